@@ -1,0 +1,115 @@
+"""What the kubelet and a container are told: device IDs, mounts, environment, CDI names, grant folders.
+
+Pure values that the device plugin and the webhook both use, so that what one promises the other keeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from vgpu.errors import BadDocument
+from vgpu.grant import Assignment, Grant, GrantCard
+from vgpu.inventory import Inventory
+from vgpu.names import Names
+from vgpu.request import FULL_CORE_PERCENT
+
+CONTAINER_DIR: Final = "/run/tangram"
+LIBRARY: Final = "libtangram.so"
+CONTAINER_LIBRARY: Final = f"{CONTAINER_DIR}/{LIBRARY}"
+PRELOAD_FILE: Final = "/etc/ld.so.preload"
+PRELOAD_TEXT: Final = f"{CONTAINER_LIBRARY}\n"
+GRANT: Final = "grant"
+SOCKET: Final = "arbiter.sock"
+GPUS_ENV: Final = "TANGRAM_GPUS"
+NVIDIA_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
+PRELOAD_ENV: Final = "LD_PRELOAD"
+CDI_KIND: Final = "tangram.sh/gpu"
+DEVICE_ID_LIMIT: Final = 63
+"""Characters of a device ID. Specified by the kubelet's checkpoint and CDI names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A read-only bind mount."""
+
+    host: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device ID as the kubelet counts it."""
+
+    id: str
+    uuid: str
+    healthy: bool
+    numa: int
+
+
+def devices(inventory: Inventory, names: Names) -> dict[str, tuple[Device, ...]]:
+    """Resource name -> every device ID that the node offers under it.
+
+    A card in MIG mode offers only its instances. `gpu-mem` has one ID per memory unit, `gpu-core` one per percent;
+    a rest of memory smaller than a unit is not offered.
+    """
+    mem, core, whole = [], [], []
+    offered: dict[str, list[Device]] = {names.mig(profile): [] for profile in inventory.profiles}
+    for card in inventory.cards:
+        for instance in card.instances:
+            offered[names.mig(instance.profile)].append(Device(instance.uuid, instance.uuid, card.healthy, card.numa))
+        if card.mig:
+            continue
+        mem += [
+            Device(f"{card.uuid}-{slot}", card.uuid, card.healthy, card.numa)
+            for slot in range(card.mib // inventory.unit_mib)
+        ]
+        core += [Device(f"{card.uuid}-{slot}", card.uuid, card.healthy, card.numa) for slot in range(FULL_CORE_PERCENT)]
+        whole.append(Device(card.uuid, card.uuid, card.healthy, card.numa))
+    shared = {names.gpu_mem: mem, names.gpu_core: core, names.gpu: whole}
+    return {resource: tuple(ids) for resource, ids in (shared | offered).items()}
+
+
+def uuid_of(device_id: str) -> str:
+    """The GPU or MIG UUID that a device ID carries.
+
+    Raises BadDocument when it is not one of ours.
+    """
+    parts = device_id.split("-")
+    if len(parts) in (6, 7) and parts[0] in ("GPU", "MIG") and len(device_id) <= DEVICE_ID_LIMIT:
+        return "-".join(parts[:6])
+    raise BadDocument(f"device ID {device_id[:80]!r} is none of Tangram's: they are <uuid> or <uuid>-<slot>")
+
+
+def grant_key(device_ids: Iterable[str]) -> str:
+    """Name of the folder for an allocation: the same IDs give the same name, so a plugin restart loses nothing."""
+    return hashlib.sha256("\n".join(sorted(device_ids)).encode()).hexdigest()[:32]
+
+
+def mounts(state_root: str, key: str) -> tuple[Mount, ...]:
+    """What a container with a share finds in its file system."""
+    return (
+        Mount(f"{state_root}/grants/{key}", CONTAINER_DIR),
+        Mount(f"{state_root}/ld.so.preload", PRELOAD_FILE),
+    )
+
+
+def cdi_names(uuids: Iterable[str]) -> tuple[str, ...]:
+    """Fully qualified CDI device names."""
+    return tuple(f"{CDI_KIND}={uuid}" for uuid in uuids)
+
+
+def binding_annotations(assignment: Assignment, assignment_json: str, names: Names) -> dict[str, str]:
+    """Annotations that the Binding carries onto the pod."""
+    per_container = {names.gpus_of(name): ",".join(assignment.uuids(name)) for name in assignment.containers}
+    return {names.assignment: assignment_json} | per_container
+
+
+def grant_for(assignment: Assignment, container: str, *, namespace: str, pod: str, uid: str) -> Grant:
+    """What one container with a share is held to."""
+    cards = tuple(
+        GrantCard(s.uuid, s.mib, s.core_percent) for s in assignment.containers[container] if s.kind == "share"
+    )
+    return Grant(namespace, pod, uid, container, cards, assignment.klass, assignment.level)

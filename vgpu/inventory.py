@@ -1,0 +1,74 @@
+"""What a node has: its GPUs, their memory, links, MIG instances and health.
+
+Probed by the device plugin, carried in a node annotation, read by the extender. It states facts and decides nothing.
+
+Units: memory in MiB (2**20 bytes), rounded down from what NVML says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+AccessMode = Literal["cdi", "nvidia"]
+"""How a container gets its devices: CDI names from Allocate, or NVIDIA's runtime reading NVIDIA_VISIBLE_DEVICES."""
+
+ACCESS_MODES: Final[tuple[AccessMode, ...]] = ("cdi", "nvidia")
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG instance that exists on a card."""
+
+    uuid: str
+    profile: str
+    mib: int
+    gpu_instance: int
+    compute_instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One physical GPU."""
+
+    uuid: str
+    index: int
+    model: str
+    mib: int
+    minor: int = 0
+    numa: int = -1
+    """NUMA node, -1 when the platform does not say."""
+    pci: str = ""
+    healthy: bool = True
+    mig: bool = False
+    """MIG mode is on: the card is offered as its instances only."""
+    instances: tuple[MigInstance, ...] = ()
+    nvlinks: dict[str, int] = field(default_factory=dict)
+    """UUID of the peer -> number of active NVLinks to it."""
+
+    @property
+    def shareable(self) -> bool:
+        """May this card be shared out or given whole? (MIG cards are not: their instances are.)"""
+        return self.healthy and not self.mig
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All GPUs of a node, by index."""
+
+    cards: tuple[Card, ...]
+    unit_mib: int = 1024
+    access: AccessMode = "cdi"
+    driver: str = ""
+
+    def card(self, uuid: str) -> Card | None:
+        """The card with this UUID, or the card that carries this MIG instance."""
+        for card in self.cards:
+            if card.uuid == uuid or any(instance.uuid == uuid for instance in card.instances):
+                return card
+        return None
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """MIG profiles that exist on the node, sorted."""
+        return tuple(sorted({instance.profile for card in self.cards for instance in card.instances}))

@@ -1,0 +1,211 @@
+"""Read what a pod asks for, and say what is wrong with it.
+
+Works on plain mappings (the decoded JSON of a pod), so that the webhook, the extender and the device plugin read an ask in
+exactly one way. An ask that passes here can be granted by some cluster; whether it fits this one is placement's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from vgpu.errors import BadAsk
+from vgpu.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_LEVEL, DEFAULT_POLICY, LEVELS, Names
+from vgpu.quantity import memory_units, whole_number
+
+MOST_CARDS: Final = 16
+"""GPUs in the largest single machines sold (guessed to be enough; HGX boards have 8)."""
+
+FULL_CORE_PERCENT: Final = 100
+
+Kind = Literal["share", "whole", "mig"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one container asks for."""
+
+    container: str
+    kind: Kind
+    cards: int
+    """GPUs (or MIG instances) wanted."""
+    units: int = 0
+    """Memory units over all cards, as the kubelet counts them; shares only."""
+    mib: int = 0
+    """Memory on each card; shares only."""
+    core_percent: int = 0
+    """Compute time on each card; 0 = not asked for, a fair share of what is idle."""
+    profile: str = ""
+    """MIG profile; MIG only."""
+    init: bool = False
+    """It runs to completion before the app containers start, so that they reuse what it was given."""
+
+    def resources(self, names: Names) -> dict[str, int]:
+        """The extended resources the kubelet sees for this ask."""
+        match self.kind:
+            case "whole":
+                return {names.gpu: self.cards}
+            case "mig":
+                return {names.mig(self.profile): self.cards}
+            case "share":
+                core = {names.gpu_core: self.core_percent * self.cards} if self.core_percent else {}
+                return {names.gpu_mem: self.units} | core
+
+
+@dataclass(frozen=True, slots=True)
+class PodAsk:
+    """What a pod asks for, and under which conditions. Containers that ask for nothing of ours are left out."""
+
+    containers: tuple[Ask, ...]
+    klass: str = DEFAULT_CLASS
+    level: int = DEFAULT_LEVEL
+    policy: str = DEFAULT_POLICY
+    models: frozenset[str] = frozenset()
+    not_models: frozenset[str] = frozenset()
+    uuids: frozenset[str] = frozenset()
+    not_uuids: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.containers)
+
+
+def pod_ask(
+    pod: Mapping[str, Any], *, names: Names = DEFAULT, unit_mib: int = 1024, policies: Iterable[str] = (DEFAULT_POLICY,)
+) -> PodAsk:
+    """The ask of a pod, given as decoded JSON. Falsy when it asks for nothing of ours.
+
+    Raises BadAsk with a sentence for the user.
+    """
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    annotations: Mapping[str, str] = metadata.get("annotations") or {}
+    count = _gpu_count(annotations, names)
+    asks = []
+    for container in spec.get("initContainers") or []:
+        asks.append(
+            _container_ask(
+                container, count, init=container.get("restartPolicy") != "Always", names=names, unit_mib=unit_mib
+            )
+        )
+    for container in spec.get("containers") or []:
+        asks.append(_container_ask(container, count, init=False, names=names, unit_mib=unit_mib))
+    containers = tuple(ask for ask in asks if ask)
+    if not containers:
+        return PodAsk(())
+    return PodAsk(
+        containers,
+        klass=one_of(annotations.get(names.klass, DEFAULT_CLASS), CLASSES, what=f"annotation {names.klass}"),
+        level=_level(annotations, names),
+        policy=one_of(
+            annotations.get(names.placement, DEFAULT_POLICY), tuple(policies), what=f"annotation {names.placement}"
+        ),
+        models=_comma_list(annotations, names.gpu_model),
+        not_models=_comma_list(annotations, names.not_gpu_model),
+        uuids=_comma_list(annotations, names.gpu_uuid),
+        not_uuids=_comma_list(annotations, names.not_gpu_uuid),
+    )
+
+
+def asks_for_ours(container: Mapping[str, Any], names: Names) -> bool:
+    """Does a container name any resource under our domain, well formed or not?"""
+    resources = container.get("resources") or {}
+    return any(names.ours(key) for part in ("limits", "requests") for key in resources.get(part) or {})
+
+
+def one_of(value: str, allowed: tuple[str, ...], *, what: str) -> str:
+    """`value`, when it is one of `allowed`; BadAsk names the others."""
+    if value not in allowed:
+        raise BadAsk(f"{what} is {value!r}: it must be one of {', '.join(allowed)}")
+    return value
+
+
+def _container_ask(container: Mapping[str, Any], count: int, *, init: bool, names: Names, unit_mib: int) -> Ask | None:
+    if not asks_for_ours(container, names):
+        return None
+    name = str(container.get("name", ""))
+    limits = _limits(container, names)
+    kinds = _kinds(limits, name, names)
+    if kinds == {"share"}:
+        return _share(limits, name, count, init=init, names=names, unit_mib=unit_mib)
+    (resource,) = limits
+    cards = whole_number(limits[resource], what=f"container {name}: {resource}", at_most=MOST_CARDS)
+    profile = names.mig_profile(resource)
+    if profile is None:
+        return Ask(name, "whole", cards, core_percent=FULL_CORE_PERCENT, init=init)
+    return Ask(name, "mig", cards, profile=profile, init=init)
+
+
+def _limits(container: Mapping[str, Any], names: Names) -> dict[str, str]:
+    """Our limits of a container; requests, where written, must say the same."""
+    name, resources = container.get("name", ""), container.get("resources") or {}
+    limits = {key: str(value) for key, value in (resources.get("limits") or {}).items() if names.ours(key)}
+    requests = {key: str(value) for key, value in (resources.get("requests") or {}).items() if names.ours(key)}
+    for key, value in requests.items():
+        if limits.get(key) != value:
+            raise BadAsk(
+                f"container {name}: {key} is requested as {value} and limited to {limits.get(key, 'nothing')}: write it under limits only, or the same in both"
+            )
+    return limits
+
+
+def _kinds(limits: Mapping[str, str], name: str, names: Names) -> set[Kind]:
+    """The kind of ask, after making sure that there is exactly one in this container."""
+    kinds: dict[str, Kind] = {}
+    for resource in limits:
+        if resource in (names.gpu_mem, names.gpu_core):
+            kinds[resource] = "share"
+        elif resource == names.gpu:
+            kinds[resource] = "whole"
+        elif names.mig_profile(resource):
+            kinds[resource] = "mig"
+        else:
+            known = f"{names.gpu_mem}, {names.gpu_core}, {names.gpu}, {names.domain}/mig-<profile>"
+            raise BadAsk(f"container {name}: {resource} is no resource of Tangram: it must be one of {known}")
+    found = set(kinds.values())
+    if len(found) > 1 or ("mig" in found and len(kinds) > 1):
+        raise BadAsk(
+            f"container {name} asks for {' and '.join(sorted(limits))}: a container takes either a share (gpu-mem, gpu-core), or whole GPUs (gpu), or MIG instances of one profile"
+        )
+    return found
+
+
+def _share(limits: Mapping[str, str], name: str, count: int, *, init: bool, names: Names, unit_mib: int) -> Ask:
+    if names.gpu_mem not in limits:
+        raise BadAsk(
+            f"container {name} asks for {names.gpu_core} without {names.gpu_mem}: a share needs memory, such as {names.gpu_mem}: 8Gi"
+        )
+    what = f"container {name}: {names.gpu_mem}"
+    units = memory_units(limits[names.gpu_mem], unit_mib=unit_mib, what=what)
+    if units % count:
+        raise BadAsk(
+            f"{what} is {limits[names.gpu_mem]}, which is {units} units of {unit_mib} MiB: it does not divide over {count} GPUs ({names.gpu_count})"
+        )
+    core = 0
+    if names.gpu_core in limits:
+        what = f"container {name}: {names.gpu_core}"
+        core = whole_number(limits[names.gpu_core], what=what, at_most=FULL_CORE_PERCENT * count)
+        if core % count:
+            raise BadAsk(f"{what} is {core}: it does not divide over {count} GPUs ({names.gpu_count})")
+    return Ask(name, "share", count, units=units, mib=units // count * unit_mib, core_percent=core // count, init=init)
+
+
+def _gpu_count(annotations: Mapping[str, str], names: Names) -> int:
+    if names.gpu_count not in annotations:
+        return 1
+    return whole_number(annotations[names.gpu_count], what=f"annotation {names.gpu_count}", at_most=MOST_CARDS)
+
+
+def _level(annotations: Mapping[str, str], names: Names) -> int:
+    text = annotations.get(names.level, str(DEFAULT_LEVEL))
+    return int(one_of(text, tuple(str(level) for level in LEVELS), what=f"annotation {names.level}"))
+
+
+def _comma_list(annotations: Mapping[str, str], key: str) -> frozenset[str]:
+    if key not in annotations:
+        return frozenset()
+    values = frozenset(part.strip() for part in annotations[key].split(","))
+    if "" in values:
+        raise BadAsk(
+            f"annotation {key} is {annotations[key]!r}: it must be a list of names by comma, none of them empty"
+        )
+    return values
