@@ -1,0 +1,58 @@
+# Tangram. `make help` lists what there is to do; every target installs what it needs (root, or sudo).
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+export PATH := $(CURDIR)/.cache/tools/bin:$(PATH)
+export UV_PYTHON_DOWNLOADS := never
+RUN := uv run --frozen --no-sync
+
+.PHONY: help demo test lint unit shim e2e images cluster-up cluster-down bench update clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv/.synced: pyproject.toml uv.lock hack/bootstrap
+	@hack/bootstrap
+	@uv sync --frozen --quiet
+	@touch $@
+
+demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown step by step
+	@$(RUN) python -m hack.demo
+
+test: lint shim cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
+	@$(RUN) pytest tests/unit tests/contract tests/integration tests/e2e; status=$$?; \
+	$(RUN) python -m hack.cluster down --quiet; exit $$status
+
+lint: .venv/.synced ## style, types, layer contracts, generated files
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+	hack/verify-proto
+
+unit: .venv/.synced shim ## the tests that need no cluster (about two minutes)
+	$(RUN) pytest
+
+shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
+	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake test
+
+e2e: cluster-up ## the tests on the local cluster, which stays up
+	$(RUN) pytest tests/e2e
+
+images: .venv/.synced ## build the container images (Docker where it answers, else buildah)
+	$(RUN) python -m hack.images build
+
+cluster-up: .venv/.synced images ## bring up the local cluster and load the images (again: no-op)
+	$(RUN) python -m hack.cluster up
+	$(RUN) python -m hack.cluster load
+
+cluster-down: .venv/.synced ## stop the local cluster and leave nothing behind
+	$(RUN) python -m hack.cluster down
+
+bench: .venv/.synced shim ## measure what the docs claim; writes bench/**/*.csv
+	$(RUN) python -m bench
+
+update: .venv/.synced ## regenerate what is generated (proto)
+	hack/update-proto
+
+clean: ## remove build results (not the cluster, not its cache)
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""See and use a GPU as a CUDA program does, through the driver API, with nothing but Python's standard library.
+
+    gpuview                      what this container sees: each GPU, its UUID, its memory
+    gpuview hold 6Gi             allocate, print, keep it until stopped
+    gpuview grab 12Gi            allocate in steps of 1 GiB until done or refused; release everything; say what happened
+
+Exit status: 0 when everything asked for was had, 3 when the driver refused memory, 1 on any other CUDA error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+
+GIB = 2**30
+SUFFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY, cuda.h."""
+
+
+class CudaError(Exception):
+    """A driver call failed. `code` is its CUresult."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call}: {name}")
+        self.code = code
+        self.name = name
+
+
+class Cuda:
+    """The few calls of the driver API that this program needs."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", 0)
+
+    def call(self, function: str, *arguments: object) -> None:
+        """Call the driver; raise CudaError when it answers with anything but CUDA_SUCCESS."""
+        code = getattr(self.library, function)(*arguments)
+        if code:
+            name = ctypes.c_char_p()
+            self.library.cuGetErrorName(code, ctypes.byref(name))
+            raise CudaError(function, code, (name.value or b"CUDA error").decode())
+
+    def devices(self) -> list[int]:
+        """Ordinals of the GPUs that this process sees."""
+        count = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        return list(range(count.value))
+
+    def describe(self, ordinal: int) -> tuple[str, str, int]:
+        """(name, UUID, bytes) of a GPU, as the driver tells this process."""
+        name, uuid, size = ctypes.create_string_buffer(96), (ctypes.c_ubyte * 16)(), ctypes.c_size_t()
+        self.call("cuDeviceGetName", name, len(name), ordinal)
+        self.call("cuDeviceGetUuid_v2", uuid, ordinal)
+        self.call("cuDeviceTotalMem_v2", ctypes.byref(size), ordinal)
+        digits = bytes(uuid).hex()
+        return name.value.decode(), "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]]), size.value
+
+    def use(self, ordinal: int) -> None:
+        """Make the primary context of a GPU current."""
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+        self.call("cuCtxSetCurrent", context)
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes of the current GPU."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def allocate(self, size: int) -> int:
+        """Device memory, by address."""
+        pointer = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return pointer.value
+
+    def free(self, pointer: int) -> None:
+        """Give device memory back."""
+        self.call("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+
+def say(text: str) -> None:
+    """One line that names the pod, at once."""
+    print(f"{os.environ.get('POD_NAME', os.uname().nodename)}: {text}", flush=True)
+
+
+def parse_size(text: str) -> int:
+    """`6Gi` -> bytes."""
+    for suffix, factor in SUFFIXES.items():
+        if text.endswith(suffix) and text[: -len(suffix)].isdigit():
+            return int(text[: -len(suffix)]) * factor
+    raise argparse.ArgumentTypeError(f"{text!r} is no size: write a whole number with Ki, Mi or Gi, such as 6Gi")
+
+
+def view(cuda: Cuda) -> int:
+    """Print what this process sees."""
+    devices = cuda.devices()
+    if not devices:
+        say("no GPU is visible here")
+    for ordinal in devices:
+        name, uuid, size = cuda.describe(ordinal)
+        cuda.use(ordinal)
+        free, total = cuda.memory()
+        say(f"GPU {ordinal} {name} {uuid}: {size / GIB:.1f} GiB, of which {free / GIB:.1f} of {total / GIB:.1f} GiB are free")
+    return 0
+
+
+def hold(cuda: Cuda, size: int) -> int:
+    """Allocate and keep it until a signal comes."""
+    cuda.use(0)
+    try:
+        cuda.allocate(size)
+    except CudaError as error:
+        say(f"{size / GIB:.1f} GiB refused: {error.name}")
+        return 3 if error.code == OUT_OF_MEMORY else 1
+    free, total = cuda.memory()
+    say(f"holds {size / GIB:.1f} GiB; {free / GIB:.1f} of {total / GIB:.1f} GiB are free")
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    return 0
+
+
+def grab(cuda: Cuda, size: int) -> int:
+    """Allocate in steps until done or refused, then release everything."""
+    cuda.use(0)
+    held: list[int] = []
+    refused = None
+    while len(held) * GIB < size and refused is None:
+        try:
+            held.append(cuda.allocate(min(GIB, size - len(held) * GIB)))
+        except CudaError as error:
+            refused = error
+    had = len(held)
+    for pointer in held:
+        cuda.free(pointer)
+    if refused is None:
+        say(f"took {size / GIB:.1f} GiB and released them")
+        return 0
+    say(f"asked for {size / GIB:.1f} GiB: after {had} GiB the driver said {refused.name}; released them, {cuda.memory()[0] / GIB:.1f} GiB are free again")
+    return 3 if refused.code == OUT_OF_MEMORY else 1
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="gpuview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("view", help="print what this container sees (the default)")
+    for name, text in (("hold", "allocate and keep"), ("grab", "allocate step by step, then release")):
+        commands.add_parser(name, help=text).add_argument("size", type=parse_size, help="such as 6Gi")
+    parser.add_argument("--then-wait", action="store_true", help="stay alive afterwards, until stopped")
+    arguments = parser.parse_args()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT} if arguments.command == "hold" or arguments.then_wait else set())
+    try:
+        cuda = Cuda()
+        match arguments.command:
+            case "hold":
+                status = hold(cuda, arguments.size)
+            case "grab":
+                status = grab(cuda, arguments.size)
+            case _:
+                status = view(cuda)
+    except CudaError as error:
+        say(str(error))
+        status = 1
+    except OSError as error:
+        say(f"no CUDA driver in this container ({error})")
+        status = 1
+    if arguments.then_wait:
+        say("waiting until stopped")
+        started = time.monotonic()
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        say(f"stopped after {time.monotonic() - started:.0f} s")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
