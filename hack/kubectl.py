@@ -1,0 +1,88 @@
+"""kubectl and helm for our own programs: the demo, the end-to-end tests, the benches on a cluster.
+
+Thin on purpose: what a reader could type, they read here. The cluster is the one in KUBECONFIG, else the local one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hack.cluster.layout import Layout
+
+
+class CommandFailed(Exception):
+    """A command ended with another status than 0. The text has the command and what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """Runs kubectl and helm against one cluster."""
+
+    kubeconfig: Path
+    path: str = field(default_factory=lambda: os.environ.get("PATH", ""))
+
+    @classmethod
+    def local(cls) -> Kubectl:
+        """The cluster in KUBECONFIG, else the local one."""
+        layout = Layout()
+        named = os.environ.get("KUBECONFIG")
+        return cls(Path(named) if named else layout.kubeconfig, f"{layout.bin}:{os.environ.get('PATH', '')}")
+
+    def run(self, program: str, *arguments: str, stdin: str | None = None, timeout_s: float = 300) -> str:
+        """Standard output of a command. Raises CommandFailed with both streams when it fails."""
+        found = shutil.which(program, path=self.path)
+        if found is None:
+            raise CommandFailed(f"{program} is not on the PATH ({self.path})")
+        done = subprocess.run(
+            [found, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": self.path},
+        )
+        if done.returncode:
+            raise CommandFailed(f"{program} {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}".strip())
+        return done.stdout
+
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = 300) -> str:
+        return self.run("kubectl", *arguments, stdin=stdin, timeout_s=timeout_s)
+
+    def helm(self, *arguments: str, timeout_s: float = 300) -> str:
+        """Standard output of helm."""
+        return self.run("helm", *arguments, timeout_s=timeout_s)
+
+    def apply(self, *objects: Mapping[str, Any]) -> str:
+        """`kubectl apply` of objects given as mappings."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        return self("apply", "-f", "-", stdin=json.dumps(listed))
+
+    def create(self, thing: Mapping[str, Any]) -> str:
+        """`kubectl create` of one object: it must not exist."""
+        return self("create", "-f", "-", stdin=json.dumps(thing))
+
+    def get(self, *arguments: str) -> Any:
+        """`kubectl get ... -o json`, decoded."""
+        return json.loads(self("get", *arguments, "-o", "json"))
+
+    def wait(self, what: str, condition: str, *arguments: str, timeout_s: int = 120) -> str:
+        """`kubectl wait --for=CONDITION WHAT`."""
+        return self("wait", f"--for={condition}", what, f"--timeout={timeout_s}s", *arguments, timeout_s=timeout_s + 30)
+
+
+def set_values(values: Mapping[str, Any], prefix: str = "") -> Sequence[str]:
+    """Nested values as helm's `--set-json` arguments."""
+    arguments: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            arguments += set_values(value, f"{prefix}{key}.")
+        else:
+            arguments += ["--set-json", f"{prefix}{key}={json.dumps(value)}"]
+    return arguments
