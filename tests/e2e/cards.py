@@ -1,0 +1,15 @@
+"""The GPUs of the end-to-end node, as the fake driver is told and as the tests expect them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CARDS: Final = """\
+card a100-80
+card a100-80
+card a100-80 mig 1g.10gb 1g.10gb 3g.40gb
+"""
+"""Two cards to share out and one cut into MIG instances: a mixed node."""
+
+UNITS: Final = 79
+"""gpu-mem units of one a100-80: 81920 MiB less what the driver keeps, in whole GiB."""

@@ -1,0 +1,133 @@
+"""What the end-to-end tests do to the cluster, and what they see in it. Waits are `kubectl wait`, or polls with a deadline."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hack.kubectl import CommandFailed, Kubectl
+from hack.stack import NAMESPACE
+
+T = TypeVar("T")
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+class NotSoon(AssertionError):
+    """Something that should have happened did not, within the time allowed."""
+
+
+def eventually(look: Callable[[], T | None], what: str, *, timeout_s: float = 60, every_s: float = 0.25) -> T:
+    """Look until the answer is truthy, and return it. For what `kubectl wait` cannot express."""
+    deadline = time.monotonic() + timeout_s
+    while not (seen := look()):
+        if time.monotonic() > deadline:
+            raise NotSoon(f"not within {timeout_s:.0f} s: {what}; last seen: {seen!r}")
+        time.sleep(every_s)
+    return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A Kubernetes cluster under test."""
+
+    kubectl: Kubectl
+
+    def make_namespace(self, name: str, **labels: str) -> None:
+        self.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        eventually(lambda: self.find("serviceaccount", "default", name), f"service account of namespace {name}")
+
+    def drop_namespace(self, name: str) -> None:
+        self.kubectl("delete", "namespace", name, "--wait", "--timeout=120s")
+
+    def find(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        """The object, or None when there is none."""
+        where = ("-n", namespace) if namespace else ()
+        text = self.kubectl(*where, "get", kind, name, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        found = self.find("pod", name, namespace)
+        assert found is not None, f"pod {namespace}/{name} is not there"
+        return found
+
+    def run(self, namespace: str, *pods: dict[str, Any], timeout_s: int = 90) -> None:
+        """Create pods and wait until all are Ready."""
+        self.create(namespace, *pods)
+        for thing in pods:
+            self.ready(namespace, thing["metadata"]["name"], timeout_s=timeout_s)
+
+    def create(self, namespace: str, *things: dict[str, Any]) -> None:
+        self.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(things)}))
+
+    def ready(self, namespace: str, name: str, *, timeout_s: int = 90) -> None:
+        try:
+            self.kubectl.wait(f"pod/{name}", "condition=Ready", "-n", namespace, timeout_s=timeout_s)
+        except CommandFailed as error:
+            raise NotSoon(f"{error}\n{self.describe(namespace, name)}") from None
+
+    def ended(self, namespace: str, name: str, phase: str = "Succeeded", *, timeout_s: int = 90) -> str:
+        """Wait until a pod has ended in a phase; its log."""
+        try:
+            self.kubectl.wait(f"pod/{name}", f"jsonpath={{.status.phase}}={phase}", "-n", namespace, timeout_s=timeout_s)
+        except CommandFailed as error:
+            raise NotSoon(f"{error}\n{self.describe(namespace, name)}") from None
+        return self.kubectl("-n", namespace, "logs", name, "--all-containers")
+
+    def refused(self, namespace: str, thing: dict[str, Any]) -> str:
+        """What admission says to an object that it must not let in."""
+        try:
+            self.create(namespace, thing)
+        except CommandFailed as error:
+            return str(error)
+        raise AssertionError(f"{thing['metadata']['name']} was admitted and should have been refused")
+
+    def describe(self, namespace: str, name: str) -> str:
+        return self.kubectl("-n", namespace, "describe", "pod", name)
+
+    def exec(self, namespace: str, name: str, *command: str, container: str | None = None) -> str:
+        where = ("-c", container) if container else ()
+        return self.kubectl("-n", namespace, "exec", name, *where, "--", *command)
+
+    def delete(self, namespace: str, *names: str) -> None:
+        self.kubectl("-n", namespace, "delete", "pod", *names, "--wait", "--timeout=90s")
+
+    def sees(self, namespace: str, name: str, container: str | None = None) -> list[str]:
+        """UUIDs of the GPUs that a process in the container sees through CUDA."""
+        return UUID.findall(self.exec(namespace, name, "gpuview", container=container))
+
+    def assigned(self, namespace: str, name: str, container: str = "main") -> list[str]:
+        """UUIDs of the GPUs in the pod's assignment."""
+        text = self.pod(namespace, name)["metadata"]["annotations"]["tangram.sh/assignment"]
+        return [piece["uuid"].partition("-")[2] for piece in json.loads(text)["containers"][container]]
+
+    def events(self, namespace: str, name: str) -> list[str]:
+        """`Reason: note` of every event on a pod."""
+        items = self.kubectl.get("-n", namespace, "events.events.k8s.io")["items"]
+        return [f"{e.get('reason')}: {e.get('note', '')}" for e in items if (e.get("regarding") or {}).get("name") == name]
+
+    def node(self) -> dict[str, Any]:
+        """The first node."""
+        node: dict[str, Any] = self.kubectl.get("nodes")["items"][0]
+        return node
+
+    def wait_for_gpus(self, resource: str = "tangram.sh/gpu-mem", *, timeout_s: float = 90) -> int:
+        """Wait until the node offers a resource; how much."""
+        return eventually(
+            lambda: int(self.node()["status"]["allocatable"].get(resource, 0)), f"{resource} on the node", timeout_s=timeout_s
+        )
+
+    def own_pods(self, component: str) -> list[str]:
+        """Names of Tangram's own pods of one component."""
+        listed = self.kubectl.get("-n", NAMESPACE, "pods", "-l", f"app.kubernetes.io/component={component}")["items"]
+        return [pod["metadata"]["name"] for pod in listed]
+
+    def restart_component(self, component: str, kind: str) -> None:
+        """Kill the pods of a component at once and wait until their replacement is ready."""
+        names: Iterable[str] = self.own_pods(component)
+        self.kubectl("-n", NAMESPACE, "delete", "pod", *names, "--grace-period=0", "--force")
+        self.kubectl("-n", NAMESPACE, "rollout", "status", kind, "--timeout=120s")

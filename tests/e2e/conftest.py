@@ -1,0 +1,42 @@
+"""The real cluster that these tests run on: Tangram installed by its chart over the fake driver, once a session.
+
+`make cluster-up` brings the cluster up; a KUBECONFIG may name another one. Each test has a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from hack.kubectl import Kubectl
+from hack.stack import install_chart, install_fake_driver
+from tests.e2e.cards import CARDS
+from tests.e2e.cluster import Cluster
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def bare() -> Cluster:
+    """The cluster, before anything of ours is on it."""
+    return Cluster(Kubectl.local())
+
+
+@pytest.fixture(scope="session")
+def cluster(bare: Cluster) -> Cluster:
+    """The cluster with the fake driver and Tangram in access mode `cdi`."""
+    install_fake_driver(bare.kubectl, CARDS)
+    install_chart(bare.kubectl)
+    bare.wait_for_gpus()
+    return bare
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own. Its pods are gone when the test ends, so the next finds the GPUs free."""
+    name = f"e2e-{next(_numbers)}"
+    cluster.make_namespace(name)
+    yield name
+    cluster.drop_namespace(name)
