@@ -1,0 +1,125 @@
+"""The command line: `python -m hack.cluster up|down|status|logs|load|kubeconfig|env|restart|shell`."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hack.cluster import node, processes, providers, status
+from hack.cluster.console import Steps
+from hack.cluster.layout import STATE, Layout
+
+LOCK = Path("/run/lock/tangram-cluster.lock")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hack.cluster", description="A real Kubernetes on this machine.")
+    parser.add_argument("--state", type=Path, default=STATE, help="state folder (default %(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start the cluster, or what is missing of it")
+    up.add_argument("--nodes", type=int, default=1, help="number of nodes (default %(default)s)")
+    up.add_argument("--provider", choices=providers.NAMES, help="default: kind where Docker answers, else local")
+    commands.add_parser("down", help="stop everything and leave nothing behind")
+    commands.add_parser("status", help="what runs, with pids, logs and nodes")
+    logs = commands.add_parser("logs", help="print the end of one log, or list the logs")
+    logs.add_argument("name", nargs="?")
+    logs.add_argument("--lines", type=int, default=200)
+    load = commands.add_parser("load", help="bring image archives into every node")
+    load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar")
+    commands.add_parser("kubeconfig", help="print the path of the kubeconfig")
+    commands.add_parser("env", help="print what to eval in a shell")
+    restart = commands.add_parser("restart", help="end one program and start it again, pods stay")
+    restart.add_argument("program", choices=["kubelet", "containerd"])
+    restart.add_argument("--node", default="node1")
+    shell = commands.add_parser("shell", help="run a command where a node's own folders are seen")
+    shell.add_argument("--node", default="node1")
+    shell.add_argument("argv", nargs=argparse.REMAINDER, metavar="COMMAND")
+    return parser
+
+
+def _as_root() -> None:
+    if os.geteuid() != 0:
+        command = ["sudo", "-E", sys.executable, "-m", "hack.cluster", *sys.argv[1:]]
+        os.execvp("sudo", command)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One that changes the cluster at a time; a second one waits."""
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _logs(layout: Layout, name: str | None, lines: int) -> None:
+    if name is None:
+        for path in sorted(layout.logs.glob("*.log")):
+            print(path)
+        return
+    path = processes.log_path(layout, name)
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in layout.logs.glob("*.log"))) or "none"
+        raise LookupError(f"log {name!r}: the logs are {known}")
+    print("\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
+
+
+def _restart(layout: Layout, program: str, name: str, steps: Steps) -> None:
+    target = layout.node_named(name)
+    with steps.step(f"restart {program} of {name}"):
+        processes.stop(layout, target.process(program))
+        node.start_runtime(target)
+        node.start_kubelet(target)
+
+
+def _shell(layout: Layout, name: str, argv: list[str]) -> None:
+    command = node.inside(layout.node_named(name), (argv[1:] if argv[:1] == ["--"] else argv) or ["bash"])
+    os.execvp(command[0], command)
+
+
+def _run(arguments: argparse.Namespace, layout: Layout, steps: Steps) -> None:
+    match arguments.command:
+        case "up":
+            providers.up(layout, arguments.provider, arguments.nodes, steps)
+        case "down":
+            providers.down(layout, steps)
+        case "load":
+            providers.load(layout, arguments.archives, steps)
+        case "restart":
+            _restart(layout, arguments.program, arguments.node, steps)
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    layout = Layout(arguments.state.resolve())
+    steps = Steps()
+    try:
+        match arguments.command:
+            case "kubeconfig":
+                print(providers.kubeconfig(layout))
+            case "env":
+                print(status.shell_lines(layout))
+            case "logs":
+                _logs(layout, arguments.name, arguments.lines)
+            case "status":
+                return status.show(layout, steps)
+            case "shell":
+                _as_root()
+                _shell(layout, arguments.node, arguments.argv)
+            case _:
+                _as_root()
+                with _alone():
+                    _run(arguments, layout, steps)
+    except (LookupError, OSError, RuntimeError, ValueError) as error:
+        print(f"{arguments.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

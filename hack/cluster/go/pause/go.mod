@@ -1,0 +1,3 @@
+module tangram.sh/hack/cluster/pause
+
+go 1.26.0

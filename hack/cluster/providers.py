@@ -1,0 +1,138 @@
+"""Which cluster is meant: our own, kind's, or one that is there already.
+
+`local` is this package's. `kind` serves where Docker answers (the kind command is built from its Go module). `existing`
+is whatever KUBECONFIG names: it is used, never changed, and images have to reach it by its own means.
+The choice is written to the state folder, so that `down` and `load` do the right thing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from hack.cluster import down as local_down
+from hack.cluster import images, status
+from hack.cluster.build import build, link_programs
+from hack.cluster.console import Steps
+from hack.cluster.layout import Layout, cache_folder
+from hack.cluster.programs import HELM, KIND, KUBERNETES
+from hack.cluster.up import bring_up
+
+NAMES: Final = ("local", "kind", "existing")
+KIND_CLUSTER: Final = "tangram"
+
+
+def docker_answers() -> bool:
+    """The engine, not only the command."""
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+
+
+def chosen(layout: Layout) -> str | None:
+    """The provider of the cluster that is up."""
+    try:
+        return layout.provider.read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def up(layout: Layout, provider: str | None, nodes: int, steps: Steps) -> None:
+    provider = provider or chosen(layout) or ("kind" if docker_answers() else "local")
+    current = chosen(layout)
+    if current not in {None, provider}:
+        raise ValueError(
+            f"provider: {provider} asked, but the cluster in {layout.state} is {current}'s; take it down first"
+        )
+    match provider:
+        case "local":
+            bring_up(layout, nodes, steps)
+        case "kind":
+            _kind_up(layout, nodes, steps)
+        case "existing":
+            _existing_up(layout, steps)
+    status.say_ready(layout, steps)
+
+
+def down(layout: Layout, steps: Steps) -> None:
+    match chosen(layout):
+        case "kind":
+            with steps.step("delete the kind cluster"):
+                _kind(layout, "delete", "cluster", "--name", KIND_CLUSTER)
+            shutil.rmtree(layout.state)
+        case "existing":
+            shutil.rmtree(layout.state)
+            steps.say("the cluster itself was there before and stays")
+        case _:
+            local_down.take_down(layout, steps)
+
+
+def load(layout: Layout, archives: Sequence[Path], steps: Steps) -> None:
+    for archive in archives:
+        if not archive.is_file():
+            raise FileNotFoundError(f"{archive}: no such image archive")
+        with steps.step(f"load {archive.name}"):
+            match chosen(layout):
+                case "kind":
+                    _kind(layout, "load", "image-archive", str(archive), "--name", KIND_CLUSTER)
+                case "existing":
+                    raise RuntimeError(f"{archive}: push it to a registry that your cluster pulls from")
+                case _:
+                    images.load(layout, archive)
+
+
+def kubeconfig(layout: Layout) -> Path:
+    if not layout.kubeconfig.exists():
+        raise LookupError(f"cluster in {layout.state}: not up")
+    return layout.kubeconfig
+
+
+def _kind(layout: Layout, *arguments: str) -> None:
+    subprocess.run([str(layout.bin / "kind"), *arguments], check=True)
+
+
+def _tools(layout: Layout, steps: Steps, *, kind: bool) -> None:
+    modules = (KUBERNETES, HELM, KIND) if kind else (KUBERNETES, HELM)
+    programs = build(cache_folder(), modules, steps)
+    wanted = {"kubectl", "helm", "kind"}
+    layout.state.mkdir(parents=True, exist_ok=True)
+    link_programs({name: path for name, path in programs.items() if name in wanted}, layout.bin)
+
+
+def _kind_up(layout: Layout, nodes: int, steps: Steps) -> None:
+    _tools(layout, steps, kind=True)
+    layout.provider.write_text("kind\n")
+    known = subprocess.run([str(layout.bin / "kind"), "get", "clusters"], capture_output=True, text=True, check=True)
+    if KIND_CLUSTER not in known.stdout.split():
+        roles = ["control-plane", *["worker"] * (nodes - 1)]
+        lines = ["kind: Cluster", "apiVersion: kind.x-k8s.io/v1alpha4", "nodes:", *(f"- role: {r}" for r in roles)]
+        # containerd there has CDI off in older node images
+        lines += [
+            "containerdConfigPatches:",
+            "- |-",
+            "  [plugins.'io.containerd.cri.v1.runtime']",
+            "    enable_cdi = true",
+        ]
+        settings = layout.state / "kind.yaml"
+        settings.write_text("\n".join(lines) + "\n")
+        with steps.step("create the kind cluster"):
+            _kind(layout, "create", "cluster", "--name", KIND_CLUSTER, "--config", str(settings), "--wait", "180s")
+    _kind(layout, "export", "kubeconfig", "--name", KIND_CLUSTER, "--kubeconfig", str(layout.kubeconfig))
+
+
+def _existing_up(layout: Layout, steps: Steps) -> None:
+    named = os.environ.get("KUBECONFIG", "")
+    if not named or not Path(named).is_file():
+        raise ValueError(f"KUBECONFIG: {named or 'empty'} is not a file; name the kubeconfig of the existing cluster")
+    _tools(layout, steps, kind=False)
+    layout.provider.write_text("existing\n")
+    if Path(named).resolve() != layout.kubeconfig:
+        shutil.copyfile(named, layout.kubeconfig)
+        layout.kubeconfig.chmod(0o600)
+    kubectl = [str(layout.bin / "kubectl"), "--kubeconfig", str(layout.kubeconfig)]
+    with steps.step(f"reach the cluster of {named}"):
+        subprocess.run([*kubectl, "get", "--raw", "/readyz"], check=True, capture_output=True, timeout=30)
