@@ -1,0 +1,59 @@
+"""One process on the other end of a socket: packets in, packets out, never waiting for it."""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+from dataclasses import dataclass
+
+from vgpu import wire
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Gone(Exception):  # noqa: N818
+    """The peer hung up, or does not read what it is sent."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """A process of a container, as the kernel names it."""
+
+    sock: socket.socket
+    number: int
+    """Names the process in its ledger; never used twice."""
+    pid: int
+    """On the host, as this arbiter's pid namespace sees it; 0 when it does not."""
+    hello_until_s: float
+    """When a process that still waits for its grant is turned away."""
+    greeted: bool = False
+    """It said HELLO."""
+    welcomed: bool = False
+    seq: int = 0
+
+    def receive(self) -> tuple[int, wire.Message] | None:
+        """The next message; None when there is none now. Raises Gone, BadDocument."""
+        try:
+            packet = self.sock.recv(wire.PACKET_LIMIT + 1)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise Gone(str(error)) from None
+        if not packet:
+            raise Gone("hung up")
+        return wire.decode(packet)
+
+    def send(self, seq: int, message: wire.Message, fd: int | None = None) -> None:
+        """Raises Gone: one who does not read for a whole socket buffer is gone."""
+        passed = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        try:
+            self.sock.sendmsg([wire.encode(seq, message)], passed, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError as error:
+            raise Gone(f"cannot be sent a packet: {error}") from None
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The pid that the kernel vouches for."""
+    pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid)

@@ -1,0 +1,277 @@
+"""One grant directory: its socket, its grant, its ledger and the processes connected to it.
+
+A directory belongs to a set of device IDs, so it may serve one pod after another. A grant that names another pod or container
+ends the connections of the one before; the same grant with other limits changes the ledger in place. A grant that cannot be
+read leaves what is leased as it is and turns new processes away with the reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from arbiter.connection import Connection, Gone, peer_pid
+from arbiter.page import Page
+from vgpu import wire
+from vgpu.codec import GRANT_BYTES_LIMIT, grant_from_text
+from vgpu.errors import BadDocument
+from vgpu.grant import Grant
+from vgpu.ledger import Denied, Event, Granted, Ledger, Wanted
+from vgpu.names import CLASSES
+
+MIB: Final = 2**20
+PACKETS_A_TURN: Final = 16
+"""Packets read from one process before the others have theirs. Guessed."""
+_log = structlog.get_logger()
+
+BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
+"""Codes of ERROR, as docs/reference/protocol.md lists them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How a container's ledger behaves; from the settings."""
+
+    recall_wait_s: float = 0.05
+    grant_wait_s: float = 2.0
+    grace_s: float = 1.0
+    connections: int = 1024
+
+
+class Container:
+    """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state theirs."""
+
+    def __init__(self, folder: Path, limits: Limits, clock: Callable[[], float], opens_at_s: float) -> None:
+        self.folder = folder
+        self.grant: Grant | None = None
+        """The last one that could be read."""
+        self.inode = folder.stat().st_ino
+        self.ledger = Ledger([])
+        self.connections: dict[int, Connection] = {}
+        self.bad_packets = 0
+        self._trouble = ""
+        """Why the grant file as it is now cannot be used."""
+        self._limits, self._clock, self._opens_at_s = limits, clock, opens_at_s
+        self._page = Page()
+        self._numbers = 0
+        self._gone: list[Connection] = []
+        self.listener = _listen(folder / "arbiter.sock")
+        self.load()
+
+    def load(self) -> None:
+        """Read the grant again. Never raises for what the file holds."""
+        path = self.folder / "grant"
+        try:
+            if path.stat().st_size > GRANT_BYTES_LIMIT:
+                raise BadDocument(f"grant has {path.stat().st_size} bytes: at most {GRANT_BYTES_LIMIT} are read")
+            grant = grant_from_text(path.read_text(encoding="utf-8"))
+            uuids = [_uuid_bytes(card.uuid) for card in grant.cards]
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError, BadDocument) as error:
+            self._trouble = f"grant {path} cannot be read: {error}"
+            _log.error("grant refused", grant=str(path), reason=str(error))
+            self._answer_waiting()
+            return
+        self._trouble = ""
+        self._adopt(grant, uuids)
+
+    def _adopt(self, grant: Grant, uuids: list[bytes]) -> None:
+        before, self.grant = self.grant, grant
+        limits_bytes = [card.mib * MIB for card in grant.cards]
+        if before is not None and _same_place(before, grant):
+            self._tell(self.ledger.set_limits(limits_bytes, self._clock()))
+        else:
+            for connection in [c for c in self.connections.values() if c.welcomed]:
+                self._drop(connection)
+            self.ledger = Ledger(limits_bytes, self._opens_at_s, self._limits.recall_wait_s)
+        self._uuids = uuids
+        _log.info("grant read", pod=f"{grant.namespace}/{grant.pod}", container=grant.container, grant=self.folder.name)
+        self._answer_waiting()
+        self._show()
+
+    def _answer_waiting(self) -> None:
+        for connection in list(self.connections.values()):
+            if connection.greeted and not connection.welcomed:
+                self._answer_hello(connection)
+
+    def accept(self) -> Connection | None:
+        """The next process that connects; None when there is none, or it is one too many."""
+        try:
+            sock, _ = self.listener.accept()
+        except OSError:
+            return None
+        sock.setblocking(False)
+        self._numbers += 1
+        until_s = self._clock() + self._limits.grant_wait_s
+        connection = Connection(sock, self._numbers, peer_pid(sock), until_s)
+        self.connections[connection.number] = connection
+        if len(self.connections) > self._limits.connections:
+            self._refuse(connection, TOO_MANY, f"more than {self._limits.connections} processes of one container")
+            return None
+        return connection
+
+    def serve(self, connection: Connection) -> None:
+        """Read what a process sent and do it."""
+
+        def turn() -> None:
+            for _ in range(PACKETS_A_TURN):
+                received = connection.receive()
+                if received is None or connection.number not in self.connections:
+                    return
+                self._handle(connection, *received)
+
+        self._attempt(connection, turn)
+        self._show()
+
+    def expire(self) -> None:
+        """Time passed: answer who has waited long enough."""
+        now_s = self._clock()
+        self._tell(self.ledger.expire(now_s))
+        for connection in list(self.connections.values()):
+            if connection.greeted and not connection.welcomed and now_s >= connection.hello_until_s:
+                self._refuse(connection, NO_GRANT, "the grant of this container has not been written")
+        self._show()
+
+    def deadline_s(self) -> float | None:
+        """When `expire` has something to do, or None."""
+        waiting = [c.hello_until_s for c in self.connections.values() if c.greeted and not c.welcomed]
+        ledger = self.ledger.deadline_s()
+        return min(waiting if ledger is None else [*waiting, ledger], default=None)
+
+    def gone(self) -> list[Connection]:
+        """Connections that ended since this was asked last. Their sockets are still open, for the poller to forget."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        for connection in list(self.connections.values()):
+            self._drop(connection)
+        self.listener.close()
+        self._page.close()
+
+    def _handle(self, connection: Connection, seq: int, message: wire.Message) -> None:
+        now_s, process = self._clock(), connection.number
+        if isinstance(message, wire.Hello):
+            self._hello(connection)
+            return
+        if not connection.welcomed:
+            raise BadDocument(f"{type(message).__name__.upper()} before WELCOME: HELLO comes first")
+        match message:
+            case wire.Lease(card, need, want):
+                self._tell(self.ledger.ask(process, card, seq, need, want, now_s))
+            case wire.Return(card, amount):
+                self._tell(self.ledger.give_back(process, card, amount, seq, now_s))
+            case wire.Usage(card, used, leased):
+                self.ledger.state(process, card, used, leased)
+            case _:
+                raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
+
+    def _hello(self, connection: Connection) -> None:
+        if connection.greeted:
+            raise BadDocument("HELLO twice on one connection")
+        connection.greeted = True
+        self._answer_hello(connection)
+
+    def _answer_hello(self, connection: Connection) -> None:
+        if self._trouble:
+            self._refuse(connection, NO_GRANT, self._trouble)
+        elif self.grant is not None:
+            grant = self.grant
+            self._attempt(connection, lambda: self._welcome(connection, grant))
+
+    def _welcome(self, connection: Connection, grant: Grant) -> None:
+        klass = CLASSES.index(grant.klass)
+        cards = tuple(
+            wire.WelcomeCard(uuid, card.mib * MIB, card.core_percent, klass)
+            for uuid, card in zip(self._uuids, grant.cards, strict=True)
+        )
+        self.ledger.join(connection.number)
+        connection.welcomed = True
+        self._show()
+        connection.send(0, wire.Welcome(cards), self._page.fd)
+
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
+            connection = self.connections.get(event.process)
+            if connection is not None:
+                self._attempt(connection, lambda c=connection, e=event: self._tell_one(c, e))  # type: ignore[misc]
+
+    def _tell_one(self, connection: Connection, event: Event) -> None:
+        unleased = self.ledger.unleased_bytes(event.card)
+        match event:
+            case Granted(_, card, seq, granted):
+                connection.send(seq, wire.Leased(card, False, granted, unleased))
+            case Denied(_, card, seq):
+                connection.send(seq, wire.Leased(card, True, 0, unleased))
+            case Wanted(_, card, recall, missing):
+                connection.send(recall, wire.Recall(card, missing))
+
+    def _attempt(self, connection: Connection, step: Callable[[], None]) -> None:
+        """A step whose failure ends this connection and touches no other."""
+        try:
+            step()
+        except Gone:
+            self._drop(connection)
+        except BadDocument as error:
+            self.bad_packets += 1
+            _log.warning("bad packet", grant=self.folder.name, pid=connection.pid, reason=str(error))
+            self._refuse(connection, BAD_PACKET, str(error))
+
+    def _refuse(self, connection: Connection, code: int, text: str) -> None:
+        try:
+            connection.send(0, wire.Error(code, text))
+        except Gone as gone:
+            _log.debug("peer gone before its error", pid=connection.pid, reason=str(gone))
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        if self.connections.pop(connection.number, None) is None:
+            return
+        self._gone.append(connection)
+        if connection.welcomed:
+            self._tell(self.ledger.leave(connection.number, self._clock()))
+
+    def _show(self) -> None:
+        if self.grant is not None:
+            for card in range(len(self.grant.cards)):
+                self._page.show(card, self.ledger.unleased_bytes(card))
+
+
+def _same_place(one: Grant, other: Grant) -> bool:
+    """The same container of the same pod with the same cards: only limits may differ."""
+    return (one.uid, one.container, [card.uuid for card in one.cards]) == (
+        other.uid,
+        other.container,
+        [card.uuid for card in other.cards],
+    )
+
+
+def _uuid_bytes(uuid: str) -> bytes:
+    return UUID(uuid.partition("-")[2]).bytes
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket that any user of the container may connect to. One left by an earlier arbiter is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        sock.bind(str(fresh))
+        fresh.chmod(0o666)
+        sock.listen(256)
+        fresh.rename(path)
+    except OSError as error:
+        sock.close()
+        if error.errno is None:
+            raise OSError(errno.ENAMETOOLONG, f"socket path {path} is longer than 107 characters") from None
+        raise
+    return sock

@@ -1,0 +1,83 @@
+"""What the arbiter tells: Prometheus metrics and whether it is alive. It reads the ledgers and never changes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from arbiter.server import Server
+
+STUCK_AFTER_S: Final = 5.0
+"""The loop comes round at least once a second. Guessed from that."""
+
+_CARD_LABELS: Final = ("namespace", "pod", "container", "gpu_uuid")
+_GAUGES: Final = {
+    "limit": "GPU memory the container may hold",
+    "leased": "GPU memory leased by the container's processes; never above the limit unless re-stated after a restart",
+    "used": "GPU memory the container's processes last said they allocated",
+}
+
+
+class LedgerCollector(Collector):
+    """Metrics of every container, read when they are asked for."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def collect(self) -> Iterable[Metric]:
+        """Families of one moment."""
+        gauges = {
+            name: GaugeMetricFamily(f"tangram_arbiter_{name}_bytes", text, labels=_CARD_LABELS)
+            for name, text in _GAUGES.items()
+        }
+        connections = GaugeMetricFamily("tangram_arbiter_connections", "processes connected", labels=_CARD_LABELS[:3])
+        bad = CounterMetricFamily("tangram_arbiter_bad_packets", "packets that ended their connection")
+        total_bad = 0
+        with self._server.lock:
+            for container in self._server.containers.values():
+                total_bad += container.bad_packets
+                grant = container.grant
+                if grant is None:
+                    continue
+                place = [grant.namespace, grant.pod, grant.container]
+                connections.add_metric(place, len(container.connections))
+                for number, card in enumerate(grant.cards):
+                    labels = [*place, card.uuid]
+                    gauges["limit"].add_metric(labels, card.mib * 2**20)
+                    gauges["leased"].add_metric(labels, container.ledger.leased_bytes(number))
+                    gauges["used"].add_metric(labels, container.ledger.used_bytes(number))
+            total_bad += self._server.bad_packets_before
+        bad.add_metric([], total_bad)
+        return [*gauges.values(), connections, bad]
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """A scrape is no event."""
+
+
+def serve_metrics(server: Server, host: str, port: int) -> WSGIServer:
+    """Answer /metrics and /healthz from a thread of its own. Returns the HTTP server, to be shut down."""
+    registry = CollectorRegistry()
+    registry.register(LedgerCollector(server))
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/healthz":
+            page: Iterable[bytes] = metrics(environ, start_response)
+            return page
+        idle_s = time.monotonic() - server.turned_at_s
+        alive = idle_s < STUCK_AFTER_S
+        start_response("200 OK" if alive else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ok\n" if alive else f"the loop has not come round for {idle_s:.0f} s\n".encode()]
+
+    http = make_server(host, port, app, handler_class=_Quiet)
+    threading.Thread(target=http.serve_forever, name="metrics", daemon=True).start()
+    return http

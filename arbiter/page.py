@@ -1,0 +1,42 @@
+"""The page that every process of a container may read: what of each card's limit no process holds.
+
+It saves a round trip for each question how much memory is free. The arbiter alone can write it: the memory is sealed against
+any later writer, so a descriptor that a tenant opens again for writing is refused by the kernel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final
+
+from vgpu.wire import PAGE_BYTES
+
+_SEAL_FUTURE_WRITE: Final = 0x0010
+"""F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
+
+
+class Page:
+    """One u64 for each card, in an anonymous file."""
+
+    def __init__(self) -> None:
+        writable = os.memfd_create("tangram-unleased", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(writable, PAGE_BYTES)
+            self._map = mmap.mmap(writable, PAGE_BYTES, mmap.MAP_SHARED)
+            self._numbers = memoryview(self._map).cast("Q")
+            fcntl.fcntl(writable, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE)
+            self.fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(writable)
+
+    def show(self, card: int, unleased_bytes: int) -> None:
+        """Publish one card's number. Eight aligned bytes are stored at once."""
+        self._numbers[card] = unleased_bytes
+
+    def close(self) -> None:
+        """Give the page up. Who has mapped it keeps it."""
+        self._numbers.release()
+        self._map.close()
+        os.close(self.fd)

@@ -1,0 +1,153 @@
+"""The arbiter's loop: one thread, one epoll, every socket of every grant directory.
+
+It moves bytes and time and decides nothing: `Container` does, on its ledger. What one connection or one directory does wrong
+ends there.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from arbiter.connection import Connection
+from arbiter.container import Container, Limits
+from arbiter.watch import Watch
+
+RESCAN_S: Final = 1.0
+"""The folder is looked at this often even when inotify says nothing. Guessed: an event is hardly ever lost."""
+_log = structlog.get_logger()
+
+
+class Server:
+    """Serves every directory under `grants_dir`. `lock` is held while anything changes, so a reader may take it to look."""
+
+    def __init__(
+        self, grants_dir: Path, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.containers: dict[str, Container] = {}
+        self.lock = threading.Lock()
+        self.turned_at_s = clock()
+        """When the loop last came round; /healthz looks at it."""
+        self.bad_packets_before = 0
+        """Of directories that are gone, so that the counter never falls."""
+        self._folder, self._clock = grants_dir, clock
+        self._limits = limits if limits is not None else Limits()
+        self._stopping = False
+        self._poller = selectors.EpollSelector()
+        self._stop_out, self._stop_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watch = Watch(grants_dir)
+        self._poller.register(self._stop_out, selectors.EVENT_READ, self._stopped)
+        self._poller.register(self._watch.fd, selectors.EVENT_READ, self._folder_changed)
+        self._broken: set[str] = set()
+        self._rescan(opens_at_s=clock() + self._limits.grace_s)
+        self._rescan_at_s = clock() + RESCAN_S
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while not self._stopping:
+            ready = self._poller.select(self._pause_s())
+            with self.lock:
+                for key, _ in ready:
+                    if key.fd in self._poller.get_map():
+                        key.data()
+                self._time_passed()
+                self.turned_at_s = self._clock()
+        self._close()
+
+    def stop(self) -> None:
+        """End `run`. May be called by a signal handler or another thread."""
+        self._stopping = True
+        os.write(self._stop_in, b"x")
+
+    def _stopped(self) -> None:
+        os.read(self._stop_out, 64)
+
+    def _pause_s(self) -> float:
+        deadlines = [d for c in self.containers.values() if (d := c.deadline_s()) is not None]
+        return max(0.0, min([self._rescan_at_s, *deadlines]) - self._clock())
+
+    def _time_passed(self) -> None:
+        now_s = self._clock()
+        for container in self.containers.values():
+            deadline_s = container.deadline_s()
+            if deadline_s is not None and now_s >= deadline_s:
+                container.expire()
+            self._forget(container)
+        if now_s >= self._rescan_at_s:
+            self._rescan()
+            self._rescan_at_s = now_s + RESCAN_S
+
+    def _folder_changed(self) -> None:
+        changed = set(self._watch.changed())
+        if None in changed:
+            self._rescan()
+        for name in changed:
+            if name is not None and name in self.containers:
+                self.containers[name].load()
+                self._forget(self.containers[name])
+
+    def _rescan(self, opens_at_s: float = 0.0) -> None:
+        """Bring the containers in step with the folder."""
+        there = {entry.name: entry.inode() for entry in os.scandir(self._folder) if entry.is_dir(follow_symlinks=False)}
+        for name, container in list(self.containers.items()):
+            if there.get(name) != container.inode:  # gone, or made anew under the same name
+                self._remove(name)
+        self._broken &= there.keys()
+        for name in sorted(there.keys() - self.containers.keys()):
+            if not name.startswith("."):
+                self._add(name, opens_at_s)
+
+    def _add(self, name: str, opens_at_s: float) -> None:
+        folder = self._folder / name
+        self._watch.follow(folder)
+        try:
+            container = Container(folder, self._limits, self._clock, opens_at_s)
+        except OSError as error:
+            if name not in self._broken:  # tried again at each rescan, said once
+                _log.error("grant directory cannot be served", grant=name, reason=str(error))
+            self._broken.add(name)
+            return
+        self._broken.discard(name)
+        self.containers[name] = container
+        self._poller.register(container.listener, selectors.EVENT_READ, lambda: self._accept(container))
+
+    def _remove(self, name: str) -> None:
+        container = self.containers.pop(name)
+        self._poller.unregister(container.listener)
+        container.close()
+        self._forget(container)
+        self.bad_packets_before += container.bad_packets
+        _log.info("grant directory is gone", grant=name)
+
+    def _accept(self, container: Container) -> None:
+        connection = container.accept()
+        if connection is not None:
+            self._poller.register(connection.sock, selectors.EVENT_READ, lambda: self._serve(container, connection))
+        self._forget(container)
+
+    def _serve(self, container: Container, connection: Connection) -> None:
+        container.serve(connection)
+        self._forget(container)
+
+    def _forget(self, container: Container) -> None:
+        for connection in container.gone():
+            if connection.sock.fileno() in self._poller.get_map():
+                self._poller.unregister(connection.sock)
+            connection.sock.close()
+
+    def _close(self) -> None:
+        with self.lock:
+            for name in list(self.containers):
+                self._remove(name)
+            self._poller.close()
+            self._watch.close()
+            os.close(self._stop_in)
+            os.close(self._stop_out)

@@ -1,0 +1,39 @@
+"""What an operator may set, from the command line or from environment variables TANGRAM_ARBITER_<NAME>."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ArbiterSettings(BaseSettings):
+    """Settings of one arbiter."""
+
+    model_config = SettingsConfigDict(env_prefix="TANGRAM_ARBITER_", extra="forbid")
+
+    grants_dir: Path = Field(
+        Path("/var/lib/tangram/grants"), description="folder with one directory for each allocation"
+    )
+    metrics_host: str = Field("0.0.0.0", description="address that /metrics and /healthz listen on")  # noqa: S104
+    metrics_port: int = Field(9403, ge=0, le=65535, description="their port; 0 takes any free one")
+    recall_wait_ms: int = Field(
+        50, ge=1, le=1000, description="how long an allocation waits for its siblings' unused memory"
+    )
+    grant_wait_ms: int = Field(
+        2000, ge=0, le=10_000, description="how long a process waits for a grant not written yet"
+    )
+    grace_ms: int = Field(
+        1000,
+        ge=0,
+        le=10_000,
+        description="after a start, how long processes have to state what they hold before new leases",
+    )
+    connections_limit: int = Field(
+        1024, ge=1, le=65_536, description="processes of one container that may be connected"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe lines that are logged"
+    )

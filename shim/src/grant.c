@@ -1,0 +1,252 @@
+/* grant.c - what the container is held to, read once from a file that its tenant cannot write.
+ *
+ * /run/tangram is a read-only mount made by the node. Only where it does not exist (a test, plain Docker) does TANGRAM_GRANT
+ * name the file: inside a container of ours the environment decides nothing. A grant that cannot be read in full closes every
+ * card: a library that guessed would be a limit that can be lifted by damaging a file.
+ */
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOUNT "/run/tangram"
+
+enum { TEXT_LIMIT = 64 * 1024 }; /* specified: docs/reference/protocol.md */
+
+struct reader {
+    const char *at, *end; /* what is left */
+    const char *line;     /* the line taken last, without its newline */
+    size_t length;
+    unsigned number;
+    char *why;
+    size_t why_bytes;
+};
+
+static bool refuse(struct reader *in, const char *expected)
+{
+    int shown = in->length > 60 ? 60 : (int)in->length;
+    snprintf(in->why, in->why_bytes, "line %u: found \"%.*s\", expected %s", in->number, shown, in->line, expected);
+    return false;
+}
+
+static bool next_line(struct reader *in, const char *expected)
+{
+    in->number++;
+    in->line = in->at;
+    const char *stop = memchr(in->at, '\n', (size_t)(in->end - in->at));
+    in->length = (size_t)((stop ? stop : in->end) - in->at);
+    if (stop == NULL || memchr(in->line, 0, in->length) != NULL)
+        return refuse(in, expected);
+    in->at = stop + 1;
+    return true;
+}
+
+/* The value after "key ", in place; NULL when the line is another one. */
+static const char *field(struct reader *in, const char *key, size_t *length)
+{
+    size_t prefix = strlen(key);
+    if (in->length <= prefix + 1 || memcmp(in->line, key, prefix) != 0 || in->line[prefix] != ' ')
+        return NULL;
+    *length = in->length - prefix - 1;
+    return in->line + prefix + 1;
+}
+
+static bool expect_field(struct reader *in, const char *key, const char *expected)
+{
+    size_t length;
+    return next_line(in, expected) && (field(in, key, &length) != NULL || refuse(in, expected));
+}
+
+static bool is(const char *value, size_t length, const char *text)
+{
+    return length == strlen(text) && memcmp(value, text, length) == 0;
+}
+
+static bool hex(char c, uint8_t *value)
+{
+    if (c >= '0' && c <= '9')
+        *value = (uint8_t)(c - '0');
+    else if (c >= 'a' && c <= 'f')
+        *value = (uint8_t)(c - 'a' + 10);
+    else
+        return false;
+    return true;
+}
+
+/* "GPU-8e1c2f30-...-..." to its 16 bytes. */
+bool uuid_parse(const char *text, size_t length, uint8_t uuid[16])
+{
+    if (length != 40 || (memcmp(text, "GPU-", 4) != 0 && memcmp(text, "MIG-", 4) != 0))
+        return false;
+    unsigned out = 0;
+    for (const char *at = text + 4; at < text + 40;) {
+        ptrdiff_t column = at - text - 4;
+        if (column == 8 || column == 13 || column == 18 || column == 23) {
+            if (*at++ != '-')
+                return false;
+            continue;
+        }
+        uint8_t high, low;
+        if (!hex(at[0], &high) || !hex(at[1], &low))
+            return false;
+        uuid[out++] = (uint8_t)(high << 4 | low);
+        at += 2;
+    }
+    return true;
+}
+
+static bool number(const char **at, const char *end, const char *key, uint64_t most, uint64_t *value)
+{
+    size_t prefix = strlen(key);
+    if ((size_t)(end - *at) <= prefix || memcmp(*at, key, prefix) != 0)
+        return false;
+    *at += prefix;
+    const char *first = *at;
+    for (*value = 0; *at < end && **at >= '0' && **at <= '9'; (*at)++) {
+        *value = *value * 10 + (uint64_t)(**at - '0');
+        if (*value > most)
+            return false;
+    }
+    return *at > first;
+}
+
+#define CARD_LINE "card <GPU uuid> mib=<0-2147483647> core_percent=<0-100>"
+
+static bool card_line(struct reader *in, struct grant *grant)
+{
+    size_t length;
+    const char *at = field(in, "card", &length);
+    struct card *card = &grant->card[grant->cards];
+    if (at == NULL || grant->cards == CARDS_LIMIT)
+        return refuse(in, grant->cards == CARDS_LIMIT ? "end, after 64 cards" : CARD_LINE ", or end");
+    const char *end = at + length, *space = memchr(at, ' ', length);
+    uint64_t mib, percent;
+    if (space == NULL || !uuid_parse(at, (size_t)(space - at), card->uuid))
+        return refuse(in, CARD_LINE);
+    if (!number(&space, end, " mib=", INT32_MAX, &mib) || !number(&space, end, " core_percent=", 100, &percent) ||
+        space != end)
+        return refuse(in, CARD_LINE);
+    for (unsigned i = 0; i < grant->cards; i++)
+        if (memcmp(grant->card[i].uuid, card->uuid, sizeof card->uuid) == 0)
+            return refuse(in, "each card once");
+    card->at = grant->cards++;
+    atomic_store(&card->limit_bytes, mib * MIB);
+    atomic_store(&card->wire, -1);
+    return true;
+}
+
+/* Fills grant->card from the text. False, with a sentence in `why`, when it is not a grant of version 1 in every line. */
+bool grant_read(const char *text, size_t length, struct grant *grant, char *why, size_t why_bytes)
+{
+    struct reader in = {.at = text, .end = text + length, .line = text, .why = why, .why_bytes = why_bytes};
+    size_t n;
+    const char *value;
+    if (!next_line(&in, "tangram-grant 1"))
+        return false;
+    value = field(&in, "tangram-grant", &n);
+    if (value == NULL || !is(value, n, "1"))
+        return refuse(&in, "tangram-grant 1 (this library reads version 1)");
+    if (!next_line(&in, "pod <namespace>/<name>"))
+        return false;
+    value = field(&in, "pod", &n);
+    const char *slash = value ? memchr(value, '/', n) : NULL;
+    if (slash == NULL || slash == value || slash == value + n - 1)
+        return refuse(&in, "pod <namespace>/<name>");
+    if (!expect_field(&in, "uid", "uid <pod uid>") || !expect_field(&in, "container", "container <name>"))
+        return false;
+#define CLASS_LINE "class latency-critical, standard or best-effort"
+    if (!next_line(&in, CLASS_LINE))
+        return false;
+    value = field(&in, "class", &n);
+    if (value == NULL || !(is(value, n, "latency-critical") || is(value, n, "standard") || is(value, n, "best-effort")))
+        return refuse(&in, CLASS_LINE);
+    if (!next_line(&in, "level 0-4"))
+        return false;
+    value = field(&in, "level", &n);
+    if (value == NULL || n != 1 || *value < '0' || *value > '4')
+        return refuse(&in, "level 0-4");
+    for (;;) {
+        if (!next_line(&in, CARD_LINE ", or end"))
+            return false;
+        if (is(in.line, in.length, "end"))
+            break;
+        if (!card_line(&in, grant))
+            return false;
+    }
+    if (in.at != in.end)
+        return next_line(&in, "nothing after end") && refuse(&in, "nothing after end");
+    return true;
+}
+
+static bool slurp(const char *path, char *text, size_t *length)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t got = 0;
+    *length = 0;
+    while (*length <= TEXT_LIMIT && (got = read(fd, text + *length, TEXT_LIMIT + 1 - *length)) != 0) {
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            break;
+        *length += (size_t)got;
+    }
+    close(fd);
+    if (*length > TEXT_LIMIT)
+        errno = EFBIG;
+    return got >= 0 && *length <= TEXT_LIMIT;
+}
+
+static enum grant_state load(struct grant *grant)
+{
+    struct stat there;
+    const char *path = MOUNT "/grant";
+    if (stat(MOUNT, &there) != 0) {
+        path = getenv("TANGRAM_GRANT");
+        if (path == NULL || *path == '\0')
+            return GRANT_NONE;
+    }
+    const char *slash = strrchr(path, '/');
+    int folder = slash ? (int)(slash - path) : 1;
+    int needs = snprintf(grant->socket, sizeof grant->socket, "%.*s/arbiter.sock", folder, slash ? path : ".");
+    char why[256];
+    size_t length;
+    char *text = malloc(TEXT_LIMIT + 1);
+    bool good = false;
+    if (text == NULL || needs < 0 || (size_t)needs >= sizeof grant->socket)
+        snprintf(why, sizeof why, "its path is too long");
+    else if (!slurp(path, text, &length))
+        snprintf(why, sizeof why, "%s", strerror(errno));
+    else
+        good = grant_read(text, length, grant, why, sizeof why);
+    free(text);
+    if (!good) {
+        grant->cards = 0;
+        grant->closed.closed = true;
+        warn_once("grant %s cannot be read (%s): GPU memory is refused to this process", path, why);
+    }
+    return good ? GRANT_GOOD : GRANT_BAD;
+}
+
+enum grant_state grant_ready(void)
+{
+    int state = atomic_load_explicit(&tangram.grant.state, memory_order_acquire);
+    if (state != GRANT_UNREAD)
+        return (enum grant_state)state;
+    int saved = errno;
+    pthread_mutex_lock(&tangram.setup);
+    state = atomic_load(&tangram.grant.state);
+    if (state == GRANT_UNREAD) {
+        state = (int)load(&tangram.grant);
+        atomic_store_explicit(&tangram.grant.state, state, memory_order_release);
+    }
+    pthread_mutex_unlock(&tangram.setup);
+    errno = saved;
+    return (enum grant_state)state;
+}

@@ -1,0 +1,91 @@
+/* hook.c - from a function of the driver to the hook in front of it, by name or by address.
+ *
+ * cuGetProcAddress may hand out other addresses than dlsym does for the same function, so each hook is also known by the
+ * address that the driver itself returns for the hook's own version and stream flavour. An address that is neither belongs
+ * to a form of the function that this library does not know.
+ */
+#include "hook.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "process.h"
+
+struct hook {
+    const char *name, *base;
+    int since, ptds;
+    void *ours;
+    size_t real; /* offset of the real pointer in `tangram` */
+};
+
+static const struct hook hooks[] = {
+#define HOOK(name, base, since, ptds, params) {#name, base, since, ptds, (void *)name, offsetof(struct tangram, driver.name)},
+#include "hooks.def"
+};
+
+static const struct hook management_hooks[] = {
+#define NVML(name, params) {#name, "", 0, 0, (void *)name, offsetof(struct tangram, management.name)},
+#include "hooks.def"
+};
+
+enum { HOOKS = sizeof hooks / sizeof *hooks, MANAGEMENT_HOOKS = sizeof management_hooks / sizeof *management_hooks };
+
+static _Atomic(void *) handed_out[HOOKS]; /* by cuGetProcAddress for exactly this hook; learnt once */
+static _Atomic bool learnt;
+
+void *hook_for_name(const char *name)
+{
+    if (name[0] == 'c' && name[1] == 'u') {
+        for (unsigned i = 0; i < HOOKS; i++)
+            if (strcmp(hooks[i].name, name) == 0)
+                return hooks[i].ours;
+    } else if (strncmp(name, "nvml", 4) == 0) {
+        for (unsigned i = 0; i < MANAGEMENT_HOOKS; i++)
+            if (strcmp(management_hooks[i].name, name) == 0)
+                return management_hooks[i].ours;
+    }
+    return NULL;
+}
+
+static void *ask_driver(const struct hook *hook)
+{
+    void *at = NULL;
+    cuuint64_t flags = hook->ptds ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
+    CUdriverProcAddressQueryResult status;
+    if (tangram.driver.cuGetProcAddress_v2 != NULL)
+        tangram.driver.cuGetProcAddress_v2(hook->base, &at, hook->since, flags, &status);
+    else if (tangram.driver.cuGetProcAddress != NULL)
+        tangram.driver.cuGetProcAddress(hook->base, &at, hook->since, flags);
+    return at;
+}
+
+static void learn(void)
+{
+    for (unsigned i = 0; i < HOOKS; i++)
+        atomic_store_explicit(&handed_out[i], ask_driver(&hooks[i]), memory_order_relaxed);
+    atomic_store_explicit(&learnt, true, memory_order_release);
+}
+
+void *hook_for_address(void *at)
+{
+    for (unsigned i = 0; i < HOOKS; i++) {
+        void *real;
+        memcpy(&real, (const char *)&tangram + hooks[i].real, sizeof real);
+        if (real == at)
+            return hooks[i].ours;
+    }
+    if (!atomic_load_explicit(&learnt, memory_order_acquire))
+        learn();
+    for (unsigned i = 0; i < HOOKS; i++)
+        if (atomic_load_explicit(&handed_out[i], memory_order_relaxed) == at)
+            return hooks[i].ours;
+    return NULL;
+}
+
+bool hook_has_base(const char *base)
+{
+    for (unsigned i = 0; i < HOOKS; i++)
+        if (strcmp(hooks[i].base, base) == 0)
+            return true;
+    return false;
+}

@@ -1,0 +1,89 @@
+/* lease.c - this process's part of the container's limit.
+ *
+ * The limit belongs to all processes of the container and is kept by the arbiter. A process leases some of it in advance, so
+ * that most allocations are one compare-and-swap; only when the lease is used up does it ask. Before it asks it hands back
+ * the unused rest: the arbiter then decides on the whole limit, and two processes near it cannot each sit on half of what
+ * one of them needs.
+ */
+#include "process.h"
+
+/* Guessed, within the range of the design: a 40 GB share asks about 160 times until it is full. */
+static const uint64_t CHUNK_LEAST = 64 * MIB, CHUNK_MOST = 256 * MIB;
+enum { CHUNKS_IN_LIMIT = 32, CHUNKS_KEPT = 2 };
+
+static uint64_t chunk_bytes(struct card *card)
+{
+    uint64_t chunk = atomic_load_explicit(&card->limit_bytes, memory_order_relaxed) / CHUNKS_IN_LIMIT;
+    return chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk > CHUNK_MOST ? CHUNK_MOST : chunk;
+}
+
+static bool take(struct card *card, uint64_t bytes)
+{
+    uint64_t unused = atomic_load_explicit(&card->unused_bytes, memory_order_relaxed);
+    do {
+        if (unused < bytes)
+            return false;
+    } while (!atomic_compare_exchange_weak(&card->unused_bytes, &unused, unused - bytes));
+    return true;
+}
+
+/* Up to so much of the unused lease, taken out of it. */
+uint64_t lease_take_unused(struct card *card, uint64_t most_bytes)
+{
+    uint64_t unused = atomic_load(&card->unused_bytes), taken;
+    do
+        taken = unused < most_bytes ? unused : most_bytes;
+    while (!atomic_compare_exchange_weak(&card->unused_bytes, &unused, unused - taken));
+    return taken;
+}
+
+static bool ask(struct card *card, uint64_t bytes)
+{
+    if (bytes > atomic_load(&card->limit_bytes)) /* no answer could be yes */
+        return false;
+    link_return(card, lease_take_unused(card, UINT64_MAX));
+    switch (link_ask(card, bytes, bytes + chunk_bytes(card))) {
+    case LINK_GRANTED:
+        return true;
+    case LINK_ABSENT:
+        warn_once("the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
+        return take(card, bytes); /* what could not be handed back is still ours */
+    case LINK_REFUSED:
+        break;
+    }
+    return false;
+}
+
+/* False = refuse the allocation. Nothing is taken then. */
+bool lease_reserve(struct card *card, uint64_t bytes)
+{
+    if (card->closed)
+        return false;
+    if (take(card, bytes))
+        return true;
+    forks_watch();
+    pthread_mutex_lock(&tangram.asking);
+    bool taken = take(card, bytes) || ask(card, bytes);
+    pthread_mutex_unlock(&tangram.asking);
+    return taken;
+}
+
+/* What is not needed any more. Much of it goes back to the container, a little is kept for the next allocation. */
+void lease_give_back(struct card *card, uint64_t bytes)
+{
+    uint64_t unused = atomic_fetch_add(&card->unused_bytes, bytes) + bytes;
+    uint64_t chunk = chunk_bytes(card);
+    if (UNLIKELY(unused > CHUNKS_KEPT * chunk))
+        link_return(card, lease_take_unused(card, unused - chunk));
+}
+
+/* What an allocation could take now, as far as this process can tell without asking. */
+uint64_t lease_free_bytes(struct card *card)
+{
+    uint64_t unleased = 0;
+    if (card->closed)
+        return 0;
+    if (UNLIKELY(!link_unleased(card, &unleased)) && link_wait())
+        link_unleased(card, &unleased);
+    return atomic_load_explicit(&card->unused_bytes, memory_order_relaxed) + unleased;
+}

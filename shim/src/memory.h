@@ -1,0 +1,22 @@
+/* memory.h - the last step of an allocation and of a free, for every file that hooks one. */
+#ifndef TANGRAM_MEMORY_H
+#define TANGRAM_MEMORY_H
+
+#include "process.h"
+
+/* Leave the hook when this driver lacks the function behind it (the program linked to a newer one). */
+#define NEEDS(name)                                                                                                            \
+    do {                                                                                                                       \
+        if (UNLIKELY(!driver_ready()))                                                                                         \
+            return CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;                                                                       \
+        if (UNLIKELY(tangram.driver.name == NULL))                                                                             \
+            return CUDA_ERROR_NOT_SUPPORTED;                                                                                   \
+    } while (0)
+
+/* After the driver answered `rc` to an allocation of reserved bytes: own the pointer, or give the reservation back. */
+CUresult settle(CUresult rc, CUdeviceptr at, uint64_t bytes, struct card *card);
+
+/* After the driver answered `rc` to a free of a pointer that was disowned for it. */
+void settle_free(CUresult rc, const struct owned *was);
+
+#endif

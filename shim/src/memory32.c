@@ -1,0 +1,68 @@
+/* memory32.c - the forms of CUDA 2, with 32-bit sizes and pointers, which libcuda still exports. */
+#include "hook.h"
+#include "memory.h"
+
+EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *at, unsigned int bytes)
+{
+    NEEDS(cuMemAlloc);
+    struct card *card = current_card();
+    if (card == NULL)
+        return tangram.driver.cuMemAlloc(at, bytes);
+    if (!lease_reserve(card, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuMemAlloc(at, bytes);
+    return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+}
+
+/* Counted without the padding, which is not known before: it is at most one pitch of 512 bytes a row. */
+EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *at, unsigned int *pitch, unsigned int width, unsigned int height,
+                                unsigned int element)
+{
+    NEEDS(cuMemAllocPitch);
+    struct card *card = current_card();
+    if (card == NULL)
+        return tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
+    uint64_t bytes = ((uint64_t)width + 511) / 512 * 512 * height;
+    if (!lease_reserve(card, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
+    return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+}
+
+EXPORT CUresult cuMemFree(CUdeviceptr_v1 at)
+{
+    NEEDS(cuMemFree);
+    struct owned was;
+    if (!table_disown(at, &was))
+        return tangram.driver.cuMemFree(at);
+    CUresult rc = tangram.driver.cuMemFree(at);
+    settle_free(rc, &was);
+    return rc;
+}
+
+static unsigned int clamp(size_t bytes)
+{
+    return bytes > UINT32_MAX ? UINT32_MAX : (unsigned int)bytes;
+}
+
+EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
+{
+    NEEDS(cuMemGetInfo);
+    CUresult rc = tangram.driver.cuMemGetInfo(free_bytes, total_bytes);
+    size_t free_now, total_now;
+    if (rc == CUDA_SUCCESS && current_card() != NULL && cuMemGetInfo_v2(&free_now, &total_now) == CUDA_SUCCESS) {
+        *free_bytes = clamp(free_now);
+        *total_bytes = clamp(total_now);
+    }
+    return rc;
+}
+
+EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+    NEEDS(cuDeviceTotalMem);
+    CUresult rc = tangram.driver.cuDeviceTotalMem(bytes, device);
+    struct card *card = rc == CUDA_SUCCESS ? card_of_device(device) : NULL;
+    if (card != NULL)
+        *bytes = clamp(atomic_load(&card->limit_bytes));
+    return rc;
+}

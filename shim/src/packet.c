@@ -1,0 +1,98 @@
+/* packet.c - one packet over the arbiter's socket, sent or received whole or not at all. It never blocks for long. */
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* A connected socket, or -1. */
+int wire_connect(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path)
+        return -1;
+    strcpy(address.sun_path, path);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    /* out of the way of programs that count on the low numbers */
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, 200);
+    if (high >= 0) {
+        close(fd);
+        fd = high;
+    }
+    if (connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+bool wire_send(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes)
+{
+    struct wire_header header = {WIRE_MAGIC, WIRE_VERSION, (uint16_t)type, seq, body_bytes};
+    struct iovec parts[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t sent;
+    do
+        sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    return sent == (ssize_t)(sizeof header + body_bytes);
+}
+
+static uint32_t least_body(uint16_t type)
+{
+    switch (type) {
+    case WIRE_WELCOME:
+        return 8;
+    case WIRE_LEASED:
+        return sizeof(struct wire_leased);
+    case WIRE_RECALL:
+        return sizeof(struct wire_amount);
+    case WIRE_ERROR:
+        return sizeof(struct wire_error);
+    default:
+        return UINT32_MAX; /* not for us */
+    }
+}
+
+static bool well_formed(const struct wire_packet *packet, size_t got)
+{
+    const struct wire_header *header = &packet->header;
+    if (got < sizeof *header || header->magic != WIRE_MAGIC || header->version != WIRE_VERSION)
+        return false;
+    if (header->body_bytes != got - sizeof *header || header->body_bytes < least_body(header->type))
+        return false;
+    if (header->type != WIRE_WELCOME)
+        return true;
+    uint32_t cards = packet->body.welcome.cards;
+    return cards <= WIRE_CARDS && header->body_bytes == 8 + cards * sizeof(struct wire_card);
+}
+
+/* False when the peer hung up or what came is no packet of this protocol. A descriptor that came along is in *passed_fd,
+ * else that is -1. */
+bool wire_receive(int fd, struct wire_packet *packet, int *passed_fd)
+{
+    union {
+        struct cmsghdr align;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {packet, sizeof *packet};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t got;
+    *passed_fd = -1;
+    do
+        got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    if (got <= 0)
+        return false;
+    struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
+    if (passed != NULL && passed->cmsg_level == SOL_SOCKET && passed->cmsg_type == SCM_RIGHTS)
+        memcpy(passed_fd, CMSG_DATA(passed), sizeof(int));
+    return (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 && well_formed(packet, (size_t)got);
+}

@@ -1,0 +1,80 @@
+/* process.c - the struct, and what a fork does to it.
+ *
+ * A child has no reader thread, and its parent's socket and memory are not its own: it starts from nothing and meets the
+ * arbiter anew at its first CUDA call. The driver's functions and the grant stay as they are.
+ */
+#include "process.h"
+
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tangram.h"
+
+struct tangram tangram = {
+    .setup = PTHREAD_MUTEX_INITIALIZER,
+    .asking = PTHREAD_MUTEX_INITIALIZER,
+    .link = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1},
+    .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
+    /* a mutex of zeros is an unlocked one on Linux, so the shards need no line here */
+};
+
+static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
+
+static void in_child(void)
+{
+    tangram.setup = unlocked;
+    tangram.asking = unlocked;
+    tangram.vmm.lock = unlocked;
+    for (unsigned i = 0; i < SHARDS; i++)
+        tangram.shard[i].lock = unlocked;
+    table_forget_all();
+    vmm_forget_all();
+
+    if (tangram.link.fd >= 0)
+        close(tangram.link.fd); /* our copy: the parent's stays open */
+    memset(&tangram.link, 0, sizeof tangram.link);
+    tangram.link.lock = unlocked;
+    tangram.link.fd = -1;
+
+    for (unsigned i = 0; i < CARDS_LIMIT; i++) {
+        atomic_store(&tangram.grant.card[i].unused_bytes, 0);
+        atomic_store(&tangram.grant.card[i].leased_bytes, 0);
+        atomic_store(&tangram.grant.card[i].stated_bytes, 0);
+        atomic_store(&tangram.grant.card[i].wire, -1);
+    }
+    for (unsigned i = 0; i < DEVICES_LIMIT; i++) /* the child may choose its own CUDA_VISIBLE_DEVICES */
+        atomic_store(&tangram.device_card[i], NULL);
+}
+
+void forks_watch(void)
+{
+    if (!atomic_exchange(&tangram.forks_watched, true))
+        pthread_atfork(NULL, NULL, in_child);
+}
+
+uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+EXPORT const char *tangram_version(void)
+{
+    return TANGRAM_VERSION;
+}
+
+EXPORT int tangram_memory(unsigned at, struct tangram_memory *out)
+{
+    if (grant_ready() != GRANT_GOOD || at >= tangram.grant.cards)
+        return -1;
+    struct card *card = &tangram.grant.card[at];
+    uint64_t unused = atomic_load(&card->unused_bytes), leased = atomic_load(&card->leased_bytes);
+    out->limit_bytes = atomic_load(&card->limit_bytes);
+    out->leased_bytes = leased;
+    out->used_bytes = leased > unused ? leased - unused : 0; /* read one after the other: never below zero */
+    if (!link_unleased(card, &out->unleased_bytes))
+        out->unleased_bytes = 0;
+    return 0;
+}

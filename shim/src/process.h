@@ -1,0 +1,172 @@
+/* process.h - everything the library keeps in a process: one struct, `tangram`.
+ *
+ * Nothing is set up when the library is loaded. The driver's functions are found at the first call of a hook, the grant is
+ * read when a hook first asks which card is meant, and the arbiter is met when memory is first asked for. Locks are held
+ * for short steps of our own and never while the driver is called.
+ */
+#ifndef TANGRAM_PROCESS_H
+#define TANGRAM_PROCESS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+#include "wire.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+enum { CARDS_LIMIT = WIRE_CARDS, DEVICES_LIMIT = 64, SHARDS = 64 };
+
+#define MIB ((uint64_t)1 << 20)
+
+/* A card that the grant names. `closed` is the one that stands for every card when the grant cannot be read. */
+struct card {
+    uint8_t uuid[16];
+    bool closed;
+    unsigned at;                     /* index in tangram.grant.card */
+    _Atomic uint64_t limit_bytes;    /* of the container */
+    _Atomic uint64_t unused_bytes;   /* leased by this process, not allocated */
+    _Atomic uint64_t leased_bytes;   /* leased by this process */
+    _Atomic int wire;                /* the arbiter's index of this card; -1 before WELCOME or when it has none */
+    _Atomic uint64_t stated_bytes;   /* use as last told to the arbiter */
+};
+
+enum grant_state { GRANT_UNREAD, GRANT_NONE, GRANT_GOOD, GRANT_BAD };
+
+struct grant {
+    _Atomic int state; /* enum grant_state */
+    unsigned cards;
+    struct card card[CARDS_LIMIT];
+    struct card closed;
+    char socket[256]; /* path of the arbiter's socket */
+};
+
+struct owned {
+    uint64_t at; /* 0 = empty slot */
+    uint64_t bytes;
+    struct card *card;
+};
+
+struct shard {
+    pthread_mutex_t lock;
+    struct owned *slot;
+    size_t slots, used;
+} __attribute__((aligned(64)));
+
+struct link {
+    pthread_mutex_t lock; /* guards what follows, and every send */
+    pthread_cond_t changed;
+    bool running;   /* the reader thread is there */
+    bool connected; /* WELCOME was read */
+    int fd;
+    uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
+    uint32_t seq;
+    uint32_t awaited; /* seq of the LEASE that a thread waits for; 0 = none */
+    bool answered;
+    struct wire_leased answer;
+    _Atomic uint64_t stated_at_ms;
+    const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
+};
+
+struct block; /* vmm.c */
+struct mapping {
+    uint64_t at, bytes;
+    struct block *block;
+};
+struct handle {
+    uint64_t handle, count;
+    struct block *block;
+};
+struct vmm {
+    pthread_mutex_t lock;
+    struct handle *handle;
+    size_t handles, handles_room;
+    struct mapping *mapping; /* sorted by address */
+    size_t mappings, mappings_room;
+};
+
+struct driver {
+#define HOOK(name, base, since, ptds, params) CUresult(*name) params;
+#define REAL(name, params) CUresult(*name) params;
+#include "hooks.def"
+};
+
+struct management {
+#define NVML(name, params) nvmlReturn_t(*name) params;
+#include "hooks.def"
+    nvmlReturn_t (*nvmlDeviceGetUUID)(nvmlDevice_t device, char *uuid, unsigned int length);
+};
+
+struct tangram {
+    pthread_mutex_t setup;
+    _Atomic bool driver_found, management_found, forks_watched, warned;
+    struct driver driver;
+    struct management management;
+    struct grant grant;
+    _Atomic(struct card *) device_card[DEVICES_LIMIT]; /* by the process's device number; NULL = not looked up yet */
+    struct card unshared;                              /* marks a device that the grant does not name */
+    struct shard shard[SHARDS];
+    struct link link;
+    pthread_mutex_t asking; /* one thread at a time asks for a lease */
+    struct vmm vmm;
+};
+
+extern struct tangram tangram;
+
+/* real.c: the driver's own functions. False when the driver cannot be found at all. */
+bool driver_ready(void);
+bool management_ready(void);
+void *real_dlsym(void *handle, const char *name);
+bool is_driver_symbol(void *at, const char *library);
+
+/* hook.c: name or address of a real function -> our hook. */
+void *hook_for_name(const char *name);
+void *hook_for_address(void *at);
+bool hook_has_base(const char *base);
+
+/* grant.c */
+enum grant_state grant_ready(void);
+bool grant_read(const char *text, size_t length, struct grant *grant, char *why, size_t why_bytes);
+bool uuid_parse(const char *text, size_t length, uint8_t uuid[16]);
+
+/* card.c: the card that is meant, or NULL when the process's allocation there is none of our business. */
+struct card *current_card(void);
+struct card *card_of_device(CUdevice device);
+struct card *card_of_uuid(const uint8_t uuid[16]);
+
+/* lease.c */
+bool lease_reserve(struct card *card, uint64_t bytes);
+void lease_give_back(struct card *card, uint64_t bytes);
+uint64_t lease_take_unused(struct card *card, uint64_t most_bytes);
+uint64_t lease_free_bytes(struct card *card);
+
+/* link.c */
+enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
+enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes);
+void link_return(struct card *card, uint64_t bytes);
+bool link_wait(void); /* until connected, for a bounded time */
+bool link_unleased(struct card *card, uint64_t *bytes);
+
+/* packet.c */
+int wire_connect(const char *path);
+bool wire_send(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
+bool wire_receive(int fd, struct wire_packet *packet, int *passed_fd);
+
+/* table.c: device pointers that this process owns. */
+bool table_own(uint64_t at, uint64_t bytes, struct card *card);
+bool table_disown(uint64_t at, struct owned *was);
+void table_forget_all(void);
+
+/* vmm.c */
+void vmm_forget_all(void);
+
+/* process.c, warn.c */
+void forks_watch(void);
+void warn_once(const char *format, ...) __attribute__((format(printf, 1, 2)));
+uint64_t now_ms(void);
+
+#endif

@@ -1,0 +1,110 @@
+/* real.c - finding the functions that stand behind our hooks.
+ *
+ * The driver is found by the name that every program loads it under. Nothing is locked while libraries are loaded: their
+ * constructors may look symbols up, which comes back to us. Two threads that arrive together find the same addresses.
+ */
+#include "process.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+
+typedef void *(*dlsym_function)(void *handle, const char *name);
+
+static _Atomic(dlsym_function) next_dlsym;
+
+/* glibc moved dlsym from libdl (2.2.5, or the port's first version) to libc (2.34). */
+static dlsym_function find_dlsym(void)
+{
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
+    void *found = NULL;
+    for (unsigned i = 0; i < sizeof versions / sizeof *versions && found == NULL; i++)
+        found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    dlsym_function function;
+    memcpy(&function, &found, sizeof function);
+    atomic_store_explicit(&next_dlsym, function, memory_order_release);
+    return function;
+}
+
+void *real_dlsym(void *handle, const char *name)
+{
+    dlsym_function function = atomic_load_explicit(&next_dlsym, memory_order_acquire);
+    if (UNLIKELY(function == NULL) && (function = find_dlsym()) == NULL)
+        return NULL;
+    return function(handle, name);
+}
+
+/* Where the dlsym of our own jumps to. dlsym.c */
+dlsym_function real_dlsym_function(void);
+dlsym_function real_dlsym_function(void)
+{
+    dlsym_function function = atomic_load_explicit(&next_dlsym, memory_order_acquire);
+    return function != NULL ? function : find_dlsym();
+}
+
+/* Does this address lie in the library of that name (any version suffix, any folder)? */
+bool is_driver_symbol(void *at, const char *library)
+{
+    Dl_info where;
+    if (dladdr(at, &where) == 0 || where.dli_fname == NULL)
+        return false;
+    const char *slash = strrchr(where.dli_fname, '/');
+    const char *file = slash ? slash + 1 : where.dli_fname;
+    return strncmp(file, library, strlen(library)) == 0;
+}
+
+static void *open_library(const char *name)
+{
+    void *handle = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+    return handle != NULL ? handle : dlopen(name, RTLD_LAZY);
+}
+
+static void fetch(void *handle, const char *name, void *slot)
+{
+    void *found = real_dlsym(handle, name);
+    memcpy(slot, &found, sizeof found);
+}
+
+bool driver_ready(void)
+{
+    if (!UNLIKELY(!atomic_load_explicit(&tangram.driver_found, memory_order_acquire)))
+        return true;
+    int saved = errno;
+    void *handle = open_library("libcuda.so.1");
+    if (handle != NULL) {
+        struct driver found;
+#define HOOK(name, base, since, ptds, params) fetch(handle, #name, &found.name);
+#define REAL(name, params) fetch(handle, #name, &found.name);
+#include "hooks.def"
+        pthread_mutex_lock(&tangram.setup);
+        if (!atomic_load(&tangram.driver_found)) {
+            tangram.driver = found;
+            atomic_store_explicit(&tangram.driver_found, true, memory_order_release);
+        }
+        pthread_mutex_unlock(&tangram.setup);
+    }
+    errno = saved;
+    return handle != NULL;
+}
+
+bool management_ready(void)
+{
+    if (!UNLIKELY(!atomic_load_explicit(&tangram.management_found, memory_order_acquire)))
+        return true;
+    int saved = errno;
+    void *handle = open_library("libnvidia-ml.so.1");
+    if (handle != NULL) {
+        struct management found;
+#define NVML(name, params) fetch(handle, #name, &found.name);
+#include "hooks.def"
+        fetch(handle, "nvmlDeviceGetUUID", &found.nvmlDeviceGetUUID);
+        pthread_mutex_lock(&tangram.setup);
+        if (!atomic_load(&tangram.management_found)) {
+            tangram.management = found;
+            atomic_store_explicit(&tangram.management_found, true, memory_order_release);
+        }
+        pthread_mutex_unlock(&tangram.setup);
+    }
+    errno = saved;
+    return handle != NULL;
+}

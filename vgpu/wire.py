@@ -1,0 +1,219 @@
+"""The arbiter's protocol, version 1: messages to packets and back.
+
+One packet of a SOCK_SEQPACKET socket is one message: a header of 16 bytes and a body whose size its type fixes. Everything is
+little-endian. docs/reference/protocol.md says who sends what and when; shim/src/wire.h is the same in C. This module knows
+bytes only: no socket, no ledger.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from vgpu.errors import BadDocument, NewerVersion
+
+MAGIC: Final = 0x52474E54
+"""'TNGR' in memory."""
+VERSION: Final = 1
+CARDS_LIMIT: Final = 64
+PACKET_LIMIT: Final = 4096
+"""No message is longer: a WELCOME of 64 cards has 2,072 bytes."""
+PAGE_BYTES: Final = 4096
+"""The page of unleased bytes that comes with WELCOME: one u64 for each card."""
+LIBRARY_VERSION_BYTES: Final = 32
+ERROR_TEXT_BYTES: Final = 124
+
+_HEADER = struct.Struct("<IHHII")
+_HELLO = struct.Struct(f"<II{LIBRARY_VERSION_BYTES}s")
+_WELCOME = struct.Struct("<II")
+_CARD = struct.Struct("<16sQII")
+_LEASE = struct.Struct("<IIQQ")
+_LEASED = struct.Struct("<IIQQ")
+_AMOUNT = struct.Struct("<IIQ")
+_USAGE = struct.Struct("<IIQQ")
+_ERROR = struct.Struct(f"<I{ERROR_TEXT_BYTES}s")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Library: here I am. `pid` is as the container numbers it; the arbiter trusts SO_PEERCRED alone."""
+
+    pid: int
+    flags: int
+    library_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeCard:
+    """One card's limits, for all processes of the container together."""
+
+    uuid: bytes
+    limit_bytes: int
+    core_percent: int
+    klass: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Arbiter: these are your cards; their order numbers them from here on. The page's descriptor comes along."""
+
+    cards: tuple[WelcomeCard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Library: I need so much, and would take so much."""
+
+    card: int
+    need_bytes: int
+    want_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Arbiter: the answer to a Lease, with its seq."""
+
+    card: int
+    refused: bool
+    granted_bytes: int
+    unleased_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Library: I give so much back. Carries a Recall's seq when it answers one, and may then be of 0 bytes."""
+
+    card: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Arbiter: a sibling needs memory; return up to so much of what you do not use."""
+
+    card: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Library: so much is allocated and so much leased. Before any Lease of a connection it re-states what it holds."""
+
+    card: int
+    used_bytes: int
+    leased_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Arbiter: why it hangs up now."""
+
+    code: int
+    text: str
+
+
+Message = Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error
+
+_TYPES: Final[dict[type[Message], int]] = {
+    Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
+}  # fmt: skip
+_NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
+_BODY_BYTES: Final = {
+    1: _HELLO.size, 3: _LEASE.size, 4: _LEASED.size, 5: _AMOUNT.size, 6: _AMOUNT.size, 7: _USAGE.size, 8: _ERROR.size,
+}  # fmt: skip
+
+
+def encode(seq: int, message: Message) -> bytes:
+    """The packet of a message."""
+    body = _body(message)
+    return _HEADER.pack(MAGIC, VERSION, _TYPES[type(message)], seq, len(body)) + body
+
+
+def _body(message: Message) -> bytes:
+    match message:
+        case Hello(pid, flags, version):
+            return _HELLO.pack(pid, flags, version.encode()[: LIBRARY_VERSION_BYTES - 1])
+        case Welcome(cards):
+            return _WELCOME.pack(len(cards), 0) + b"".join(
+                _CARD.pack(card.uuid, card.limit_bytes, card.core_percent, card.klass) for card in cards
+            )
+        case Lease(card, need, want):
+            return _LEASE.pack(card, 0, need, want)
+        case Leased(card, refused, granted, unleased):
+            return _LEASED.pack(card, int(refused), granted, unleased)
+        case Return(card, amount) | Recall(card, amount):
+            return _AMOUNT.pack(card, 0, amount)
+        case Usage(card, used, leased):
+            return _USAGE.pack(card, 0, used, leased)
+        case Error(code, text):
+            return _ERROR.pack(code, text.encode()[: ERROR_TEXT_BYTES - 1])
+
+
+def decode(packet: bytes) -> tuple[int, Message]:
+    """The seq and the message of a packet.
+
+    Raises BadDocument that says what was found and what is allowed; NewerVersion when the peer speaks a later protocol.
+    """
+    if not _HEADER.size <= len(packet) <= PACKET_LIMIT:
+        raise BadDocument(f"packet of {len(packet)} bytes: it must be {_HEADER.size} to {PACKET_LIMIT}")
+    magic, version, number, seq, body_bytes = _HEADER.unpack_from(packet)
+    if magic != MAGIC:
+        raise BadDocument(f"packet begins with {magic:#010x}: it must be {MAGIC:#010x}")
+    if version != VERSION:
+        kind = NewerVersion if version > VERSION else BadDocument
+        raise kind(f"packet is of protocol version {version}: this Tangram speaks version {VERSION}")
+    body = packet[_HEADER.size :]
+    if body_bytes != len(body):
+        raise BadDocument(f"packet announces a body of {body_bytes} bytes and carries {len(body)}")
+    if number == _TYPES[Welcome]:
+        return seq, _welcome(body)
+    if number not in _BODY_BYTES:
+        raise BadDocument(f"packet is of type {number}: types are 1 to {max(_NAMES)}")
+    if len(body) != _BODY_BYTES[number]:
+        raise BadDocument(f"{_NAMES[number]} has a body of {len(body)} bytes: it must be {_BODY_BYTES[number]}")
+    return seq, _message(number, body)
+
+
+def _message(number: int, body: bytes) -> Message:
+    match number:
+        case 1:
+            pid, flags, version = _HELLO.unpack(body)
+            return Hello(pid, flags, _text(version))
+        case 3:
+            card, _, need, want = _LEASE.unpack(body)
+            return Lease(_card(card), need, want)
+        case 4:
+            card, refused, granted, unleased = _LEASED.unpack(body)
+            return Leased(_card(card), bool(refused), granted, unleased)
+        case 5 | 6:
+            card, _, amount = _AMOUNT.unpack(body)
+            return (Return if number == 5 else Recall)(_card(card), amount)
+        case 7:
+            card, _, used, leased = _USAGE.unpack(body)
+            return Usage(_card(card), used, leased)
+        case _:
+            code, text = _ERROR.unpack(body)
+            return Error(code, _text(text))
+
+
+def _welcome(body: bytes) -> Welcome:
+    if len(body) < _WELCOME.size:
+        raise BadDocument(f"WELCOME has a body of {len(body)} bytes: it must be at least {_WELCOME.size}")
+    count, _ = _WELCOME.unpack_from(body)
+    needed = _WELCOME.size + count * _CARD.size
+    if count > CARDS_LIMIT or len(body) != needed:
+        raise BadDocument(
+            f"WELCOME of {count} cards has a body of {len(body)} bytes: at most {CARDS_LIMIT} cards of {_CARD.size}"
+        )
+    return Welcome(tuple(WelcomeCard(*_CARD.unpack_from(body, _WELCOME.size + i * _CARD.size)) for i in range(count)))
+
+
+def _card(card: int) -> int:
+    if card >= CARDS_LIMIT:
+        raise BadDocument(f"packet names card {card}: cards are 0 to {CARDS_LIMIT - 1}")
+    return card
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode(errors="replace")
