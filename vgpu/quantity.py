@@ -67,10 +67,15 @@ def whole_number(text: str | int, *, what: str, at_most: int = LARGEST) -> int:
 def memory_units(text: str | int, *, unit_mib: int, what: str) -> int:
     """A gpu-mem quantity in the cluster's units, bytes rounded up to whole units.
 
-    Raises BadAsk when it is malformed, zero, negative or fractional.
+    Raises BadAsk when it is malformed, zero, negative or fractional, or so large that its units would read as bytes.
     """
     number = whole_number(text, what=what)
-    return -(-number // (unit_mib * MIB)) if number >= SMALLEST_BYTES else number
+    units = -(-number // (unit_mib * MIB)) if number >= SMALLEST_BYTES else number
+    if units >= SMALLEST_BYTES:
+        raise BadAsk(
+            f"{what} is {text}, which is {units} units of {unit_mib} MiB: it must be 1 to {SMALLEST_BYTES - 1} units"
+        )
+    return units
 
 
 def rounds_up(text: str | int, *, unit_mib: int) -> bool:

@@ -1,0 +1,169 @@
+"""What a pod that asks for GPUs must not bring along.
+
+Every check raises BadAsk with a sentence, or passes. The ask itself (quantities, classes, policies) is judged by
+`vgpu.request`; here it is about the rest of the pod: whatever would let it past the scheduler, out of the library or to
+GPUs that it was not given. What is allowed is not changed here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Final
+
+from vgpu.contract import CONTAINER_DIR, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV, PRELOAD_FILE
+from vgpu.errors import BadAsk
+from vgpu.names import Names
+from vgpu.request import Ask, PodAsk
+from webhook.objects import Container, Pod
+from webhook.rules import STOCK_SCHEDULER, Rules
+
+NO_GPU_VALUES: Final = ("void", "none", "")
+"""NVIDIA_VISIBLE_DEVICES values by which NVIDIA's container runtime gives no GPU. Specified by NVIDIA."""
+
+NVIDIA_DOMAIN: Final = "nvidia.com/"
+ESCAPES: Final = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
+"""Capabilities that undo mounts or reach devices, and with them the library. From capabilities(7)."""
+
+_RESERVED: Final = (CONTAINER_DIR, f"/var{CONTAINER_DIR}", PRELOAD_FILE)
+"""/var/run is a link to /run in most images."""
+
+
+def own_annotations(pod: Pod, names: Names) -> None:
+    """Only the scheduler writes what was decided for a pod."""
+    for key in pod.metadata.annotations or {}:
+        if key.startswith(names.own_annotation_prefixes):
+            raise BadAsk(f"annotation {key} is written by Tangram when it places a pod: leave it out")
+
+
+def unknown_annotations(pod: Pod, names: Names) -> None:
+    """A typing error must not silently change what is asked."""
+    known = sorted(names.user_annotations)
+    for key in pod.metadata.annotations or {}:
+        if names.ours(key) and key not in known:
+            near = get_close_matches(key, known, n=1)
+            rather = f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(known)}"
+            raise BadAsk(f"annotation {key} is unknown to Tangram: {rather}")
+
+
+def misplaced_asks(pod: Pod, names: Names) -> None:
+    """Asks stand on init and app containers only."""
+    for container in pod.spec.ephemeral_containers or []:
+        if any(map(names.ours, container.resource_names())):
+            raise BadAsk(f"ephemeral container {container.name} asks for GPUs: only init and app containers can")
+    whole = pod.spec.resources
+    if whole and any(map(names.ours, [*(whole.limits or ()), *(whole.requests or ())])):
+        raise BadAsk("spec.resources asks for GPUs for the pod as a whole: write it under a container's resources")
+
+
+def past_the_scheduler(pod: Pod, rules: Rules) -> None:
+    """A node would refuse a pod that nobody placed, so it is better told now."""
+    if pod.spec.node_name:
+        raise BadAsk(
+            f"spec.nodeName is {pod.spec.node_name}: a pod that asks for GPUs is placed by the scheduler; to choose the node use a nodeSelector"
+        )
+    named = pod.spec.scheduler_name or STOCK_SCHEDULER
+    allowed = {STOCK_SCHEDULER, rules.scheduler_name, *rules.other_schedulers}
+    if named not in allowed:
+        raise BadAsk(
+            f"spec.schedulerName is {named}, which does not place GPU shares: leave it out or write {' or '.join(sorted(allowed - {STOCK_SCHEDULER}) or [STOCK_SCHEDULER])}"
+        )
+
+
+def size(ask: Ask, container: Container, rules: Rules) -> None:
+    """A share that no GPU could hold."""
+    if ask.mib <= rules.largest_card_mib:
+        return
+    asked = str(((container.resources and container.resources.limits) or {}).get(rules.names.gpu_mem))
+    hint = (
+        f"; a plain number counts units of {rules.unit_mib} MiB, so write {asked}Mi for MiB" if asked.isdigit() else ""
+    )
+    raise BadAsk(
+        f"container {container.name}: {rules.names.gpu_mem} is {asked}, which is {ask.mib} MiB on each GPU: the largest GPU has {rules.largest_card_mib} MiB{hint}"
+    )
+
+
+def foreign_gpus(container: Container) -> None:
+    """NVIDIA's plugin and ours would each tell the container its GPUs, and one of them would win."""
+    for resource in sorted(container.resource_names()):
+        if resource.startswith(NVIDIA_DOMAIN):
+            raise BadAsk(
+                f"container {container.name} asks for {resource} and for GPUs of Tangram: it must be one of them, or two containers"
+            )
+
+
+def visible_gpus(container: Container, field_path: str) -> None:
+    """Variables of a container that asks: only Tangram says which GPUs it sees."""
+    for env in container.env or []:
+        if env.name in (NVIDIA_ENV, GPUS_ENV) and env.field_path != field_path:
+            raise BadAsk(
+                f"container {container.name} sets {env.name}{_as(env.value)}: Tangram sets it to the GPUs that the container is given, leave it out"
+            )
+
+
+def no_gpus(container: Container) -> None:
+    """Variables of a container that asks for nothing beside one that does: it sees no GPU."""
+    for env in container.env or []:
+        if env.name == NVIDIA_ENV and (env.value_from or (env.value or "") not in NO_GPU_VALUES):
+            raise BadAsk(
+                f"container {container.name} asks for no GPU and sets {NVIDIA_ENV}{_as(env.value)}: leave it out, or ask for a share"
+            )
+
+
+def preload(container: Container) -> None:
+    """LD_PRELOAD can be prepended to only when its text is there to read."""
+    found = [env for env in container.env or [] if env.name == PRELOAD_ENV]
+    if len(found) > 1:
+        raise BadAsk(f"container {container.name} sets {PRELOAD_ENV} {len(found)} times: it must be set once")
+    if found and found[0].value_from:
+        raise BadAsk(
+            f"container {container.name} sets {PRELOAD_ENV} by valueFrom: Tangram puts its library in front, so it must be written as a value"
+        )
+
+
+def mounts(container: Container) -> None:
+    """The library's places in a container's file system are Tangram's."""
+    for path in _seen_at(container):
+        clean = posixpath.normpath("/" + path.lstrip("/"))
+        for reserved in _RESERVED:
+            if clean == reserved or clean.startswith(f"{reserved}/"):
+                raise BadAsk(
+                    f"container {container.name} mounts a volume at {path}: {CONTAINER_DIR} and {PRELOAD_FILE} are Tangram's in a container with a GPU share"
+                )
+
+
+def escapes(pod: Pod, container: Container) -> str | None:
+    """Why a container's rights let it out of every limit, or None."""
+    security = container.security_context
+    if security and security.privileged:
+        return f"container {container.name} is privileged"
+    if security and security.capabilities:
+        for capability in security.capabilities.add or []:
+            if capability.upper().removeprefix("CAP_") in ESCAPES:
+                return f"container {container.name} adds the capability {capability}"
+    return f"container {container.name} shares the node's processes (hostPID)" if pod.spec.host_pid else None
+
+
+def whole_pod(pod: Pod, ask: PodAsk, rules: Rules) -> None:
+    """Every check on a pod that asks."""
+    unknown_annotations(pod, rules.names)
+    past_the_scheduler(pod, rules)
+    asks = {ask.container: ask for ask in ask.containers}
+    for _, container in pod.located():
+        wanted = asks.get(container.name)
+        if wanted:
+            foreign_gpus(container)
+            size(wanted, container, rules)
+        if wanted and wanted.kind == "share":
+            preload(container)
+            mounts(container)
+
+
+def _seen_at(container: Container) -> Iterator[str]:
+    yield from (mount.mount_path for mount in container.volume_mounts or [])
+    yield from (device.device_path for device in container.volume_devices or [])
+
+
+def _as(value: str | None) -> str:
+    return f" to {value!r}" if value is not None else ""

@@ -1,0 +1,157 @@
+"""Decide what a pod's spec must carry before it is stored: a patch with warnings, or a denial.
+
+Pure: reads a decoded pod and the cluster's rules, answers with a `Verdict` or raises BadAsk. It knows no cluster: whether a
+well-formed ask fits is placement's business. Applying the patch and asking again changes nothing (the API server may call
+twice), and a pod that asks for nothing of ours is left alone.
+
+What a pod that asks is given
+    limits, requests    quantities in the cluster's units, the same in both
+    asking containers   NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
+    shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
+    other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
+    the pod             scheduler, service class; runtime class and priority class where the operator wishes
+
+A priority class needs care: the API server's Priority plugin has run before and has written spec.priority. It runs again
+after a webhook changed the pod and refuses a number that does not match the class, so the number is taken out with it
+(plugin/pkg/admission/priority, admission/reinvocation.go in Kubernetes 1.36).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from vgpu.contract import CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
+from vgpu.errors import BadAsk
+from vgpu.names import DEFAULT_CLASS
+from vgpu.quantity import rounds_up
+from vgpu.request import Ask, PodAsk, pod_ask
+from webhook import checks
+from webhook.objects import Container, Pod, Resources, pod_of
+from webhook.patch import Op, Patch
+from webhook.rules import STOCK_SCHEDULER, Rules
+
+NO_GPU: Final = {"name": NVIDIA_ENV, "value": checks.NO_GPU_VALUES[0]}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A pod that may come in."""
+
+    ops: tuple[Op, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def mutate(document: Mapping[str, Any], rules: Rules) -> Verdict:
+    """What to change in a pod that is being created.
+
+    Raises BadAsk with a sentence when it must not come in.
+    """
+    try:
+        pod = pod_of(document)
+    except msgspec.ValidationError as error:
+        raise BadAsk(f"this is no pod that Kubernetes would store: {error}") from None
+    checks.own_annotations(pod, rules.names)
+    checks.misplaced_asks(pod, rules.names)
+    ask = pod_ask(document, names=rules.names, unit_mib=rules.unit_mib, policies=rules.policies)
+    if not ask:
+        return Verdict()
+    checks.whole_pod(pod, ask, rules)
+    patch, warnings = Patch(), _escape_warnings(pod, ask, rules)
+    asks = {ask.container: ask for ask in ask.containers}
+    for path, container in pod.located():
+        wanted = asks.get(container.name)
+        if wanted is None:
+            _hide_gpus(patch, path, container)
+        else:
+            warnings += _normalise(patch, path, container, wanted, rules)
+            _inject(patch, path, container, wanted, rules)
+    _pod_wide(patch, pod, ask, rules)
+    return Verdict(tuple(patch.ops), tuple(warnings))
+
+
+def _normalise(patch: Patch, path: str, container: Container, ask: Ask, rules: Rules) -> list[str]:
+    """Quantities as the kubelet counts them."""
+    resources = container.resources or Resources()
+    limits, requests = resources.limits or {}, resources.requests
+    wanted = {name: str(number) for name, number in ask.resources(rules.names).items()}
+    patch.put(f"{path}/resources/limits", _differing(wanted, limits), there=True)
+    patch.put(f"{path}/resources/requests", _differing(wanted, requests or {}), there=requests is not None)
+    asked = limits.get(rules.names.gpu_mem)
+    if asked is None or not rounds_up(str(asked), unit_mib=rules.unit_mib):
+        return []
+    return [
+        f"container {container.name}: {rules.names.gpu_mem} {asked} is rounded up to {ask.units} units of {rules.unit_mib} MiB ({ask.units * rules.unit_mib} MiB)"
+    ]
+
+
+def _differing(wanted: dict[str, str], found: Mapping[str, str | int | float]) -> dict[str, str]:
+    return {name: number for name, number in wanted.items() if str(found.get(name)) != number}
+
+
+def _inject(patch: Patch, path: str, container: Container, ask: Ask, rules: Rules) -> None:
+    """Variables of a container that asks. Ours come first, so that the user's own may refer to them."""
+    field_path = f"metadata.annotations['{rules.names.gpus_of(container.name)}']"
+    checks.visible_gpus(container, field_path)
+    names = {env.name for env in container.env or []}
+    reference = {"fieldRef": {"apiVersion": "v1", "fieldPath": field_path}}
+    added: list[Op] = [{"name": name, "valueFrom": reference} for name in (NVIDIA_ENV, GPUS_ENV) if name not in names]
+    if ask.kind == "share":
+        for index, env in enumerate(container.env or []):
+            if env.name == PRELOAD_ENV and not _preloaded(env.value):
+                text = f"{CONTAINER_LIBRARY}:{env.value}" if env.value else CONTAINER_LIBRARY
+                patch.set(f"{path}/env/{index}/value", text)
+        if PRELOAD_ENV not in names:
+            added.append({"name": PRELOAD_ENV, "value": CONTAINER_LIBRARY})
+    _prepend(patch, path, container, added)
+
+
+def _preloaded(value: str | None) -> bool:
+    return value == CONTAINER_LIBRARY or (value or "").startswith(f"{CONTAINER_LIBRARY}:")
+
+
+def _hide_gpus(patch: Patch, path: str, container: Container) -> None:
+    """A container that asks for nothing; NVIDIA's own plugin keeps its word to those that ask it."""
+    if any(name.startswith(checks.NVIDIA_DOMAIN) for name in container.resource_names()):
+        return
+    checks.no_gpus(container)
+    if all(env.name != NVIDIA_ENV for env in container.env or []):
+        _prepend(patch, path, container, [dict(NO_GPU)])
+
+
+def _prepend(patch: Patch, path: str, container: Container, added: list[Op]) -> None:
+    if not container.env and added:
+        patch.set(f"{path}/env", added)
+        return
+    for entry in reversed(added):
+        patch.set(f"{path}/env/0", entry)
+
+
+def _pod_wide(patch: Patch, pod: Pod, ask: PodAsk, rules: Rules) -> None:
+    spec, annotations = pod.spec, pod.metadata.annotations
+    if rules.names.klass not in (annotations or {}):
+        patch.put("/metadata/annotations", {rules.names.klass: DEFAULT_CLASS}, there=annotations is not None)
+    if (spec.scheduler_name or STOCK_SCHEDULER) == STOCK_SCHEDULER and spec.scheduler_name != rules.scheduler_name:
+        patch.set("/spec/schedulerName", rules.scheduler_name)
+    if rules.runtime_class and not spec.runtime_class_name:
+        patch.set("/spec/runtimeClassName", rules.runtime_class)
+    priority_class = rules.priority_classes.get(ask.klass)
+    if priority_class and not spec.priority_class_name:
+        patch.set("/spec/priorityClassName", priority_class)
+        if spec.priority is not None:
+            patch.remove("/spec/priority")
+        if spec.preemption_policy is not None:
+            patch.remove("/spec/preemptionPolicy")
+
+
+def _escape_warnings(pod: Pod, ask: PodAsk, rules: Rules) -> list[str]:
+    """One warning a container with a share that could leave it; BadAsk where the operator says so."""
+    shares = {ask.container for ask in ask.containers if ask.kind == "share"}
+    reasons = [checks.escapes(pod, container) for _, container in pod.located() if container.name in shares]
+    sentences = [f"{reason}: it can leave the limits of its GPU share" for reason in reasons if reason]
+    if sentences and rules.privileged == "deny":
+        raise BadAsk(f"{sentences[0]}, so it must ask for whole GPUs ({rules.names.gpu}) or do without")
+    return sentences

@@ -1,0 +1,38 @@
+"""What the cluster's operator decided about admission: the settings that a decision reads, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from vgpu.names import DEFAULT, DEFAULT_POLICY, Names
+
+STOCK_SCHEDULER: Final = "default-scheduler"
+"""What the API server writes when a pod names no scheduler. Specified by Kubernetes."""
+
+LARGEST_CARD_MIB: Final = 2**20
+"""1 TiB: more than any GPU sold has (guessed to hold for years; 288 GiB is the most in 2025)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How pods are admitted."""
+
+    names: Names = DEFAULT
+    unit_mib: int = 1024
+    """Memory unit of the cluster, MiB."""
+    scheduler_name: str = "tangram-scheduler"
+    """Given to pods that name none."""
+    other_schedulers: frozenset[str] = frozenset()
+    """Further schedulers that run Tangram's extender, so that a pod may name them."""
+    runtime_class: str = ""
+    """Given to pods that name none; empty = none is given."""
+    policies: tuple[str, ...] = (DEFAULT_POLICY,)
+    """Placement policies that a pod may name."""
+    largest_card_mib: int = LARGEST_CARD_MIB
+    """A share that wants more than this on one GPU is denied at once."""
+    privileged: Literal["deny", "warn"] = "deny"
+    """What happens to a share in a container that its own rights let out of every limit."""
+    priority_classes: Mapping[str, str] = field(default_factory=dict)
+    """Service class -> PriorityClass given to pods that name none; empty = none is given."""
