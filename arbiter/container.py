@@ -29,6 +29,8 @@ from vgpu.names import CLASSES
 MIB: Final = 2**20
 PACKETS_A_TURN: Final = 16
 """Packets read from one process before the others have theirs. Guessed."""
+QUIET_S: Final = 1.0
+"""A tenant that sends garbage fills its own metric and not the log."""
 _log = structlog.get_logger()
 
 BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
@@ -61,6 +63,7 @@ class Container:
         self._limits, self._clock, self._opens_at_s = limits, clock, opens_at_s
         self._page = Page()
         self._numbers = 0
+        self._quiet_until_s = 0.0
         self._gone: list[Connection] = []
         self.listener = _listen(folder / "arbiter.sock")
         self.load()
@@ -81,6 +84,8 @@ class Container:
             self._answer_waiting()
             return
         self._trouble = ""
+        if grant == self.grant:
+            return
         self._adopt(grant, uuids)
 
     def _adopt(self, grant: Grant, uuids: list[bytes]) -> None:
@@ -207,6 +212,7 @@ class Container:
 
     def _tell_one(self, connection: Connection, event: Event) -> None:
         unleased = self.ledger.unleased_bytes(event.card)
+        self._page.show(event.card, unleased)  # before the answer: who has read it sees the page in step
         match event:
             case Granted(_, card, seq, granted):
                 connection.send(seq, wire.Leased(card, False, granted, unleased))
@@ -223,7 +229,10 @@ class Container:
             self._drop(connection)
         except BadDocument as error:
             self.bad_packets += 1
-            _log.warning("bad packet", grant=self.folder.name, pid=connection.pid, reason=str(error))
+            if self._clock() >= self._quiet_until_s:
+                self._quiet_until_s = self._clock() + QUIET_S
+                count = self.bad_packets
+                _log.warning("bad packet", grant=self.folder.name, pid=connection.pid, reason=str(error), count=count)
             self._refuse(connection, BAD_PACKET, str(error))
 
     def _refuse(self, connection: Connection, code: int, text: str) -> None:

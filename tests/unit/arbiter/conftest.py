@@ -1,0 +1,168 @@
+"""A running arbiter, and processes that speak its protocol by hand."""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from arbiter.container import Limits
+from arbiter.server import Server
+from vgpu import wire
+from vgpu.codec import grant_to_text
+from vgpu.grant import Grant, GrantCard
+
+CARD = "GPU-00000000-0000-0000-0000-000000000001"
+OTHER_CARD = "GPU-00000000-0000-0000-0000-000000000002"
+MIB = 2**20
+
+
+def a_grant(mib: int = 1000, pod: str = "a", uuids: tuple[str, ...] = (CARD,)) -> Grant:
+    return Grant("default", pod, f"uid-{pod}", "main", tuple(GrantCard(uuid, mib) for uuid in uuids))
+
+
+@dataclass
+class Process:
+    """A library's side of one connection."""
+
+    sock: socket.socket
+    cards: tuple[wire.WelcomeCard, ...] = ()
+    page: memoryview | None = None
+    _held: list[mmap.mmap] = field(default_factory=list)
+
+    def send(self, message: wire.Message, seq: int = 1) -> None:
+        self.sock.send(wire.encode(seq, message))
+
+    def send_bytes(self, packet: bytes) -> None:
+        self.sock.send(packet)
+
+    def receive(self) -> wire.Message:
+        return self.receive_numbered()[1]
+
+    def receive_numbered(self) -> tuple[int, wire.Message]:
+        packet = self.sock.recv(8192)
+        assert packet, "the arbiter hung up"
+        return wire.decode(packet)
+
+    def hello(self) -> Process:
+        self.send(wire.Hello(1, 0, "test"))
+        return self.welcomed()
+
+    def welcomed(self) -> Process:
+        packet, control, _, _ = self.sock.recvmsg(8192, socket.CMSG_SPACE(4))
+        _, message = wire.decode(packet)
+        assert isinstance(message, wire.Welcome), message
+        self.cards = message.cards
+        fd = array.array("i", control[0][2])[0]
+        self._held.append(mmap.mmap(fd, wire.PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ))
+        os.close(fd)
+        self.page = memoryview(self._held[0]).cast("Q")
+        return self
+
+    def lease(self, need: int, want: int = 0, card: int = 0) -> wire.Leased:
+        """Uses all that it holds: a recall meanwhile is answered with nothing."""
+        self.send(wire.Lease(card, need, want))
+        seq, answer = self.receive_numbered()
+        while isinstance(answer, wire.Recall):
+            self.send(wire.Return(answer.card, 0), seq)
+            seq, answer = self.receive_numbered()
+        assert isinstance(answer, wire.Leased), answer
+        return answer
+
+    def hung_up(self) -> bool:
+        """Waits for it."""
+        try:
+            return self.sock.recv(8192) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        if self.page is not None:
+            self.page.release()
+            self._held[0].close()
+            self.page = None
+        self.sock.close()
+
+
+@dataclass
+class Node:
+    """A grants folder with an arbiter."""
+
+    folder: Path
+    limits: Limits
+    server: Server | None = None
+    _thread: threading.Thread | None = None
+    _processes: list[Process] = field(default_factory=list, repr=False)
+
+    def start(self) -> Server:
+        self.server = Server(self.folder, self.limits)
+        self._thread = threading.Thread(target=self.server.run)
+        self._thread.start()
+        return self.server
+
+    def stop(self) -> None:
+        if self.server is not None and self._thread is not None:
+            self.server.stop()
+            self._thread.join(10)
+            assert not self._thread.is_alive()
+            self.server = None
+
+    def allocate(self, key: str = "k", grant: Grant | str | None = None) -> Path:
+        """A directory as the device plugin makes it."""
+        folder = self.folder / key
+        folder.mkdir(exist_ok=True)
+        if grant is not None:
+            self.write(key, grant)
+        return folder
+
+    def write(self, key: str, grant: Grant | str) -> None:
+        fresh = self.folder / key / ".grant.new"
+        fresh.write_text(grant if isinstance(grant, str) else grant_to_text(grant))
+        fresh.rename(self.folder / key / "grant")
+
+    def connect(self, key: str = "k") -> Process:
+        path = self.folder / key / "arbiter.sock"
+        wait_for(path.exists)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(5)
+        sock.connect(str(path))
+        self._processes.append(Process(sock))
+        return self._processes[-1]
+
+    def process(self, key: str = "k") -> Process:
+        return self.connect(key).hello()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+        self.stop()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
+    """Polls what has no event to wait for."""
+    pause = threading.Event()
+    for _ in range(int(seconds * 200)):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it did not come about in time")
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    folder = Path(
+        tempfile.mkdtemp(prefix="ta-")
+    )  # a socket's path holds 107 characters: pytest's own folders are longer
+    node = Node(folder, Limits(grant_wait_s=0.5, grace_s=0.2))
+    yield node
+    node.close()
+    shutil.rmtree(folder)

@@ -1,0 +1,104 @@
+"""The arbiter as a program: its options, its metrics, its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arbiter.__main__ import main
+from arbiter.metrics import LedgerCollector
+from tests.unit.arbiter.conftest import CARD, MIB, Node, a_grant
+from vgpu import wire
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[str], int]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "arbiter", "--grants-dir", str(folder), "--metrics-port", "0", "--metrics-host", "127.0.0.1"],
+        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        record = json.loads(line)
+        if record["event"] == "serving":
+            return process, record["metrics_port"]
+    raise AssertionError("it ended before it served")
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_it_serves_metrics_and_health_and_ends_cleanly_on_sigterm(node: Node) -> None:
+    node.allocate("k", a_grant())
+    process, port = start(node.folder)
+    try:
+        client = node.process()
+        client.lease(100 * MIB)
+        assert get(port, "/healthz") == (200, "ok\n")
+        status, text = get(port, "/metrics")
+        assert status == 200
+        labels = f'{{container="main",gpu_uuid="{CARD}",namespace="default",pod="a"}}'
+        assert f"tangram_arbiter_limit_bytes{labels} 1.048576e+09" in text
+        assert f"tangram_arbiter_leased_bytes{labels}" in text
+        resident_kib = int(Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1].split()[0])
+        assert resident_kib < 100 * 1024, f"RSS is {resident_kib} KiB: at most 100 MiB"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert client.hung_up()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_metrics_count_limits_leases_uses_and_connections(node: Node) -> None:
+    server = node.start()
+    node.allocate("k", a_grant())
+    process = node.process()
+    process.lease(300 * MIB)
+    process.send(wire.Usage(0, 200 * MIB, 300 * MIB))
+    process.lease(1)
+    values = {s.name: s.value for family in LedgerCollector(server).collect() for s in family.samples}
+    assert values == {
+        "tangram_arbiter_limit_bytes": 1000 * MIB,
+        "tangram_arbiter_leased_bytes": 300 * MIB + 1,
+        "tangram_arbiter_used_bytes": 200 * MIB,
+        "tangram_arbiter_connections": 1,
+        "tangram_arbiter_bad_packets_total": 0,
+    }
+
+
+def test_help_says_what_each_option_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "--grants-dir" in text
+    assert "TANGRAM_ARBITER_GRANTS_DIR" in text
+
+
+def test_a_wrong_option_is_named_with_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--metrics-port", "99999"])
+    assert "metrics_port is '99999': Input should be less than or equal to 65535" in capsys.readouterr().err
+
+
+def test_settings_come_from_the_environment_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(os.environ, "TANGRAM_ARBITER_RECALL_WAIT_MS", "0")
+    with pytest.raises(SystemExit):
+        main([])
+    assert "recall_wait_ms is '0'" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""Leases of one grant: never beyond the limit, never refused while there is room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vgpu.errors import BadDocument
+from vgpu.ledger import Denied, Event, Granted, Ledger, Wanted
+
+ONE, TWO, THREE = 1, 2, 3
+
+
+def ledger(limit: int, *processes: int) -> Ledger:
+    made = Ledger([limit])
+    for process in processes:
+        made.join(process)
+    return made
+
+
+def test_an_ask_gets_its_need_and_a_part_of_the_rest() -> None:
+    assert ledger(1000, ONE).ask(ONE, 0, 7, 100, 1000, 0) == [Granted(ONE, 0, 7, 100 + 900 // 4)]
+
+
+def test_the_last_byte_can_be_had_and_not_one_more() -> None:
+    book = ledger(1000, ONE)
+    assert book.ask(ONE, 0, 1, 1000, 1000, 0) == [Granted(ONE, 0, 1, 1000)]
+    assert book.ask(ONE, 0, 2, 1, 1, 0) == [Denied(ONE, 0, 2)]
+
+
+def test_a_process_that_hangs_up_gives_its_lease_back() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 1000, 1000, 0)
+    book.leave(ONE, 0)
+    assert book.ask(TWO, 0, 1, 1000, 1000, 0) == [Granted(TWO, 0, 1, 1000)]
+
+
+def test_what_a_sibling_does_not_use_is_recalled_and_granted() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    (wanted,) = book.ask(TWO, 0, 1, 500, 900, 0)
+    assert wanted == Wanted(ONE, 0, wanted.recall, 300)  # type: ignore[union-attr]
+    assert book.give_back(ONE, 0, 300, wanted.recall, 0.01) == [Granted(TWO, 0, 1, 500)]  # type: ignore[union-attr]
+
+
+def test_an_ask_is_refused_once_every_sibling_has_answered() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    (wanted,) = book.ask(TWO, 0, 1, 500, 900, 0)
+    assert book.give_back(ONE, 0, 100, wanted.recall, 0.01) == [Denied(TWO, 0, 1)]  # type: ignore[union-attr]
+
+
+def test_a_sibling_that_does_not_answer_delays_an_ask_for_a_bounded_time_and_only_once() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    book.ask(TWO, 0, 1, 500, 900, 0)
+    assert book.deadline_s() == pytest.approx(0.05)
+    assert book.expire(0.049) == []
+    assert book.expire(0.051) == [Denied(TWO, 0, 1)]
+    assert book.ask(TWO, 0, 2, 500, 900, 0.06) == [Denied(TWO, 0, 2)], "it still owes the answer: not waited for again"
+
+
+def test_a_sibling_that_hangs_up_answers_the_recall() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    book.ask(TWO, 0, 1, 500, 500, 0)
+    assert book.leave(ONE, 0.01) == [Granted(TWO, 0, 1, 500)]
+
+
+def test_an_ask_beyond_the_limit_bothers_nobody() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    assert book.ask(TWO, 0, 1, 1001, 1001, 0) == [Denied(TWO, 0, 1)]
+
+
+def test_asks_are_decided_in_the_order_they_came() -> None:
+    book = ledger(1000, ONE, TWO, THREE)
+    book.ask(ONE, 0, 1, 900, 900, 0)
+    (wanted,) = book.ask(TWO, 0, 1, 200, 200, 0)
+    assert book.ask(THREE, 0, 1, 100, 100, 0) == [], "it would fit, but it waits its turn"
+    events = book.give_back(ONE, 0, 200, wanted.recall, 0.01)  # type: ignore[union-attr]
+    assert events == [Granted(TWO, 0, 1, 200), Granted(THREE, 0, 1, 100)]
+
+
+def test_after_a_restart_nothing_is_leased_before_processes_have_stated_what_they_hold() -> None:
+    book = Ledger([1000], opens_at_s=10)
+    book.join(ONE)
+    book.join(TWO)
+    book.state(ONE, 0, 500, 600)
+    assert book.ask(ONE, 0, 1, 300, 300, 9.5) == []
+    assert book.deadline_s() == 10
+    book.state(TWO, 0, 400, 400)
+    (wanted,) = book.expire(10)
+    assert isinstance(wanted, Wanted)
+    assert book.unleased_bytes(0) == 0
+    assert book.used_bytes(0) == 900
+
+
+def test_what_is_stated_beyond_the_limit_stands_and_nothing_more_is_leased() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.state(ONE, 0, 1500, 1500)
+    assert book.leased_bytes(0) == 1500
+    assert book.unleased_bytes(0) == 0
+    book.ask(TWO, 0, 1, 1, 1, 0)
+    assert book.expire(1) == [Denied(TWO, 0, 1)]
+
+
+def test_a_process_that_has_asked_cannot_state_its_lease_away() -> None:
+    book = ledger(1000, ONE)
+    book.ask(ONE, 0, 1, 1000, 1000, 0)
+    book.state(ONE, 0, 0, 0)
+    assert book.leased_bytes(0) == 1000
+
+
+@pytest.mark.parametrize("card", [1, 63])
+def test_a_card_the_grant_does_not_have_is_refused(card: int) -> None:
+    with pytest.raises(BadDocument, match=f"names card {card}: this container has 1, from 0"):
+        ledger(1000, ONE).ask(ONE, card, 1, 1, 1, 0)
+
+
+def test_more_than_leased_cannot_be_returned() -> None:
+    with pytest.raises(BadDocument, match="RETURN of 1 bytes of card 0: 0 to 0 are leased"):
+        ledger(1000, ONE).give_back(ONE, 0, 1, 0, 0)
+
+
+def test_a_second_ask_before_the_answer_is_refused() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    book.ask(TWO, 0, 1, 500, 500, 0)
+    with pytest.raises(BadDocument, match="one at a time"):
+        book.ask(TWO, 0, 2, 1, 1, 0)
+
+
+@dataclass
+class World:
+    """The obvious slow version: processes that obey, and what each was told it holds."""
+
+    limit: int
+    book: Ledger
+    held: dict[int, int] = field(default_factory=dict)
+    used: dict[int, int] = field(default_factory=dict)
+    asking: dict[int, int] = field(default_factory=dict)
+    recalls: list[Wanted] = field(default_factory=list)
+
+    def hear(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Wanted):
+                self.recalls.append(event)
+                continue
+            need = self.asking.pop(event.process)
+            others = sum(self.held.values())
+            if isinstance(event, Granted):
+                assert event.granted_bytes >= need
+                self.held[event.process] += event.granted_bytes
+                self.used[event.process] += need
+            else:
+                assert others + need > self.limit, "refused though it fits beside all that is leased"
+            assert sum(self.held.values()) <= self.limit
+
+    def check(self) -> None:
+        assert self.book.leased_bytes(0) == sum(self.held.values())
+        assert self.book.unleased_bytes(0) == self.limit - sum(self.held.values())
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "leave", "ask", "free", "return", "answer", "wait"]),
+        st.integers(0, 5),
+        st.integers(0, 130),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 100), STEPS)
+def test_whatever_processes_do_the_leases_stay_within_the_limit(limit: int, steps: list[tuple[str, int, int]]) -> None:
+    world, now, seq = World(limit, Ledger([limit])), 0.0, 0
+    for what, process, amount in steps:
+        now += 0.001
+        there = process in world.held
+        if what == "join" and not there:
+            world.book.join(process)
+            world.held[process] = world.used[process] = 0
+        elif what == "leave" and there:
+            del world.held[process], world.used[process]
+            world.asking.pop(process, None)
+            world.recalls = [recall for recall in world.recalls if recall.process != process]
+            world.hear(world.book.leave(process, now))
+        elif what == "ask" and there and process not in world.asking:
+            seq += 1
+            world.asking[process] = amount
+            world.hear(world.book.ask(process, 0, seq, amount, amount * 2, now))
+        elif what == "free" and there:
+            world.used[process] -= min(amount, world.used[process])
+        elif what == "return" and there:
+            give = min(amount, world.held[process] - world.used[process])
+            world.held[process] -= give
+            world.hear(world.book.give_back(process, 0, give, 0, now))
+        elif what == "answer" and world.recalls:
+            recall = world.recalls.pop(amount % len(world.recalls))
+            give = min(recall.missing_bytes, world.held[recall.process] - world.used[recall.process])
+            world.held[recall.process] -= give
+            world.hear(world.book.give_back(recall.process, 0, give, recall.recall, now))
+        elif what == "wait":
+            now += amount / 1000
+            world.hear(world.book.expire(now))
+        world.check()
+    for _ in range(len(world.asking)):
+        now += 1
+        world.hear(world.book.expire(now))
+    assert not world.asking, "an ask was never answered"
+    assert world.book.deadline_s() is None

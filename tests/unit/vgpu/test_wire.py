@@ -1,0 +1,96 @@
+"""The arbiter's protocol as bytes."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu import wire
+from vgpu.errors import BadDocument, NewerVersion
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+CARD = st.integers(0, wire.CARDS_LIMIT - 1)
+WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=31)
+MESSAGES = st.one_of(
+    st.builds(wire.Hello, U32, U32, WORDS),
+    st.builds(
+        wire.Welcome,
+        st.lists(st.builds(wire.WelcomeCard, st.binary(min_size=16, max_size=16), U64, U32, U32), max_size=64).map(
+            tuple
+        ),
+    ),
+    st.builds(wire.Lease, CARD, U64, U64),
+    st.builds(wire.Leased, CARD, st.booleans(), U64, U64),
+    st.builds(wire.Return, CARD, U64),
+    st.builds(wire.Recall, CARD, U64),
+    st.builds(wire.Usage, CARD, U64, U64),
+    st.builds(wire.Error, U32, WORDS),
+)
+
+
+@given(U32, MESSAGES)
+def test_every_message_comes_back_as_it_went(seq: int, message: wire.Message) -> None:
+    packet = wire.encode(seq, message)
+    assert len(packet) <= wire.PACKET_LIMIT
+    assert wire.decode(packet) == (seq, message)
+
+
+@given(st.binary(max_size=5000))
+def test_any_other_bytes_are_refused_with_a_sentence(packet: bytes) -> None:
+    with pytest.raises(BadDocument, match=r"packet"):
+        wire.decode(packet)
+
+
+@given(U32, MESSAGES, st.data())
+def test_a_packet_with_one_byte_changed_is_refused_or_is_another_message(
+    seq: int, message: wire.Message, data: st.DataObject
+) -> None:
+    packet = bytearray(wire.encode(seq, message))
+    packet[data.draw(st.integers(0, len(packet) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        _, decoded = wire.decode(bytes(packet))
+    except BadDocument:
+        return
+    assert isinstance(decoded, wire.Message)
+
+
+def test_a_later_protocol_is_refused_as_newer() -> None:
+    packet = bytearray(wire.encode(1, wire.Return(0, 5)))
+    struct.pack_into("<H", packet, 4, 2)
+    with pytest.raises(NewerVersion, match="version 2: this Tangram speaks version 1"):
+        wire.decode(bytes(packet))
+
+
+def test_a_card_beyond_the_most_is_refused_by_number() -> None:
+    packet = bytearray(wire.encode(1, wire.Return(0, 5)))
+    struct.pack_into("<I", packet, 16, 64)
+    with pytest.raises(BadDocument, match="card 64: cards are 0 to 63"):
+        wire.decode(bytes(packet))
+
+
+def test_a_cut_packet_says_how_much_is_missing() -> None:
+    with pytest.raises(BadDocument, match="announces a body of 24 bytes and carries 20"):
+        wire.decode(wire.encode(1, wire.Lease(0, 1, 2))[:-4])
+
+
+def test_the_c_header_numbers_the_messages_alike() -> None:
+    header = (Path(__file__).parents[3] / "shim/src/wire.h").read_text()
+    in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z]+) = ([0-9]+)[,\n]", header)}
+    messages = (wire.Hello, wire.Welcome, wire.Lease, wire.Leased, wire.Return, wire.Recall, wire.Usage)
+    kinds = {kind.__name__.upper(): _number(kind) for kind in (*messages, wire.Error)}
+    assert {name: in_c[name] for name in kinds} == kinds
+    assert in_c["VERSION"] == wire.VERSION
+    assert in_c["CARDS"] == wire.CARDS_LIMIT
+    assert f"WIRE_MAGIC = {wire.MAGIC:#x}" in header
+
+
+def _number(kind: type[wire.Message]) -> int:
+    values = {"cards": (), "library_version": "", "text": "", "refused": False}
+    message = kind(**{name: values.get(name, 0) for name in kind.__dataclass_fields__})
+    return int(struct.unpack_from("<H", wire.encode(0, message), 6)[0])
