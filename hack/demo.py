@@ -44,7 +44,9 @@ class Demo:
         """A heading with the time since the start."""
         self.step_number += 1
         self.console.print()
-        self.console.print(Rule(f"[bold]{self.step_number}. {title}[/]  [dim]{time.monotonic() - self.started:.0f} s[/]", align="left"))
+        self.console.print(
+            Rule(f"[bold]{self.step_number}. {title}[/]  [dim]{time.monotonic() - self.started:.0f} s[/]", align="left")
+        )
         if why:
             self.console.print(why, style="dim", highlight=False)
 
@@ -59,11 +61,18 @@ class Demo:
     def run(self, kubectl: Kubectl) -> None:
         """Everything after the cluster is there."""
         real = real_gpus_here()
-        self.step("Install Tangram", "One chart: device plugin and arbiter on each GPU node, scheduler with extender, webhook.")
+        self.step(
+            "Install Tangram",
+            "One chart: device plugin and arbiter on each GPU node, scheduler with extender, webhook.",
+        )
         if not real:
-            self.console.print("No GPU here: a fake NVIDIA driver plays one H200 (real libcuda and NVML interfaces, memory is only counted).")
+            self.console.print(
+                "No GPU here: a fake NVIDIA driver plays one H200 (real libcuda and NVML interfaces, memory is only counted)."
+            )
             install_fake_driver(kubectl, CARDS)
-        self.console.print(f"$ helm upgrade --install tangram deploy/helm/tangram -n {NAMESPACE}", style="cyan", highlight=False)
+        self.console.print(
+            f"$ helm upgrade --install tangram deploy/helm/tangram -n {NAMESPACE}", style="cyan", highlight=False
+        )
         install_chart(kubectl, {"driver": {"root": "/"}, "node": {"privileged": "auto"}} if real else None)
         wait_for_gpus(kubectl)
         self.show(kubectl, "-n", NAMESPACE, "get", "pods")
@@ -77,7 +86,15 @@ class Demo:
         self.console.print(PODS.read_text(), highlight=False, markup=False)
         self.show(kubectl, "-n", DEMO, "apply", "-f", str(PODS.relative_to(ROOT)))
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
-        self.show(kubectl, "-n", DEMO, "get", "pods", "-o", "custom-columns=POD:.metadata.name,GPU:.metadata.annotations.tangram\\.sh/gpus\\.main,STATUS:.status.phase")
+        self.show(
+            kubectl,
+            "-n",
+            DEMO,
+            "get",
+            "pods",
+            "-o",
+            "custom-columns=POD:.metadata.name,GPU:.metadata.annotations.tangram\\.sh/gpus\\.main,STATUS:.status.phase",
+        )
 
         self.step("Each sees its own share, as CUDA and nvidia-smi tell it")
         for pod in ("chat", "embed", "notebook"):
@@ -87,7 +104,10 @@ class Demo:
         self.step("The node's books")
         self.show(kubectl, "describe", node, only=("Allocated resources:", "Resource ", "tangram.sh/gpu"))
 
-        self.step("A pod that takes more than its grant", "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit; its neighbours go on.")
+        self.step(
+            "A pod that takes more than its grant",
+            "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit; its neighbours go on.",
+        )
         self.show(kubectl, "-n", DEMO, "apply", "-f", str(GREEDY.relative_to(ROOT)))
         kubectl("-n", DEMO, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/greedy", "--timeout=120s")
         self.show(kubectl, "-n", DEMO, "logs", "greedy")
@@ -98,7 +118,17 @@ class Demo:
         self.show(kubectl, "-n", DEMO, "apply", "-f", str(HUGE.relative_to(ROOT)))
         wait_for_event(kubectl, "too-large", "FailedScheduling")
         self.show(kubectl, "-n", DEMO, "get", "pod", "too-large")
-        self.show(kubectl, "-n", DEMO, "get", "events", "--field-selector", "involvedObject.name=too-large,reason=FailedScheduling", "-o", "custom-columns=REASON:.reason,MESSAGE:.message")
+        self.show(
+            kubectl,
+            "-n",
+            DEMO,
+            "get",
+            "events",
+            "--field-selector",
+            "involvedObject.name=too-large,reason=FailedScheduling",
+            "-o",
+            "custom-columns=REASON:.reason,MESSAGE:.message",
+        )
 
         self.step("Done")
         self.console.print(
@@ -118,7 +148,10 @@ def fresh_namespace(kubectl: Kubectl) -> None:
     """The demo's namespace, without what an earlier run left."""
     kubectl("delete", "namespace", DEMO, "--ignore-not-found", "--wait", "--timeout=120s")
     kubectl("create", "namespace", DEMO)
-    wait_until(lambda: kubectl("-n", DEMO, "get", "serviceaccount", "default", "--ignore-not-found"), "the namespace's service account")
+    wait_until(
+        lambda: kubectl("-n", DEMO, "get", "serviceaccount", "default", "--ignore-not-found"),
+        "the namespace's service account",
+    )
 
 
 def wait_for_gpus(kubectl: Kubectl) -> None:
@@ -130,7 +163,10 @@ def wait_for_gpus(kubectl: Kubectl) -> None:
 def wait_for_event(kubectl: Kubectl, pod: str, reason: str) -> None:
     """Until a pod has an event of this reason."""
     selector = f"involvedObject.name={pod},reason={reason}"
-    wait_until(lambda: kubectl("-n", DEMO, "get", "events", "--field-selector", selector, "-o", "name"), f"event {reason} on {pod}")
+    wait_until(
+        lambda: kubectl("-n", DEMO, "get", "events", "--field-selector", selector, "-o", "name"),
+        f"event {reason} on {pod}",
+    )
 
 
 def wait_until(look: object, what: str, timeout_s: float = 90) -> None:
@@ -145,15 +181,25 @@ def wait_until(look: object, what: str, timeout_s: float = 90) -> None:
 
 def main() -> int:
     """Bring up the cluster if none is named, then run the steps."""
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
     demo = Demo(console)
     try:
         if "KUBECONFIG" not in os.environ:
-            demo.step("A Kubernetes cluster on this machine", "Built and started the first time; seconds when it is there.")
-            for module, arguments in ((images_program, ["build"]), (cluster_program, ["up"]), (cluster_program, ["load"])):
-                subprocess.run([sys.executable, "-m", module.__name__.removesuffix(".__main__"), *arguments], check=True, cwd=ROOT)
+            demo.step(
+                "A Kubernetes cluster on this machine", "Built and started the first time; seconds when it is there."
+            )
+            for module, arguments in (
+                (images_program, ["build"]),
+                (cluster_program, ["up"]),
+                (cluster_program, ["load"]),
+            ):
+                subprocess.run(
+                    [sys.executable, "-m", module.__name__.removesuffix(".__main__"), *arguments], check=True, cwd=ROOT
+                )
         demo.run(Kubectl.local())
     except (CommandFailed, subprocess.CalledProcessError) as error:
         console.print(f"\nThe demo stopped: {error}", style="red", markup=False, highlight=False, soft_wrap=True)

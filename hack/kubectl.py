@@ -49,7 +49,9 @@ class Kubectl:
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": self.path},
         )
         if done.returncode:
-            raise CommandFailed(f"{program} {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}".strip())
+            raise CommandFailed(
+                f"{program} {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}".strip()
+            )
         return done.stdout
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = 300) -> str:

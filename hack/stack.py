@@ -58,7 +58,9 @@ def install_chart(kubectl: Kubectl, values: Mapping[str, Any] | None = None) -> 
     )
     chart = str(ROOT / "deploy/helm/tangram")
     merged = merge(VALUES, values or {})
-    kubectl.helm("upgrade", "--install", RELEASE, chart, "-n", NAMESPACE, "--wait", "--timeout", "3m", *set_values(merged))
+    kubectl.helm(
+        "upgrade", "--install", RELEASE, chart, "-n", NAMESPACE, "--wait", "--timeout", "3m", *set_values(merged)
+    )
 
 
 def uninstall_chart(kubectl: Kubectl) -> None:

@@ -62,7 +62,14 @@ class Cluster:
             self.ready(namespace, thing["metadata"]["name"], timeout_s=timeout_s)
 
     def create(self, namespace: str, *things: dict[str, Any]) -> None:
-        self.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(things)}))
+        self.kubectl(
+            "-n",
+            namespace,
+            "create",
+            "-f",
+            "-",
+            stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(things)}),
+        )
 
     def ready(self, namespace: str, name: str, *, timeout_s: int = 90) -> None:
         try:
@@ -73,7 +80,9 @@ class Cluster:
     def ended(self, namespace: str, name: str, phase: str = "Succeeded", *, timeout_s: int = 90) -> str:
         """Wait until a pod has ended in a phase; its log."""
         try:
-            self.kubectl.wait(f"pod/{name}", f"jsonpath={{.status.phase}}={phase}", "-n", namespace, timeout_s=timeout_s)
+            self.kubectl.wait(
+                f"pod/{name}", f"jsonpath={{.status.phase}}={phase}", "-n", namespace, timeout_s=timeout_s
+            )
         except CommandFailed as error:
             raise NotSoon(f"{error}\n{self.describe(namespace, name)}") from None
         return self.kubectl("-n", namespace, "logs", name, "--all-containers")
@@ -108,7 +117,9 @@ class Cluster:
     def events(self, namespace: str, name: str) -> list[str]:
         """`Reason: note` of every event on a pod."""
         items = self.kubectl.get("-n", namespace, "events.events.k8s.io")["items"]
-        return [f"{e.get('reason')}: {e.get('note', '')}" for e in items if (e.get("regarding") or {}).get("name") == name]
+        return [
+            f"{e.get('reason')}: {e.get('note', '')}" for e in items if (e.get("regarding") or {}).get("name") == name
+        ]
 
     def node(self) -> dict[str, Any]:
         """The first node."""
@@ -118,7 +129,9 @@ class Cluster:
     def wait_for_gpus(self, resource: str = "tangram.sh/gpu-mem", *, timeout_s: float = 90) -> int:
         """Wait until the node offers a resource; how much."""
         return eventually(
-            lambda: int(self.node()["status"]["allocatable"].get(resource, 0)), f"{resource} on the node", timeout_s=timeout_s
+            lambda: int(self.node()["status"]["allocatable"].get(resource, 0)),
+            f"{resource} on the node",
+            timeout_s=timeout_s,
         )
 
     def own_pods(self, component: str) -> list[str]:

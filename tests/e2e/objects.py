@@ -34,7 +34,9 @@ def container(
         "imagePullPolicy": "IfNotPresent",
         "command": list(run),
         "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
-        "resources": {"limits": {f"tangram.sh/{key}": str(value) for key, value in limits.items() if value is not None}},
+        "resources": {
+            "limits": {f"tangram.sh/{key}": str(value) for key, value in limits.items() if value is not None}
+        },
         **more,
     }
 

@@ -29,7 +29,9 @@ from tests.e2e.objects import container, pod, share
     ],
     ids=lambda value: value["metadata"]["name"] if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_a_bad_ask_is_denied_with_a_sentence(cluster: Cluster, namespace: str, thing: dict[str, object], sentence: str) -> None:
+def test_a_bad_ask_is_denied_with_a_sentence(
+    cluster: Cluster, namespace: str, thing: dict[str, object], sentence: str
+) -> None:
     assert sentence in cluster.refused(namespace, thing)
 
 
@@ -67,7 +69,8 @@ def test_a_pod_past_our_scheduler_is_refused_by_the_device_plugin(cluster: Clust
     cluster.create("kube-system", thing)
     try:
         status = eventually(
-            lambda: (s := cluster.pod("kube-system", "past-the-scheduler")["status"]).get("phase") == "Failed" and s, "the pod fails"
+            lambda: (s := cluster.pod("kube-system", "past-the-scheduler")["status"]).get("phase") == "Failed" and s,
+            "the pod fails",
         )
         assert status["reason"] == "UnexpectedAdmissionError"
         assert "scheduler" in status["message"]
@@ -78,7 +81,9 @@ def test_a_pod_past_our_scheduler_is_refused_by_the_device_plugin(cluster: Clust
 def test_pods_without_our_resources_do_not_need_the_webhook(cluster: Cluster, namespace: str) -> None:
     deployment = "deployment/tangram-webhook"
     cluster.kubectl("-n", NAMESPACE, "scale", deployment, "--replicas=0")
-    cluster.kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=webhook", "--timeout=60s")
+    cluster.kubectl(
+        "-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=webhook", "--timeout=60s"
+    )
     try:
         cluster.run(namespace, pod("plain", container()))
         assert "webhook" in cluster.refused(namespace, share("needs-it", 8))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
-from hack.cluster.layout import Layout
 from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster, eventually
-from tests.e2e.objects import container, pod, share
+from tests.e2e.objects import share
 
 
 def test_a_container_restarted_in_place_keeps_its_gpu(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("phoenix", 8, restartPolicy="Always"))
     before = cluster.sees(namespace, "phoenix")
     cluster.exec(namespace, "phoenix", "sh", "-c", "kill -TERM 1")
-    eventually(lambda: cluster.pod(namespace, "phoenix")["status"]["containerStatuses"][0]["restartCount"] >= 1, "the container restarts")
+    eventually(
+        lambda: cluster.pod(namespace, "phoenix")["status"]["containerStatuses"][0]["restartCount"] >= 1,
+        "the container restarts",
+    )
     cluster.ready(namespace, "phoenix")
     assert cluster.sees(namespace, "phoenix") == before == cluster.assigned(namespace, "phoenix")
 

@@ -23,7 +23,9 @@ def test_the_node_offers_memory_core_whole_gpus_and_each_mig_profile(cluster: Cl
 
 def test_describe_node_shows_the_resources(cluster: Cluster) -> None:
     described = cluster.kubectl("describe", "node", cluster.node()["metadata"]["name"])
-    assert f"tangram.sh/gpu-mem:      {2 * UNITS}" in described or f"tangram.sh/gpu-mem: {2 * UNITS}" in " ".join(described.split())
+    assert f"tangram.sh/gpu-mem:      {2 * UNITS}" in described or f"tangram.sh/gpu-mem: {2 * UNITS}" in " ".join(
+        described.split()
+    )
 
 
 def test_the_inventory_annotation_lists_every_card_and_instance(cluster: Cluster) -> None:

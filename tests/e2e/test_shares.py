@@ -28,7 +28,10 @@ def test_three_pods_share_one_gpu_and_each_sees_its_own_size(cluster: Cluster, n
 
 def test_a_pod_past_its_grant_gets_out_of_memory_and_its_neighbour_goes_on(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("neighbour", "8Gi", run=["gpuview", "hold", "7Gi"]))
-    eventually(lambda: "holds 7.0 GiB" in cluster.kubectl("-n", namespace, "logs", "neighbour"), "the neighbour holds its memory")
+    eventually(
+        lambda: "holds 7.0 GiB" in cluster.kubectl("-n", namespace, "logs", "neighbour"),
+        "the neighbour holds its memory",
+    )
     cluster.create(namespace, share("greedy", "8Gi", run=["gpuview", "grab", "12Gi"]))
     log = cluster.ended(namespace, "greedy", "Failed")
     assert "after 8 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in log
@@ -83,7 +86,10 @@ def test_a_restricted_pod_with_no_capabilities_has_its_share(cluster: Cluster, n
 
 def test_a_pod_that_fits_nowhere_stays_pending_and_says_why(cluster: Cluster, namespace: str) -> None:
     cluster.create(namespace, share("huge", f"{UNITS + 1}Gi"))
-    said = eventually(lambda: [e for e in cluster.events(namespace, "huge") if e.startswith("FailedScheduling")], "a FailedScheduling event")
+    said = eventually(
+        lambda: [e for e in cluster.events(namespace, "huge") if e.startswith("FailedScheduling")],
+        "a FailedScheduling event",
+    )
     assert "no GPU of the node is large enough" in said[0]
     assert cluster.pod(namespace, "huge")["status"]["phase"] == "Pending"
 
