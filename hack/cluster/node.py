@@ -48,7 +48,7 @@ def _prepare(node: NodeLayout) -> None:
     pki.write_kubeconfig(node.cluster, node.name, node.folder / "kubelet.kubeconfig")
     runc = find_runc()
     (node.folder / "containerd.toml").write_text(settings.containerd(node, runc, snapshotter(node.folder)))
-    (node.folder / "kubelet.json").write_text(settings.kubelet(node))
+    (node.folder / "kubelet.json").write_text(settings.kubelet(node, measures_storage=on_disk(node.folder)))
     (node.own("/etc/nvidia-container-runtime") / "config.toml").write_text(settings.nvidia_runtime(runc))
 
 
@@ -81,6 +81,13 @@ def snapshotter(folder: Path) -> str:
         subprocess.run(["umount", str(trial / "merged")], check=True)
     shutil.rmtree(trial)
     return "overlayfs" if works else "native"
+
+
+def on_disk(folder: Path) -> bool:
+    """Is the folder on a file system of a disk, not an overlay as in a container?"""
+    command = ["stat", "--file-system", "--format=%T", str(folder)]
+    kind = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return kind in {"ext2/ext3", "xfs", "btrfs"}
 
 
 def _namespace(node: NodeLayout) -> Program:

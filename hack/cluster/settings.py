@@ -24,7 +24,8 @@ def _text(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def kubelet(node: NodeLayout) -> str:
+def kubelet(node: NodeLayout, *, measures_storage: bool) -> str:
+    """`measures_storage`: the node's disk is one whose use the kubelet can read; without, it would not start on some."""
     pki = node.cluster.pki
     content: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -49,7 +50,7 @@ def kubelet(node: NodeLayout) -> str:
         "failCgroupV1": False,
         "failSwapOn": False,
         "featureGates": {"KubeletInUserNamespace": True},
-        "localStorageCapacityIsolation": False,
+        "localStorageCapacityIsolation": measures_storage,
         "makeIPTablesUtilChains": False,
         "clusterDNS": [DNS_SERVICE_ADDRESS],
         "clusterDomain": "cluster.local",
