@@ -1,0 +1,52 @@
+"""The command line: `python -m hack.images build [NAME ...]`, names being those of the Dockerfile's targets."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sys
+
+from hack.cluster.console import Steps
+from hack.cluster.layout import cache_folder
+from hack.images.build import build_all
+from hack.images.catalogue import IMAGES
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hack.images", description="Build Tangram's container images.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("build", help="build what the cache lacks")
+    targets = [image.target for image in IMAGES]
+    build.add_argument(
+        "targets", nargs="*", metavar="NAME", help=f"some of {', '.join(targets)}, kube-scheduler (default: all)"
+    )
+    return parser
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    if os.geteuid() != 0:
+        command = ["sudo", "-E", sys.executable, "-m", "hack.images", *sys.argv[1:]]
+        os.execvp("sudo", command)
+    known = {image.target for image in IMAGES} | {"kube-scheduler"}
+    unknown = set(arguments.targets) - known
+    if unknown:
+        print(f"images {', '.join(sorted(unknown))}: there are {', '.join(sorted(known))}", file=sys.stderr)
+        return 2
+    targets = set(arguments.targets) or known
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        with (cache_folder() / "images.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            wanted = [image for image in IMAGES if image.target in targets]
+            for path in build_all(wanted, Steps(), scheduler="kube-scheduler" in targets):
+                print(path)
+    except (LookupError, OSError, RuntimeError) as error:
+        print(f"build: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
