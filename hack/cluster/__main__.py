@@ -24,13 +24,14 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="start the cluster, or what is missing of it")
     up.add_argument("--nodes", type=int, default=1, help="number of nodes (default %(default)s)")
     up.add_argument("--provider", choices=providers.NAMES, help="default: kind where Docker answers, else local")
-    commands.add_parser("down", help="stop everything and leave nothing behind")
+    down = commands.add_parser("down", help="stop everything and leave nothing behind")
+    down.add_argument("--quiet", action="store_true", help="say nothing unless it fails")
     commands.add_parser("status", help="what runs, with pids, logs and nodes")
     logs = commands.add_parser("logs", help="print the end of one log, or list the logs")
     logs.add_argument("name", nargs="?")
     logs.add_argument("--lines", type=int, default=200)
     load = commands.add_parser("load", help="bring image archives into every node")
-    load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar")
+    load.add_argument("archives", nargs="*", type=Path, metavar="IMAGE.tar", help="default: the images built last")
     commands.add_parser("kubeconfig", help="print the path of the kubeconfig")
     commands.add_parser("env", help="print what to eval in a shell")
     restart = commands.add_parser("restart", help="end one program and start it again, pods stay")
@@ -97,7 +98,7 @@ def _run(arguments: argparse.Namespace, layout: Layout, steps: Steps) -> None:
 def main() -> int:
     arguments = _parser().parse_args()
     layout = Layout(arguments.state.resolve())
-    steps = Steps()
+    steps = Steps(quiet=getattr(arguments, "quiet", False))
     try:
         match arguments.command:
             case "kubeconfig":

@@ -16,8 +16,8 @@ from rich.markup import escape
 class Steps:
     """Steps in the order in which they run; each is timed."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True, stderr=True)
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(highlight=False, soft_wrap=True, stderr=True, quiet=quiet)
         self._began = time.monotonic()
 
     @property

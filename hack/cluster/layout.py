@@ -79,6 +79,11 @@ class NodeLayout:
         """Appears when the mount namespace is complete."""
         return self.folder / "mounted"
 
+    @property
+    def loaded(self) -> Path:
+        """Book of the image archives that were imported."""
+        return self.folder / "loaded.json"
+
     def own(self, folder: str) -> Path:
         """What the node sees at `folder`, as the host sees it."""
         return self.folder / "root" / folder.removeprefix("/")
@@ -148,3 +153,8 @@ def cache_folder() -> Path:
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tangram"
+
+
+def current_images() -> Path:
+    """Links to the archives of the images as their sources are now; whoever builds images keeps it so."""
+    return cache_folder() / "images" / "current"

@@ -72,7 +72,8 @@ def down(layout: Layout, steps: Steps) -> None:
 
 
 def load(layout: Layout, archives: Sequence[Path], steps: Steps) -> None:
-    for archive in archives:
+    """Bring the archives, or with none named the images that were built last, into the cluster."""
+    for archive in archives or images.current():
         if not archive.is_file():
             raise FileNotFoundError(f"{archive}: no such image archive")
         with steps.step(f"load {archive.name}"):

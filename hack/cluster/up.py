@@ -104,7 +104,7 @@ def _start_node(target: NodeLayout, api: Api, steps: Steps) -> None:
         return
     with steps.step(f"start {target.name} and wait until it is Ready"):
         node.start_runtime(target)
-        images.load_pause(target)
+        images.load_first(target)
         node.start_kubelet(target)
         wait(
             f"node {target.name}",
