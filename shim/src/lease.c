@@ -68,13 +68,18 @@ bool lease_reserve(struct card *card, uint64_t bytes)
     return taken;
 }
 
-/* What is not needed any more. Much of it goes back to the container, a little is kept for the next allocation. */
+/* What is not needed any more stays leased, so that the next allocation of that size asks nobody. A sibling that needs it
+ * recalls it, and what is left over for a while goes back by lease_surplus. */
 void lease_give_back(struct card *card, uint64_t bytes)
 {
-    uint64_t unused = atomic_fetch_add(&card->unused_bytes, bytes) + bytes;
-    uint64_t chunk = chunk_bytes(card);
-    if (UNLIKELY(unused > CHUNKS_KEPT * chunk))
-        link_return(card, lease_take_unused(card, unused - chunk));
+    atomic_fetch_add(&card->unused_bytes, bytes);
+}
+
+/* What of the unused lease is more than the next allocations will want, taken out of it. */
+uint64_t lease_take_surplus(struct card *card)
+{
+    uint64_t unused = atomic_load(&card->unused_bytes), chunk = chunk_bytes(card);
+    return unused > CHUNKS_KEPT * chunk ? lease_take_unused(card, unused - chunk) : 0;
 }
 
 /* What an allocation could take now, as far as this process can tell without asking. */
@@ -85,5 +90,12 @@ uint64_t lease_free_bytes(struct card *card)
         return 0;
     if (UNLIKELY(!link_unleased(card, &unleased)) && link_wait())
         link_unleased(card, &unleased);
-    return atomic_load_explicit(&card->unused_bytes, memory_order_relaxed) + unleased;
+    uint64_t unused = atomic_load_explicit(&card->unused_bytes, memory_order_relaxed);
+    uint64_t leased = atomic_load_explicit(&card->leased_bytes, memory_order_relaxed);
+    uint64_t limit = atomic_load_explicit(&card->limit_bytes, memory_order_relaxed);
+    uint64_t used = leased > unused ? leased - unused : 0;
+    uint64_t free_bytes = unused + unleased + atomic_load_explicit(&card->returning_bytes, memory_order_relaxed);
+    if (used >= limit)
+        return 0;
+    return free_bytes < limit - used ? free_bytes : limit - used;
 }

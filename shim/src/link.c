@@ -20,7 +20,8 @@ enum {
     WELCOME_MS = 3000,      /* the arbiter itself waits up to 2 s for the grant */
     RETRY_FIRST_MS = 5,     /* guessed */
     RETRY_MOST_MS = 200,    /* below the arbiter's grace after a start, in which it waits for statements */
-    STATEMENT_MS = 2000,    /* use is told at most this often; guessed */
+    STATEMENT_MS = 1000,    /* use is told, and surplus returned, at most this often; guessed */
+    SURPLUS_LOOKS = 100,    /* 5 ms */
     THREAD_STACK = 256 * 1024
 };
 
@@ -133,6 +134,24 @@ static bool meet(void)
     return good;
 }
 
+/* Not locked. What was freed and not needed since goes back, so that siblings see it as free. Until the arbiter's page shows
+ * it, it is kept in `returning_bytes`: a program that asks in that moment must not find it gone. */
+static void return_surplus(struct card *card)
+{
+    const _Atomic uint64_t *page = atomic_load(&link_->page);
+    int wire = atomic_load(&card->wire);
+    uint64_t surplus = wire >= 0 ? lease_take_surplus(card) : 0;
+    if (surplus == 0)
+        return;
+    uint64_t before = atomic_load(&page[wire]);
+    atomic_store(&card->returning_bytes, surplus);
+    link_return(card, surplus);
+    struct timespec moment = {0, 50000};
+    for (unsigned i = 0; i < SURPLUS_LOOKS && atomic_load(&page[wire]) == before; i++)
+        nanosleep(&moment, NULL);
+    atomic_store(&card->returning_bytes, 0);
+}
+
 /* Locked. A lease that nobody waits for any more is still ours. */
 static void leased(uint32_t seq, const struct wire_leased *in)
 {
@@ -196,6 +215,8 @@ static void serve(void)
             pthread_mutex_lock(&link_->lock);
             good = state_changes();
             pthread_mutex_unlock(&link_->lock);
+            for (unsigned i = 0; i < tangram.grant.cards; i++)
+                return_surplus(&tangram.grant.card[i]);
         }
     }
     pthread_mutex_lock(&link_->lock);

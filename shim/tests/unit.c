@@ -1,0 +1,126 @@
+/* unit.c - the parts of the library that need neither a driver nor an arbiter: the grant's text and the pointer table.
+ *
+ * Compiled with the library's own sources, so that the sanitizers see them. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../src/process.h"
+
+#undef NDEBUG
+
+static const char good[] = "tangram-grant 1\npod default/a\nuid 1-2\ncontainer main\nclass standard\nlevel 2\n"
+                           "card GPU-01234567-89ab-cdef-0123-456789abcdef mib=8192 core_percent=30\nend\n";
+
+static bool reads(const char *text, size_t length, struct grant *grant, char *why)
+{
+    memset(grant, 0, sizeof *grant);
+    return grant_read(text, length, grant, why, 256);
+}
+
+static void a_good_grant_is_read(void)
+{
+    static struct grant grant;
+    char why[256];
+    assert(reads(good, strlen(good), &grant, why));
+    assert(grant.cards == 1 && grant.card[0].limit_bytes == 8192 * MIB);
+    assert(grant.card[0].uuid[0] == 0x01 && grant.card[0].uuid[15] == 0xef);
+}
+
+static void a_bad_grant_is_refused(const char *from, const char *to, const char *says)
+{
+    static struct grant grant;
+    char text[1024], why[256];
+    const char *at = strstr(good, from);
+    assert(at != NULL);
+    int length = snprintf(text, sizeof text, "%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+    if (reads(text, (size_t)length, &grant, why) || strstr(why, says) == NULL) {
+        fprintf(stderr, "\"%s\" -> \"%s\": expected a refusal with \"%s\", got \"%s\"\n", from, to, says, why);
+        exit(1);
+    }
+}
+
+static void a_cut_grant_is_refused_wherever_it_is_cut(void)
+{
+    static struct grant grant;
+    char why[256];
+    for (size_t length = 0; length < strlen(good); length++) {
+        char *exact = malloc(length + 1); /* so that a read past the end is seen */
+        assert(exact != NULL);
+        memcpy(exact, good, length);
+        assert(!reads(exact, length, &grant, why));
+        free(exact);
+    }
+}
+
+static void any_changed_byte_never_makes_the_parser_misbehave(void)
+{
+    static struct grant grant;
+    char text[sizeof good], why[256];
+    for (size_t i = 0; i < strlen(good); i++)
+        for (int byte = 0; byte < 256; byte++) {
+            memcpy(text, good, sizeof good);
+            text[i] = (char)byte;
+            if (!reads(text, strlen(good), &grant, why))
+                assert(strstr(why, "expected") != NULL);
+        }
+}
+
+static void grants(void)
+{
+    a_good_grant_is_read();
+    a_bad_grant_is_refused("tangram-grant 1", "tangram-grant 2", "line 1: found \"tangram-grant 2\", expected tangram-grant 1");
+    a_bad_grant_is_refused("pod default/a", "pod default", "line 2");
+    a_bad_grant_is_refused("uid 1-2", "uid ", "line 3: found \"uid \", expected uid <pod uid>");
+    a_bad_grant_is_refused("container", "countainer", "line 4");
+    a_bad_grant_is_refused("standard", "silver", "line 5: found \"class silver\", expected class latency-critical");
+    a_bad_grant_is_refused("level 2", "level 5", "line 6: found \"level 5\", expected level 0-4");
+    a_bad_grant_is_refused("mib=8192", "mib=-1", "line 7");
+    a_bad_grant_is_refused("mib=8192", "mib=99999999999", "line 7");
+    a_bad_grant_is_refused("core_percent=30", "core_percent=101", "line 7");
+    a_bad_grant_is_refused("core_percent=30", "core_percent=30 more=1", "line 7");
+    a_bad_grant_is_refused("GPU-0", "GPU-G", "line 7");
+    a_bad_grant_is_refused("end\n", "end\nmore\n", "line 9");
+    a_bad_grant_is_refused("end\n", "card GPU-01234567-89ab-cdef-0123-456789abcdef mib=1 core_percent=0\nend\n", "each card once");
+    a_cut_grant_is_refused_wherever_it_is_cut();
+    any_changed_byte_never_makes_the_parser_misbehave();
+}
+
+enum { POINTERS = 20000 };
+
+/* Against the obvious slow version: an array of what should be in the table. */
+static void the_table_agrees_with_an_array(void)
+{
+    static uint64_t size[POINTERS];
+    struct owned was;
+    unsigned seed = 1;
+    for (unsigned step = 0; step < 400000; step++) {
+        unsigned i = (unsigned)rand_r(&seed) % POINTERS;
+        uint64_t at = UINT64_C(0x7f0000000000) + (uint64_t)i * (i % 3 ? 512 : 2 * MIB);
+        at += (uint64_t)i << 40; /* the strides overlap otherwise */
+        if (size[i] == 0) {
+            assert(!table_disown(at, &was));
+            size[i] = 1 + step;
+            assert(table_own(at, size[i], NULL));
+        } else {
+            assert(table_disown(at, &was) && was.at == at && was.bytes == size[i]);
+            size[i] = 0;
+        }
+    }
+    size_t live = 0, used = 0;
+    for (unsigned i = 0; i < POINTERS; i++)
+        live += size[i] != 0;
+    for (unsigned i = 0; i < SHARDS; i++)
+        used += tangram.shard[i].used;
+    assert(live == used);
+    assert(!table_own(0, 1, NULL) && !table_disown(0, &was));
+}
+
+int main(void)
+{
+    grants();
+    the_table_agrees_with_an_array();
+    puts("ok");
+    return 0;
+}

@@ -1,0 +1,226 @@
+"""A node in small: the fake driver, an arbiter as a process, a grant, and GPU programs that carry the library.
+
+Everything is the real thing but the driver: programs find the library by LD_PRELOAD, the grant by TANGRAM_GRANT (there is no
+/run/tangram outside a container), and the fake driver by LD_LIBRARY_PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vgpu.codec import grant_to_text
+from vgpu.grant import Grant, GrantCard
+
+ROOT = Path(__file__).parents[3]
+MIB = 2**20
+OUT_OF_MEMORY = 2
+INVALID_VALUE = 1
+CARDS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
+CARD_MIB = 16384
+ROUTES = ("direct", "dlsym", "procaddr")
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    """The library, the fake driver and the test programs. TANGRAM_SHIM_BUILD names a build made otherwise."""
+    made = Path(os.environ.get("TANGRAM_SHIM_BUILD", ROOT / "shim/build"))
+    if "TANGRAM_SHIM_BUILD" not in os.environ:
+        command = ["make", "-s", "-C", str(ROOT / "shim"), "lib", "fake", "programs", f"BUILD={made}"]
+        subprocess.run(command, check=True, env=os.environ | {"MAKEFLAGS": ""})
+    return made
+
+
+class Probe:
+    """A process of shim/tests/probe.c."""
+
+    def __init__(self, program: Path, env: dict[str, str]) -> None:
+        self._ended = False
+        self._process = subprocess.Popen(
+            [str(program)], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def ask(self, *words: object) -> list[int]:
+        """One call and its answer: the CUresult, then what came back."""
+        self.start(*words)
+        return self.finish()
+
+    def start(self, *words: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> list[int]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the program ended with {self._process.wait()}: {self._errors()}"
+        return [int(word) for word in line.split()]
+
+    def alloc(self, mib: float) -> int:
+        """The CUresult."""
+        return self.ask("alloc", int(mib * MIB))[0]
+
+    def info_mib(self) -> tuple[float, float]:
+        """cuMemGetInfo: free, total."""
+        code, free, total = self.ask("info")
+        assert code == 0
+        return free / MIB, total / MIB
+
+    def stop(self) -> None:
+        os.kill(self._process.pid, 19)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> str:
+        """Ends it; what it wrote to stderr."""
+        self._ended = True
+        return self._process.communicate()[1]
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        if not self._ended:
+            self._process.communicate()
+            self._ended = True
+
+    def _errors(self) -> str:
+        assert self._process.stderr is not None
+        return self._process.stderr.read()
+
+
+@dataclass
+class Stage:
+    """One container's surroundings."""
+
+    build: Path
+    folder: Path
+    cards: tuple[tuple[str, int], ...] = ((CARDS[0], 1000),)
+    _probes: list[Probe] = field(default_factory=list, repr=False)
+    _driver: subprocess.Popen[bytes] | None = None
+    _arbiter: subprocess.Popen[str] | None = None
+    _drain: threading.Thread = field(default_factory=threading.Thread, repr=False)
+
+    @property
+    def library(self) -> Path:
+        return self.build / "libtangram.so"
+
+    def start_driver(self) -> None:
+        config = self.folder / "driver"
+        config.write_text("".join(f"card t4 uuid={uuid} memory_mib={CARD_MIB} context_mib=0\n" for uuid in CARDS))
+        socket = self.folder / "driver.sock"
+        program = self.build / "fake/nvidia-fake-driverd"
+        self._driver = subprocess.Popen([program, "--config", config, "--socket", socket])
+        wait_for(socket.exists)
+
+    def start_arbiter(self, *options: str) -> None:
+        self._arbiter = subprocess.Popen(
+            [sys.executable, "-m", "arbiter", "--grants-dir", self.folder / "grants", "--metrics-port", "0", *options],
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._arbiter.stderr is not None
+        for line in self._arbiter.stderr:
+            if '"serving"' in line:
+                break
+        self._drain = threading.Thread(target=self._arbiter.stderr.read, daemon=True)
+        self._drain.start()
+
+    def stop_arbiter(self) -> None:
+        if self._arbiter is not None:
+            self._arbiter.kill()
+            self._arbiter.wait()
+            self._drain.join()
+            self._arbiter.communicate()
+            self._arbiter = None
+
+    def grant(self, *cards: tuple[str, int], key: str = "k") -> None:
+        self.write_grant(
+            grant_to_text(Grant("default", "a", "1", "main", tuple(GrantCard(*card) for card in cards))), key
+        )
+
+    def write_grant(self, text: str, key: str = "k") -> None:
+        folder = self.folder / "grants" / key
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".new").write_text(text)
+        (folder / ".new").rename(folder / "grant")
+
+    def env(self, key: str = "k", **more: str) -> dict[str, str]:
+        """Of a program in the container."""
+        return {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(self.build / "fake"),
+            "LD_PRELOAD": str(self.library),
+            "TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock"),
+            "TANGRAM_GRANT": str(self.folder / "grants" / key / "grant"),
+            **more,
+        }
+
+    def probe(self, route: str = "direct", device: int = 0, key: str = "k", **env: str) -> Probe:
+        """A program that has a context on a device of its own numbering."""
+        probe = self.bare_probe(route, key, **env)
+        assert probe.ask("use", device) == [0]
+        return probe
+
+    def bare_probe(self, route: str = "direct", key: str = "k", **env: str) -> Probe:
+        self._probes.append(Probe(self.build / f"tests/probe-{route}", self.env(key, **env)))
+        return self._probes[-1]
+
+    def python(self, program: str, **env: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=self.env(**env),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def close(self) -> None:
+        for probe in self._probes:
+            probe.close()
+        self.stop_arbiter()
+        if self._driver is not None:
+            self._driver.terminate()
+            self._driver.wait()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Polls what has no event to wait for."""
+    pause = threading.Event()
+    for _ in range(int(seconds * 200)):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it did not come about in time")
+
+
+@pytest.fixture
+def bare_stage(build: Path) -> Iterator[Stage]:
+    """A driver; no grant, no arbiter."""
+    folder = Path(tempfile.mkdtemp(prefix="ts-"))  # a socket's path holds 107 characters
+    (folder / "grants").mkdir()
+    stage = Stage(build, folder)
+    stage.start_driver()
+    yield stage
+    stage.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def stage(bare_stage: Stage) -> Stage:
+    """A container held to 1000 MiB of the first card."""
+    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.start_arbiter("--grace-ms", "0")
+    return bare_stage

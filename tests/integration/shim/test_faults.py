@@ -1,0 +1,156 @@
+"""When something is missing, broken or in the way."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from tests.integration.shim.conftest import CARDS, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_without_a_grant_the_library_does_nothing(bare_stage: Stage, route: str) -> None:
+    probe = bare_stage.probe(route, TANGRAM_GRANT="")
+    assert probe.alloc(2000) == 0
+    assert probe.info_mib() == (14384, 16384)
+    assert probe.end() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            "tangram-grant 1\npod default/a\nuid 1\ncontainer main\nclass gold\n",
+            'line 5: found "class gold", expected class',
+        ),
+        ("tangram-grant 9\n", 'line 1: found "tangram-grant 9", expected tangram-grant 1'),
+        ("", 'line 1: found "", expected tangram-grant 1'),
+    ],
+)
+def test_a_corrupt_grant_closes_every_card_with_one_warning(bare_stage: Stage, text: str, warning: str) -> None:
+    bare_stage.write_grant(text)
+    for device in (0, 1):
+        probe = bare_stage.probe(device=device)
+        assert [probe.alloc(1), probe.alloc(1), probe.ask("async", MIB)[0], probe.ask("create", 2 * MIB, 1)[0]] == [
+            2,
+            2,
+            2,
+            2,
+        ]
+        errors = probe.end()
+        assert warning in errors
+        assert errors.count("\n") == 1
+
+
+def test_a_missing_grant_file_closes_every_card(bare_stage: Stage) -> None:
+    probe = bare_stage.probe(TANGRAM_GRANT=str(bare_stage.folder / "none/grant"))
+    assert probe.alloc(1) == OUT_OF_MEMORY
+    assert "cannot be read (No such file or directory)" in probe.end()
+
+
+def test_without_an_arbiter_new_memory_is_refused_after_a_bounded_wait_with_one_warning(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 1000))
+    probe = bare_stage.probe()
+    before = time.monotonic()
+    assert probe.alloc(1) == OUT_OF_MEMORY
+    first_s = time.monotonic() - before
+    assert 1.5 < first_s < 4
+    before = time.monotonic()
+    assert probe.alloc(1) == OUT_OF_MEMORY
+    assert time.monotonic() - before < 0.5, "patience is spent once"
+    errors = probe.end()
+    assert "the arbiter does not answer" in errors
+    assert errors.count("\n") == 1
+
+
+def test_an_arbiter_that_comes_late_is_found(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 1000))
+    probe = bare_stage.probe()
+    probe.start("alloc", MIB)
+    bare_stage.start_arbiter("--grace-ms", "0")
+    wait_for(lambda: probe.finish()[0] == 0 or probe.start("alloc", MIB))
+
+
+def test_while_the_arbiter_is_away_what_is_leased_can_be_used(stage: Stage) -> None:
+    probe = stage.probe()
+    assert probe.alloc(1) == 0
+    stage.stop_arbiter()
+    assert probe.alloc(10) == 0, "within the chunk that was leased"
+    assert probe.alloc(900) == OUT_OF_MEMORY
+
+
+def test_a_restarted_arbiter_learns_what_is_held_and_lends_only_the_rest(stage: Stage) -> None:
+    one, two = stage.probe(), stage.probe()
+    assert one.alloc(600) == 0
+    stage.stop_arbiter()
+    stage.start_arbiter()
+    assert two.alloc(500) == OUT_OF_MEMORY
+    assert two.alloc(400) == 0
+    assert one.alloc(1) == OUT_OF_MEMORY
+
+
+def test_an_arbiter_restarted_under_load_lends_nothing_twice(stage: Stage) -> None:
+    probes = [stage.probe() for _ in range(4)]
+    for probe in probes:
+        probe.start("hammer", 2, 150, 15 * MIB)
+    for _ in range(3):
+        stage.stop_arbiter()
+        stage.start_arbiter("--grace-ms", "500")
+    for probe in probes:
+        assert probe.finish()[0] == 0
+    for probe in probes:
+        probe.start("fill", MIB)
+    assert sum(probe.finish()[1] for probe in probes) == 1000
+
+
+def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_mounted(bare_stage: Stage) -> None:
+    """In a mount namespace of its own, with /run/tangram as the node mounts it."""
+    bare_stage.grant((CARDS[0], 100))
+    bare_stage.grant((CARDS[0], 16000), key="forged")
+    bare_stage.start_arbiter("--grace-ms", "0")
+    grants = bare_stage.folder / "grants"
+    script = f"mkdir /run/tangram && mount --bind {grants}/k /run/tangram && exec {bare_stage.build}/tests/probe-direct"
+    inner = f"mount -t tmpfs none /run && {script}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", inner], input=f"use 0\nalloc {101 * MIB}\nalloc {100 * MIB}\n",
+        env=bare_stage.env(key="forged"), capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [0, OUT_OF_MEMORY, 0]
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_another_interposer_in_the_chain_still_finds_the_next(stage: Stage, order: str) -> None:
+    chain = str(stage.build / "tests/libchain.so")
+    preload = [chain, str(stage.library)] if order == "before" else [str(stage.library), chain]
+    probe = stage.probe(LD_PRELOAD=":".join(preload))
+    assert probe.alloc(600) == 0
+    assert probe.alloc(600) == OUT_OF_MEMORY
+    errors = probe.end()
+    assert "page 4096" in errors
+    if order == "before":
+        assert "chain: 2 allocations" in errors
+
+
+def test_a_program_that_never_touches_cuda_has_no_thread_and_no_socket(stage: Stage) -> None:
+    listing = "import os; print(len(os.listdir('/proc/self/task')), [os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')[:-1]])"
+    out = stage.python(listing)
+    assert out.startswith("1 ")
+    assert "socket" not in out
+
+
+def test_a_driver_that_is_not_there_is_reported_by_the_program_itself(stage: Stage) -> None:
+    out = stage.python(
+        "import ctypes\ntry: ctypes.CDLL('libcuda.so.1')\nexcept OSError as error: print(error)", LD_LIBRARY_PATH=""
+    )
+    assert "libcuda.so.1: cannot open shared object file" in out
+
+
+def test_stderr_that_is_closed_stops_nothing(bare_stage: Stage) -> None:
+    bare_stage.write_grant("nonsense\n")
+    done = subprocess.run(
+        ["sh", "-c", f"exec {bare_stage.build}/tests/probe-direct 2>&-"], input=f"use 0\nalloc {MIB}\n",
+        env=bare_stage.env(), stdout=subprocess.PIPE, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    assert done.stdout.split() == ["0", "2", "0"]

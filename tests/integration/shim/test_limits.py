@@ -1,0 +1,172 @@
+"""The limit holds: by every way into the driver, over all processes of the container, to the last MiB."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.shim.conftest import CARDS, INVALID_VALUE, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
+
+VERBS = ("alloc", "managed", "async", "pool", "create")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_process_gets_its_limit_and_not_one_mib_more(stage: Stage, route: str, verb: str) -> None:
+    probe = stage.probe(route)
+    assert [probe.ask(verb, 100 * MIB)[0] for _ in range(10)] == [0] * 10
+    assert probe.ask(verb, 2 * MIB)[0] == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_rows_are_counted_with_their_padding(stage: Stage, route: str) -> None:
+    probe = stage.probe(route)
+    code, at, pitch = probe.ask("pitch", 100, 1024 * 1024)
+    assert (code, pitch >= 512) == (0, True)
+    free, _ = probe.info_mib()
+    assert free == 1000 - pitch
+    assert probe.ask("free", at) == [0]
+    assert probe.info_mib()[0] == 1000
+
+
+def test_an_allocation_beyond_the_limit_is_refused_and_a_smaller_one_goes_through(stage: Stage) -> None:
+    probe = stage.probe()
+    assert probe.alloc(1001) == OUT_OF_MEMORY
+    assert probe.alloc(1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "free"),
+    [("alloc", "free"), ("managed", "free"), ("async", "freeasync"), ("async", "free"), ("pool", "freeasync")],
+)
+def test_what_is_freed_can_be_had_again(stage: Stage, verb: str, free: str) -> None:
+    probe = stage.probe()
+    for _ in range(5):
+        code, at = probe.ask(verb, 900 * MIB)
+        assert code == 0
+        assert probe.ask(free, at) == [0]
+    assert probe.info_mib() == (1000, 1000)
+
+
+def test_a_block_is_held_until_it_is_released_and_unmapped(stage: Stage) -> None:
+    probe = stage.probe()
+    size = 600 * MIB
+    _, handle = probe.ask("create", size, 0)
+    _, at = probe.ask("reserve", size)
+    assert probe.ask("map", at, size, handle) == [0]
+    assert probe.ask("release", handle) == [0]
+    assert probe.ask("create", size, 0)[0] == OUT_OF_MEMORY, "the mapping still holds it"
+    assert probe.ask("unmap", at, size) == [0]
+    assert probe.ask("create", size, 0)[0] == 0
+
+
+def test_a_block_is_charged_to_the_card_it_lies_on_and_not_to_the_current_one(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+    bare_stage.start_arbiter()
+    probe = bare_stage.probe(device=0)
+    assert probe.ask("create", 200 * MIB, 1)[0] == OUT_OF_MEMORY
+    assert probe.ask("create", 200 * MIB, 0)[0] == 0
+
+
+def test_two_processes_share_one_limit_and_race_for_the_last_mib(stage: Stage) -> None:
+    one, two = stage.probe(), stage.probe()
+    for probe in (one, two):
+        probe.start("fill", MIB)
+    answers = [one.finish(), two.finish()]
+    assert [code for code, _ in answers] == [OUT_OF_MEMORY] * 2
+    assert sum(count for _, count in answers) == 1000
+
+
+def test_sixteen_processes_that_start_at_once_get_the_limit_together(stage: Stage) -> None:
+    probes = [stage.bare_probe(ROUTES[n % 3]) for n in range(16)]
+    for probe in probes:
+        probe.start("use", 0)
+    assert [probe.finish() for probe in probes] == [[0]] * 16
+    for probe in probes:
+        probe.start("fill", 7 * MIB)
+    answers = [probe.finish() for probe in probes]
+    assert {code for code, _ in answers} == {OUT_OF_MEMORY}
+    assert sum(count for _, count in answers) * 7 in range(1000 - 7, 1001)
+
+
+def test_a_sibling_hands_over_what_it_does_not_use(stage: Stage) -> None:
+    one, two = stage.probe(), stage.probe()
+    assert one.alloc(1) == 0
+    assert two.alloc(999) == 0
+    assert two.alloc(1) == OUT_OF_MEMORY
+
+
+def test_a_killed_process_gives_its_memory_back(stage: Stage) -> None:
+    one, two = stage.probe(), stage.probe()
+    assert one.alloc(1000) == 0
+    assert two.alloc(1) == OUT_OF_MEMORY
+    one.kill()
+    wait_for(lambda: two.alloc(1000) == 0)
+
+
+def test_a_stopped_sibling_delays_an_allocation_only_for_a_bounded_time(stage: Stage) -> None:
+    one, two = stage.probe(), stage.probe()
+    assert one.alloc(1) == 0
+    one.stop()
+    assert two.alloc(999) == OUT_OF_MEMORY
+    assert two.alloc(600) == 0
+
+
+def test_threads_never_exceed_the_limit_and_leave_nothing_behind(stage: Stage) -> None:
+    probe = stage.probe()
+    code, failed = probe.ask("hammer", 8, 200, 20 * MIB)
+    assert code == 0
+    assert failed > 0, "8 threads x 8 x 20 MiB is more than the limit: some must have been refused"
+    assert probe.info_mib() == (1000, 1000)
+
+
+def test_a_forked_child_counts_with_its_parent(stage: Stage) -> None:
+    parent = stage.bare_probe("dlsym")
+    assert parent.ask("child", 1001 * MIB) == [OUT_OF_MEMORY]
+    assert parent.ask("child", 1000 * MIB) == [0]
+    assert parent.ask("use", 0) == [0]
+    assert parent.alloc(500) == 0
+    assert parent.ask("child", 501 * MIB)[0] in (OUT_OF_MEMORY, 100), "refused, or CUDA does not start in such a child"
+    assert parent.alloc(500) == 0, "the parent's connection is whole after the fork"
+
+
+def test_a_pointer_that_is_not_ours_is_answered_by_the_driver(stage: Stage) -> None:
+    probe = stage.probe()
+    assert probe.ask("free", 0xDEAD000) == [INVALID_VALUE]
+    code, at = probe.ask("alloc", MIB)
+    assert code == 0
+    assert probe.ask("free", at) == [0]
+    assert probe.ask("free", at) == [INVALID_VALUE], "freed twice"
+    assert probe.info_mib() == (1000, 1000)
+
+
+def test_a_full_card_gives_the_reservation_back(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 16000))
+    bare_stage.start_arbiter()
+    neighbour = bare_stage.probe(LD_PRELOAD="")
+    assert neighbour.alloc(10000) == 0
+    probe = bare_stage.probe()
+    assert probe.alloc(8000) == OUT_OF_MEMORY
+    assert probe.info_mib() == (6384, 16000), "free is bounded by the card, and nothing stayed counted"
+    assert probe.alloc(6000) == 0
+
+
+def test_devices_are_known_by_uuid_whatever_their_number(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 100), (CARDS[1], 300))
+    bare_stage.start_arbiter()
+    second = bare_stage.probe(device=0, CUDA_VISIBLE_DEVICES="1")
+    assert second.info_mib() == (300, 300)
+    assert second.alloc(301) == OUT_OF_MEMORY
+    assert second.alloc(300) == 0
+    swapped = bare_stage.probe(device=1, CUDA_VISIBLE_DEVICES="1,0")
+    assert swapped.info_mib() == (100, 100)
+    assert swapped.ask("total", 0) == [0, 300 * MIB]
+
+
+def test_a_card_that_the_grant_does_not_name_is_left_alone(stage: Stage) -> None:
+    probe = stage.probe(device=1)
+    assert probe.alloc(2000) == 0
+    assert probe.info_mib() == (14384, 16384)
+
+
+def test_zero_bytes_are_answered_by_the_driver(stage: Stage) -> None:
+    assert stage.probe().ask("alloc", 0)[0] == INVALID_VALUE
