@@ -1,7 +1,9 @@
 """Build images without a container engine: mmdebstrap makes the base, buildah runs the Dockerfile in a chroot.
 
 buildah has a storage folder of its own in the cache, so nobody else's images are touched. Steps use the host's network and
-its certificates: where TLS is intercepted, PyPI is reached all the same and none of it ends up in an image.
+its certificates: where TLS is intercepted, PyPI is reached all the same and none of it ends up in an image. Downloads and
+zig's objects are kept by a volume, not by `RUN --mount=type=cache`: buildah 1.28 (Debian 12) in a chroot empties the stage's
+whole root folder when it cleans up after such a mount.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Buildah:
             "--storage-driver",
             driver,
         ]
+        self._downloads = cache / "downloads"
+        self._downloads.mkdir(exist_ok=True)
         self._log = cache / "build.log"
 
     @property
@@ -84,7 +88,8 @@ class Buildah:
     def build(self, image: Image, archive: Path) -> None:
         """Build the stage and write it as an OCI archive under the image's name."""
         arguments = [f"--build-arg={name}={os.environ[name]}" for name in PASSED if os.environ.get(name)]
-        volumes = ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
+        volumes = [f"--volume={self._downloads}:/root/.cache"]
+        volumes += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
         command = [*self._command, "build", "--isolation", "chroot", "--network", "host", "--layers", "--pull-never"]
         command += [
             "--file",
