@@ -2,7 +2,8 @@
  *
  * The thread is made when memory is first asked for. It connects, answers recalls, and when the arbiter goes away it comes
  * back to it and states what this process holds. While it is away what is leased stays usable and nothing new is leased;
- * who asks waits until the arbiter has been away for PATIENCE_MS, and after that is refused at once.
+ * who asks waits until the arbiter has been away for RESTART_MS (PATIENCE_MS if it was never there), and after that is refused
+ * at once.
  */
 #include "process.h"
 
@@ -16,7 +17,8 @@
 #include <unistd.h>
 
 enum {
-    PATIENCE_MS = 2000,     /* specified: a restart of the arbiter is shorter, a user's patience not much longer */
+    PATIENCE_MS = 2000,     /* for an arbiter that was never met, and for an answer; specified */
+    RESTART_MS = 5000,      /* for one that went away: a restarted container is back by then; guessed */
     WELCOME_MS = 3000,      /* the arbiter itself waits up to 2 s for the grant */
     RETRY_FIRST_MS = 5,     /* guessed */
     RETRY_MOST_MS = 200,    /* below the arbiter's grace after a start, in which it waits for statements */
@@ -276,7 +278,8 @@ static bool connected_in_time(void)
     if (!start())
         return false;
     while (!link_->connected) {
-        uint64_t deadline_ms = link_->lost_at_ms + PATIENCE_MS;
+        bool met = atomic_load(&link_->page) != NULL;
+        uint64_t deadline_ms = link_->lost_at_ms + (met ? RESTART_MS : PATIENCE_MS);
         if (now_ms() >= deadline_ms)
             return false;
         wait_until(deadline_ms);

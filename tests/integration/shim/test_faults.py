@@ -94,10 +94,14 @@ def test_a_restarted_arbiter_learns_what_is_held_and_lends_only_the_rest(stage: 
 def test_an_arbiter_restarted_under_load_lends_nothing_twice(stage: Stage) -> None:
     probes = [stage.probe() for _ in range(4)]
     for probe in probes:
-        probe.start("hammer", 2, 150, 15 * MIB)
+        probe.start("hammer", 2, 20000, 15 * MIB)
+    control = stage.probe()
     for _ in range(3):
+        wait_for(lambda: control.alloc(1) == 0)
         stage.stop_arbiter()
         stage.start_arbiter("--grace-ms", "500")
+    wait_for(lambda: control.alloc(1) == 0)
+    control.kill()
     for probe in probes:
         assert probe.finish()[0] == 0
     for probe in probes:

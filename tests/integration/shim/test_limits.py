@@ -113,9 +113,9 @@ def test_a_stopped_sibling_delays_an_allocation_only_for_a_bounded_time(stage: S
 
 def test_threads_never_exceed_the_limit_and_leave_nothing_behind(stage: Stage) -> None:
     probe = stage.probe()
-    code, failed = probe.ask("hammer", 8, 200, 20 * MIB)
+    code, failed = probe.ask("hammer", 8, 200, 120 * MIB)
     assert code == 0
-    assert failed > 0, "8 threads x 8 x 20 MiB is more than the limit: some must have been refused"
+    assert failed > 0, "two threads of 8 x 120 MiB are more than the limit: some must have been refused"
     assert probe.info_mib() == (1000, 1000)
 
 
