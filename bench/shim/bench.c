@@ -1,0 +1,177 @@
+/* bench.c - what calls cost, in nanoseconds each; run.py starts it with and without the library.
+ *
+ *   bench calls        name,ns lines: the median of 9 batches
+ *   bench start N      name,ns: fork, exec /bin/true and wait, N times
+ */
+#include <dlfcn.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "../../shim/src/abi.h"
+
+enum { BATCHES = 9, FEW = 10, MANY = 50000, BLOCK = 64 * 1024 };
+
+extern char **environ;
+
+static CUresult (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*load)(void **, const void *);
+static CUresult (*get_function)(void **, void *, const char *), (*synchronize)(void);
+static CUresult (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static CUresult (*allocate)(CUdeviceptr *, size_t), (*release)(CUdeviceptr), (*info)(size_t *, size_t *);
+
+static void *library, *function;
+
+static void take(const char *name, void *slot)
+{
+    void *at = dlsym(library, name);
+    if (at == NULL) {
+        fprintf(stderr, "bench: no %s\n", name);
+        exit(1);
+    }
+    memcpy(slot, &at, sizeof at);
+}
+
+static void need(CUresult rc, const char *what)
+{
+    if (rc != CUDA_SUCCESS) {
+        fprintf(stderr, "bench: %s answered %d\n", what, (int)rc);
+        exit(1);
+    }
+}
+
+static double now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+static int by_size(const void *one, const void *other)
+{
+    double a = *(const double *)one, b = *(const double *)other;
+    return (a > b) - (a < b);
+}
+
+static double median(double *values)
+{
+    qsort(values, BATCHES, sizeof *values, by_size);
+    return values[BATCHES / 2];
+}
+
+static void launches(void)
+{
+    double batch[BATCHES];
+    for (unsigned b = 0; b < BATCHES; b++) {
+        double start = now_ns();
+        for (unsigned i = 0; i < 20000; i++)
+            launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+        batch[b] = (now_ns() - start) / 20000;
+        synchronize();
+    }
+    printf("cuLaunchKernel,%.1f\n", median(batch));
+}
+
+static void infos(void)
+{
+    double batch[BATCHES];
+    size_t free_bytes, total;
+    for (unsigned b = 0; b < BATCHES; b++) {
+        double start = now_ns();
+        for (unsigned i = 0; i < 100000; i++)
+            info(&free_bytes, &total);
+        batch[b] = (now_ns() - start) / 100000;
+    }
+    printf("cuMemGetInfo,%.1f\n", median(batch));
+}
+
+/* Allocate 10, free 10, again and again, beside `live` allocations that stay. */
+static void allocations(unsigned live)
+{
+    static CUdeviceptr kept[MANY];
+    CUdeviceptr some[FEW];
+    double taking[BATCHES], freeing[BATCHES];
+    for (unsigned i = 0; i < live; i++)
+        need(allocate(&kept[i], BLOCK), "cuMemAlloc");
+    for (unsigned b = 0; b < BATCHES; b++) {
+        double taken = 0, freed = 0;
+        for (unsigned round = 0; round < 500; round++) {
+            double start = now_ns();
+            for (unsigned i = 0; i < FEW; i++)
+                need(allocate(&some[i], BLOCK), "cuMemAlloc");
+            double middle = now_ns();
+            for (unsigned i = 0; i < FEW; i++)
+                need(release(some[i]), "cuMemFree");
+            taken += middle - start;
+            freed += now_ns() - middle;
+        }
+        taking[b] = taken / (500 * FEW);
+        freeing[b] = freed / (500 * FEW);
+    }
+    printf("cuMemAlloc_%u_live,%.1f\ncuMemFree_%u_live,%.1f\n", live, median(taking), live, median(freeing));
+    for (unsigned i = 0; i < live; i++)
+        need(release(kept[i]), "cuMemFree");
+}
+
+static void first_call(void)
+{
+    CUdeviceptr at;
+    double start = now_ns();
+    need(allocate(&at, BLOCK), "cuMemAlloc");
+    printf("first_cuMemAlloc,%.0f\n", now_ns() - start);
+    need(release(at), "cuMemFree");
+}
+
+static void calls(void)
+{
+    void *context, *module;
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (library == NULL) {
+        fprintf(stderr, "bench: %s\n", dlerror());
+        exit(1);
+    }
+    take("cuInit", &init);
+    take("cuDevicePrimaryCtxRetain", &retain);
+    take("cuCtxSetCurrent", &use);
+    take("cuModuleLoadData", &load);
+    take("cuModuleGetFunction", &get_function);
+    take("cuCtxSynchronize", &synchronize);
+    take("cuLaunchKernel", &launch);
+    take("cuMemAlloc_v2", &allocate);
+    take("cuMemFree_v2", &release);
+    take("cuMemGetInfo_v2", &info);
+    need(init(0), "cuInit");
+    need(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+    need(use(context), "cuCtxSetCurrent");
+    need(load(&module, ".version 8.0\n.target sm_75\n.visible .entry nothing() { ret; }\n"), "cuModuleLoadData");
+    need(get_function(&function, module, "nothing"), "cuModuleGetFunction");
+    first_call();
+    launches();
+    infos();
+    allocations(FEW);
+    allocations(MANY);
+}
+
+static void starts(unsigned count)
+{
+    char *arguments[] = {(char *)(uintptr_t)"true", NULL};
+    double start = now_ns();
+    for (unsigned i = 0; i < count; i++) {
+        pid_t child;
+        if (posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ) != 0)
+            exit(1);
+        waitpid(child, NULL, 0);
+    }
+    printf("process_start,%.0f\n", (now_ns() - start) / count);
+}
+
+int main(int count, char **words)
+{
+    if (count == 3 && strcmp(words[1], "start") == 0)
+        starts((unsigned)atoi(words[2]));
+    else
+        calls();
+    return 0;
+}
