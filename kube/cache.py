@@ -1,0 +1,321 @@
+"""A copy of one kind of object, kept in step with the API server: list once, then watch.
+
+    async def main():
+        pods = Cache(client, PODS, Pod, on_change=changed)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pods.run())
+            await pods.has_synced.wait()
+            pods.get("default/a")
+
+`on_change(old, new)` is called in the order of the events, in the task that runs the cache; `None` stands for "is not there". An
+object that was deleted and made again under its name while nobody watched is told of as both. A callback that raises is logged and
+counted, and the cache goes on.
+
+Decides when to list again: the server says that our version is gone, or a line of the watch cannot be read. An object that does not
+decode is kept as it was last known, and its key stands in `unknown` until it decodes or goes. Knows nothing of what objects mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from kube.client import Client
+from kube.errors import ApiError
+from kube.objects import Metadata, Slim
+
+PAGE: Final = 500
+"""Objects a list call asks for at once, as kubectl does: pages bound the server's memory and ours."""
+
+WATCH_TIMEOUT_S: Final = (240, 480)
+"""A watch ends by itself after a random time in this range, as in client-go, so that connections spread over API servers."""
+
+BACKOFF_S: Final = (0.2, 30.0)
+"""First and longest wait after a failure; doubled each time, and each wait is cut by up to a half at random."""
+
+log = structlog.get_logger("kube.cache")
+
+
+class Keyed(Protocol):
+    """What the cache needs of an object."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Its ObjectMeta."""
+
+
+T = TypeVar("T", bound=Keyed)
+
+
+class _ListMeta(Slim, frozen=True):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct, gc=False):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] = []
+
+
+class _Event(msgspec.Struct, gc=False):
+    type: str
+    object: msgspec.Raw
+
+
+class _Anonymous(msgspec.Struct, gc=False):
+    """Any object: enough to say which one it is."""
+
+    metadata: Metadata = Metadata()
+    code: int = 0
+    message: str = ""
+
+
+class _RelistError(Exception):
+    """The watch cannot be followed any further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a cache has seen since it began. Counts never go down, except `objects` and `unknown`."""
+
+    objects: int
+    unknown: int
+    synced: bool
+    lists: int
+    watches: int
+    events: int
+    bookmarks: int
+    relists: Mapping[str, int]
+    """Why the cache listed again: `gone`, `undecodable`, `error`."""
+    undecodable: int
+    callback_errors: int
+    failures: int
+    age_s: float
+    """Since anything was last heard from the API server; infinite before the first answer."""
+
+
+class Cache(Generic[T]):
+    """See the module. `path` is a collection, such as `/api/v1/pods`; `shrink` may drop what the user of the cache never reads."""
+
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        kind: type[T],
+        *,
+        on_change: Callable[[T | None, T | None], None] | None = None,
+        label_selector: str = "",
+        field_selector: str = "",
+        shrink: Callable[[T], T] | None = None,
+        page: int = PAGE,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.path = path
+        self.has_synced = asyncio.Event()
+        self.unknown: dict[str, str] = {}
+        """Key -> why this object could not be decoded. `get` answers what was last known of it, if anything."""
+        self._client, self._on_change, self._shrink, self._page = client, on_change, shrink, page
+        self._clock, self._sleep, self._jitter = clock, sleep, jitter
+        self._decoder = msgspec.json.Decoder(kind)
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        self._selectors = {name: value for name, value in selectors.items() if value}
+        self._items: dict[str, T] = {}
+        self._version = ""
+        self._heard_at = float("-inf")
+        self._failed_in_a_row = 0
+        self._changed = asyncio.Event()
+        self._relists: dict[str, int] = {}
+        self._lists = self._watches = self._events = self._bookmarks = 0
+        self._undecodable = self._callback_errors = self._failures = 0
+
+    def get(self, key: str) -> T | None:
+        """The object as last seen. Keys are `namespace/name`, or `name` where there are no namespaces."""
+        return self._items.get(key)
+
+    def items(self) -> Iterator[T]:
+        """All objects. Do not await while iterating."""
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    async def changed(self) -> None:
+        """Return after the next change of any object."""
+        await self._changed.wait()
+
+    async def wait_for(self, found: Callable[[], T | None], *, timeout_s: float) -> T | None:
+        """What `found` answers as soon as it is not None, asked now and after each change; None when time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while (item := found()) is None:
+                    await self.changed()
+                return item
+        return found()
+
+    def statistics(self) -> Statistics:
+        """Counters for metrics and for people who debug."""
+        return Statistics(
+            objects=len(self._items), unknown=len(self.unknown), synced=self.has_synced.is_set(),
+            lists=self._lists, watches=self._watches, events=self._events, bookmarks=self._bookmarks,
+            relists=dict(self._relists), undecodable=self._undecodable, callback_errors=self._callback_errors,
+            failures=self._failures, age_s=self._clock() - self._heard_at,
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Keep the copy in step until cancelled."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                if not await self._watch():
+                    await self._back_off(0.0)
+            except _RelistError as reason:
+                self._relist(str(reason))
+                await self._back_off(0.0)
+            except ApiError as error:
+                self._failures += 1
+                if error.gone:
+                    self._relist("gone")
+                log.warning(
+                    "lost the API server", path=self.path, error=str(error), failed_in_a_row=self._failed_in_a_row
+                )
+                await self._back_off(error.retry_after_s)
+
+    async def _list(self) -> None:
+        """Read everything, tell of every difference, and take the version to watch from."""
+        seen: set[str] = set()
+        params = {**self._selectors, "limit": str(self._page)}
+        while True:
+            body = await self._client.get(self.path, params)
+            self._heard()
+            try:
+                page = msgspec.json.decode(body, type=_List)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ApiError(
+                    0, "Undecodable", f"list cannot be read: {error}", verb="LIST", path=self.path
+                ) from error
+            for raw in page.items:
+                seen.add(self._take(raw))
+            if not page.metadata.continue_:
+                break
+            params["continue"] = page.metadata.continue_
+        for key in [key for key in (*self._items, *self.unknown) if key not in seen]:
+            self._drop(key, self._items.get(key))
+        self._version = page.metadata.resource_version
+        self._lists += 1
+        self._failed_in_a_row = 0
+        self.has_synced.set()
+        self._tell_waiters()
+
+    async def _watch(self) -> bool:
+        """Follow changes until the server ends the watch. Answers whether it told us anything. Raises _RelistError and ApiError."""
+        low, high = WATCH_TIMEOUT_S
+        params = {
+            **self._selectors, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": self._version,
+            "timeoutSeconds": str(round(low + (high - low) * self._jitter())),
+        }  # fmt: skip
+        self._watches += 1
+        told = False
+        async for line in self._client.stream(self.path, params):
+            self._heard()
+            told = True
+            self._failed_in_a_row = 0
+            self._follow(line)
+        return told
+
+    def _follow(self, line: bytes) -> None:
+        """One line of the watch."""
+        try:
+            event = msgspec.json.decode(line, type=_Event)
+            about = msgspec.json.decode(event.object, type=_Anonymous)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.warning("a line of the watch cannot be read", path=self.path, error=str(error))
+            raise _RelistError("undecodable") from error
+        if event.type == "ERROR":
+            raise ApiError(
+                about.code, "Gone" if about.code == 410 else "Watch", about.message, verb="WATCH", path=self.path
+            )
+        self._version = about.metadata.resource_version or self._version
+        if event.type == "BOOKMARK":
+            self._bookmarks += 1
+            return
+        self._events += 1
+        if event.type == "DELETED":
+            key = about.metadata.key
+            self._drop(key, self._items.get(key))
+        else:
+            self._take(event.object)
+        self._tell_waiters()
+
+    def _take(self, raw: msgspec.Raw) -> str:
+        """Keep an object as it is now and tell of the change. Answers its key."""
+        try:
+            new = self._decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return self._take_unknown(raw, str(error))
+        key = new.metadata.key
+        self.unknown.pop(key, None)
+        if self._shrink:
+            new = self._shrink(new)
+        old = self._items.get(key)
+        if old is not None and old.metadata.resource_version == new.metadata.resource_version != "":
+            return key
+        self._items[key] = new
+        if old is not None and old.metadata.uid != new.metadata.uid:
+            self._tell(old, None)
+            old = None
+        self._tell(old, new)
+        return key
+
+    def _take_unknown(self, raw: msgspec.Raw, why: str) -> str:
+        self._undecodable += 1
+        try:
+            key = msgspec.json.decode(raw, type=_Anonymous).metadata.key
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            key = ""
+        log.error("an object cannot be decoded; what was known of it stands", path=self.path, object=key, error=why)
+        self.unknown[key] = why
+        return key
+
+    def _drop(self, key: str, old: T | None) -> None:
+        self.unknown.pop(key, None)
+        self._items.pop(key, None)
+        if old is not None:
+            self._tell(old, None)
+
+    def _tell(self, old: T | None, new: T | None) -> None:
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(old, new)
+        except Exception:  # a caller's mistake about one object must not stop the copy of all others
+            self._callback_errors += 1
+            kept = new if new is not None else old
+            log.exception("on_change raised", path=self.path, object=kept.metadata.key if kept is not None else "")
+
+    def _tell_waiters(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _heard(self) -> None:
+        self._heard_at = self._clock()
+
+    def _relist(self, reason: str) -> None:
+        self._version = ""
+        self._relists[reason] = self._relists.get(reason, 0) + 1
+
+    async def _back_off(self, at_least_s: float) -> None:
+        first, longest = BACKOFF_S
+        wait_s = min(longest, first * 2.0 ** min(self._failed_in_a_row, 20)) * (1 - self._jitter() / 2)
+        self._failed_in_a_row += 1
+        await self._sleep(max(wait_s, at_least_s))

@@ -1,0 +1,160 @@
+"""One connection pool to the API server: GET, send, stream. Bytes in, bytes out.
+
+Knows HTTP, credentials and errors. Knows no object: what the bytes mean is the caller's business, and so is trying again
+(but for a token that expired, which is read again once).
+
+    async with connect() as client:
+        body = await client.get("/api/v1/nodes", {"limit": "500"})
+        await client.send("PATCH", path, {"metadata": ...}, content_type=MERGE_PATCH)
+        async for line in client.stream("/api/v1/pods", {"watch": "1"}): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from kube.auth import Access, Load, loader
+from kube.errors import ApiError, api_error
+
+JSON: Final = "application/json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+
+TOKEN_AGE_LIMIT_S: Final = 60.0
+"""A token is read again after this. The kubelet rotates projected tokens at 80 % of their life, an hour by default."""
+
+CALL_TIMEOUT_S: Final = 30.0
+"""For a whole call that is no stream. A page of 500 pods is some 5 MB; guessed to be ample."""
+
+SILENCE_LIMIT_S: Final = 150.0
+"""A stream that is silent for longer is taken as dead. The API server sends a bookmark about every minute."""
+
+CONNECT_TIMEOUT_S: Final = 10.0
+
+Params = Mapping[str, str]
+
+
+class Client:
+    """Made by `connect`."""
+
+    def __init__(self, load: Load, access: Access, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
+        self._load, self._access, self._session, self._clock = load, access, session, clock
+        self._read_at = clock()
+
+    @property
+    def server(self) -> str:
+        """Where the API server is."""
+        return self._access.server
+
+    async def get(self, path: str, params: Params | None = None, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
+        """The body of a GET. Raises ApiError."""
+        return await self._call("GET", path, None, JSON, params, timeout_s)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        content_type: str = JSON,
+        params: Params | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> bytes:
+        """The body of the answer to POST, PUT, PATCH or DELETE. `body` is sent as it is when bytes, else as JSON. Raises ApiError."""
+        raw = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
+        return await self._call(method, path, raw, content_type, params, timeout_s)
+
+    async def stream(self, path: str, params: Params | None = None) -> AsyncIterator[bytes]:
+        """The lines of an answer as they come, without their ends. Raises ApiError, also when the stream breaks or falls silent."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_LIMIT_S)
+        rest = b""
+        try:
+            async with self._session.request(
+                "GET", self.server + path, params=params, timeout=timeout, **await self._options()
+            ) as answer:
+                if answer.status >= 400:
+                    raise _refusal(answer, await answer.read(), "WATCH", path)
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield line
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer(error, "WATCH", path) from error
+
+    async def _call(
+        self, verb: str, path: str, body: bytes | None, content_type: str, params: Params | None, timeout_s: float
+    ) -> bytes:
+        try:
+            return await self._once(verb, path, body, content_type, params, timeout_s)
+        except ApiError as error:
+            if not error.unauthorized:
+                raise
+        await self._refresh()
+        return await self._once(verb, path, body, content_type, params, timeout_s)
+
+    async def _once(
+        self, verb: str, path: str, body: bytes | None, content_type: str, params: Params | None, timeout_s: float
+    ) -> bytes:
+        options = await self._options()
+        if body is not None:
+            options["headers"]["Content-Type"] = content_type
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._session.request(
+                verb, self.server + path, params=params, data=body, timeout=timeout, **options
+            ) as answer:
+                content = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer(error, verb, path) from error
+        if answer.status >= 400:
+            raise _refusal(answer, content, verb, path)
+        return content
+
+    async def _options(self) -> dict[str, Any]:
+        if self._access.token and self._clock() - self._read_at > TOKEN_AGE_LIMIT_S:
+            await self._refresh()
+        headers = {"Accept": JSON}
+        if self._access.token:
+            headers["Authorization"] = self._access.token
+        options: dict[str, Any] = {"headers": headers}
+        if self._access.tls is not None:
+            options["ssl"] = self._access.tls
+            options["server_hostname"] = self._access.tls_name
+        if self._access.proxy:
+            options["proxy"] = self._access.proxy
+        return options
+
+    async def _refresh(self) -> None:
+        self._read_at = self._clock()
+        fresh = await self._load()
+        # A new SSLContext would open new connections each time: the first one stays for the life of the client.
+        self._access = replace(fresh, tls=self._access.tls)
+
+
+@asynccontextmanager
+async def connect(
+    kubeconfig: str | None = None, *, load: Load | None = None, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Client]:
+    """A client of the cluster this process runs in, or that `kubeconfig` (or $KUBECONFIG) names. Raises NoClusterError."""
+    load = load or loader(kubeconfig)
+    access = await load()
+    async with aiohttp.ClientSession(auto_decompress=True, trust_env=True) as session:
+        yield Client(load, access, session, clock)
+
+
+def _refusal(answer: aiohttp.ClientResponse, body: bytes, verb: str, path: str) -> ApiError:
+    return api_error(answer.status, body, verb=verb, path=path, retry_after=answer.headers.get("Retry-After", ""))
+
+
+def _no_answer(error: Exception, verb: str, path: str) -> ApiError:
+    kind = "Timeout" if isinstance(error, (TimeoutError, asyncio.TimeoutError)) else "Unreachable"
+    return ApiError(0, kind, str(error) or type(error).__name__, verb=verb, path=path)

@@ -1,0 +1,194 @@
+"""Tell users what happened to their objects: Events in the group events.k8s.io/v1.
+
+Recording never waits and never fails: an Event is put in a queue that `run` empties. The same thing said again within
+`SERIES_S` becomes a count on the first Event, and an object about which we say too much is no longer written to for a while.
+What was dropped is counted. Decides nothing about when to say something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import structlog
+
+from kube import paths
+from kube.client import Client
+from kube.errors import ApiError
+from kube.objects import Node, Pod, Slim
+from kube.patch import merge
+
+SERIES_S: Final = 600.0
+"""The same note within this time is counted on the Event that exists. As in client-go."""
+BURST: Final = 25
+"""Events about one object before it is slowed down. As in client-go."""
+REFILL_S: Final = 300.0
+"""Afterwards one Event in this time. As in client-go."""
+QUEUE: Final = 1000
+"""Events waiting to be written. Pulled out of the air."""
+OBJECTS: Final = 4096
+"""Objects and series remembered; the oldest are forgotten. As in client-go."""
+NOTE_LIMIT: Final = 1024
+"""Characters of a note. Specified by the API."""
+
+Kind = Literal["Normal", "Warning"]
+
+log = structlog.get_logger("kube.events")
+
+
+class ObjectReference(Slim, frozen=True):
+    """What an Event is about."""
+
+    api_version: str = "v1"
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    field_path: str = ""
+
+
+def about(thing: Pod | Node, container: str = "") -> ObjectReference:
+    """The reference to a pod (or one of its containers) or a node."""
+    meta = thing.metadata
+    field = f"spec.containers{{{container}}}" if container else ""
+    return ObjectReference("v1", type(thing).__name__, meta.namespace, meta.name, meta.uid, "", field)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Events since the recorder began."""
+
+    written: int
+    counted: int
+    """Added to the count of an Event that existed."""
+    dropped: int
+    """Not written: too many about one object, a full queue, or the API refused."""
+
+
+@dataclass(slots=True)
+class _Series:
+    name: str
+    began_at: float
+    count: int = 1
+
+
+@dataclass(slots=True)
+class _Allowance:
+    tokens: float
+    at: float
+
+
+class Recorder:
+    """Writes Events as `component`, from `instance` (a pod or node name)."""
+
+    def __init__(
+        self,
+        client: Client,
+        component: str,
+        instance: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client, self._component, self._instance = client, component, instance
+        self._clock, self._now = clock, now
+        self._queue: asyncio.Queue[tuple[ObjectReference, str, str, Kind, str]] = asyncio.Queue(QUEUE)
+        self._series: OrderedDict[tuple[ObjectReference, str, str, Kind], _Series] = OrderedDict()
+        self._allowances: OrderedDict[ObjectReference, _Allowance] = OrderedDict()
+        self._written = self._counted = self._dropped = 0
+        self._number = 0
+
+    def event(
+        self,
+        regarding: ObjectReference,
+        reason: str,
+        note: str,
+        type: Kind = "Normal",  # noqa: A002 - the API's own word
+        *,
+        action: str = "",
+    ) -> None:
+        """Say that `reason` (CamelCase, constant) happened to `regarding`; `note` is the sentence for a person."""
+        try:
+            self._queue.put_nowait((regarding, reason, note[:NOTE_LIMIT], type, action or reason))
+        except asyncio.QueueFull:
+            self._dropped += 1
+
+    def statistics(self) -> Statistics:
+        """Counters for metrics."""
+        return Statistics(self._written, self._counted, self._dropped)
+
+    async def run(self) -> None:
+        """Write what is queued until cancelled."""
+        while True:
+            regarding, reason, note, kind, action = await self._queue.get()
+            try:
+                await self._write(regarding, reason, note, kind, action)
+            except ApiError as error:
+                self._dropped += 1
+                log.warning("an Event was not written", reason=reason, object=regarding.name, error=str(error))
+            finally:
+                self._queue.task_done()
+
+    async def flush(self) -> None:
+        """Return when all that was queued is written or dropped. For tests and orderly ends."""
+        await self._queue.join()
+
+    async def _write(self, regarding: ObjectReference, reason: str, note: str, kind: Kind, action: str) -> None:
+        if not self._allowed(regarding):
+            self._dropped += 1
+            return
+        key = (regarding, reason, note, kind)
+        namespace = regarding.namespace or "default"
+        series = self._series.get(key)
+        if series is not None and self._clock() - series.began_at < SERIES_S:
+            series.count += 1
+            change = {"series": {"count": series.count, "lastObservedTime": self._micro_time()}}
+            try:
+                await merge(self._client, paths.events(namespace, series.name), change)
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+            else:
+                self._counted += 1
+                return
+        await self._create(key, namespace, action)
+
+    async def _create(self, key: tuple[ObjectReference, str, str, Kind], namespace: str, action: str) -> None:
+        regarding, reason, note, kind = key
+        self._number += 1
+        name = f"{regarding.name[:200]}.{time.time_ns():x}{self._number:x}"
+        body: dict[str, Any] = {
+            "apiVersion": "events.k8s.io/v1", "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": self._micro_time(), "action": action, "reason": reason, "note": note, "type": kind,
+            "reportingController": self._component, "reportingInstance": self._instance[:128],
+            "regarding": regarding,
+        }  # fmt: skip
+        await self._client.send("POST", paths.events(namespace), body)
+        self._written += 1
+        self._series[key] = _Series(name, self._clock())
+        self._series.move_to_end(key)
+        while len(self._series) > OBJECTS:
+            self._series.popitem(last=False)
+
+    def _allowed(self, regarding: ObjectReference) -> bool:
+        now = self._clock()
+        has = self._allowances.setdefault(regarding, _Allowance(BURST, now))
+        self._allowances.move_to_end(regarding)
+        while len(self._allowances) > OBJECTS:
+            self._allowances.popitem(last=False)
+        has.tokens = min(float(BURST), has.tokens + (now - has.at) / REFILL_S)
+        has.at = now
+        if has.tokens < 1:
+            return False
+        has.tokens -= 1
+        return True
+
+    def _micro_time(self) -> str:
+        return self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

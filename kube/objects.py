@@ -1,0 +1,161 @@
+"""The parts of Kubernetes objects that Tangram reads. What is not named here is skipped while decoding.
+
+Frozen structs with Kubernetes' own field names in snake case; a field that may be missing has the zero value that the API means by
+leaving it out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Slim(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
+    """Base of all: decodes camelCase, encodes only what is set."""
+
+
+class OwnerReference(Slim, frozen=True):
+    """Whose object this is."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class Metadata(Slim, frozen=True):
+    """ObjectMeta."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: tuple[OwnerReference, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, or `name` where there are no namespaces."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    def annotation(self, key: str) -> str | None:
+        """The value of an annotation, None when it is not there."""
+        return self.annotations.get(key) if self.annotations else None
+
+
+class Resources(Slim, frozen=True):
+    """ResourceRequirements. Quantities as they were written: text, or a bare number."""
+
+    limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
+
+
+class Container(Slim, frozen=True):
+    """A container of a pod's spec. Init containers with restartPolicy Always are native sidecars."""
+
+    name: str = ""
+    resources: Resources = Resources()
+    restart_policy: str | None = None
+
+
+class PodSpec(Slim, frozen=True):
+    """What of a pod's spec matters for GPUs."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int | None = None
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+
+
+class Condition(Slim, frozen=True):
+    """One condition of a pod or node."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+
+
+class PodStatus(Slim, frozen=True):
+    """How far a pod is."""
+
+    phase: str = ""
+    start_time: str | None = None
+    nominated_node_name: str = ""
+    conditions: tuple[Condition, ...] = ()
+
+
+class Pod(Slim, frozen=True):
+    """A pod."""
+
+    metadata: Metadata = Metadata()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return self.metadata.key
+
+    @property
+    def uid(self) -> str:
+        """Never used twice, unlike the name."""
+        return self.metadata.uid
+
+    @property
+    def finished(self) -> bool:
+        """All its containers have ended for good: it holds nothing."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+    def plain(self) -> dict[str, Any]:
+        """Annotations and containers as `vgpu.request.pod_ask` reads them."""
+        asked: dict[str, Any] = msgspec.to_builtins(_Asked(_AskedMetadata(self.metadata.annotations), self.spec))
+        return asked
+
+
+class _AskedMetadata(Slim, frozen=True):
+    annotations: dict[str, str] | None = None
+
+
+class _Asked(Slim, frozen=True):
+    metadata: _AskedMetadata
+    spec: PodSpec
+
+
+class NodeStatus(Slim, frozen=True):
+    """What a node can take."""
+
+    allocatable: dict[str, str] | None = None
+    capacity: dict[str, str] | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+class NodeSpec(Slim, frozen=True):
+    """What of a node's spec matters."""
+
+    unschedulable: bool = False
+
+
+class Node(Slim, frozen=True):
+    """A node."""
+
+    metadata: Metadata = Metadata()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def key(self) -> str:
+        """Its name."""
+        return self.metadata.name
+
+
+class Secret(Slim, frozen=True):
+    """A secret; values in base64, as the API sends them."""
+
+    metadata: Metadata = Metadata()
+    type: str = ""
+    data: dict[str, str] | None = None

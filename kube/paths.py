@@ -1,0 +1,43 @@
+"""Paths of the API that more than one part of Tangram uses. Names are escaped, so that no name can be a path."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote
+
+PODS: Final = "/api/v1/pods"
+NODES: Final = "/api/v1/nodes"
+
+
+def _name(name: str) -> str:
+    return quote(name, safe="")
+
+
+def pods(namespace: str) -> str:
+    """All pods of a namespace."""
+    return f"/api/v1/namespaces/{_name(namespace)}/pods"
+
+
+def pod(namespace: str, name: str, sub: str = "") -> str:
+    """A pod, or its subresource (`binding`, `eviction`, `status`)."""
+    return f"{pods(namespace)}/{_name(name)}" + (f"/{sub}" if sub else "")
+
+
+def node(name: str) -> str:
+    """A node."""
+    return f"{NODES}/{_name(name)}"
+
+
+def secret(namespace: str, name: str = "") -> str:
+    """A secret, or all of a namespace."""
+    return f"/api/v1/namespaces/{_name(namespace)}/secrets" + (f"/{_name(name)}" if name else "")
+
+
+def events(namespace: str, name: str = "") -> str:
+    """Events of a namespace, in the API group that has series."""
+    return f"/apis/events.k8s.io/v1/namespaces/{_name(namespace)}/events" + (f"/{_name(name)}" if name else "")
+
+
+def webhook_configuration(name: str) -> str:
+    """A MutatingWebhookConfiguration."""
+    return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{_name(name)}"
