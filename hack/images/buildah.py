@@ -28,6 +28,9 @@ CERTIFICATES: Final = Path("/etc/ssl/certs")
 PASSED: Final = ("SSL_CERT_FILE", "PIP_CERT")
 """Environment variables that reach the build as arguments."""
 
+MOST_IMAGES: Final = 150
+"""Guessed: about thirty builds, a few GB."""
+
 
 class Buildah:
     """One storage folder."""
@@ -100,5 +103,10 @@ class Buildah:
             *arguments,
         ]
         self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(ROOT)])
-        name = f"oci-archive:{archive}:{image.name}"
-        self._run([*self._command, "push", "--quiet", "--disable-compression", image.name, name])
+        self._run([*self._command, "push", "--quiet", image.name, f"oci-archive:{archive}:{image.name}"])
+        self._forget_old_steps()
+
+    def _forget_old_steps(self) -> None:
+        """Every step of a build stays as an image without a name; drop them all when there are many."""
+        if len(self._run([*self._command, "images", "--all", "--quiet"]).splitlines()) > MOST_IMAGES:
+            self._run([*self._command, "rmi", "--prune", "--force"])
