@@ -21,7 +21,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -62,7 +62,7 @@ class _ListMeta(Slim, frozen=True):
 
 class _List(msgspec.Struct, gc=False):
     metadata: _ListMeta
-    items: list[msgspec.Raw] = []
+    items: list[msgspec.Raw] | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -204,7 +204,7 @@ class Cache(Generic[T]):
                 raise ApiError(
                     0, "Undecodable", f"list cannot be read: {error}", verb="LIST", path=self.path
                 ) from error
-            for raw in page.items:
+            for raw in page.items or ():
                 seen.add(self._take(raw))
             if not page.metadata.continue_:
                 break
@@ -226,11 +226,12 @@ class Cache(Generic[T]):
         }  # fmt: skip
         self._watches += 1
         told = False
-        async for line in self._client.stream(self.path, params):
-            self._heard()
-            told = True
-            self._failed_in_a_row = 0
-            self._follow(line)
+        async with aclosing(self._client.stream(self.path, params)) as lines:
+            async for line in lines:
+                self._heard()
+                told = True
+                self._failed_in_a_row = 0
+                self._follow(line)
         return told
 
     def _follow(self, line: bytes) -> None:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
 from kube.auth import Access, Load, loader
-from kube.errors import ApiError, api_error
+from kube.errors import ApiError, NoClusterError, api_error
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -40,6 +41,8 @@ SILENCE_LIMIT_S: Final = 150.0
 CONNECT_TIMEOUT_S: Final = 10.0
 
 Params = Mapping[str, str]
+
+_NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError, NoClusterError)
 
 
 class Client:
@@ -72,7 +75,7 @@ class Client:
         raw = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
         return await self._call(method, path, raw, content_type, params, timeout_s)
 
-    async def stream(self, path: str, params: Params | None = None) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, params: Params | None = None) -> AsyncGenerator[bytes, None]:
         """The lines of an answer as they come, without their ends. Raises ApiError, also when the stream breaks or falls silent."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_LIMIT_S)
         rest = b""
@@ -80,14 +83,15 @@ class Client:
             async with self._session.request(
                 "GET", self.server + path, params=params, timeout=timeout, **await self._options()
             ) as answer:
-                if answer.status >= 400:
+                if answer.status >= HTTPStatus.BAD_REQUEST:
+                    self._read_at = float("-inf")  # should it be the token: the next call reads it again
                     raise _refusal(answer, await answer.read(), "WATCH", path)
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         if line:
                             yield line
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _NO_ANSWER as error:
             raise _no_answer(error, "WATCH", path) from error
 
     async def _call(
@@ -104,18 +108,18 @@ class Client:
     async def _once(
         self, verb: str, path: str, body: bytes | None, content_type: str, params: Params | None, timeout_s: float
     ) -> bytes:
-        options = await self._options()
-        if body is not None:
-            options["headers"]["Content-Type"] = content_type
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
+            options = await self._options()
+            if body is not None:
+                options["headers"]["Content-Type"] = content_type
             async with self._session.request(
                 verb, self.server + path, params=params, data=body, timeout=timeout, **options
             ) as answer:
                 content = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _NO_ANSWER as error:
             raise _no_answer(error, verb, path) from error
-        if answer.status >= 400:
+        if answer.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(answer, content, verb, path)
         return content
 
