@@ -11,7 +11,7 @@ from tests.contract.webhook.pairs import FOLDER, INPUTS, answer, load, output_of
 
 
 class _Plain(yaml.SafeDumper):
-    def ignore_aliases(self, data: object) -> bool:
+    def ignore_aliases(self, _data: object) -> bool:
         return True
 
 

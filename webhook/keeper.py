@@ -1,0 +1,194 @@
+"""Keep the serving certificate fresh, without a restart.
+
+Two keepers, one shape: `once` brings everything up to date or raises, `keep` does that for ever. `SecretKeeper` owns CA and
+certificate in a Secret and tells the API server whom to trust; `FileKeeper` serves what cert-manager writes into a mounted
+Secret. What should be kept is decided in `certs`; here are only reads, writes and their order:
+
+    Secret  ->  caBundle  ->  served
+
+so that the API server trusts a certificate before it meets it. Replicas race on the Secret's resourceVersion; who loses
+reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from kube.client import JSON_PATCH
+from kube.errors import ApiError
+from vgpu.errors import BadDocument, TangramError
+from webhook.certs import CA_CERT, CERT, KEY, renewed
+from webhook.metrics import Metrics
+from webhook.tls import Serving
+
+ATTEMPTS: Final = 5
+"""Writes lost to another replica before a round gives up. Two replicas need two."""
+
+log = structlog.get_logger()
+
+
+class Api(Protocol):
+    """The part of kube.client.Client that is used."""
+
+    async def get(self, path: str) -> bytes:
+        """The object at `path`."""
+        ...
+
+    async def send(self, method: str, path: str, body: object = None, *, content_type: str = ...) -> bytes:
+        """Write an object."""
+        ...
+
+
+class Keeper(Protocol):
+    """Brings the certificate up to date."""
+
+    async def once(self) -> None:
+        """One round. Raises TangramError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are."""
+
+    namespace: str
+    secret: str
+    configuration: str
+    """Name of the MutatingWebhookConfiguration."""
+    dns_names: tuple[str, ...]
+
+    @property
+    def secrets_path(self) -> str:
+        """Collection of Secrets."""
+        return f"/api/v1/namespaces/{self.namespace}/secrets"
+
+    @property
+    def secret_path(self) -> str:
+        """Our Secret."""
+        return f"{self.secrets_path}/{self.secret}"
+
+    @property
+    def configuration_path(self) -> str:
+        """Our MutatingWebhookConfiguration."""
+        return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{self.configuration}"
+
+
+class SecretKeeper:
+    """A CA of our own, in a Secret that all replicas share."""
+
+    def __init__(self, api: Api, places: Places, serving: Serving, clock: Callable[[], datetime]) -> None:
+        self._api, self._places, self._serving, self._clock = api, places, serving, clock
+
+    async def once(self) -> None:
+        """Secret, caBundle, context, in this order."""
+        files = await self._settle()
+        await self._announce(files[CA_CERT])
+        if self._serving.load(files[CERT], files[KEY]):
+            log.info("serving certificate taken into use", expires=str(self._serving.expires))
+
+    async def _settle(self) -> dict[str, bytes]:
+        """The Secret's files, brought up to date by us or by another replica."""
+        for _ in range(ATTEMPTS):
+            secret = await self._read()
+            kept = _files(secret)
+            files = renewed(kept, self._places.dns_names, self._clock())
+            if files == kept:
+                return files
+            try:
+                await self._write(secret, files)
+            except ApiError as error:
+                if not (error.conflict or error.not_found):
+                    raise
+                continue
+            log.info("certificates written", secret=self._places.secret, files=sorted(files))
+            return files
+        raise BadDocument(
+            f"secret {self._places.namespace}/{self._places.secret} was changed by others {ATTEMPTS} times in a row"
+        )
+
+    async def _read(self) -> dict[str, Any] | None:
+        try:
+            return _object(await self._api.get(self._places.secret_path))
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
+    async def _write(self, secret: dict[str, Any] | None, files: dict[str, bytes]) -> None:
+        data = {name: base64.b64encode(content).decode() for name, content in files.items()}
+        if secret is not None:
+            await self._api.send("PUT", self._places.secret_path, secret | {"data": data})
+            return
+        metadata = {"name": self._places.secret, "namespace": self._places.namespace}
+        fresh = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
+        await self._api.send("POST", self._places.secrets_path, fresh)
+
+    async def _announce(self, ca_bundle: bytes) -> None:
+        """Have the API server trust our CAs; also mends what an upgrade of the chart took away."""
+        text = base64.b64encode(ca_bundle).decode()
+        found = _object(await self._api.get(self._places.configuration_path))
+        patch = []
+        for index, webhook in enumerate(found.get("webhooks") or []):
+            if webhook["clientConfig"].get("caBundle") != text:
+                patch.append({"op": "test", "path": f"/webhooks/{index}/name", "value": webhook["name"]})
+                patch.append({"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": text})
+        if patch:
+            await self._api.send("PATCH", self._places.configuration_path, patch, content_type=JSON_PATCH)
+            log.info("caBundle written", configuration=self._places.configuration)
+
+
+class FileKeeper:
+    """Certificate and key from a folder that somebody else (cert-manager) keeps fresh."""
+
+    def __init__(self, folder: Path, serving: Serving) -> None:
+        self._folder, self._serving = folder, serving
+
+    async def once(self) -> None:
+        """Read both files, take them into use when they changed."""
+        try:
+            cert, key = (self._folder / CERT).read_bytes(), (self._folder / KEY).read_bytes()
+        except OSError as error:
+            raise BadDocument(f"folder {self._folder} must hold {CERT} and {KEY}: {error}") from None
+        if self._serving.load(cert, key):
+            log.info("serving certificate taken into use", expires=str(self._serving.expires))
+
+
+async def keep(
+    keeper: Keeper, metrics: Metrics, every_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Rounds for ever. A round that fails is counted and told, and what is served stays."""
+    while True:
+        try:
+            await keeper.once()
+        except TangramError as error:
+            metrics.failures.inc()
+            log.warning("certificate keeping failed", reason=str(error), again_in_s=every_s)
+        await sleep(every_s)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise BadDocument(f"the API server's answer cannot be read: {error}") from None
+
+
+def _files(secret: dict[str, Any] | None) -> dict[str, bytes]:
+    """The Secret's files; one that is no base64 counts as absent and is written anew."""
+    files = {}
+    for name, text in ((secret or {}).get("data") or {}).items():
+        try:
+            files[name] = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            files[name] = b""
+    return files

@@ -1,0 +1,107 @@
+"""What an operator sets, by environment variables or flags. Turns into the `Rules` and `Places` that the rest reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from vgpu.names import CLASSES, DEFAULT_POLICY, Names
+from vgpu.quantity import MEMORY_UNITS_MIB, MIB, whole_number
+from webhook.keeper import Places
+from webhook.rules import LARGEST_CARD_MIB, Rules
+
+
+class Settings(BaseSettings):
+    """Tangram's admission webhook: says no to asks that no cluster could grant, and prepares the pods of the others.
+
+    Every flag can be set as an environment variable, TANGRAM_WEBHOOK_ and its name in capitals: TANGRAM_WEBHOOK_MEMORY_UNIT=512Mi. Lists and mappings are JSON there: TANGRAM_WEBHOOK_POLICIES='["binpack"]'.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TANGRAM_WEBHOOK_",
+        cli_prog_name="tangram-webhook",
+        cli_kebab_case=True,
+        cli_avoid_json=True,
+        extra="forbid",
+    )
+
+    domain: str = Field("tangram.sh", min_length=1, description="Domain of every resource and annotation name.")
+    memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field("1Gi", description="What one gpu-mem stands for.")
+    scheduler_name: str = Field("tangram-scheduler", description="Scheduler given to pods that name none.")
+    other_schedulers: list[str] = Field(
+        [], description="Further schedulers that run Tangram's extender; pods may name them."
+    )
+    runtime_class: str = Field("", description="RuntimeClass given to pods that name none. Empty: none is given.")
+    policies: list[str] = Field([DEFAULT_POLICY], description="Placement policies that a pod may name.")
+    largest_card: str = Field(
+        f"{LARGEST_CARD_MIB}Mi", description="A share that wants more memory than this on one GPU is denied at once."
+    )
+    privileged: Literal["deny", "warn"] = Field(
+        "deny", description="A share in a container that is privileged, has hostPID or SYS_ADMIN and the like."
+    )
+    priority_classes: dict[str, str] = Field(
+        {}, description="Service class to PriorityClass, for pods that name none. Empty: none is given."
+    )
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a pod's own address
+    port: int = Field(8443, ge=0, le=65535, description="HTTPS port of /mutate.")
+    operations_port: int = Field(8080, ge=0, le=65535, description="HTTP port of /healthz, /readyz and /metrics.")
+    drain_s: float = Field(
+        5.0,
+        ge=0,
+        le=60,
+        description="Seconds between SIGTERM and closing the port, while the Service forgets this pod.",
+    )
+
+    cert_mode: Literal["self", "files"] = Field(
+        "self", description="self: own CA in a Secret. files: a folder that cert-manager keeps fresh."
+    )
+    cert_folder: Path = Field(Path("/certs"), description="Folder with tls.crt and tls.key (cert mode files).")
+    cert_check_s: float = Field(60.0, gt=0, description="Seconds between looks at the certificates.")
+    namespace: str = Field("tangram", description="Namespace of the Secret and the Service.")
+    secret_name: str = Field("tangram-webhook-certs", description="Secret of CA and certificate (cert mode self).")
+    configuration_name: str = Field(
+        "tangram", description="MutatingWebhookConfiguration whose caBundle is kept (cert mode self)."
+    )
+    dns_names: list[str] = Field(
+        [], description="Names in the certificate. Empty: tangram-webhook.NAMESPACE.svc and its longer forms."
+    )
+    kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
+
+    @field_validator("largest_card")
+    @classmethod
+    def _is_bytes(cls, text: str) -> str:
+        if whole_number(text, what="largest_card") < MIB:
+            raise ValueError(f"{text} is less than 1 MiB: write bytes, such as 141Gi")
+        return text
+
+    @field_validator("priority_classes")
+    @classmethod
+    def _names_classes(cls, mapping: dict[str, str]) -> dict[str, str]:
+        if unknown := sorted(set(mapping) - set(CLASSES)):
+            raise ValueError(f"{', '.join(unknown)}: service classes are {', '.join(CLASSES)}")
+        return mapping
+
+    def rules(self) -> Rules:
+        """How pods are admitted."""
+        return Rules(
+            names=Names(self.domain),
+            unit_mib=MEMORY_UNITS_MIB[self.memory_unit],
+            scheduler_name=self.scheduler_name,
+            other_schedulers=frozenset(self.other_schedulers),
+            runtime_class=self.runtime_class,
+            policies=tuple(self.policies),
+            largest_card_mib=whole_number(self.largest_card, what="largest_card") // MIB,
+            privileged=self.privileged,
+            priority_classes=self.priority_classes,
+        )
+
+    def places(self) -> Places:
+        """Where the certificates are."""
+        service = f"tangram-webhook.{self.namespace}.svc"
+        names = tuple(self.dns_names) or (service, f"{service}.cluster.local")
+        return Places(self.namespace, self.secret_name, self.configuration_name, names)
