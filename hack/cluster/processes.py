@@ -73,6 +73,7 @@ def start(layout: Layout, program: Program) -> int:
             env={**os.environ, **(program.environment or {})},
             start_new_session=True,
         )
+    process.returncode = 0  # it outlives us: nobody waits for it, and Popen need not warn of that
     record = {"pid": process.pid, "started_ticks": start_time_ticks(process.pid)}
     _record(layout, program.name).write_text(json.dumps(record))
     return process.pid

@@ -1,0 +1,83 @@
+"""Image archives, and when an image is built again."""
+
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+
+from hack.cluster import archive
+from hack.images.catalogue import (
+    DOCKERFILE,
+    FAKE_DRIVER,
+    IGNORED,
+    IMAGES,
+    TANGRAM,
+    WORKLOAD,
+    context_files,
+    image_key,
+    is_ignored,
+    patterns,
+)
+
+
+def _program(folder: Path) -> Path:
+    program = folder / "program"
+    program.write_bytes(b"\x7fELF and so on")
+    return program
+
+
+def test_an_archive_names_its_image_and_its_digests_are_true(tmp_path: Path) -> None:
+    archive.write(tmp_path / "a.tar", "localhost/x:1", {"usr/bin/x": _program(tmp_path)}, ["x"], user="1:1")
+    with tarfile.open(tmp_path / "a.tar") as image:
+        contents = {member.name: image.extractfile(member).read() for member in image.getmembers()}  # type: ignore[union-attr]
+    for name, content in contents.items():
+        if name.startswith("blobs/"):
+            assert name == f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
+    (entry,) = json.loads(contents["index.json"])["manifests"]
+    assert entry["annotations"]["io.containerd.image.name"] == "localhost/x:1"
+    manifest = json.loads(contents[f"blobs/sha256/{entry['digest'].removeprefix('sha256:')}"])
+    config = json.loads(contents[f"blobs/sha256/{manifest['config']['digest'].removeprefix('sha256:')}"])
+    assert config["config"]["Entrypoint"] == ["x"]
+    assert manifest["layers"][0]["digest"] == config["rootfs"]["diff_ids"][0]
+
+
+def test_the_same_program_is_the_same_archive(tmp_path: Path) -> None:
+    for name in ("a.tar", "b.tar"):
+        archive.write(tmp_path / name, "localhost/x:1", {"usr/bin/x": _program(tmp_path)}, ["x"])
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+
+
+def test_every_image_is_a_stage_of_the_dockerfile() -> None:
+    text = DOCKERFILE.read_text()
+    assert all(f" AS {image.target}\n" in text for image in IMAGES)
+
+
+def test_what_no_image_needs_is_left_out_of_the_context() -> None:
+    left_out = patterns(IGNORED.read_text())
+    for path in (".git", ".venv", "tests", "shim/tests", "a/b/__pycache__", "hack", "x/y.o"):
+        assert is_ignored(path, left_out), path
+    for path in ("vgpu", "shim/src/a.c", "uv.lock", "deploy/images/Dockerfile", "examples/workload/gpuview.py"):
+        assert not is_ignored(path, left_out), path
+
+
+def test_an_image_is_built_again_when_what_it_uses_changes_and_only_then(tmp_path: Path) -> None:
+    files = ["examples/workload/a.py", "shim/src/a.c", "vgpu/a.py", "deploy/images/Dockerfile"]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("1")
+
+    def keys() -> list[str]:
+        return [image_key(image, "base", files, tmp_path) for image in (WORKLOAD, FAKE_DRIVER, TANGRAM)]
+
+    before = keys()
+    for file, changed in zip(files, ([1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 1, 1]), strict=True):
+        (tmp_path / file).write_text("2")
+        assert [now != then for now, then in zip(keys(), before, strict=True)] == list(map(bool, changed)), file
+        (tmp_path / file).write_text("1")
+    assert keys() == before
+
+
+def test_the_context_holds_the_packages_of_the_product() -> None:
+    files = set(context_files())
+    assert {"pyproject.toml", "uv.lock", "vgpu/__init__.py", "deploy/images/Dockerfile"} <= files
+    assert not [path for path in files if path.startswith((".git/", ".venv/", "tests/"))]
