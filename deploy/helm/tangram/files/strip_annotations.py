@@ -1,0 +1,79 @@
+"""Take the inventory annotation off every node, after the release is gone.
+
+Runs once, as a hook, in Tangram's image, with nothing but the standard library: by then there is nothing else left of Tangram
+to import its settings or rights from. A node that is deleted meanwhile is no error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MERGE_PATCH: Final = "application/merge-patch+json"
+PAGE: Final = 500
+"""Nodes in one answer. As in client-go."""
+
+
+class Api:
+    """The API server, as the pod's service account."""
+
+    def __init__(self, server: str, token: str, trust: ssl.SSLContext | None) -> None:
+        self._server, self._token, self._trust = server, token, trust
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Decoded answer. Raises HTTPError."""
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": MERGE_PATCH}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._server + path, data=data, headers=headers, method=method)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=30, context=self._trust) as answer:  # noqa: S310
+            return json.load(answer)
+
+
+def annotated_nodes(api: Api, annotation: str) -> list[str]:
+    """Names of the nodes that have the annotation."""
+    names: list[str] = []
+    position = ""
+    while True:
+        page = api.call("GET", f"/api/v1/nodes?limit={PAGE}&continue={urllib.parse.quote(position)}")
+        for node in page["items"]:
+            if annotation in (node["metadata"].get("annotations") or {}):
+                names.append(node["metadata"]["name"])
+        position = page["metadata"].get("continue") or ""
+        if not position:
+            return names
+
+
+def strip(api: Api, annotation: str) -> int:
+    """Remove it everywhere. Returns how many nodes had it."""
+    names = annotated_nodes(api, annotation)
+    for name in names:
+        try:
+            api.call("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": {annotation: None}}})
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+    return len(names)
+
+
+def main(arguments: list[str]) -> int:
+    """`strip_annotations.py ANNOTATION`."""
+    (annotation,) = arguments
+    trust = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    host = f"[{host}]" if ":" in host else host
+    api = Api(f"https://{host}:{port}", (ACCOUNT / "token").read_text(), trust)
+    print(f"annotation {annotation} taken off {strip(api, annotation)} nodes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

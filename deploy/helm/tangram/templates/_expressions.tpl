@@ -1,0 +1,30 @@
+{{/* CEL. `object` is a pod. */}}
+
+{{/* Containers of the pod, init containers too. */}}
+{{- define "tangram.cel.containers" -}}
+(object.spec.containers + object.spec.?initContainers.orValue([]))
+{{- end -}}
+
+{{/* Does container `c` ask for anything of ours? */}}
+{{- define "tangram.cel.containerAsks" -}}
+(c.?resources.?limits.orValue({}).exists(k, k.startsWith('{{ .Values.domain }}/')) || c.?resources.?requests.orValue({}).exists(k, k.startsWith('{{ .Values.domain }}/')))
+{{- end -}}
+
+{{/* Does the pod? */}}
+{{- define "tangram.cel.podAsks" -}}
+{{ include "tangram.cel.containers" . }}.exists(c, {{ include "tangram.cel.containerAsks" . }})
+{{- end -}}
+
+{{/* Is annotation `k` one that only Tangram writes on pods? */}}
+{{- define "tangram.cel.ownAnnotation" -}}
+(k == '{{ .Values.domain }}/assignment' || k.startsWith('{{ .Values.domain }}/gpus.'))
+{{- end -}}
+
+{{/* User names that may, as a CEL list. Call with (list $ "component" ...). */}}
+{{- define "tangram.cel.users" -}}
+{{- $root := index . 0 -}}
+{{- $users := list -}}
+{{- range rest . }}{{ $users = append $users (include "tangram.user" (list $root .)) }}{{ end -}}
+{{- range $root.Values.policy.trustedUsers }}{{ $users = append $users . }}{{ end -}}
+['{{ join "', '" $users }}']
+{{- end -}}

@@ -1,0 +1,147 @@
+{{/* Values that follow from others, and what they must not be. */}}
+
+{{- define "tangram.accessMode" -}}
+{{- if ne .Values.accessMode "auto" -}}{{ .Values.accessMode }}
+{{- else if .Values.runtimeClassName -}}nvidia
+{{- else -}}cdi
+{{- end -}}
+{{- end -}}
+
+{{/* RuntimeClass that the DaemonSet runs with. */}}
+{{- define "tangram.nodeRuntimeClass" -}}
+{{- if .Values.runtimeClassName -}}{{ .Values.runtimeClassName }}
+{{- else if eq (include "tangram.accessMode" .) "nvidia" -}}nvidia
+{{- end -}}
+{{- end -}}
+
+{{/* RuntimeClass that pods which ask are given. */}}
+{{- define "tangram.podRuntimeClass" -}}
+{{- if eq (include "tangram.accessMode" .) "nvidia" -}}{{ include "tangram.nodeRuntimeClass" . }}{{- end -}}
+{{- end -}}
+
+{{- define "tangram.privileged" -}}
+{{- if ne (toString .Values.node.privileged) "auto" -}}{{ .Values.node.privileged }}
+{{- else -}}{{ and (eq (include "tangram.accessMode" .) "cdi") (not (include "tangram.nodeRuntimeClass" .)) }}
+{{- end -}}
+{{- end -}}
+
+{{/* Call with (list $ image defaultTag). */}}
+{{- define "tangram.imageOf" -}}
+{{- $image := index . 0 -}}
+{{- $name := ternary (printf "%s/%s" $image.registry $image.repository) $image.repository (ne $image.registry "") -}}
+{{- if $image.digest -}}{{ printf "%s@%s" $name $image.digest }}
+{{- else -}}{{ printf "%s:%s" $name (default (index . 1) $image.tag) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "tangram.image" -}}{{ include "tangram.imageOf" (list .Values.image .Chart.AppVersion) }}{{- end -}}
+
+{{/* Providers append to the version (v1.34.1-gke.2, v1.34.1+k3s1); upstream's images have only the first part. */}}
+{{- define "tangram.kubeSchedulerImage" -}}
+{{- $version := regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version -}}
+{{ include "tangram.imageOf" (list .Values.scheduler.kubeScheduler.image $version) }}
+{{- end -}}
+
+{{/* A pod and a container at the level `restricted`. */}}
+{{- define "tangram.restrictedPod" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+{{- define "tangram.restrictedContainer" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* Replicas on different nodes, where there are several. Call with (list $ "component" affinity). */}}
+{{- define "tangram.affinity" -}}
+{{- if index . 2 -}}
+{{ toYaml (index . 2) }}
+{{- else -}}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "tangram.selector" (list (index . 0) (index . 1)) | nindent 12 }}
+{{- end -}}
+{{- end -}}
+
+{{- define "tangram.resources" -}}
+{{- $domain := .Values.domain -}}
+{{- $names := list "gpu-mem" "gpu-core" "gpu" -}}
+{{- range .Values.migProfiles }}{{ $names = append $names (printf "mig-%s" .) }}{{ end -}}
+{{- range $names }}
+- name: {{ $domain }}/{{ . }}
+  ignoredByScheduler: false
+{{- end }}
+{{- end -}}
+
+{{/* kube-scheduler's `extenders`. */}}
+{{- define "tangram.extenders" -}}
+extenders:
+  - urlPrefix: http://127.0.0.1:{{ .Values.scheduler.extender.port }}
+    filterVerb: filter
+    bindVerb: bind
+    weight: 1
+    # the extender has the nodes in its own cache: only their names are sent
+    nodeCacheCapable: true
+    # no extender, no pod with GPUs: better late than double
+    ignorable: false
+    httpTimeout: {{ .Values.scheduler.extender.httpTimeout }}
+    # Pods that ask for one of these go through the extender. They stay visible to the scheduler's own accounting: without
+    # it, preemption would never see that they are short.
+    managedResources:
+      {{- include "tangram.resources" . | trim | nindent 6 }}
+{{- end -}}
+
+{{- define "tangram.extenderContainer" -}}
+name: extender
+image: {{ include "tangram.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+command: [tangram-extender]
+env:
+  - name: TANGRAM_EXTENDER_DOMAIN
+    value: {{ .Values.domain | quote }}
+  - name: TANGRAM_EXTENDER_MEMORY_UNIT
+    value: {{ .Values.memoryUnit | quote }}
+  - name: TANGRAM_EXTENDER_PORT
+    value: {{ .Values.scheduler.extender.port | quote }}
+  - name: TANGRAM_EXTENDER_METRICS_PORT
+    value: {{ .Values.scheduler.extender.metricsPort | quote }}
+  - name: TANGRAM_EXTENDER_LOG_LEVEL
+    value: {{ .Values.logLevel }}
+  {{- with .Values.scheduler.extender.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - name: metrics
+    containerPort: {{ .Values.scheduler.extender.metricsPort }}
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 10
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 2
+resources:
+  {{- toYaml .Values.scheduler.extender.resources | nindent 2 }}
+securityContext:
+  {{- include "tangram.restrictedContainer" . | nindent 2 }}
+{{- end -}}
+
+{{/* What must not be, in sentences. The schema has the rest. */}}
+{{- define "tangram.check" -}}
+{{- if and (not .Values.scheduler.leaderElect) (gt (int .Values.scheduler.replicas) 1) -}}
+{{- fail (printf "scheduler.replicas is %d with scheduler.leaderElect=false: several active schedulers would give one GPU away twice; it must be 0 or 1" (int .Values.scheduler.replicas)) -}}
+{{- end -}}
+{{- if and .Values.test.image (eq .Values.test.namespace .Release.Namespace) -}}
+{{- fail (printf "test.namespace is %s, the release's own: the webhook leaves it out, so pods there get no share; it must be another" .Values.test.namespace) -}}
+{{- end -}}
+{{- end -}}
