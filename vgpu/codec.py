@@ -5,7 +5,8 @@
     grant        file, lines of text       deviceplugin -> library (C), arbiter
 
 Each carries a version. A reader refuses what is newer than itself and what it cannot read in full, and says why: a document
-that is half understood grants nothing and frees nothing. The grant is lines rather than JSON because a C library reads it
+that is half understood grants nothing and frees nothing. Only the inventory may carry fields that a reader does not know, since
+facts can be added without changing what the others mean. The grant is lines rather than JSON because a C library reads it
 inside other people's processes, where a hundred lines of strict parser are easier to trust than a JSON library.
 """
 
@@ -18,35 +19,36 @@ import msgspec
 
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Assignment, Grant, GrantCard, Slice
-from vgpu.inventory import Inventory
-from vgpu.names import CLASSES, LEVELS
+from vgpu.inventory import MOST_CARDS_OF_A_NODE, Card, Inventory, kind_of_uuid
+from vgpu.names import CLASSES, DEFAULT, LEVELS, Kind
+from vgpu.quantity import LARGEST_CARD_MIB, MEMORY_UNITS_MIB
 from vgpu.request import FULL_CORE_PERCENT
 
 VERSION: Final = 1
 GRANT_BYTES_LIMIT: Final = 64 * 1024
-GRANT_CARDS_LIMIT: Final = 64
-LARGEST_MIB: Final = 2**31 - 1
-"""2 PiB: the fleet counts MiB in int32."""
+LARGEST_INDEX: Final = 255
+"""Of a card or minor number. NVIDIA's driver makes at most 256 device nodes."""
 
-_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-_CARD = re.compile(r"card (\S+) mib=([0-9]{1,10}) core_percent=([0-9]{1,3})\Z")
+_CARD = re.compile(r"card (\S+) mib=(0|[1-9][0-9]{0,9}) core_percent=(0|[1-9][0-9]{0,2})\Z")
+_WORD = re.compile(r"[!-~]{1,253}\Z")
+"""A value on a line of a grant: every Kubernetes name is such a one. Anything else could forge a line."""
 
 
-class _InventoryDocument(msgspec.Struct, forbid_unknown_fields=False):
+class _InventoryDocument(msgspec.Struct):
     v: int
     inventory: Inventory
 
 
-class _SliceDocument(msgspec.Struct, omit_defaults=True):
+class _SliceDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     uuid: str
     index: int
     mib: int
     core: int = 0
-    kind: str = "share"
+    kind: Kind = "share"
     profile: str = ""
 
 
-class _AssignmentDocument(msgspec.Struct, omit_defaults=True, rename={"klass": "class"}):
+class _AssignmentDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, rename={"klass": "class"}):
     v: int
     containers: dict[str, list[_SliceDocument]]
     klass: str
@@ -66,15 +68,36 @@ def inventory_to_json(inventory: Inventory) -> str:
 def inventory_from_json(text: str) -> Inventory:
     """Raises BadDocument; NewerVersion when a newer plugin wrote it."""
     document: _InventoryDocument = _decode(text, _InventoryDocument, "inventory")
-    seen: set[str] = set()
-    for card in document.inventory.cards:
-        for uuid in (card.uuid, *(instance.uuid for instance in card.instances)):
-            if uuid in seen:
-                raise BadDocument(f"inventory names {uuid} twice: each card and MIG instance stands in it once")
-            seen.add(uuid)
-        if not 0 <= card.mib <= LARGEST_MIB:
-            raise BadDocument(f"inventory: card {card.uuid} has {card.mib} MiB: it must be 0 to {LARGEST_MIB}")
-    return document.inventory
+    inventory = document.inventory
+    units = tuple(MEMORY_UNITS_MIB.values())
+    if inventory.unit_mib not in units:
+        known = ", ".join(str(unit) for unit in units)
+        raise BadDocument(f"inventory: unit_mib is {inventory.unit_mib}: it must be one of {known}")
+    _within("inventory", "number of cards", len(inventory.cards), 0, MOST_CARDS_OF_A_NODE)
+    for card in inventory.cards:
+        _check_card(card)
+    _once("index", [card.index for card in inventory.cards])
+    _once("UUID", [uuid for card in inventory.cards for uuid in (card.uuid, *(i.uuid for i in card.instances))])
+    return inventory
+
+
+def _check_card(card: Card) -> None:
+    where = f"inventory: card {_uuid('inventory', card.uuid, 'GPU')}"
+    _within(where, "index", card.index, 0, LARGEST_INDEX)
+    _within(where, "mib", card.mib, 0, LARGEST_CARD_MIB)
+    _within(where, "minor", card.minor, 0, LARGEST_INDEX)
+    if card.instances and not card.mig:
+        raise BadDocument(f"{where} has {len(card.instances)} MIG instances: it must have 0 while its MIG mode is off")
+    for instance in card.instances:
+        _uuid(where, instance.uuid, "MIG")
+        _within(f"{where}: instance {instance.uuid}", "mib", instance.mib, 0, LARGEST_CARD_MIB)
+        _profile(f"{where}: instance {instance.uuid}", instance.profile)
+
+
+def _once(what: str, values: list[Any]) -> None:
+    twice = sorted(value for value in set(values) if values.count(value) > 1)
+    if twice:
+        raise BadDocument(f"inventory names {what} {twice[0]} twice: each card and MIG instance stands in it once")
 
 
 def assignment_to_json(assignment: Assignment) -> str:
@@ -90,36 +113,52 @@ def assignment_to_json(assignment: Assignment) -> str:
 def assignment_from_json(text: str) -> Assignment:
     """Raises BadDocument; NewerVersion when a newer extender wrote it."""
     document: _AssignmentDocument = _decode(text, _AssignmentDocument, "assignment")
+    strangers = set(document.init) - set(document.containers)
+    if strangers:
+        raise BadDocument(f"assignment: init names {min(strangers)!r}: it must be one of its containers")
     return Assignment(
-        {name: tuple(_slice(name, piece) for piece in pieces) for name, pieces in document.containers.items()},
+        {name: _slices(name, pieces) for name, pieces in document.containers.items()},
         init=frozenset(document.init),
         klass=_known("assignment", "class", document.klass, CLASSES),
         level=_within("assignment", "level", document.level, LEVELS.start, LEVELS.stop - 1),
     )
 
 
-def _slice(container: str, piece: _SliceDocument) -> Slice:
+def _slices(container: str, pieces: list[_SliceDocument]) -> tuple[Slice, ...]:
     where = f"assignment of container {container}"
-    if piece.kind not in ("share", "whole", "mig"):
-        raise BadDocument(f"{where}: kind is {piece.kind!r}: it must be one of share, whole, mig")
+    if len({piece.uuid for piece in pieces}) < len(pieces):
+        raise BadDocument(f"{where}: a GPU stands twice among its {len(pieces)}: each must be another one")
+    return tuple(_slice(where, piece) for piece in pieces)
+
+
+def _slice(where: str, piece: _SliceDocument) -> Slice:
+    if piece.kind == "mig":
+        _profile(where, piece.profile)
+    elif piece.profile:
+        raise BadDocument(f"{where}: profile is {piece.profile!r}: it must be empty for kind {piece.kind}")
     return Slice(
-        uuid=_uuid(where, piece.uuid),
-        index=_within(where, "index", piece.index, 0, 255),
-        mib=_within(where, "mib", piece.mib, 0, LARGEST_MIB),
+        uuid=_uuid(where, piece.uuid, "MIG" if piece.kind == "mig" else "GPU"),
+        index=_within(where, "index", piece.index, 0, LARGEST_INDEX),
+        mib=_within(where, "mib", piece.mib, 0, LARGEST_CARD_MIB),
         core_percent=_within(where, "core", piece.core, 0, FULL_CORE_PERCENT),
-        kind=piece.kind,  # type: ignore[arg-type]
+        kind=piece.kind,
         profile=piece.profile,
     )
 
 
 def grant_to_text(grant: Grant) -> str:
-    """The grant file, as the library reads it."""
+    """The grant file, as the library reads it.
+
+    Raises BadDocument when the library would refuse it: a name with a line break in it, a card twice.
+    """
     head = [
         f"tangram-grant {VERSION}", f"pod {grant.namespace}/{grant.pod}", f"uid {grant.uid}",
         f"container {grant.container}", f"class {grant.klass}", f"level {grant.level}",
     ]  # fmt: skip
     cards = [f"card {card.uuid} mib={card.mib} core_percent={card.core_percent}" for card in grant.cards]
-    return "\n".join([*head, *cards, "end", ""])
+    text = "\n".join([*head, *cards, "end", ""])
+    grant_from_text(text)
+    return text
 
 
 def grant_from_text(text: str) -> Grant:
@@ -129,7 +168,10 @@ def grant_from_text(text: str) -> Grant:
     lines = text.split("\n")
     version = _field(lines, 0, "tangram-grant")
     if version != str(VERSION):
-        raise NewerVersion(f"grant is of version {version!r}: this Tangram reads version {VERSION}")
+        newer = re.match(r"[1-9][0-9]{0,9}\Z", version)
+        raise (NewerVersion if newer else BadDocument)(
+            f"grant is of version {version[:80]!r}: this Tangram reads version {VERSION}"
+        )
     namespace, slash, pod = _field(lines, 1, "pod").partition("/")
     if not (namespace and slash and pod):
         raise BadDocument(f"grant line 2: found {lines[1][:80]!r}, expected 'pod <namespace>/<name>'")
@@ -144,6 +186,8 @@ def _cards(lines: list[str]) -> tuple[GrantCard, ...]:
     cards: dict[str, GrantCard] = {}
     for number, line in enumerate(lines[6:], 7):
         if line == "end":
+            if not lines[number:]:
+                raise BadDocument(f"grant line {number}: 'end' has no line break after it: it was cut off")
             if lines[number:] != [""]:
                 raise BadDocument(f"grant line {number + 1}: found text after 'end'")
             return tuple(cards.values())
@@ -153,10 +197,11 @@ def _cards(lines: list[str]) -> tuple[GrantCard, ...]:
                 f"grant line {number}: found {line[:80]!r}, expected 'card <uuid> mib=<n> core_percent=<0-100>' or 'end'"
             )
         where = f"grant line {number}"
-        uuid = _uuid(where, found[1])
-        if uuid in cards or len(cards) == GRANT_CARDS_LIMIT:
-            raise BadDocument(f"{where}: card {uuid} stands twice, or there are more than {GRANT_CARDS_LIMIT} cards")
-        mib = _within(where, "mib", int(found[2]), 0, LARGEST_MIB)
+        uuid = _uuid(where, found[1], "GPU")
+        if uuid in cards:
+            raise BadDocument(f"{where}: card {uuid} stands twice: each must be another one")
+        _within(where, "number of cards", len(cards) + 1, 1, MOST_CARDS_OF_A_NODE)
+        mib = _within(where, "mib", int(found[2]), 1, LARGEST_CARD_MIB)
         cards[uuid] = GrantCard(uuid, mib, _within(where, "core_percent", int(found[3]), 0, FULL_CORE_PERCENT))
     raise BadDocument(f"grant ends after line {len(lines)} without 'end': it was cut off")
 
@@ -164,7 +209,7 @@ def _cards(lines: list[str]) -> tuple[GrantCard, ...]:
 def _field(lines: list[str], at: int, key: str) -> str:
     line = lines[at] if at < len(lines) else ""
     found, _, value = line.partition(" ")
-    if found != key or not value:
+    if found != key or not _WORD.match(value):
         raise BadDocument(f"grant line {at + 1}: found {line[:80]!r}, expected '{key} <value>'")
     return value
 
@@ -181,10 +226,15 @@ def _decode(text: str, kind: type[Any], what: str) -> Any:
         raise BadDocument(f"{what} cannot be read: {error}") from None
 
 
-def _uuid(where: str, value: str) -> str:
-    if not _UUID.match(value):
-        raise BadDocument(f"{where}: {value[:80]!r} is no GPU or MIG UUID (GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")
+def _uuid(where: str, value: str, of: str) -> str:
+    if kind_of_uuid(value) != of:
+        raise BadDocument(f"{where}: {value[:80]!r} is no {of} UUID ({of}-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")
     return value
+
+
+def _profile(where: str, value: str) -> None:
+    if DEFAULT.mig_profile(DEFAULT.mig(value)) != value:
+        raise BadDocument(f"{where}: profile is {value[:80]!r}: it must be a MIG profile such as 1g.10gb")
 
 
 def _within(where: str, what: str, value: int, least: int, most: int) -> int:

@@ -6,13 +6,14 @@ Pure values that the device plugin and the webhook both use, so that what one pr
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from vgpu.errors import BadDocument
 from vgpu.grant import Assignment, Grant, GrantCard
-from vgpu.inventory import Inventory
+from vgpu.inventory import Inventory, kind_of_uuid
 from vgpu.names import Names
 from vgpu.request import FULL_CORE_PERCENT
 
@@ -29,6 +30,11 @@ PRELOAD_ENV: Final = "LD_PRELOAD"
 CDI_KIND: Final = "tangram.sh/gpu"
 DEVICE_ID_LIMIT: Final = 63
 """Characters of a device ID. Specified by the kubelet's checkpoint and CDI names."""
+
+UUID_LENGTH: Final = 40
+"""Characters of a GPU or MIG UUID with its prefix. Specified by NVML."""
+
+_SLOT = re.compile(r"-(?:0|[1-9][0-9]*)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,11 @@ def devices(inventory: Inventory, names: Names) -> dict[str, tuple[Device, ...]]
     mem, core, whole = [], [], []
     offered: dict[str, list[Device]] = {names.mig(profile): [] for profile in inventory.profiles}
     for card in inventory.cards:
-        for instance in card.instances:
-            offered[names.mig(instance.profile)].append(Device(instance.uuid, instance.uuid, card.healthy, card.numa))
         if card.mig:
+            for instance in card.instances:
+                offered[names.mig(instance.profile)].append(
+                    Device(instance.uuid, instance.uuid, card.healthy, card.numa)
+                )
             continue
         mem += [
             Device(f"{card.uuid}-{slot}", card.uuid, card.healthy, card.numa)
@@ -77,9 +85,10 @@ def uuid_of(device_id: str) -> str:
 
     Raises BadDocument when it is not one of ours.
     """
-    parts = device_id.split("-")
-    if len(parts) in (6, 7) and parts[0] in ("GPU", "MIG") and len(device_id) <= DEVICE_ID_LIMIT:
-        return "-".join(parts[:6])
+    uuid, slot = device_id[:UUID_LENGTH], device_id[UUID_LENGTH:]
+    kind = kind_of_uuid(uuid)
+    if kind and len(device_id) <= DEVICE_ID_LIMIT and (not slot or (kind == "GPU" and _SLOT.match(slot))):
+        return uuid
     raise BadDocument(f"device ID {device_id[:80]!r} is none of Tangram's: they are <uuid> or <uuid>-<slot>")
 
 
@@ -108,8 +117,15 @@ def binding_annotations(assignment: Assignment, assignment_json: str, names: Nam
 
 
 def grant_for(assignment: Assignment, container: str, *, namespace: str, pod: str, uid: str) -> Grant:
-    """What one container with a share is held to."""
-    cards = tuple(
-        GrantCard(s.uuid, s.mib, s.core_percent) for s in assignment.containers[container] if s.kind == "share"
-    )
+    """What one container with a share is held to.
+
+    Raises BadDocument when the assignment gives it none: a grant without cards would hold it to nothing.
+    """
+    slices = assignment.containers.get(container, ())
+    cards = tuple(GrantCard(s.uuid, s.mib, s.core_percent) for s in slices if s.kind == "share")
+    if not cards:
+        shared = [name for name, given in assignment.containers.items() if any(s.kind == "share" for s in given)]
+        raise BadDocument(
+            f"assignment of pod {namespace}/{pod} gives container {container} no share: it must be one of {', '.join(shared) or 'none'}"
+        )
     return Grant(namespace, pod, uid, container, cards, assignment.klass, assignment.level)

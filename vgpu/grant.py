@@ -6,10 +6,9 @@ of it that one container needs: the device plugin writes it as a file that the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from vgpu.names import DEFAULT_CLASS, DEFAULT_LEVEL
-from vgpu.request import Kind
+from vgpu.names import DEFAULT_CLASS, DEFAULT_LEVEL, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Per container of a pod, the cards it was given. `init` names those that run before the others and share with them."""
+    """Per container of a pod, the cards it was given."""
 
     containers: dict[str, tuple[Slice, ...]]
+    """In the order in which the pod starts them: a sidecar that stands before an init container runs beside it."""
     init: frozenset[str] = frozenset()
+    """Containers that run to completion before later ones start, so that those reuse what they were given."""
     klass: str = DEFAULT_CLASS
     level: int = DEFAULT_LEVEL
 
@@ -42,30 +43,32 @@ class Assignment:
         return tuple(piece.uuid for piece in self.containers.get(container, ()))
 
     def held(self) -> tuple[Slice, ...]:
-        """What the pod occupies: per card, the larger of all its app containers together and any one init container."""
+        """What the pod occupies at its peak, one slice a card, sorted by UUID.
+
+        Per card the largest of: everything that keeps running together, and each init container together with the
+        sidecars started before it. So counts the kubelet, which hands an init container's devices on, and the scheduler.
+        """
         running: dict[str, Slice] = {}
+        peak: dict[str, Slice] = {}
         for name, pieces in self.containers.items():
-            if name not in self.init:
-                for piece in pieces:
-                    running[piece.uuid] = _together(running.get(piece.uuid), piece)
-        for name in self.init:
-            for piece in self.containers.get(name, ()):
-                running[piece.uuid] = _larger(running.get(piece.uuid), piece)
-        return tuple(running[uuid] for uuid in sorted(running))
+            for piece in pieces:
+                together = _together(running.get(piece.uuid), piece)
+                peak[piece.uuid] = _larger(peak.get(piece.uuid), together)
+                if name not in self.init:
+                    running[piece.uuid] = together
+        return tuple(peak[uuid] for uuid in sorted(peak))
 
 
 def _together(one: Slice | None, other: Slice) -> Slice:
     if one is None:
         return other
-    return Slice(one.uuid, one.index, one.mib + other.mib, one.core_percent + other.core_percent, one.kind, one.profile)
+    return replace(other, mib=one.mib + other.mib, core_percent=one.core_percent + other.core_percent)
 
 
 def _larger(one: Slice | None, other: Slice) -> Slice:
     if one is None:
         return other
-    return Slice(
-        one.uuid, one.index, max(one.mib, other.mib), max(one.core_percent, other.core_percent), one.kind, one.profile
-    )
+    return replace(other, mib=max(one.mib, other.mib), core_percent=max(one.core_percent, other.core_percent))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Units: memory in MiB (2**20 bytes), rounded down from what NVML says.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -15,10 +16,23 @@ AccessMode = Literal["cdi", "nvidia"]
 
 ACCESS_MODES: Final[tuple[AccessMode, ...]] = ("cdi", "nvidia")
 
+MOST_CARDS_OF_A_NODE: Final = 64
+"""Cards that an inventory or a grant may name. The largest single machines have 16; specified with the grant file."""
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+
+
+def kind_of_uuid(text: str) -> Literal["GPU", "MIG"] | None:
+    """Whether a UUID, as NVML spells them since driver 470, is of a card or of a MIG instance; None when it is neither."""
+    found = _UUID.match(text)
+    if not found:
+        return None
+    return "GPU" if found[1] == "GPU" else "MIG"
+
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One MIG instance that exists on a card."""
+    """One MIG instance that exists on a card. It is offered while its card is in MIG mode and healthy."""
 
     uuid: str
     profile: str
@@ -45,6 +59,11 @@ class Card:
     instances: tuple[MigInstance, ...] = ()
     nvlinks: dict[str, int] = field(default_factory=dict)
     """UUID of the peer -> number of active NVLinks to it."""
+
+    @property
+    def offered_instances(self) -> tuple[MigInstance, ...]:
+        """Instances that pods may be given now."""
+        return self.instances if self.mig and self.healthy else ()
 
     @property
     def shareable(self) -> bool:

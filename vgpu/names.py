@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+Kind = Literal["share", "whole", "mig"]
+"""What a container is given: part of a GPU, GPUs of its own, or MIG instances."""
 
 CLASSES: Final = ("latency-critical", "standard", "best-effort")
 """Service classes, most urgent first."""

@@ -26,9 +26,9 @@ class Outcome:
     """How the candidate nodes would look after the pod is placed on them. Columns are candidates."""
 
     free_mib: Ints
-    """(cards, nodes) left after the pod."""
+    """(cards, nodes) left after the pod, 0 on cards that it may not use."""
     loosest_mib: Ints
-    """(nodes,) left on the roomiest card that the pod would take."""
+    """(nodes,) left after the pod on the roomiest card that it would take; a card taken whole counts with its size."""
 
 
 Policy: TypeAlias = Callable[[Outcome], Scores]

@@ -27,6 +27,12 @@ MEMORY_UNITS_MIB: Final = {"1Gi": 1024, "512Mi": 512, "256Mi": 256}
 LARGEST: Final = 2**63 - 1
 """Largest number a Kubernetes quantity holds without rounding."""
 
+LARGEST_CARD_MIB: Final = 2**24 - 1
+"""16 TiB, some fifty times the largest GPU sold. 256 such cards still count below 2**32 MiB (`policy.SHIFT`)."""
+
+LONGEST_TEXT: Final = 64
+"""Characters of a quantity that are read; Kubernetes writes at most 21. Guards against numbers of a million digits."""
+
 _BINARY = {f"{s}i": 2 ** (10 * (i + 1)) for i, s in enumerate("KMGTPE")}
 _DECIMAL = {
     "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000), "": Fraction(1),
@@ -40,10 +46,11 @@ def parse(text: str | int) -> Fraction:
 
     Raises BadAsk when it is none: `8 GB`, `8gb`, `0x10`, the empty string.
     """
-    found = _GRAMMAR.match(str(text))
+    written = str(text)
+    found = _GRAMMAR.match(written) if len(written) <= LONGEST_TEXT else None
     if not found:
         raise BadAsk(
-            f"{str(text)!r} is not a Kubernetes quantity: write a number such as 8, or one with a suffix such as 8Gi or 8192Mi"
+            f"{_shown(written)!r} is not a Kubernetes quantity: write a number such as 8, or one with a suffix such as 8Gi or 8192Mi"
         )
     sign, digits, suffix, exponent = found.groups()
     value = Fraction(digits) * (
@@ -59,7 +66,7 @@ def whole_number(text: str | int, *, what: str, at_most: int = LARGEST) -> int:
     except BadAsk as error:
         raise BadAsk(f"{what}: {error}") from None
     if value.denominator != 1 or not 1 <= value <= at_most:
-        upper = f"1 to {at_most}" if at_most != LARGEST else "1 or more"
+        upper = f"1 to {at_most}" if at_most != LARGEST or value > at_most else "1 or more"
         raise BadAsk(f"{what} is {text}: it must be a whole number, {upper}")
     return int(value)
 
@@ -82,3 +89,8 @@ def rounds_up(text: str | int, *, unit_mib: int) -> bool:
     """Would `memory_units` give more than was asked?"""
     value = parse(text)
     return value >= SMALLEST_BYTES and value % (unit_mib * MIB) != 0
+
+
+def _shown(text: str) -> str:
+    """The text, or its beginning when it would flood an error."""
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."

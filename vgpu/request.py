@@ -6,20 +6,18 @@ exactly one way. An ask that passes here can be granted by some cluster; whether
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from vgpu.errors import BadAsk
-from vgpu.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_LEVEL, DEFAULT_POLICY, LEVELS, Names
-from vgpu.quantity import memory_units, whole_number
+from vgpu.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_LEVEL, DEFAULT_POLICY, LEVELS, Kind, Names
+from vgpu.quantity import LARGEST_CARD_MIB, memory_units, parse, whole_number
 
 MOST_CARDS: Final = 16
 """GPUs in the largest single machines sold (guessed to be enough; HGX boards have 8)."""
 
 FULL_CORE_PERCENT: Final = 100
-
-Kind = Literal["share", "whole", "mig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +76,16 @@ def pod_ask(
     Raises BadAsk with a sentence for the user.
     """
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    init_containers, app_containers = spec.get("initContainers") or [], spec.get("containers") or []
+    if not any(asks_for_ours(container, names) for container in [*init_containers, *app_containers]):
+        return PodAsk(())
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
     count = _gpu_count(annotations, names)
-    asks = []
-    for container in spec.get("initContainers") or []:
-        asks.append(
-            _container_ask(
-                container, count, init=container.get("restartPolicy") != "Always", names=names, unit_mib=unit_mib
-            )
-        )
-    for container in spec.get("containers") or []:
-        asks.append(_container_ask(container, count, init=False, names=names, unit_mib=unit_mib))
-    containers = tuple(ask for ask in asks if ask)
-    if not containers:
-        return PodAsk(())
+    in_order = [(container, container.get("restartPolicy") != "Always") for container in init_containers]
+    in_order += [(container, False) for container in app_containers]
+    asks = [_container_ask(container, count, init=init, names=names, unit_mib=unit_mib) for container, init in in_order]
     return PodAsk(
-        containers,
+        tuple(ask for ask in asks if ask),
         klass=one_of(annotations.get(names.klass, DEFAULT_CLASS), CLASSES, what=f"annotation {names.klass}"),
         level=_level(annotations, names),
         policy=one_of(
@@ -104,6 +96,19 @@ def pod_ask(
         uuids=_comma_list(annotations, names.gpu_uuid),
         not_uuids=_comma_list(annotations, names.not_gpu_uuid),
     )
+
+
+def peak(asks: Iterable[Ask], amount: Callable[[Ask], int]) -> int:
+    """The most of something that a pod uses at once, when each container uses `amount`.
+
+    `asks` are in the order in which the pod starts its containers: what an init container used is free again for the
+    next one, what a sidecar or an app container uses stays in use.
+    """
+    running = most = 0
+    for ask in asks:
+        most = max(most, running + amount(ask))
+        running += 0 if ask.init else amount(ask)
+    return most
 
 
 def asks_for_ours(container: Mapping[str, Any], names: Names) -> bool:
@@ -141,11 +146,18 @@ def _limits(container: Mapping[str, Any], names: Names) -> dict[str, str]:
     limits = {key: str(value) for key, value in (resources.get("limits") or {}).items() if names.ours(key)}
     requests = {key: str(value) for key, value in (resources.get("requests") or {}).items() if names.ours(key)}
     for key, value in requests.items():
-        if limits.get(key) != value:
+        if key not in limits or (limits[key] != value and not _equal(limits[key], value, f"container {name}: {key}")):
             raise BadAsk(
                 f"container {name}: {key} is requested as {value} and limited to {limits.get(key, 'nothing')}: write it under limits only, or the same in both"
             )
     return limits
+
+
+def _equal(limit: str, request: str, what: str) -> bool:
+    try:
+        return parse(limit) == parse(request)
+    except BadAsk as error:
+        raise BadAsk(f"{what}: {error}") from None
 
 
 def _kinds(limits: Mapping[str, str], name: str, names: Names) -> set[Kind]:
@@ -179,6 +191,11 @@ def _share(limits: Mapping[str, str], name: str, count: int, *, init: bool, name
     if units % count:
         raise BadAsk(
             f"{what} is {limits[names.gpu_mem]}, which is {units} units of {unit_mib} MiB: it does not divide over {count} GPUs ({names.gpu_count})"
+        )
+    most = LARGEST_CARD_MIB // unit_mib * count
+    if units > most:
+        raise BadAsk(
+            f"{what} is {limits[names.gpu_mem]}, which is {units} units of {unit_mib} MiB: it must be 1 to {most} units"
         )
     core = 0
     if names.gpu_core in limits:
