@@ -54,7 +54,7 @@ class Webhook:
         self.stopping = asyncio.Event()
         self._settings = settings
         self._sockets = [_listen(settings.host, port) for port in (settings.operations_port, settings.port)]
-        self._accepting = False
+        self.accepting = asyncio.Event()
         self.operations_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
 
     def not_ready(self) -> str | None:
@@ -65,7 +65,7 @@ class Webhook:
             return "no serving certificate yet"
         if self.serving.expires <= utc_now():
             return f"the serving certificate expired at {self.serving.expires}"
-        return None if self._accepting else "the port is not open yet"
+        return None if self.accepting.is_set() else "the port is not open yet"
 
     async def run(self) -> None:
         """Until `stopping` is set. If one part dies all do, and Kubernetes starts the pod again."""
@@ -82,7 +82,7 @@ class Webhook:
                 opened = tasks.create_task(admission.up.wait())
                 await asyncio.wait([stop, opened], return_when=asyncio.FIRST_COMPLETED)
                 opened.cancel()
-            self._accepting = certificate.done()
+                self.accepting.set()
             await stop
             certificate.cancel()
             await asyncio.sleep(self._settings.drain_s)

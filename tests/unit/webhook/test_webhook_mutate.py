@@ -174,7 +174,7 @@ def test_any_json_as_a_pod_gets_an_answer_and_never_the_webhooks_own_fault(pod: 
 @given(st.one_of(st.binary(max_size=200), junk.map(msgspec.json.encode)))
 @settings(max_examples=300)
 def test_any_bytes_as_a_review_are_refused_with_a_sentence(body: bytes) -> None:
-    with pytest.raises(BadReview, match="must be|is no AdmissionReview"):
+    with pytest.raises(BadReview, match=r"must be|is no AdmissionReview"):
         review(body, Rules())
 
 

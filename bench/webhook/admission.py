@@ -1,0 +1,133 @@
+"""Admissions a second and their latency, over HTTPS against the webhook as it runs in its container.
+
+`python -m bench.webhook.admission` starts `tangram-webhook` on this machine, sends pods of two containers from one client over
+several kept-alive connections, as an API server does, and writes admission.csv. Client and webhook share the machine's cores.
+Latency is measured at a fixed rate (300/s, evenly spaced), throughput as fast as it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import os
+import platform
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from webhook.certs import CA_CERT, CERT, KEY, renewed
+
+CONNECTIONS, RATE, PACED, FLAT_OUT = 8, 300, 3000, 6000
+FOLDER = Path(__file__).parent
+
+
+def request(uid: int) -> bytes:
+    container = {"image": "pytorch", "env": [{"name": f"V{i}", "value": "x" * 20} for i in range(10)]}
+    main = container | {"name": "main", "resources": {"limits": {"tangram.sh/gpu-mem": "8Gi", "tangram.sh/gpu-core": "30"}, "requests": {"tangram.sh/gpu-mem": "8Gi", "tangram.sh/gpu-core": "30"}}}  # fmt: skip
+    pod = {
+        "metadata": {"generateName": "web-", "namespace": "a"},
+        "spec": {"containers": [main, container | {"name": "logs"}]},
+    }
+    asked = {
+        "uid": str(uid),
+        "operation": "CREATE",
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "object": pod,
+    }
+    body = msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked})
+    return b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+        len(body),
+        body,
+    )
+
+
+async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, uid: int) -> None:
+    writer.write(request(uid))
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    assert b'"patch"' in await reader.readexactly(length)
+
+
+async def measure(port: int, tls: ssl.SSLContext, count: int, rate: float) -> tuple[list[float], float]:
+    """Latencies in ms, from when a call was due; and calls a second. `rate` 0 = no pacing."""
+    uids, latencies, began = iter(range(count)), [], time.perf_counter()
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname="localhost")
+        for uid in uids:
+            due = began + uid / rate if rate else time.perf_counter()
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await call(reader, writer, uid)
+            latencies.append((time.perf_counter() - due) * 1000)
+        writer.close()
+
+    await asyncio.gather(*(one() for _ in range(CONNECTIONS)))
+    return sorted(latencies), count / (time.perf_counter() - began)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def main() -> None:
+    port, files = free_port(), renewed({}, ("localhost",), datetime.now(UTC))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (CERT, KEY):
+            (Path(folder) / name).write_bytes(files[name])
+        flags = [
+            "--cert-mode",
+            "files",
+            "--cert-folder",
+            folder,
+            "--port",
+            str(port),
+            "--operations-port",
+            "0",
+            "--drain-s",
+            "0",
+        ]
+        process = subprocess.Popen([sys.executable, "-m", "webhook", *flags], stdout=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            tls = ssl.create_default_context(cadata=files[CA_CERT].decode())
+            asyncio.run(measure(port, tls, 500, 0))
+            paced, _ = asyncio.run(measure(port, tls, PACED, RATE))
+            _, per_second = asyncio.run(measure(port, tls, FLAT_OUT, 0))
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        finally:
+            process.terminate()
+            process.wait()
+    rss_mib = next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    row = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": f"{os.cpu_count()} cores {platform.machine()}", "load_1m": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(), "admissions_per_s": round(per_second), "rate_per_s": RATE,
+        "p50_ms": round(paced[PACED // 2], 2), "p99_ms": round(paced[PACED * 99 // 100], 2), "rss_mib": round(rss_mib),
+    }  # fmt: skip
+    with (FOLDER / "admission.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, row)
+        table.writeheader()
+        table.writerow(row)
+    print(row)
+
+
+def wait_for(port: int) -> None:
+    for _ in range(200):
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise SystemExit(f"the webhook did not open port {port} within 20 s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""docs/reference/asking.md and the code name the same things."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vgpu.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_LEVEL, DEFAULT_POLICY, LEVELS
+from vgpu.policy import POLICIES
+from vgpu.request import MOST_CARDS
+
+PAGE = Path("docs/reference/asking.md").read_text()
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """First cell -> cells, of the tables under a heading."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| `([^`]+)` \|(.*)\|$", section, flags=re.MULTILINE)
+    return {key: [cell.strip() for cell in rest.split("|")] for key, rest in found}
+
+
+def test_every_resource_has_a_row_and_every_row_a_resource() -> None:
+    assert set(rows("Resources")) == {DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu, DEFAULT.mig("<profile>")}
+
+
+def test_every_annotation_has_a_row_and_every_row_an_annotation() -> None:
+    own = {DEFAULT.assignment, DEFAULT.inventory, DEFAULT.gpus_of("<container>")}
+    assert set(rows("Annotations")) == DEFAULT.user_annotations | own
+
+
+def test_every_row_has_a_meaning_a_range_a_default_and_an_example() -> None:
+    for key, cells in (rows("Resources") | rows("Annotations")).items():
+        if key in rows("Resources") or key in DEFAULT.user_annotations:
+            assert len(cells) == 4, key
+            assert all(cells), key
+
+
+def test_ranges_and_defaults_are_those_of_the_code() -> None:
+    table = rows("Annotations")
+    assert table[DEFAULT.klass][1] == ", ".join(f"`{name}`" for name in CLASSES)
+    assert table[DEFAULT.klass][2] == f"`{DEFAULT_CLASS}`"
+    assert table[DEFAULT.level][1:3] == [f"{LEVELS[0]} to {LEVELS[-1]}", f"`{DEFAULT_LEVEL}`"]
+    assert set(re.findall(r"`([^`]+)`", table[DEFAULT.placement][1])) == set(POLICIES)
+    assert table[DEFAULT.placement][2] == f"`{DEFAULT_POLICY}`"
+    assert table[DEFAULT.gpu_count][1].startswith(f"1 to {MOST_CARDS};")
+    assert rows("Resources")[DEFAULT.gpu][1] == f"1 to {MOST_CARDS}"
