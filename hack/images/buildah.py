@@ -93,7 +93,7 @@ class Buildah:
         arguments = [f"--build-arg={name}={os.environ[name]}" for name in PASSED if os.environ.get(name)]
         volumes = [f"--volume={self._downloads}:/root/.cache"]
         volumes += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
-        command = [*self._command, "build", "--isolation", "chroot", "--network", "host", "--layers", "--pull-never"]
+        command = [*self._command, "build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull-never"]
         command += [
             "--file",
             str(DOCKERFILE),

@@ -25,7 +25,7 @@ def test_a_program_is_found_again_and_stopped(tmp_path: Path) -> None:
 def test_a_program_that_ignores_the_request_is_ended_all_the_same(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     ready = tmp_path / "ready"
-    script = f"trap '' TERM; touch {ready}; while :; do sleep 600; done"
+    script = f"trap '' TERM; touch {ready}; exec sleep 600"
     pid = processes.start(layout, Program("stubborn", ["sh", "-c", script]))
     processes.wait_until_exists(ready, patience_s=10)
     processes.stop(layout, "stubborn", patience_s=0.05)
