@@ -145,9 +145,10 @@ static void calls(void)
     need(init(0), "cuInit");
     need(retain(&context, 0), "cuDevicePrimaryCtxRetain");
     need(use(context), "cuCtxSetCurrent");
-    need(load(&module, ".version 8.0\n.target sm_75\n.visible .entry nothing() { ret; }\n"), "cuModuleLoadData");
+    need(load(&module, ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"), "cuModuleLoadData");
     need(get_function(&function, module, "nothing"), "cuModuleGetFunction");
     first_call();
+    fflush(stdout);
     launches();
     infos();
     allocations(FEW);

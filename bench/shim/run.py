@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.integration.shim.conftest import CARDS, Stage  # noqa: E402
+from tests.integration.shim.conftest import CARDS, Stage
 
 LIMIT_MIB = 16000
 

@@ -35,11 +35,12 @@ static _Atomic bool learnt;
 
 void *hook_for_name(const char *name)
 {
+    /* letter by letter: a sanitizer looks its own strncmp up through us before it has one */
     if (name[0] == 'c' && name[1] == 'u') {
         for (unsigned i = 0; i < HOOKS; i++)
             if (strcmp(hooks[i].name, name) == 0)
                 return hooks[i].ours;
-    } else if (strncmp(name, "nvml", 4) == 0) {
+    } else if (name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l') {
         for (unsigned i = 0; i < MANAGEMENT_HOOKS; i++)
             if (strcmp(management_hooks[i].name, name) == 0)
                 return management_hooks[i].ours;

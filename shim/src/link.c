@@ -109,7 +109,7 @@ static bool wait_readable(int fd, int ms)
 }
 
 /* A connection that has been welcomed, or false. */
-static bool meet(void)
+static bool meet(int patience_ms)
 {
     struct wire_hello hello = {.pid = (uint32_t)getpid(), .library_version = TANGRAM_VERSION};
     struct wire_packet packet;
@@ -117,7 +117,7 @@ static bool meet(void)
     int fd = wire_connect(tangram.grant.socket);
     if (fd < 0)
         return false;
-    bool good = wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello) && wait_readable(fd, WELCOME_MS) &&
+    bool good = wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello) && wait_readable(fd, patience_ms) &&
                 wire_receive(fd, &packet, &passed) && passed >= 0 && packet.header.type == WIRE_WELCOME;
     pthread_mutex_lock(&link_->lock);
     if (good) {
@@ -231,11 +231,20 @@ static void serve(void)
     pthread_mutex_unlock(&link_->lock);
 }
 
+/* The first connection is there when the thread begins. */
+static bool met_before(void)
+{
+    pthread_mutex_lock(&link_->lock);
+    bool connected = link_->connected;
+    pthread_mutex_unlock(&link_->lock);
+    return connected;
+}
+
 static void *reader(void *unused)
 {
     (void)unused;
     for (unsigned pause_ms = RETRY_FIRST_MS;;) {
-        if (meet()) {
+        if (met_before() || meet(WELCOME_MS)) {
             serve();
             pause_ms = RETRY_FIRST_MS;
         }
@@ -247,16 +256,8 @@ static void *reader(void *unused)
 }
 
 /* Locked. The thread takes no signals: those are the program's. */
-static bool start(void)
+static bool start_reader(void)
 {
-    if (link_->running)
-        return true;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&link_->changed, &clock);
-    pthread_condattr_destroy(&clock);
-
     sigset_t all, before;
     sigfillset(&all);
     pthread_attr_t attributes;
@@ -265,11 +266,36 @@ static bool start(void)
     pthread_attr_setstacksize(&attributes, THREAD_STACK);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    link_->lost_at_ms = now_ms();
-    link_->running = pthread_create(&thread, &attributes, reader, NULL) == 0;
+    bool started = pthread_create(&thread, &attributes, reader, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    return link_->running;
+    return started;
+}
+
+/* Locked. The first connection is made by the thread that asks, which saves it waiting for another to wake up; the reader has
+ * it from then on. Threads that come meanwhile wait for `connected`. */
+static bool start(void)
+{
+    if (link_->running)
+        return true;
+    link_->running = true;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&link_->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    link_->lost_at_ms = now_ms();
+
+    pthread_mutex_unlock(&link_->lock);
+    meet(PATIENCE_MS);
+    pthread_mutex_lock(&link_->lock);
+    if (start_reader())
+        return true;
+    if (link_->connected)
+        close(link_->fd); /* nobody would answer a recall */
+    link_->fd = -1;
+    link_->connected = link_->running = false;
+    return false;
 }
 
 /* Locked. */

@@ -91,8 +91,9 @@ class Probe:
         if self._process.poll() is None:
             self._process.kill()
         if not self._ended:
-            self._process.communicate()
+            errors = self._process.communicate()[1]
             self._ended = True
+            assert "Sanitizer" not in errors, errors
 
     def _errors(self) -> str:
         assert self._process.stderr is not None
@@ -112,8 +113,9 @@ class Stage:
     _drain: threading.Thread = field(default_factory=threading.Thread, repr=False)
 
     @property
-    def library(self) -> Path:
-        return self.build / "libtangram.so"
+    def library(self) -> str:
+        """As LD_PRELOAD names it. A sanitized build wants its runtime first: TANGRAM_SHIM_RUNTIME."""
+        return ":".join(filter(None, [os.environ.get("TANGRAM_SHIM_RUNTIME"), str(self.build / "libtangram.so")]))
 
     def start_driver(self) -> None:
         config = self.folder / "driver"
@@ -156,10 +158,12 @@ class Stage:
 
     def env(self, key: str = "k", **more: str) -> dict[str, str]:
         """Of a program in the container."""
+        sanitizers = {name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")}
         return {
+            **sanitizers,
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": str(self.build / "fake"),
-            "LD_PRELOAD": str(self.library),
+            "LD_PRELOAD": self.library,
             "TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock"),
             "TANGRAM_GRANT": str(self.folder / "grants" / key / "grant"),
             **more,

@@ -127,7 +127,7 @@ def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_moun
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_another_interposer_in_the_chain_still_finds_the_next(stage: Stage, order: str) -> None:
     chain = str(stage.build / "tests/libchain.so")
-    preload = [chain, str(stage.library)] if order == "before" else [str(stage.library), chain]
+    preload = [chain, stage.library] if order == "before" else [stage.library, chain]
     probe = stage.probe(LD_PRELOAD=":".join(preload))
     assert probe.alloc(600) == 0
     assert probe.alloc(600) == OUT_OF_MEMORY
