@@ -1,0 +1,27 @@
+/* page.h - working on the shared page: its lock, and memory counted over all processes. */
+#ifndef TANGRAM_FAKE_PAGE_H
+#define TANGRAM_FAKE_PAGE_H
+
+#include "wire.h"
+
+#include <stdbool.h>
+
+void page_init_lock(struct fake_page *page);
+/* Locks; when the last holder died inside, the sums are made anew from the slots, which are the truth. */
+void page_lock(struct fake_page *page);
+void page_unlock(struct fake_page *page);
+
+/* Memory of a unit for a slot. page_take refuses (false) past the unit's limit and changes nothing then. */
+bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes);
+void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes);
+uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
+/* What a card's processes hold, its MIG instances' included. */
+uint64_t page_card_used(struct fake_page *page, uint32_t card);
+
+/* Queues nanoseconds of work on a unit: one queue a unit, over all processes. Begins no earlier than not_before_ns.
+ * Returns when it will end (CLOCK_MONOTONIC). */
+uint64_t page_queue(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t not_before_ns, uint64_t ns);
+uint64_t page_now_ns(void);
+void page_sleep_until(uint64_t ns);
+
+#endif

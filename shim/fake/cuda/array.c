@@ -1,0 +1,155 @@
+/* array.c - arrays and mipmapped arrays: counted, described, without content. */
+#include "internal.h"
+
+struct CUarray_st {
+    struct handle handle;
+    int device;
+    uint64_t charged; /* 0: a level of a mipmapped array, which is charged as a whole */
+    CUDA_ARRAY3D_DESCRIPTOR how;
+};
+
+#define LEVELS 17u
+struct CUmipmappedArray_st {
+    struct handle handle;
+    int device;
+    uint64_t charged;
+    unsigned levels;
+    CUarray level[LEVELS];
+};
+
+static uint64_t element_bytes(CUarray_format format)
+{
+    switch ((int)format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8: return 1;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF: return 2;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT: return 4;
+    default: return 0;
+    }
+}
+
+static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *how)
+{
+    const uint64_t rows = (how->Height > 0 ? how->Height : 1) * (how->Depth > 0 ? how->Depth : 1);
+    return rounded(how->Width * rows * how->NumChannels * element_bytes(how->Format), 512);
+}
+
+static bool sound(const CUDA_ARRAY3D_DESCRIPTOR *how)
+{
+    return how->Width > 0 && how->Width <= 131072 && how->Height <= 131072 && how->Depth <= 16384 && element_bytes(how->Format) > 0 &&
+           (how->NumChannels == 1 || how->NumChannels == 2 || how->NumChannels == 4);
+}
+
+static CUresult array_new(CUarray *made, int device, const CUDA_ARRAY3D_DESCRIPTOR *how, uint64_t charged)
+{
+    CHECK(charged == 0 || take(device, charged), CUDA_ERROR_OUT_OF_MEMORY);
+    CUarray array = handle_new(HANDLE_ARRAY, sizeof *array);
+    if (array == NULL) {
+        give(device, charged);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    array->device = device;
+    array->charged = charged;
+    array->how = *how;
+    *made = array;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *how)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    CHECK(array != NULL && how != NULL && sound(how), CUDA_ERROR_INVALID_VALUE);
+    return array_new(array, ctx->device, how, bytes_of(how));
+}
+
+EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *how)
+{
+    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
+    const CUDA_ARRAY3D_DESCRIPTOR deep = {.Width = how->Width, .Height = how->Height, .Format = how->Format, .NumChannels = how->NumChannels};
+    return cuArray3DCreate_v2(array, &deep);
+}
+
+EXPORT CUresult cuArrayDestroy(CUarray array)
+{
+    TRY(ready());
+    CHECK(handle_is(array, HANDLE_ARRAY), CUDA_ERROR_INVALID_HANDLE);
+    give(array->device, array->charged);
+    handle_free(array);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *how, CUarray array)
+{
+    TRY(ready());
+    CHECK(handle_is(array, HANDLE_ARRAY), CUDA_ERROR_INVALID_HANDLE);
+    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
+    *how = array->how;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *how, CUarray array)
+{
+    CUDA_ARRAY3D_DESCRIPTOR deep;
+    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(cuArray3DGetDescriptor_v2(&deep, array));
+    *how = (CUDA_ARRAY_DESCRIPTOR){.Width = deep.Width, .Height = deep.Height, .Format = deep.Format, .NumChannels = deep.NumChannels};
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    CHECK(made != NULL && how != NULL && sound(how) && levels > 0 && levels <= LEVELS, CUDA_ERROR_INVALID_VALUE);
+    CUDA_ARRAY3D_DESCRIPTOR level[LEVELS];
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < levels; i++) {
+        level[i] = i == 0 ? *how : level[i - 1];
+        if (i > 0) {
+            level[i].Width = level[i].Width > 1 ? level[i].Width / 2 : 1;
+            level[i].Height = level[i].Height > 1 ? level[i].Height / 2 : level[i].Height;
+            level[i].Depth = level[i].Depth > 1 ? level[i].Depth / 2 : level[i].Depth;
+        }
+        bytes += bytes_of(&level[i]);
+    }
+    CHECK(take(ctx->device, bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    CUmipmappedArray array = handle_new(HANDLE_MIPMAP, sizeof *array);
+    if (array == NULL) {
+        give(ctx->device, bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    array->device = ctx->device;
+    array->charged = bytes;
+    array->levels = levels;
+    for (unsigned i = 0; i < levels; i++)
+        if (array_new(&array->level[i], ctx->device, &level[i], 0) != CUDA_SUCCESS)
+            array->level[i] = NULL;
+    *made = array;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *level, CUmipmappedArray array, unsigned index)
+{
+    TRY(ready());
+    CHECK(handle_is(array, HANDLE_MIPMAP), CUDA_ERROR_INVALID_HANDLE);
+    CHECK(level != NULL && index < array->levels, CUDA_ERROR_INVALID_VALUE);
+    *level = array->level[index];
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    TRY(ready());
+    CHECK(handle_is(array, HANDLE_MIPMAP), CUDA_ERROR_INVALID_HANDLE);
+    for (unsigned i = 0; i < array->levels; i++)
+        if (array->level[i] != NULL)
+            handle_free(array->level[i]);
+    give(array->device, array->charged);
+    handle_free(array);
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,236 @@
+/* device.c - cuInit, and what a device is.
+ *
+ * A process sees the cards whose device nodes it has, cut and ordered by CUDA_VISIBLE_DEVICES (indices, or UUIDs by any
+ * unambiguous beginning). A card in MIG mode is no device; its instance is, when named by UUID, or when it is the first
+ * one and there is no whole card.
+ */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct cuda cuda = {.lock = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}, .arena_fd = -1};
+
+static void forked(void)
+{
+    if (cuda.client.socket >= 0)
+        close(cuda.client.socket); /* else the daemon would not see the parent end */
+    cuda.client.socket = -1;
+    if (atomic_load(&cuda.state) == STATE_READY)
+        atomic_store(&cuda.state, STATE_FORKED); /* as the real driver: CUDA does not survive fork */
+}
+
+static unsigned whole_cards(uint32_t *units)
+{
+    unsigned count = 0;
+    for (uint32_t card = 0; card < cuda.client.page->cards; card++)
+        if (!cuda.client.page->card[card].mig_on && client_sees_card(&cuda.client, card))
+            units[count++] = card;
+    return count;
+}
+
+static int instance_named(const char *name, size_t length)
+{
+    for (uint32_t unit = FAKE_CARDS; unit < FAKE_UNITS; unit++)
+        if (client_sees_instance(&cuda.client, unit) &&
+            (length == 0 || strncmp(cuda.client.page->unit[unit].uuid, name, length) == 0))
+            return (int)unit;
+    return -1;
+}
+
+/* The unit that one word of CUDA_VISIBLE_DEVICES names, or -1. */
+static int unit_named(const char *name, size_t length, const uint32_t *cards, unsigned count)
+{
+    char *end = NULL;
+    if (length > 4 && strncmp(name, "MIG-", 4) == 0)
+        return instance_named(name, length);
+    if (length > 4 && strncmp(name, "GPU-", 4) == 0) {
+        for (unsigned i = 0; i < count; i++)
+            if (strncmp(cuda.client.page->card[cards[i]].uuid, name, length) == 0)
+                return (int)cards[i];
+        return -1;
+    }
+    const unsigned long index = strtoul(name, &end, 10);
+    return end == name + length && length > 0 && index < count ? (int)cards[index] : -1;
+}
+
+static void add_device(uint32_t unit)
+{
+    if (cuda.devices < (int)MOST_DEVICES)
+        cuda.device[cuda.devices++] = (struct device){.unit = unit, .card = cuda.client.page->unit[unit].card};
+}
+
+static void find_devices(void)
+{
+    uint32_t cards[FAKE_CARDS];
+    const unsigned count = whole_cards(cards);
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible != NULL) {
+        for (const char *at = visible; *at != '\0'; at += *at == ',') {
+            const size_t length = strcspn(at, ",");
+            const int unit = unit_named(at, length, cards, count);
+            if (unit < 0)
+                break; /* the first that names nothing ends the list */
+            add_device((uint32_t)unit);
+            at += length;
+        }
+        return;
+    }
+    for (unsigned i = 0; i < count; i++)
+        add_device(cards[i]);
+    const int instance = count == 0 ? instance_named("", 0) : -1;
+    if (instance >= 0)
+        add_device((uint32_t)instance);
+}
+
+EXPORT CUresult cuInit(unsigned flags)
+{
+    static bool fork_watched;
+    CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(atomic_load(&cuda.state) != STATE_FORKED, CUDA_ERROR_NOT_INITIALIZED);
+    lock();
+    CUresult rc = CUDA_SUCCESS;
+    if (atomic_load(&cuda.state) == STATE_NEW) {
+        if (!fork_watched)
+            fork_watched = pthread_atfork(NULL, NULL, forked) == 0;
+        if (client_open(&cuda.client, FAKE_CUDA) < 0) {
+            rc = CUDA_ERROR_NO_DEVICE;
+        } else {
+            find_devices();
+            rc = cuda.devices > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+            if (rc == CUDA_SUCCESS)
+                atomic_store(&cuda.state, STATE_READY);
+            else
+                client_close(&cuda.client);
+        }
+    }
+    unlock();
+    return rc;
+}
+
+EXPORT CUresult cuDriverGetVersion(int *version)
+{
+    CHECK(version != NULL, CUDA_ERROR_INVALID_VALUE);
+    *version = atomic_load(&cuda.state) == STATE_READY ? (int)cuda.client.page->cuda_version : 13000;
+    return CUDA_SUCCESS;
+}
+
+CUresult device_ok(CUdevice device)
+{
+    TRY(ready());
+    return device >= 0 && device < cuda.devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count)
+{
+    TRY(ready());
+    CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
+    *count = cuda.devices;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    TRY(ready());
+    CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(device_ok(ordinal));
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetName(char *name, int room, CUdevice device)
+{
+    TRY(device_ok(device));
+    CHECK(name != NULL && room > 0, CUDA_ERROR_INVALID_VALUE);
+    const struct fake_unit *unit = unit_of(device);
+    if (cuda.device[device].unit < FAKE_CARDS)
+        snprintf(name, (size_t)room, "%s", card_of(device)->name);
+    else
+        snprintf(name, (size_t)room, "%s MIG %s", card_of(device)->name, card_of(device)->profile[unit->profile].name);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    TRY(device_ok(device));
+    CHECK(uuid != NULL, CUDA_ERROR_INVALID_VALUE);
+    memcpy(uuid->bytes, unit_of(device)->uuid_bytes, sizeof uuid->bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) /* of a MIG instance: its card's */
+{
+    TRY(device_ok(device));
+    CHECK(uuid != NULL, CUDA_ERROR_INVALID_VALUE);
+    memcpy(uuid->bytes, card_of(device)->uuid_bytes, sizeof uuid->bytes);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    TRY(device_ok(device));
+    CHECK(bytes != NULL, CUDA_ERROR_INVALID_VALUE);
+    *bytes = unit_of(device)->limit_bytes;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
+{
+    size_t all;
+    CHECK(bytes != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(cuDeviceTotalMem_v2(&all, device));
+    *bytes = all > 0xffffffffu ? 0xffffffffu : (unsigned)all;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
+{
+    TRY(device_ok(device));
+    CHECK(major != NULL && minor != NULL, CUDA_ERROR_INVALID_VALUE);
+    *major = (int)card_of(device)->cc_major;
+    *minor = (int)card_of(device)->cc_minor;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetPCIBusId(char *id, int room, CUdevice device)
+{
+    TRY(device_ok(device));
+    CHECK(id != NULL && room > 0, CUDA_ERROR_INVALID_VALUE);
+    const struct fake_card *card = card_of(device);
+    snprintf(id, (size_t)room, "%04X:%02X:%02X.0", card->pci_domain, card->pci_bus, card->pci_device);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
+{
+    TRY(ready());
+    unsigned domain = 0, bus, slot;
+    CHECK(device != NULL && id != NULL, CUDA_ERROR_INVALID_VALUE);
+    if (sscanf(id, "%x:%x:%x", &domain, &bus, &slot) != 3 && (domain = 0, sscanf(id, "%x:%x", &bus, &slot) != 2))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < cuda.devices; i++)
+        if (card_of(i)->pci_domain == domain && card_of(i)->pci_bus == bus && card_of(i)->pci_device == slot)
+            return *device = i, CUDA_SUCCESS;
+    return CUDA_ERROR_INVALID_DEVICE;
+}
+
+EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+    TRY(device_ok(device));
+    TRY(device_ok(peer));
+    CHECK(can != NULL, CUDA_ERROR_INVALID_VALUE);
+    const bool whole = cuda.device[device].unit < FAKE_CARDS && cuda.device[peer].unit < FAKE_CARDS;
+    *can = whole && cuda.device[device].card != cuda.device[peer].card && card_of(device)->links_wired > 0;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice from, CUdevice to)
+{
+    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(cuDeviceCanAccessPeer(value, from, to));
+    if (attribute == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)
+        *value = 0;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,227 @@
+/* internal.h - the fake libcuda's own state, and what its files offer each other.
+ *
+ * All mutable state is in one struct (cuda) and in handles. A handle's first word says what it is; freed handles are kept
+ * and used again, so that a stale one is recognised instead of crashing. `cuda.lock` guards tables and is never held while
+ * a kernel is waited for.
+ */
+#ifndef TANGRAM_FAKE_CUDA_INTERNAL_H
+#define TANGRAM_FAKE_CUDA_INTERNAL_H
+
+#include "abi.h"
+#include "client.h"
+#include "page.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define TRY(call)                                                                                                              \
+    do {                                                                                                                       \
+        const CUresult tried_ = (call);                                                                                        \
+        if (tried_ != CUDA_SUCCESS)                                                                                            \
+            return tried_;                                                                                                     \
+    } while (0)
+#define CHECK(condition, otherwise)                                                                                            \
+    do {                                                                                                                       \
+        if (!(condition))                                                                                                      \
+            return otherwise;                                                                                                  \
+    } while (0)
+
+#define MOST_DEVICES (FAKE_CARDS + 1)
+#define COPY_MOST (64 * FAKE_MIB) /* of a larger copy or fill only this much is done: no test looks further */
+
+enum handle_kind {
+    HANDLE_DEAD = 0x64656164,
+    HANDLE_CONTEXT = 0x43545831,
+    HANDLE_STREAM,
+    HANDLE_EVENT,
+    HANDLE_MODULE,
+    HANDLE_FUNCTION,
+    HANDLE_POOL,
+    HANDLE_ARRAY,
+    HANDLE_MIPMAP,
+    HANDLE_GRAPH,
+    HANDLE_NODE,
+    HANDLE_EXEC,
+    HANDLE_EXTERNAL
+};
+struct handle {
+    uint32_t kind;
+    uint32_t bytes;
+    struct handle *next_free;
+};
+/* handle.c */
+void *handle_new(enum handle_kind kind, size_t bytes);
+void handle_free(void *handle);
+static inline bool handle_is(const void *handle, enum handle_kind kind)
+{
+    return handle != NULL && ((uintptr_t)handle & 7) == 0 && ((const struct handle *)handle)->kind == (uint32_t)kind;
+}
+
+struct CUstream_st {
+    struct handle handle;
+    CUcontext ctx;
+    unsigned flags;
+    int priority;
+    unsigned long long id;
+    _Atomic uint64_t done_ns; /* when its last work ends */
+    struct CUgraph_st *capture; /* the graph being captured into, or NULL */
+};
+
+struct CUctx_st {
+    struct handle handle;
+    CUdevice device;
+    unsigned flags;
+    bool primary, live;
+    unsigned long long id;
+    _Atomic uint64_t done_ns; /* when the last work of any of its streams ends */
+    struct CUstream_st stream[2]; /* the legacy default stream, the per-thread one */
+    size_t limit[16];
+};
+
+struct CUevent_st {
+    struct handle handle;
+    CUcontext ctx;
+    unsigned flags;
+    bool recorded;
+    _Atomic uint64_t ns;
+};
+
+struct CUmod_st {
+    struct handle handle;
+    CUcontext ctx;
+    char *text; /* NULL when the image is binary: every name is found then */
+};
+
+struct CUfunc_st {
+    struct handle handle;
+    struct CUmod_st *module;
+    char name[256];
+    bool from_parameter; /* lasts as many microseconds as its first parameter says (u32) */
+    uint64_t ns;
+    struct CUfunc_st *next;
+};
+
+struct CUmemPoolHandle_st {
+    struct handle handle;
+    int device;
+    uint64_t used, reserved, used_high, reserved_high, threshold, most;
+    cuuint64_t attribute[16];
+};
+
+enum span_kind { SPAN_DEVICE, SPAN_MANAGED, SPAN_POOL, SPAN_GRAPH, SPAN_HOST, SPAN_REGISTERED, SPAN_MAPPED, SPAN_IPC };
+struct span {
+    uintptr_t base;
+    size_t bytes;
+    enum span_kind kind;
+    int device;
+    CUcontext ctx;
+    CUmemoryPool pool;
+    struct physical *physical; /* of a mapped one */
+    uint64_t charged, id;
+    uint64_t object; /* shared with other processes under this number, 0 = not */
+    uint64_t offset; /* in the arena */
+    size_t room;     /* in the arena */
+    unsigned flags, class;
+    bool touched;
+    bool usable; /* mapped: has access; graph: is allocated now */
+    struct span *next_free;
+};
+
+struct device {
+    uint32_t unit, card;
+    CUcontext primary;
+    unsigned primary_refs, primary_flags;
+    CUmemoryPool default_pool, pool, graph_pool;
+};
+
+enum { STATE_NEW, STATE_READY, STATE_FORKED };
+#define ARENA_BYTES ((uint64_t)16 << 40) /* address space only: pages come when they are written */
+#define ARENA_CLASSES 512
+
+struct cuda {
+    pthread_mutex_t lock;
+    _Atomic int state;
+    struct client client;
+    int devices;
+    struct device device[MOST_DEVICES];
+    struct handle *free_handles[64];
+    unsigned long long ids;
+    void *spans; /* tsearch tree by address */
+    int arena_fd;
+    char *arena;
+    uint64_t arena_used;
+    struct reservation *reservations;
+    struct span *arena_free[ARENA_CLASSES];
+};
+extern struct cuda cuda;
+
+static inline void lock(void) { pthread_mutex_lock(&cuda.lock); }
+static inline void unlock(void) { pthread_mutex_unlock(&cuda.lock); }
+static inline const struct fake_card *card_of(int device) { return &cuda.client.page->card[cuda.device[device].card]; }
+static inline struct fake_unit *unit_of(int device) { return &cuda.client.page->unit[cuda.device[device].unit]; }
+
+/* Exported functions that another one is made of; cuda.h declares the same. */
+#ifndef FAKE_WITH_NVIDIA_HEADER
+CUresult cuCtxSynchronize_v2(CUcontext ctx);
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer);
+CUresult cuGraphClone(CUgraph *made, CUgraph graph);
+CUresult cuMemFree_v2(CUdeviceptr at);
+CUresult cuMemFreeAsync(CUdeviceptr at, CUstream stream);
+#endif
+
+/* context.c */
+CUresult ready(void); /* CUDA_ERROR_NOT_INITIALIZED before cuInit and after fork */
+CUresult current(CUcontext *ctx);
+CUresult device_ok(CUdevice device);
+bool context_ok(CUcontext ctx);
+CUresult stream_get(CUstream handle, CUstream *stream); /* resolves NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */
+CUresult stream_idle_get(CUstream handle, CUstream *stream); /* the same, refused while it is captured */
+
+/* module.c */
+CUresult function_queue(CUfunction function, CUstream stream, uint64_t ns);
+CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);
+void stream_queue(CUstream stream, uint64_t ns);
+bool function_ok(const void *function);
+
+/* span.c */
+struct span *span_find(uintptr_t at); /* under lock */
+bool span_insert(struct span *span);
+void span_remove(struct span *span);
+/* Backing for bytes in the arena, and back; under lock. */
+struct span *arena_take(size_t bytes, size_t align);
+void arena_give(struct span *span);
+/* Marks the target as written, so that its pages are dropped when it is freed. False: no such device memory. */
+bool span_touch(CUdeviceptr at, size_t bytes);
+bool span_covers(CUdeviceptr at, size_t bytes);
+
+/* memory.c */
+bool take(int device, uint64_t bytes);
+void give(int device, uint64_t bytes);
+CUresult memory_new(enum span_kind kind, CUcontext ctx, int device, size_t bytes, uint64_t charged, struct span **span);
+void memory_gone(struct span *span); /* under lock: takes it out of the tree and gives its bytes back */
+void memory_context_gone(CUcontext ctx);
+static inline uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+
+/* pool.c */
+void pools_synchronized(int device);
+CUresult pool_free(struct span *span);              /* under lock */
+bool pool_grow(CUmemoryPool pool, uint64_t bytes);  /* under lock */
+void pool_shrink(CUmemoryPool pool, uint64_t keep); /* under lock */
+CUresult pool_new(CUmemoryPool *made, int device, uint64_t most);
+
+/* share.c: memory that other processes may hold, too; the daemon keeps the books. */
+bool object_share(uint64_t offset, uint64_t bytes, int device, uint64_t *id);
+bool object_import(uint64_t id, struct fake_object *object, int *fd);
+void object_release(uint64_t id);
+int device_of_unit(uint32_t unit);
+
+/* graph.c */
+enum node_kind { NODE_EMPTY, NODE_KERNEL, NODE_ALLOC, NODE_FREE, NODE_HOST, NODE_COPY, NODE_FILL, NODE_EVENT, NODE_CHILD };
+CUresult capture_add(struct CUgraph_st *graph, enum node_kind kind, uint64_t ns);
+CUresult capture_alloc(struct CUgraph_st *graph, int device, CUdeviceptr *at, size_t bytes);
+CUresult capture_free(struct CUgraph_st *graph, CUdeviceptr at);
+
+#endif

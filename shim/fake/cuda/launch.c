@@ -1,0 +1,62 @@
+/* launch.c - a launch is a stretch of time at the end of the card's one queue, which all processes share. */
+#include "internal.h"
+
+/* The first parameter, wherever the caller has put it. */
+static bool first_parameter(void **parameters, void **extra, uint32_t *value)
+{
+    const void *at = parameters != NULL ? parameters[0] : NULL;
+    for (; at == NULL && extra != NULL && *extra != CU_LAUNCH_PARAM_END; extra += 2)
+        if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER)
+            at = extra[1];
+    if (at != NULL)
+        memcpy(value, at, sizeof *value);
+    return at != NULL;
+}
+
+CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns)
+{
+    uint32_t us = 0;
+    *ns = function->ns;
+    if (!function->from_parameter)
+        return CUDA_SUCCESS;
+    CHECK(first_parameter(parameters, extra, &us), CUDA_ERROR_INVALID_VALUE);
+    *ns = (uint64_t)us * 1000;
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction function, const unsigned grid[3], const unsigned block[3], CUstream handle, void **parameters, void **extra)
+{
+    CUstream stream;
+    uint64_t ns;
+    TRY(stream_get(handle, &stream));
+    CHECK(function_ok(function), CUDA_ERROR_INVALID_HANDLE);
+    CHECK(grid[0] > 0 && grid[1] > 0 && grid[2] > 0, CUDA_ERROR_INVALID_VALUE);
+    const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    CHECK(threads > 0 && threads <= 1024, CUDA_ERROR_INVALID_VALUE);
+    TRY(function_ns(function, parameters, extra, &ns));
+    if (stream->capture != NULL)
+        return capture_add(stream->capture, NODE_KERNEL, ns);
+    stream_queue(stream, ns);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                               unsigned shared, CUstream stream, void **parameters, void **extra)
+{
+    (void)shared;
+    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, stream, parameters, extra);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                          unsigned bz, unsigned shared, CUstream stream, void **parameters)
+{
+    (void)shared;
+    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, stream, parameters, NULL);
+}
+
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
+{
+    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
+    return launch(function, (unsigned[]){how->gridDimX, how->gridDimY, how->gridDimZ},
+                  (unsigned[]){how->blockDimX, how->blockDimY, how->blockDimZ}, how->hStream, parameters, extra);
+}

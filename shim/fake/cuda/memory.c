@@ -1,0 +1,213 @@
+/* memory.c - device memory by cuMemAlloc and its kin.
+ *
+ * The bytes asked for, rounded up to 512, are counted on the card before anything else; a real driver counts in blocks of
+ * 2 MiB. The addresses come from the arena (span.c).
+ */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <search.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define GRAIN 512u
+
+bool take(int device, uint64_t bytes)
+{
+    return page_take(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes);
+}
+
+void give(int device, uint64_t bytes)
+{
+    page_give(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes);
+}
+
+CUresult memory_new(enum span_kind kind, CUcontext ctx, int device, size_t bytes, uint64_t charged, struct span **made)
+{
+    CHECK(bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(atomic_load(&card_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    CHECK(charged == 0 || take(device, charged), CUDA_ERROR_OUT_OF_MEMORY);
+    lock();
+    struct span *span = arena_take(bytes, GRAIN);
+    if (span != NULL) {
+        span->kind = kind;
+        span->ctx = ctx;
+        span->device = device;
+        span->charged = charged;
+        if (!span_insert(span)) {
+            arena_give(span);
+            span = NULL;
+        }
+    }
+    unlock();
+    if (span == NULL && charged > 0)
+        give(device, charged);
+    *made = span;
+    return span != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void memory_gone(struct span *span)
+{
+    span_remove(span);
+    if (span->object != 0)
+        object_release(span->object); /* the daemon gives it back when the last process lets go */
+    else if (span->charged > 0)
+        give(span->device, span->charged);
+    if (span->kind == SPAN_IPC) {
+        munmap((void *)(span->base & ~(uintptr_t)4095), span->room);
+        free(span);
+        return;
+    }
+    if (span->object == 0)
+        arena_give(span);
+    else
+        free(span); /* somebody else may still read these pages: never use them again */
+}
+
+static CUcontext walk_ctx; /* twalk has no closure; used under lock */
+static struct span *walk_first;
+
+static void collect(const void *node, VISIT visit, int level)
+{
+    struct span *span = *(struct span *const *)node;
+    (void)level;
+    if ((visit == postorder || visit == leaf) && span->ctx == walk_ctx &&
+        (span->kind == SPAN_DEVICE || span->kind == SPAN_MANAGED || span->kind == SPAN_IPC)) {
+        span->next_free = walk_first;
+        walk_first = span;
+    }
+}
+
+void memory_context_gone(CUcontext ctx)
+{
+    lock();
+    walk_ctx = ctx;
+    walk_first = NULL;
+    twalk(cuda.spans, collect);
+    for (struct span *span = walk_first, *next; span != NULL; span = next) {
+        next = span->next_free;
+        memory_gone(span);
+    }
+    unlock();
+}
+
+static CUresult alloc(enum span_kind kind, CUdeviceptr *at, size_t bytes)
+{
+    CUcontext ctx;
+    struct span *span;
+    TRY(current(&ctx));
+    CHECK(at != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
+    TRY(memory_new(kind, ctx, ctx->device, bytes, rounded(bytes, GRAIN), &span));
+    *at = (CUdeviceptr)span->base;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
+{
+    return alloc(SPAN_DEVICE, at, bytes);
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned flags)
+{
+    CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
+    return alloc(SPAN_MANAGED, at, bytes);
+}
+
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    CHECK(pitch != NULL && width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(element == 4 || element == 8 || element == 16, CUDA_ERROR_INVALID_VALUE);
+    const size_t row = rounded(width, GRAIN);
+    CHECK(row >= width && row <= SIZE_MAX / height, CUDA_ERROR_INVALID_VALUE);
+    TRY(alloc(SPAN_DEVICE, at, row * height));
+    *pitch = row;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    if (at == 0)
+        return CUDA_SUCCESS;
+    page_sleep_until(atomic_load(&ctx->done_ns)); /* the real one waits for the device, too */
+    lock();
+    CUresult rc = CUDA_ERROR_INVALID_VALUE;
+    struct span *span = span_find((uintptr_t)at);
+    if (span != NULL && span->base == (uintptr_t)at) {
+        if (span->kind == SPAN_POOL || (span->kind == SPAN_GRAPH && span->usable)) {
+            rc = pool_free(span);
+        } else if (span->kind == SPAN_DEVICE || span->kind == SPAN_MANAGED) {
+            memory_gone(span);
+            rc = CUDA_SUCCESS;
+        }
+    }
+    unlock();
+    return rc;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    CHECK(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
+    const uint64_t limit = unit_of(ctx->device)->limit_bytes;
+    const uint64_t used = page_unit_used(cuda.client.page, cuda.device[ctx->device].unit);
+    *total = limit;
+    *free_bytes = used < limit ? limit - used : 0;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr at)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    lock();
+    const struct span *span = span_find((uintptr_t)at);
+    const bool found = span != NULL && span->kind != SPAN_HOST && span->kind != SPAN_REGISTERED;
+    if (found && base != NULL)
+        *base = (CUdeviceptr)span->base;
+    if (found && bytes != NULL)
+        *bytes = span->bytes;
+    unlock();
+    return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+/* The API of CUDA 3.1, whose pointers and sizes had 32 bits: exported by every driver since, useful to nobody. */
+EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *at, unsigned bytes)
+{
+    CUdeviceptr wide;
+    CHECK(at != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(cuMemAlloc_v2(&wide, bytes));
+    *at = (CUdeviceptr_v1)wide;
+    if (*at == wide)
+        return CUDA_SUCCESS;
+    cuMemFree_v2(wide);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *at, unsigned *pitch, unsigned width, unsigned height, unsigned element)
+{
+    CHECK(at != NULL && pitch != NULL && (element == 4 || element == 8 || element == 16), CUDA_ERROR_INVALID_VALUE);
+    CHECK(width > 0 && height > 0 && width < (1u << 24) && height < (1u << 24), CUDA_ERROR_INVALID_VALUE);
+    *pitch = (unsigned)rounded(width, GRAIN);
+    const uint64_t bytes = (uint64_t)*pitch * height;
+    return bytes > 0xffffffffu ? CUDA_ERROR_OUT_OF_MEMORY : cuMemAlloc(at, (unsigned)bytes);
+}
+
+EXPORT CUresult cuMemFree(CUdeviceptr_v1 at)
+{
+    return cuMemFree_v2(at);
+}
+
+EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total)
+{
+    size_t wide_free, wide_total;
+    CHECK(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(cuMemGetInfo_v2(&wide_free, &wide_total));
+    *free_bytes = wide_free > 0xffffffffu ? 0xffffffffu : (unsigned)wide_free;
+    *total = wide_total > 0xffffffffu ? 0xffffffffu : (unsigned)wide_total;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,215 @@
+/* module.c - modules, libraries, functions, launches.
+ *
+ * Any image loads. Of a text (PTX) the entries are known by name, and comments say how long a kernel takes:
+ *     //fake NAME us=250          250 microseconds
+ *     //fake NAME us=param0       as its first parameter says, an unsigned 32-bit number of microseconds
+ * All other kernels take the description's kernel_us. A kernel computes nothing.
+ */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+bool function_ok(const void *function)
+{
+    return handle_is(function, HANDLE_FUNCTION);
+}
+
+static CUresult module_new(CUmodule *made, const void *image)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
+    const char first = *(const char *)image;
+    CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
+    CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    module->ctx = ctx;
+    if (first == '/' || first == '.' || first == '\n' || first == ' ' || first == '\t' || first == '\r')
+        module->text = strdup(image);
+    *made = module;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    return module_new(module, image);
+}
+
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options, void **values)
+{
+    (void)count, (void)options, (void)values;
+    return module_new(module, image);
+}
+
+EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    return module_new(module, image);
+}
+
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
+{
+    CHECK(path != NULL, CUDA_ERROR_INVALID_VALUE);
+    FILE *file = fopen(path, "re");
+    CHECK(file != NULL, CUDA_ERROR_FILE_NOT_FOUND);
+    static const size_t most = 1 << 20;
+    char *text = calloc(1, most + 1);
+    const size_t got = text == NULL ? 0 : fread(text, 1, most, file);
+    fclose(file);
+    const CUresult rc = got == 0 ? CUDA_ERROR_INVALID_IMAGE : module_new(module, text);
+    free(text);
+    return rc;
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule module)
+{
+    TRY(ready());
+    CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
+    free(module->text);
+    handle_free(module);
+    return CUDA_SUCCESS;
+}
+
+static bool has_word(const char *text, const char *before, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *at = strstr(text, before); at != NULL; at = strstr(at, before)) {
+        at += strlen(before);
+        at += strspn(at, " \t");
+        if (strncmp(at, word, length) == 0 && strcspn(at + length, " \t\r\n({") == 0)
+            return true;
+    }
+    return false;
+}
+
+/* What follows "//fake NAME us=", or NULL. */
+static const char *duration_word(const char *text, const char *name)
+{
+    static const char mark[] = "//fake ";
+    for (const char *at = strstr(text, mark); at != NULL; at = strstr(at, mark)) {
+        at += sizeof mark - 1;
+        const size_t length = strlen(name);
+        if (strncmp(at, name, length) == 0 && strncmp(at + length, " us=", 4) == 0)
+            return at + length + 4;
+    }
+    return NULL;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const char *name)
+{
+    TRY(ready());
+    CHECK(made != NULL && name != NULL && name[0] != '\0', CUDA_ERROR_INVALID_VALUE);
+    CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
+    const char *text = module->text;
+    CHECK(text == NULL || strstr(text, ".entry") == NULL || has_word(text, ".entry", name), CUDA_ERROR_NOT_FOUND);
+    CUfunction function = handle_new(HANDLE_FUNCTION, sizeof *function);
+    CHECK(function != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    snprintf(function->name, sizeof function->name, "%s", name);
+    function->module = module;
+    function->ns = cuda.client.page->kernel_ns;
+    const char *word = text == NULL ? NULL : duration_word(text, name);
+    function->from_parameter = word != NULL && strncmp(word, "param0", 6) == 0;
+    if (word != NULL && !function->from_parameter)
+        function->ns = strtoull(word, NULL, 10) * 1000;
+    *made = function;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
+{
+    CHECK(mode != NULL, CUDA_ERROR_INVALID_VALUE);
+    *mode = CU_MODULE_LAZY_LOADING;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
+{
+    CHECK(function_ok(function) && module != NULL, CUDA_ERROR_INVALID_HANDLE);
+    *module = function->module;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncGetName(const char **name, CUfunction function)
+{
+    CHECK(function_ok(function) && name != NULL, CUDA_ERROR_INVALID_HANDLE);
+    *name = function->name;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
+{
+    CHECK(function_ok(function) && value != NULL, CUDA_ERROR_INVALID_HANDLE);
+    *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
+{
+    (void)attribute, (void)value;
+    return function_ok(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+EXPORT CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config)
+{
+    (void)config;
+    return function_ok(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* Libraries are modules that are loaded into every context at once; kernels are functions. */
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
+                                  CUlibraryOption *options, void **values, unsigned count)
+{
+    (void)jit, (void)jit_values, (void)jits, (void)options, (void)values, (void)count;
+    TRY(ready());
+    CHECK(library != NULL && code != NULL, CUDA_ERROR_INVALID_VALUE);
+    CUcontext ctx;
+    if (current(&ctx) == CUDA_SUCCESS)
+        return module_new((CUmodule *)library, code);
+    CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
+    CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    *library = (CUlibrary)module;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLibraryUnload(CUlibrary library)
+{
+    return cuModuleUnload((CUmodule)library);
+}
+
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    return cuModuleGetFunction((CUfunction *)kernel, (CUmodule)library, name);
+}
+
+EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+    CHECK(handle_is(library, HANDLE_MODULE) && module != NULL, CUDA_ERROR_INVALID_HANDLE);
+    *module = (CUmodule)library;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    CHECK(function_ok(kernel) && function != NULL, CUDA_ERROR_INVALID_HANDLE);
+    *function = (CUfunction)kernel;
+    return CUDA_SUCCESS;
+}
+
+static CUresult occupancy(int *blocks, CUfunction function)
+{
+    CHECK(function_ok(function) && blocks != NULL, CUDA_ERROR_INVALID_VALUE);
+    *blocks = 2;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int size, size_t shared)
+{
+    (void)size, (void)shared;
+    return occupancy(blocks, function);
+}
+
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int size, size_t shared, unsigned flags)
+{
+    (void)size, (void)shared, (void)flags;
+    return occupancy(blocks, function);
+}

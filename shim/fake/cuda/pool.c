@@ -1,0 +1,263 @@
+/* pool.c - stream-ordered memory: pools that keep what is freed until the next synchronisation, as the real ones do.
+ *
+ * A pool's reserved bytes are counted on the card, its used bytes are what the program holds. A pool grows by what is
+ * missing, in steps of 2 MiB; synchronising lets it shrink to its release threshold.
+ */
+#include "internal.h"
+
+#define STEP (2 * FAKE_MIB)
+#define GRAIN 512u
+
+CUresult pool_new(CUmemoryPool *made, int device, uint64_t most)
+{
+    CUmemoryPool pool = handle_new(HANDLE_POOL, sizeof *pool);
+    CHECK(pool != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    pool->device = device;
+    pool->most = most;
+    *made = pool;
+    return CUDA_SUCCESS;
+}
+
+static CUmemoryPool pool_default(int device)
+{
+    struct device *of = &cuda.device[device];
+    CUmemoryPool made = NULL;
+    if (of->default_pool == NULL && pool_new(&made, device, 0) == CUDA_SUCCESS) {
+        lock();
+        if (of->default_pool == NULL)
+            of->default_pool = made;
+        if (of->pool == NULL)
+            of->pool = of->default_pool;
+        unlock();
+    }
+    return of->default_pool;
+}
+
+static bool pool_ok(CUmemoryPool pool)
+{
+    return handle_is(pool, HANDLE_POOL);
+}
+
+void pool_shrink(CUmemoryPool pool, uint64_t keep)
+{
+    const uint64_t floor = rounded(pool->used > keep ? pool->used : keep, STEP);
+    if (pool->reserved <= floor)
+        return;
+    give(pool->device, pool->reserved - floor);
+    pool->reserved = floor;
+}
+
+void pools_synchronized(int device)
+{
+    struct device *of = &cuda.device[device];
+    if (of->default_pool == NULL && of->pool == NULL)
+        return;
+    lock();
+    if (of->default_pool != NULL)
+        pool_shrink(of->default_pool, of->default_pool->threshold);
+    if (of->pool != NULL && of->pool != of->default_pool)
+        pool_shrink(of->pool, of->pool->threshold);
+    unlock();
+}
+
+bool pool_grow(CUmemoryPool pool, uint64_t bytes)
+{
+    const uint64_t used = pool->used + bytes, reserved = rounded(used, STEP);
+    if (pool->most != 0 && used > pool->most)
+        return false;
+    if (reserved > pool->reserved) {
+        /* At the brim a whole step may not be left: take what is. */
+        if (take(pool->device, reserved - pool->reserved))
+            pool->reserved = reserved;
+        else if (used > pool->reserved && take(pool->device, used - pool->reserved))
+            pool->reserved = used;
+        else if (used > pool->reserved)
+            return false;
+    }
+    pool->used = used;
+    if (used > pool->used_high)
+        pool->used_high = used;
+    if (pool->reserved > pool->reserved_high)
+        pool->reserved_high = pool->reserved;
+    return true;
+}
+
+CUresult pool_free(struct span *span)
+{
+    CUmemoryPool pool = span->pool;
+    const uint64_t bytes = rounded(span->bytes, GRAIN);
+    pool->used -= bytes < pool->used ? bytes : pool->used;
+    if (span->kind == SPAN_GRAPH) { /* the address stays the graph's */
+        span->usable = false;
+        return CUDA_SUCCESS;
+    }
+    span_remove(span);
+    arena_give(span);
+    return CUDA_SUCCESS;
+}
+
+static CUresult alloc_from(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    struct span *span;
+    CHECK(at != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
+    if (stream->capture != NULL)
+        return capture_alloc(stream->capture, stream->ctx->device, at, bytes);
+    const uint64_t counted = rounded(bytes, GRAIN);
+    lock();
+    const bool fits = pool_grow(pool, counted);
+    unlock();
+    CHECK(fits, CUDA_ERROR_OUT_OF_MEMORY);
+    const CUresult rc = memory_new(SPAN_POOL, stream->ctx, pool->device, bytes, 0, &span);
+    lock();
+    if (rc == CUDA_SUCCESS)
+        span->pool = pool;
+    else
+        pool->used -= counted;
+    unlock();
+    if (rc == CUDA_SUCCESS)
+        *at = (CUdeviceptr)span->base;
+    return rc;
+}
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *at, size_t bytes, CUstream handle)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(pool_default(stream->ctx->device) != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    return alloc_from(at, bytes, cuda.device[stream->ctx->device].pool, stream);
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream handle)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(pool_ok(pool), CUDA_ERROR_INVALID_VALUE);
+    return alloc_from(at, bytes, pool, stream);
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream handle)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    if (stream->capture != NULL)
+        return capture_free(stream->capture, at);
+    lock();
+    CUresult rc = CUDA_ERROR_INVALID_VALUE;
+    struct span *span = span_find((uintptr_t)at);
+    if (span != NULL && span->base == (uintptr_t)at) {
+        if (span->kind == SPAN_POOL || (span->kind == SPAN_GRAPH && span->usable)) {
+            rc = pool_free(span);
+        } else if (span->kind == SPAN_DEVICE) {
+            memory_gone(span);
+            rc = CUDA_SUCCESS;
+        }
+    }
+    unlock();
+    return rc;
+}
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *how)
+{
+    TRY(ready());
+    CHECK(pool != NULL && how != NULL && how->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
+    TRY(device_ok(how->location.id));
+    return pool_new(pool, how->location.id, how->maxSize);
+}
+
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    TRY(ready());
+    CHECK(pool_ok(pool) && pool != cuda.device[pool->device].default_pool, CUDA_ERROR_INVALID_VALUE);
+    lock();
+    if (cuda.device[pool->device].pool == pool)
+        cuda.device[pool->device].pool = cuda.device[pool->device].default_pool;
+    give(pool->device, pool->reserved);
+    unlock();
+    handle_free(pool);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    TRY(device_ok(device));
+    CHECK(pool != NULL, CUDA_ERROR_INVALID_VALUE);
+    *pool = pool_default(device);
+    return *pool != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    TRY(cuDeviceGetDefaultMemPool(pool, device));
+    *pool = cuda.device[device].pool;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+    CUmemoryPool first;
+    TRY(cuDeviceGetDefaultMemPool(&first, device));
+    CHECK(pool_ok(pool) && pool->device == device, CUDA_ERROR_INVALID_VALUE);
+    cuda.device[device].pool = pool;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    TRY(ready());
+    CHECK(pool_ok(pool), CUDA_ERROR_INVALID_VALUE);
+    lock();
+    pool_shrink(pool, keep);
+    unlock();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    TRY(ready());
+    CHECK(pool_ok(pool) && value != NULL, CUDA_ERROR_INVALID_VALUE);
+    switch ((int)attribute) {
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(cuuint64_t *)value; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: pool->used_high = pool->used; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: pool->reserved_high = pool->reserved; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+        pool->attribute[attribute] = (cuuint64_t) * (int *)value;
+        return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    TRY(ready());
+    CHECK(pool_ok(pool) && value != NULL, CUDA_ERROR_INVALID_VALUE);
+    cuuint64_t *number = value;
+    switch ((int)attribute) {
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *number = pool->threshold; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *number = pool->reserved; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *number = pool->reserved_high; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *number = pool->used; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *number = pool->used_high; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *(int *)value = (int)pool->attribute[attribute]; return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
+{
+    (void)count;
+    TRY(ready());
+    return pool_ok(pool) && access != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *where)
+{
+    TRY(ready());
+    CHECK(pool_ok(pool) && flags != NULL && where != NULL, CUDA_ERROR_INVALID_VALUE);
+    *flags = where->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}

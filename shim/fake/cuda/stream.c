@@ -1,0 +1,287 @@
+/* stream.c - streams and events: both are points on the card's one time line. */
+#include "internal.h"
+
+#include <stdlib.h>
+
+CUresult stream_get(CUstream handle, CUstream *stream)
+{
+    if ((uintptr_t)handle <= 2) { /* NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */
+        CUcontext ctx;
+        TRY(current(&ctx));
+        *stream = &ctx->stream[(uintptr_t)handle == 2];
+        return CUDA_SUCCESS;
+    }
+    TRY(ready());
+    CHECK(handle_is(handle, HANDLE_STREAM), CUDA_ERROR_INVALID_HANDLE);
+    CHECK(context_ok(handle->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    *stream = handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult stream_idle_get(CUstream handle, CUstream *stream)
+{
+    TRY(stream_get(handle, stream));
+    return (*stream)->capture == NULL ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+static void raise_to(_Atomic uint64_t *at, uint64_t ns)
+{
+    uint64_t was = atomic_load_explicit(at, memory_order_relaxed);
+    while (was < ns && !atomic_compare_exchange_weak(at, &was, ns))
+        continue;
+}
+
+void stream_queue(CUstream stream, uint64_t ns)
+{
+    const uint32_t unit = cuda.device[stream->ctx->device].unit;
+    const uint64_t end = page_queue(cuda.client.page, cuda.client.slot, unit, atomic_load(&stream->done_ns), ns);
+    raise_to(&stream->done_ns, end);
+    raise_to(&stream->ctx->done_ns, end);
+}
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    CHECK(stream != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
+    *stream = handle_new(HANDLE_STREAM, sizeof **stream);
+    CHECK(*stream != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    (*stream)->ctx = ctx;
+    (*stream)->flags = flags;
+    (*stream)->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    lock();
+    (*stream)->id = ++cuda.ids;
+    unlock();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK((uintptr_t)handle > 2, CUDA_ERROR_INVALID_HANDLE);
+    handle_free(stream);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamDestroy(CUstream handle)
+{
+    return cuStreamDestroy_v2(handle);
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle)
+{
+    CUstream stream;
+    TRY(stream_idle_get(handle, &stream));
+    const bool legacy = stream == &stream->ctx->stream[0]; /* waits for the blocking streams, too */
+    page_sleep_until(atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
+    pools_synchronized(stream->ctx->device);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream handle)
+{
+    CUstream stream;
+    TRY(stream_idle_get(handle, &stream));
+    return atomic_load(&stream->done_ns) <= page_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
+    *flags = stream->flags;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(priority != NULL, CUDA_ERROR_INVALID_VALUE);
+    *priority = stream->priority;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(id != NULL, CUDA_ERROR_INVALID_VALUE);
+    *id = stream->id;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
+    *ctx = stream->ctx;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
+    *device = stream->ctx->device;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr at, size_t bytes, unsigned flags)
+{
+    CUstream stream;
+    (void)bytes, (void)flags;
+    TRY(stream_get(handle, &stream));
+    return span_covers(at, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+struct host_call {
+    CUhostFn run;
+    CUstreamCallback call;
+    CUstream stream;
+    void *data;
+    uint64_t at_ns;
+};
+
+static void *host_thread(void *given)
+{
+    struct host_call *call = given;
+    page_sleep_until(call->at_ns);
+    if (call->run != NULL)
+        call->run(call->data);
+    else
+        call->call(call->stream, CUDA_SUCCESS, call->data);
+    free(call);
+    return NULL;
+}
+
+static CUresult host_call(CUstream handle, CUhostFn run, CUstreamCallback callback, void *data)
+{
+    CUstream stream;
+    pthread_t thread;
+    TRY(stream_get(handle, &stream));
+    CHECK(run != NULL || callback != NULL, CUDA_ERROR_INVALID_VALUE);
+    if (stream->capture != NULL)
+        return capture_add(stream->capture, NODE_HOST, 0);
+    struct host_call *call = malloc(sizeof *call);
+    CHECK(call != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    *call = (struct host_call){run, callback, handle, data, atomic_load(&stream->done_ns)};
+    if (pthread_create(&thread, NULL, host_thread, call) != 0) {
+        free(call);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_detach(thread);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn run, void *data)
+{
+    return host_call(handle, run, NULL, data);
+}
+
+EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags)
+{
+    CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
+    return host_call(handle, NULL, callback, data);
+}
+
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
+{
+    CUcontext ctx;
+    TRY(current(&ctx));
+    CHECK(event != NULL && flags < 8, CUDA_ERROR_INVALID_VALUE);
+    *event = handle_new(HANDLE_EVENT, sizeof **event);
+    CHECK(*event != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    (*event)->ctx = ctx;
+    (*event)->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+static CUresult event_ok(CUevent event)
+{
+    TRY(ready());
+    return handle_is(event, HANDLE_EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent event)
+{
+    TRY(event_ok(event));
+    handle_free(event);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventDestroy(CUevent event)
+{
+    return cuEventDestroy_v2(event);
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
+{
+    CUstream stream;
+    TRY(event_ok(event));
+    TRY(stream_get(handle, &stream));
+    if (stream->capture != NULL)
+        return capture_add(stream->capture, NODE_EVENT, 0);
+    const uint64_t now = page_now_ns(), done = atomic_load(&stream->done_ns);
+    atomic_store(&event->ns, done > now ? done : now);
+    event->recorded = true;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned flags)
+{
+    CHECK(flags <= 1, CUDA_ERROR_INVALID_VALUE);
+    return cuEventRecord(event, handle);
+}
+
+EXPORT CUresult cuEventQuery(CUevent event)
+{
+    TRY(event_ok(event));
+    return !event->recorded || atomic_load(&event->ns) <= page_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event)
+{
+    TRY(event_ok(event));
+    page_sleep_until(event->recorded ? atomic_load(&event->ns) : 0);
+    pools_synchronized(event->ctx->device);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    TRY(event_ok(start));
+    TRY(event_ok(end));
+    CHECK(milliseconds != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(start->recorded && end->recorded, CUDA_ERROR_INVALID_HANDLE);
+    CHECK(((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0, CUDA_ERROR_INVALID_HANDLE);
+    TRY(cuEventQuery(start));
+    TRY(cuEventQuery(end));
+    *milliseconds = (float)((double)(int64_t)(atomic_load(&end->ns) - atomic_load(&start->ns)) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    return cuEventElapsedTime_v2(milliseconds, start, end);
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags)
+{
+    CUstream stream;
+    (void)flags;
+    TRY(event_ok(event));
+    TRY(stream_get(handle, &stream));
+    if (event->recorded)
+        raise_to(&stream->done_ns, atomic_load(&event->ns));
+    return CUDA_SUCCESS;
+}

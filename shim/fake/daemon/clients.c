@@ -1,0 +1,246 @@
+/* clients.c - slots, and the requests of those who hold them.
+ *
+ * A connection gets a slot at HELLO; its hang-up empties the slot, which is how the memory of a killed process is free again.
+ * What does not parse is answered with FAILED and a hang-up, and touches nobody else.
+ */
+#define _GNU_SOURCE
+#include "daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void clients_init(struct daemon *daemon)
+{
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+        daemon->client_fd[slot] = -1;
+}
+
+static int free_slot(const struct daemon *daemon)
+{
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+        if (daemon->client_fd[slot] < 0 && daemon->page->slot[slot].kind == FAKE_FREE)
+            return (int)slot;
+    return -1;
+}
+
+static void name_of(int32_t pid, char *name, size_t room)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd < 0 ? 0 : read(fd, name, room - 1);
+    name[got > 0 ? got : 0] = '\0';
+    if (fd >= 0)
+        close(fd);
+    if (name[0] == '\0')
+        snprintf(name, room, "[unknown]");
+}
+
+bool client_accept(struct daemon *daemon)
+{
+    const int fd = accept4(daemon->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0)
+        return false;
+    const int slot = free_slot(daemon);
+    struct ucred peer = {0};
+    socklen_t length = sizeof peer;
+    if (slot < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+        fprintf(stderr, "nvidia-fake-driverd: a client is turned away: all %u slots are taken\n", FAKE_SLOTS);
+        close(fd);
+        return true;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)slot};
+    if (epoll_ctl(daemon->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        close(fd);
+        return true;
+    }
+    daemon->client_fd[slot] = fd;
+    struct fake_slot *of = &daemon->page->slot[slot];
+    memset(of, 0, sizeof *of);
+    memset(daemon->last_slot_queued_ns[slot], 0, sizeof daemon->last_slot_queued_ns[slot]);
+    of->pid = peer.pid;
+    name_of(of->pid, of->name, sizeof of->name);
+    return true;
+}
+
+static void empty_slot(struct daemon *daemon, uint32_t slot)
+{
+    struct fake_page *page = daemon->page;
+    page_lock(page);
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
+        const uint64_t held = page->slot[slot].used_bytes[unit];
+        page->unit[unit].used_bytes -= held < page->unit[unit].used_bytes ? held : page->unit[unit].used_bytes;
+    }
+    memset(&page->slot[slot], 0, sizeof page->slot[slot]);
+    page_unlock(page);
+}
+
+void client_drop(struct daemon *daemon, uint32_t slot)
+{
+    object_drop_slot(daemon, slot);
+    empty_slot(daemon, slot);
+    close(daemon->client_fd[slot]);
+    daemon->client_fd[slot] = -1;
+}
+
+static bool reply(const struct daemon *daemon, uint32_t slot, uint32_t type, const void *body, size_t length, int fd)
+{
+    struct fake_header header = {.magic = FAKE_PACKET_MAGIC, .type = type, .length = (uint32_t)length};
+    struct iovec parts[2] = {{.iov_base = &header, .iov_len = sizeof header},
+                             {.iov_base = (void *)(uintptr_t)body, .iov_len = length}};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    if (fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+        rights->cmsg_level = SOL_SOCKET;
+        rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+    }
+    return sendmsg(daemon->client_fd[slot], &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+}
+
+static bool refuse(const struct daemon *daemon, uint32_t slot, const char *why)
+{
+    reply(daemon, slot, FAKE_FAILED, why, strlen(why), -1);
+    fprintf(stderr, "nvidia-fake-driverd: pid %d is hung up on: %s\n", (int)daemon->page->slot[slot].pid, why);
+    return false;
+}
+
+static bool on_hello(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet)
+{
+    struct fake_hello hello;
+    struct fake_slot *of = &daemon->page->slot[slot];
+    if (packet->header.length != sizeof hello || of->kind != FAKE_FREE)
+        return refuse(daemon, slot, "a HELLO of another size, or a second one");
+    memcpy(&hello, packet->body, sizeof hello);
+    if (hello.page_version != FAKE_PAGE_VERSION)
+        return refuse(daemon, slot, "the library is of another version than the daemon");
+    if (hello.kind != FAKE_CUDA && hello.kind != FAKE_NVML && hello.kind != FAKE_CTL)
+        return refuse(daemon, slot, "HELLO names an unknown kind of client");
+    of->kind = hello.kind;
+    if (hello.kind == FAKE_CUDA)
+        sample_start(daemon);
+    const struct fake_welcome welcome = {.slot = slot};
+    return reply(daemon, slot, FAKE_OK, &welcome, sizeof welcome, daemon->page_fd);
+}
+
+static bool on_object(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet, int *fd)
+{
+    struct fake_object object;
+    if (packet->header.length != sizeof object)
+        return refuse(daemon, slot, "an object of another size");
+    memcpy(&object, packet->body, sizeof object);
+    int out = -1;
+    bool good = true;
+    if (packet->header.type == FAKE_SHARE) {
+        good = *fd >= 0 && object_share(daemon, slot, &object, *fd);
+        if (good)
+            *fd = -1; /* the object keeps it */
+    } else if (packet->header.type == FAKE_IMPORT) {
+        out = object_import(slot, &object);
+        good = out >= 0;
+    } else {
+        good = object_release(daemon, slot, object.id);
+    }
+    static const char unknown[] = "no such object";
+    return good ? reply(daemon, slot, FAKE_OK, &object, sizeof object, out)
+                : reply(daemon, slot, FAKE_FAILED, unknown, sizeof unknown - 1, -1);
+}
+
+static bool on_command(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet)
+{
+    char line[512];
+    if (packet->header.length >= sizeof line)
+        return refuse(daemon, slot, "a command of more than 511 characters");
+    memcpy(line, packet->body, packet->header.length);
+    line[packet->header.length] = '\0';
+    static char answer[FAKE_BODY];
+    struct text text = {.at = answer, .room = sizeof answer};
+    answer[0] = '\0';
+    const bool good = command_run(daemon, line, &text);
+    return reply(daemon, slot, good ? FAKE_OK : FAKE_FAILED, answer, text.length, -1);
+}
+
+static bool on_packet(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet, ssize_t got, int *fd)
+{
+    if (got < (ssize_t)sizeof packet->header || packet->header.magic != FAKE_PACKET_MAGIC ||
+        packet->header.length > FAKE_BODY || (size_t)got != sizeof packet->header + packet->header.length)
+        return refuse(daemon, slot, "a packet that is not ours");
+    if (packet->header.type != FAKE_HELLO && daemon->page->slot[slot].kind == FAKE_FREE)
+        return refuse(daemon, slot, "a request before HELLO");
+    switch (packet->header.type) {
+    case FAKE_HELLO: return on_hello(daemon, slot, packet);
+    case FAKE_SHARE:
+    case FAKE_IMPORT:
+    case FAKE_RELEASE: return on_object(daemon, slot, packet, fd);
+    case FAKE_COMMAND: return on_command(daemon, slot, packet);
+    default: return refuse(daemon, slot, "a request of unknown type");
+    }
+}
+
+void client_answer(struct daemon *daemon, uint32_t slot)
+{
+    static struct fake_packet packet;
+    struct iovec part = {.iov_base = &packet, .iov_len = sizeof packet};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    const ssize_t got = recvmsg(daemon->client_fd[slot], &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    int fd = -1;
+    struct cmsghdr *rights = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
+        memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+    const bool stay = got > 0 && (message.msg_flags & MSG_TRUNC) == 0 && on_packet(daemon, slot, &packet, got, &fd);
+    if (fd >= 0)
+        close(fd);
+    if (!stay)
+        client_drop(daemon, slot);
+}
+
+bool foreign_add(struct daemon *daemon, uint32_t unit, int32_t pid, uint64_t bytes, const char *name, struct text *why)
+{
+    const int slot = free_slot(daemon);
+    if (slot < 0)
+        return say(why, "process %d: all %u slots are taken", (int)pid, FAKE_SLOTS), false;
+    struct fake_slot *of = &daemon->page->slot[slot];
+    memset(of, 0, sizeof *of);
+    of->kind = FAKE_FOREIGN;
+    of->pid = pid;
+    of->contexts[unit] = 1;
+    snprintf(of->name, sizeof of->name, "%s", name);
+    if (page_take(daemon->page, (uint32_t)slot, unit, bytes))
+        return true;
+    memset(of, 0, sizeof *of);
+    say(why, "process %d: %llu MiB is more than is free", (int)pid, (unsigned long long)(bytes / FAKE_MIB));
+    return false;
+}
+
+bool foreign_remove(struct daemon *daemon, int32_t pid, struct text *why)
+{
+    bool found = false;
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+        if (daemon->page->slot[slot].kind == FAKE_FOREIGN && daemon->page->slot[slot].pid == pid) {
+            empty_slot(daemon, slot);
+            found = true;
+        }
+    if (!found)
+        say(why, "pid is %d, but no process of that number was described", (int)pid);
+    return found;
+}

@@ -1,0 +1,66 @@
+/* internal.h - the fake libnvidia-ml's own state. A handle is the address of a unit's entry in one fixed table. */
+#ifndef TANGRAM_FAKE_NVML_INTERNAL_H
+#define TANGRAM_FAKE_NVML_INTERNAL_H
+
+#ifdef FAKE_WITH_NVIDIA_HEADER
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#include <nvml.h>
+#else
+#include "fake_nvml.h"
+#endif
+#include "client.h"
+#include "page.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define TRY(call)                                                                                                              \
+    do {                                                                                                                       \
+        const nvmlReturn_t tried_ = (call);                                                                                    \
+        if (tried_ != NVML_SUCCESS)                                                                                            \
+            return tried_;                                                                                                     \
+    } while (0)
+#define CHECK(condition, otherwise)                                                                                            \
+    do {                                                                                                                       \
+        if (!(condition))                                                                                                      \
+            return otherwise;                                                                                                  \
+    } while (0)
+
+struct nvmlDevice_st {
+    uint32_t unit;
+};
+
+struct nvml {
+    pthread_mutex_t lock;
+    _Atomic unsigned users; /* nvmlInit less nvmlShutdown */
+    struct client client;
+    uint32_t card[FAKE_CARDS]; /* visible ones, in NVML's order */
+    unsigned cards;
+    struct nvmlDevice_st device[FAKE_UNITS];
+};
+extern struct nvml nvml __attribute__((visibility("hidden")));
+
+/* What a handle stands for. unit == card for a whole card. */
+struct target {
+    uint32_t unit, card;
+    bool mig;
+    struct fake_unit *of;
+    struct fake_card *on;
+};
+
+nvmlReturn_t ready(void);
+nvmlReturn_t target_of(nvmlDevice_t device, struct target *target); /* also while the card is lost */
+nvmlReturn_t live_target(nvmlDevice_t device, struct target *target); /* NVML_ERROR_GPU_IS_LOST then */
+nvmlReturn_t whole_card(nvmlDevice_t device, struct target *target);  /* NVML_ERROR_NOT_SUPPORTED for a MIG device */
+nvmlReturn_t put_text(char *to, unsigned room, const char *text);
+nvmlDevice_t handle_of(uint32_t unit);
+/* The visible instances of a card, by GPU instance ID. Returns how many. */
+unsigned instances_of(uint32_t card, uint32_t units[FAKE_INSTANCES]);
+#ifndef FAKE_WITH_NVIDIA_HEADER /* nvml.h declares it */
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci);
+#endif
+void pci_text(const struct fake_card *card, char *to, size_t room);
+
+#endif

@@ -1,0 +1,179 @@
+/* wire.h - what the fake driver's daemon and its libraries agree on.
+ *
+ * The daemon owns one shared page (a memfd of FAKE_PAGE_BYTES). A library connects to the daemon's socket (SOCK_SEQPACKET),
+ * says HELLO and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and
+ * kernels are queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs tens of
+ * nanoseconds. The socket stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns
+ * that the process is gone and what it held is free.
+ *
+ * The page is writable by every client. A fake driver defends its own life against that (every index and length is checked
+ * where it is used), not its numbers.
+ *
+ * Units: a "unit" is what memory and time are counted on: a whole card, or a MIG GPU instance of a card.
+ *     unit of card c          = c
+ *     unit of c's instance i  = FAKE_CARDS + c * FAKE_INSTANCES + i
+ */
+#ifndef TANGRAM_FAKE_WIRE_H
+#define TANGRAM_FAKE_WIRE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define FAKE_CARDS 16u
+#define FAKE_INSTANCES 7u /* NVIDIA: at most 7 GPU instances a card */
+#define FAKE_UNITS (FAKE_CARDS * (1u + FAKE_INSTANCES))
+#define FAKE_SLOTS 1024u
+#define FAKE_LINKS 18u    /* NVLinks of a Hopper card, the most of any card here */
+#define FAKE_EVENTS 256u  /* ring; a reader that falls behind loses the oldest */
+#define FAKE_PROFILES 8u
+
+#define FAKE_MIB ((uint64_t)1 << 20)
+#define FAKE_DEFAULT_SOCKET "/run/nvidia-persistenced/socket"
+#define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
+
+#define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
+#define FAKE_PAGE_VERSION 1u
+
+/* One of NVIDIA's documented MIG profiles of a card model. */
+struct fake_profile {
+    char name[24];        /* as NVIDIA's device plugin writes it: "1g.18gb", "1g.18gb.me" */
+    uint32_t id;          /* the profile ID that nvidia-smi mig -lgip prints */
+    uint32_t nvml;        /* NVML_GPU_INSTANCE_PROFILE_* */
+    uint32_t compute;     /* compute slices, of 7 */
+    uint32_t memory;      /* memory slices, of 8 */
+    uint32_t most;        /* instances of it that fit on one card */
+    uint32_t sms;
+    uint32_t copy_engines;
+    uint32_t media_engines; /* 1 for the +me profiles */
+    uint64_t bytes;
+};
+
+struct fake_card {
+    char model[16]; /* "h200" */
+    char name[64];
+    char uuid[48];
+    uint8_t uuid_bytes[16];
+    char serial[32];
+    uint32_t minor;
+    uint32_t pci_domain, pci_bus, pci_device, pci_id, pci_subsystem;
+    uint32_t cc_major, cc_minor, architecture, brand;
+    uint32_t sms, clock_mhz, memory_clock_mhz, bus_bits, power_watts, l2_mib;
+    int32_t numa;
+    uint32_t links_wired;
+    int32_t link_peer[FAKE_LINKS]; /* card at the other end, -1 = not connected, -2 = a switch */
+    uint64_t total_bytes;          /* what NVML calls total */
+    uint64_t reserved_bytes;       /* of it, what no process can have */
+    uint64_t context_bytes;        /* what one context costs */
+    uint32_t mig_capable, mig_on;
+    uint32_t profiles;
+    struct fake_profile profile[FAKE_PROFILES];
+    _Atomic uint32_t xid;  /* the last fatal XID, 0 = well */
+    _Atomic uint32_t lost; /* fell off the bus (XID 79) */
+};
+
+struct fake_unit {
+    uint32_t live;
+    uint32_t card;
+    /* of a MIG instance: */
+    uint32_t profile; /* index in the card's profile[] */
+    uint32_t gi, start; /* GPU instance ID, first memory slice */
+    char uuid[48];    /* "MIG-..." */
+    uint8_t uuid_bytes[16];
+    /* counted, under the page's lock: */
+    uint64_t limit_bytes; /* what processes can have */
+    uint64_t used_bytes;  /* == the sum over live slots */
+    /* time: */
+    _Atomic uint64_t busy_until_ns; /* CLOCK_MONOTONIC at which the last queued kernel ends */
+    _Atomic uint64_t queued_ns;     /* all kernel time ever queued */
+    _Atomic uint32_t percent;       /* of the last sampling period the unit was busy, made by the daemon */
+};
+
+enum fake_kind { FAKE_FREE = 0, FAKE_CUDA = 1, FAKE_NVML = 2, FAKE_FOREIGN = 3, FAKE_CTL = 4 };
+
+struct fake_slot {
+    uint32_t kind;
+    int32_t pid; /* as the daemon's PID namespace has it */
+    char name[64];
+    uint64_t used_bytes[FAKE_UNITS];
+    uint32_t contexts[FAKE_UNITS];
+    _Atomic uint64_t queued_ns[FAKE_UNITS];
+    _Atomic uint32_t percent[FAKE_UNITS];
+};
+
+struct fake_event {
+    _Atomic uint64_t number; /* 1, 2, ...: number n sits at n % FAKE_EVENTS */
+    uint32_t card;
+    uint32_t gi, ci;
+    uint32_t pad;
+    uint64_t type; /* nvmlEventType* */
+    uint64_t data; /* the XID */
+};
+
+struct fake_page {
+    uint32_t magic, version;
+    uint32_t cards;
+    uint32_t cuda_version;
+    char driver_version[32];
+    uint64_t kernel_ns; /* a kernel that does not say how long it takes */
+    pthread_mutex_t lock; /* robust, shared between processes */
+    _Atomic uint32_t event_bell; /* futex: changes with each event */
+    _Atomic uint64_t events_raised;
+    struct fake_card card[FAKE_CARDS];
+    struct fake_unit unit[FAKE_UNITS];
+    struct fake_event event[FAKE_EVENTS];
+    struct fake_slot slot[FAKE_SLOTS];
+};
+
+#define FAKE_PAGE_BYTES ((sizeof(struct fake_page) + 4095u) & ~(size_t)4095u)
+
+static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance)
+{
+    return FAKE_CARDS + card * FAKE_INSTANCES + instance;
+}
+
+/* Messages. Every packet is one struct fake_packet, cut to the length its body needs. Requests are answered in order. */
+#define FAKE_PACKET_MAGIC 0x504b4146u /* "FAKP" */
+#define FAKE_BODY 8192u
+
+enum fake_type {
+    FAKE_HELLO = 1,   /* {struct fake_hello} -> OK {struct fake_welcome} + the page's descriptor */
+    FAKE_SHARE = 2,   /* {struct fake_object} + descriptor -> OK {struct fake_object}: others may now import it */
+    FAKE_IMPORT = 3,  /* {struct fake_object: id} -> OK {struct fake_object} + descriptor */
+    FAKE_RELEASE = 4, /* {struct fake_object: id} -> OK {}: the last holder's release frees the memory */
+    FAKE_COMMAND = 5, /* {text} -> OK {text} or FAILED {text} */
+    FAKE_OK = 100,
+    FAKE_FAILED = 101
+};
+
+struct fake_header {
+    uint32_t magic;
+    uint32_t type;
+    uint32_t length; /* of the body */
+};
+
+struct fake_packet {
+    struct fake_header header;
+    uint8_t body[FAKE_BODY];
+};
+
+struct fake_hello {
+    uint32_t kind;
+    uint32_t page_version;
+};
+
+struct fake_welcome {
+    uint32_t slot;
+    uint32_t pad;
+};
+
+/* Memory that several processes may hold. It is charged to one of them, the first holder that is still there. */
+struct fake_object {
+    uint64_t id;
+    uint64_t offset; /* in the descriptor */
+    uint64_t bytes;
+    uint32_t unit;
+    uint32_t pad;
+};
+
+#endif
