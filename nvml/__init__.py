@@ -1,0 +1,1 @@
+"""The only importer of pynvml: what cards there are, whether they are well, who uses them."""

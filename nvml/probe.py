@@ -1,0 +1,196 @@
+"""What GPUs this machine has, as NVML tells it. States facts and decides nothing.
+
+What a card cannot tell (an old driver, a virtual machine) has the neutral value: NUMA -1, no links, no MIG. What it must tell and
+does not (its UUID, its memory) is an error that names the card.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from nvml.binding import nv
+from nvml.errors import NvmlError, naming
+from vgpu.inventory import AccessMode, Card, Inventory, MigInstance
+
+MIB: Final = 2**20
+GIB: Final = 2**30
+
+_PROFILE_IN_NAME = re.compile(r"\bMIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*)\s*\Z")
+"""The end of a MIG device's name, as drivers from R470 on write it: `NVIDIA H200 MIG 1g.18gb+me`."""
+
+T = TypeVar("T")
+
+
+def probe(*, unit_mib: int, access: AccessMode, last: Inventory | None = None) -> Inventory:
+    """Everything NVML tells of this machine's GPUs; NVML must be open.
+
+    A card that does not answer now and did in `last` stands as it was, unhealthy. Raises NvmlError when a card that was
+    never seen does not answer, or NVML as a whole does not.
+    """
+    with naming("the number of GPUs"):
+        count = nv.nvmlDeviceGetCount()
+        driver = str(nv.nvmlSystemGetDriverVersion())
+    cards = []
+    for index in range(count):
+        try:
+            cards.append(_card(index))
+        except NvmlError:
+            known = next((card for card in last.cards if card.index == index), None) if last else None
+            if known is None:
+                raise
+            cards.append(replace(known, healthy=False))
+    seen = {card.uuid for card in cards}
+    lost = [card for card in (last.cards if last else ()) if card.index >= count and card.uuid not in seen]
+    cards += [replace(card, healthy=False) for card in lost]
+    return Inventory(_linked(cards), unit_mib=unit_mib, access=access, driver=driver)
+
+
+def answers(uuid: str) -> str | None:
+    """None when the card answers and asks for no reset; else why it does not, for a person."""
+    try:
+        with naming(f"card {uuid}"):
+            handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+            nv.nvmlDeviceGetMemoryInfo(handle)
+    except NvmlError as error:
+        return str(error)
+    action = _recovery_action(handle)
+    return f"card {uuid}: the driver asks for recovery action {action}" if action else None
+
+
+def _recovery_action(handle: Any) -> int:
+    """The driver's own word on what the card needs (0 = nothing), from R565 on; 0 where it has none."""
+    field = getattr(nv, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return 0
+    try:
+        (value,) = nv.nvmlDeviceGetFieldValues(handle, [field])
+    except nv.NVMLError:
+        return 0
+    return int(value.value.uiVal) if value.nvmlReturn == nv.NVML_SUCCESS else 0
+
+
+def _card(index: int) -> Card:
+    with naming(f"card {index}"):
+        handle = nv.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(nv.nvmlDeviceGetUUID(handle))
+    with naming(f"card {index} ({uuid})"):
+        total_bytes = int(nv.nvmlDeviceGetMemoryInfo(handle).total)
+        model = str(nv.nvmlDeviceGetName(handle))
+    mig = _optional(lambda: bool(nv.nvmlDeviceGetMigMode(handle)[0]), False)
+    return Card(
+        uuid=uuid,
+        index=index,
+        model=model,
+        mib=total_bytes // MIB,
+        minor=_optional(lambda: int(nv.nvmlDeviceGetMinorNumber(handle)), index),
+        numa=_optional(lambda: int(nv.nvmlDeviceGetNumaNodeId(handle)), -1),
+        pci=_optional(lambda: str(nv.nvmlDeviceGetPciInfo(handle).busId), ""),
+        mig=mig,
+        instances=_instances(handle, total_bytes, uuid) if mig else (),
+        nvlinks=_nvlinks(handle),
+    )
+
+
+def _instances(handle: Any, total_bytes: int, uuid: str) -> tuple[MigInstance, ...]:
+    found = []
+    for at in range(_optional(lambda: int(nv.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
+        try:
+            instance = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
+        except (nv.NVMLError_NotFound, nv.NVMLError_InvalidArgument):
+            continue
+        with naming(f"MIG instance {at} of card {uuid}"):
+            found.append(_instance(handle, instance, total_bytes))
+    return tuple(found)
+
+
+def _instance(card: Any, instance: Any, total_bytes: int) -> MigInstance:
+    return MigInstance(
+        uuid=str(nv.nvmlDeviceGetUUID(instance)),
+        profile=_profile(card, instance, total_bytes),
+        mib=int(nv.nvmlDeviceGetMemoryInfo(instance).total) // MIB,
+        gpu_instance=int(nv.nvmlDeviceGetGpuInstanceId(instance)),
+        compute_instance=int(nv.nvmlDeviceGetComputeInstanceId(instance)),
+    )
+
+
+def _profile(card: Any, instance: Any, total_bytes: int) -> str:
+    """NVIDIA's name of the instance's profile, `+` written as `.` as Kubernetes resource names need it."""
+    found = _PROFILE_IN_NAME.search(_optional(lambda: str(nv.nvmlDeviceGetName(instance)), ""))
+    if found:
+        return found[1].replace("+", ".")
+    attributes = nv.nvmlDeviceGetAttributes_v2(instance)
+    compute, gpu = int(attributes.computeInstanceSliceCount), int(attributes.gpuInstanceSliceCount)
+    head = f"{compute}c.{gpu}g" if compute != gpu else f"{gpu}g"
+    size = f"{profile_gb(int(attributes.memorySizeMB) * MIB, total_bytes)}gb"
+    return f"{head}.{size}" + (".me" if _media_extensions(card, instance) else "")
+
+
+def profile_gb(instance_bytes: int, total_bytes: int) -> int:
+    """The number in a profile's name: the card's GiB, rounded up, times the instance's share of it in eighths, rounded up.
+
+    So 4,864 MiB of a 40,536 MiB card is `5gb`. As NVIDIA's tools name profiles.
+    """
+    eighths = -(-instance_bytes * 8 // total_bytes)
+    gib = -(-total_bytes // GIB)
+    return int(eighths * gib / 8 + 0.5)
+
+
+def _media_extensions(card: Any, instance: Any) -> bool:
+    """Is the instance of a `+me` profile? Only its GPU instance's profile number tells."""
+
+    def asked() -> bool:
+        of_card = nv.nvmlDeviceGetGpuInstanceById(card, nv.nvmlDeviceGetGpuInstanceId(instance))
+        wanted = nv.nvmlGpuInstanceGetInfo(of_card).profileId
+        with_media = (nv.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, nv.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
+        numbers = (
+            _optional(lambda p=p: int(nv.nvmlDeviceGetGpuInstanceProfileInfo(card, p).id), -1) for p in with_media
+        )
+        return wanted in numbers
+
+    return _optional(asked, False)
+
+
+def _nvlinks(handle: Any) -> dict[str, int]:
+    """PCI bus of the peer -> active links; `_linked` turns buses into UUIDs."""
+    peers: dict[str, int] = {}
+    for link in range(getattr(nv, "NVML_NVLINK_MAX_LINKS", 18)):
+        try:
+            if not nv.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            peer = str(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        except nv.NVMLError:
+            continue
+        peers[peer] = peers.get(peer, 0) + 1
+    return peers
+
+
+def _linked(cards: list[Card]) -> tuple[Card, ...]:
+    """Peers by UUID. Links that end at no card (NVSwitches) join every card that has such links."""
+    by_pci = {card.pci: card.uuid for card in cards if card.pci}
+    uuids = {card.uuid for card in cards}
+    switched = {
+        card.uuid: sum(n for peer, n in card.nvlinks.items() if peer not in by_pci and peer not in uuids)
+        for card in cards
+    }
+    linked = []
+    for card in cards:
+        peers = {
+            by_pci.get(peer, peer): links for peer, links in card.nvlinks.items() if peer in by_pci or peer in uuids
+        }
+        if switched[card.uuid]:
+            for other in cards:
+                if other.uuid != card.uuid and switched[other.uuid]:
+                    peers[other.uuid] = peers.get(other.uuid, 0) + min(switched[card.uuid], switched[other.uuid])
+        linked.append(replace(card, nvlinks=peers))
+    return tuple(linked)
+
+
+def _optional(ask: Callable[[], T], otherwise: T) -> T:
+    """What NVML answers, or `otherwise` when this card or driver does not know."""
+    try:
+        return ask()
+    except nv.NVMLError:
+        return otherwise
