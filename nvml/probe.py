@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from nvml.binding import nv
@@ -145,12 +146,14 @@ def _media_extensions(card: Any, instance: Any) -> bool:
         of_card = nv.nvmlDeviceGetGpuInstanceById(card, nv.nvmlDeviceGetGpuInstanceId(instance))
         wanted = nv.nvmlGpuInstanceGetInfo(of_card).profileId
         with_media = (nv.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, nv.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
-        numbers = (
-            _optional(lambda p=p: int(nv.nvmlDeviceGetGpuInstanceProfileInfo(card, p).id), -1) for p in with_media
-        )
+        numbers = [_optional(partial(_profile_number, card, profile), -1) for profile in with_media]
         return wanted in numbers
 
     return _optional(asked, False)
+
+
+def _profile_number(card: Any, profile: int) -> int:
+    return int(nv.nvmlDeviceGetGpuInstanceProfileInfo(card, profile).id)
 
 
 def _nvlinks(handle: Any) -> dict[str, int]:

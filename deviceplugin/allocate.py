@@ -1,0 +1,246 @@
+"""Choose which pod a request of the kubelet is for, and which device IDs it gets.
+
+The kubelet names no pod. It admits one pod at a time: container by container in order (init first), and for each container
+resource by resource in *random* order. So whose turn it is follows from who waits, what they ask for, and what was given since.
+This module draws that conclusion and is pure: it knows no gRPC, no clock and no Kubernetes.
+
+Two pods of the same size on different cards cannot be told apart at the first request. Then one is guessed; the pod in flight is
+kept until a request does not fit it; a request that shows the guess to be wrong moves what was given to the pod that explains all
+of it. What the kubelet may mix up so are pods of equal counts: per card, its books stay right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vgpu.contract import uuid_of
+from vgpu.errors import Refused
+from vgpu.grant import Assignment
+from vgpu.inventory import Inventory
+from vgpu.names import Names
+from vgpu.request import FULL_CORE_PERCENT, Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A pod of this node that holds an assignment and is not finished."""
+
+    uid: str
+    namespace: str
+    name: str
+    order: tuple[int, str]
+    """Pods come to the kubelet in this order, as far as we can know."""
+    asks: tuple[Ask, ...]
+    """In the order in which the kubelet serves containers."""
+    assignment: Assignment
+    waiting: bool = True
+    """The kubelet has not said yet that it took it (no status.startTime)."""
+    leaving: bool = False
+    """It is being deleted."""
+
+    def __str__(self) -> str:
+        return f"pod {self.namespace}/{self.name}"
+
+
+Given = Mapping[tuple[str, str], Collection[str]]
+"""(container, resource) -> device IDs that the kubelet gave."""
+
+Done = Mapping[str, Given]
+"""Pod UID -> what it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The kubelet wants this many devices of a resource for one container."""
+
+    resource: str
+    quantity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that was served."""
+
+    request: Request
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """The pod that the kubelet is admitting, and all that it was given since its admission began."""
+
+    uid: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A container that a request may be for."""
+
+    tenant: Tenant
+    container: str
+    cards: Mapping[str, int]
+    """UUID -> devices of the resource that the assignment means there."""
+    moves: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """What the flight was given and is this tenant's by this choice, per (container, resource); the pod guessed before loses it."""
+    swapped: bool = False
+    """The kubelet's devices lie on other cards: it took a pod of the same size for this one."""
+
+
+def assigned(tenant: Tenant, ask: Ask, resource: str, names: Names) -> dict[str, int]:
+    """UUID -> devices of `resource` that the container's assignment means. Empty when it does not match the ask."""
+    pieces = tenant.assignment.containers.get(ask.container, ())
+    quantity = ask.resources(names).get(resource, 0)
+    if len(pieces) != ask.cards or quantity % max(1, len(pieces)):
+        return {}
+    return {piece.uuid: quantity // len(pieces) for piece in pieces}
+
+
+def contradiction(asks: Iterable[Ask], assignment: Assignment) -> str | None:
+    """Why an assignment cannot be what Tangram decided for these asks, or None."""
+    for ask in asks:
+        pieces = assignment.containers.get(ask.container)
+        if pieces is None or len(pieces) != ask.cards:
+            found = 0 if pieces is None else len(pieces)
+            return f"container {ask.container} is assigned {found} GPUs and asks for {ask.cards}"
+        for piece in pieces:
+            if piece.kind != ask.kind or piece.profile != ask.profile:
+                return f"container {ask.container} is assigned a {piece.kind} {piece.profile} and asks for a {ask.kind} {ask.profile}"
+            if ask.kind == "share" and (piece.mib, piece.core_percent) != (ask.mib, ask.core_percent):
+                return (
+                    f"container {ask.container} is assigned {piece.mib} MiB and {piece.core_percent} percent of {piece.uuid}"
+                    f" and asks for {ask.mib} MiB and {ask.core_percent} percent"
+                )
+    return None
+
+
+def candidates(
+    tenants: Sequence[Tenant], done: Done, flight: Flight, request: Request, names: Names
+) -> Iterator[Choice]:
+    """Containers that the request may be for, the likeliest first."""
+    ordered = sorted(tenants, key=lambda t: (t.leaving, bool(done.get(t.uid)), t.order))
+    in_flight = next((t for t in tenants if t.uid == flight.uid), None)
+    if in_flight and (choice := _next(in_flight, done.get(flight.uid, {}), request, names)):
+        yield choice
+    others = [tenant for tenant in ordered if tenant.waiting and tenant.uid != flight.uid]
+    if flight.calls and (in_flight is None or in_flight.waiting):
+        untouched = (tenant for tenant in others if not done.get(tenant.uid))
+        yield from filter(None, (_instead(tenant, flight, request, names) for tenant in untouched))
+    yield from filter(None, (_next(tenant, done.get(tenant.uid, {}), request, names) for tenant in others))
+
+
+def _next(tenant: Tenant, given: Given, request: Request, names: Names) -> Choice | None:
+    """The request, if it is one that the kubelet would make next for this pod."""
+    for ask in tenant.asks:
+        left = {r: n for r, n in ask.resources(names).items() if (ask.container, r) not in given}
+        if left:
+            fits = left.get(request.resource) == request.quantity
+            cards = assigned(tenant, ask, request.resource, names) if fits else {}
+            return Choice(tenant, ask.container, cards) if cards else None
+    return None
+
+
+def _instead(tenant: Tenant, flight: Flight, request: Request, names: Names) -> Choice | None:
+    """This pod, if everything since the flight began and the request too can have been for it."""
+    moves: dict[tuple[str, str], frozenset[str]] = {}
+    for call in flight.calls:
+        step = _next(tenant, moves, call.request, names)
+        if step is None:
+            return None
+        moves[step.container, call.request.resource] = call.ids
+    last = _next(tenant, moves, request, names)
+    return Choice(last.tenant, last.container, last.cards, moves) if last else None
+
+
+def prefer(choice: Choice, available: Iterable[str], must_include: Collection[str], quantity: int) -> list[str] | None:
+    """Device IDs on the choice's cards, `must_include` among them. None when too few are free there."""
+    picked = list(must_include)
+    wanted = Counter(choice.cards)
+    wanted.subtract(Counter(uuid_of(one) for one in picked))
+    taken = set(picked)
+    free: dict[str, list[str]] = {uuid: [] for uuid in choice.cards}
+    for one in available:
+        uuid = one if one in free else one.rpartition("-")[0]
+        if uuid in free and one not in taken:
+            free[uuid].append(one)
+    for uuid in choice.cards:
+        free[uuid].sort(key=_slot)
+        room = min(wanted[uuid], quantity - len(picked))
+        picked += free[uuid][: max(0, room)]
+    return picked if len(picked) == quantity else None
+
+
+def prefer_anywhere(
+    available: Iterable[str], must_include: Collection[str], near: Collection[str], quantity: int
+) -> list[str]:
+    """As many IDs on as few cards as can be: cards in `near` first, then those with most free. For pods that were swapped."""
+    picked = list(must_include)
+    taken, free = set(picked), dict[str, list[str]]()
+    for one in available:
+        if one not in taken:
+            free.setdefault(uuid_of(one), []).append(one)
+    for uuid in sorted(free, key=lambda u: (u not in near or len(free[u]) < quantity, -len(free[u]), u)):
+        picked += sorted(free[uuid], key=_slot)[: quantity - len(picked)]
+    return picked
+
+
+def settle(choices: Iterable[Choice], ids: Collection[str], request: Request, *, must_match: bool) -> Choice:
+    """Whose devices these are.
+
+    First a container whose cards they lie on in the counts assigned; then one whose pod was assigned these cards (an app container
+    reuses any of an init container's devices). Where devices follow the environment and not these IDs (`must_match` is False) a
+    pod of the same size will do.
+
+    Raises Refused.
+    """
+    found = Counter(uuid_of(one) for one in ids)
+    listed = list(choices)
+    if not listed:
+        raise Refused(
+            f"no pod that waits on this node was assigned {request.quantity} {request.resource}: pods that ask for GPUs have to be placed by Tangram's scheduler"
+        )
+    for choice in listed:
+        if found == Counter(choice.cards):
+            return choice
+    for choice in listed:
+        if found.keys() <= _cards_of_pod(choice.tenant):
+            return choice
+    first = listed[0]
+    if must_match:
+        raise Refused(
+            f"the kubelet chose devices on {', '.join(sorted(found))} for {first.tenant}, which was assigned {', '.join(first.cards)}"
+        )
+    return Choice(first.tenant, first.container, first.cards, first.moves, swapped=True)
+
+
+def check_room(tenants: Iterable[Tenant], cards: Collection[str], inventory: Inventory) -> None:
+    """Invariant I1 on these cards: what pods were assigned is at most what the card has. Raises Refused."""
+    mib, percent, whole, instances = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for tenant in tenants:
+        for piece in tenant.assignment.held():
+            if piece.uuid in cards:
+                mib[piece.uuid] += piece.mib if piece.kind == "share" else 0
+                percent[piece.uuid] += piece.core_percent if piece.kind == "share" else 0
+                whole[piece.uuid] += piece.kind == "whole"
+                instances[piece.uuid] += piece.kind == "mig"
+    for uuid in cards:
+        card = inventory.card(uuid)
+        if card is None:
+            raise Refused(f"{uuid} is no GPU of this node")
+        if mib[uuid] > card.mib or percent[uuid] > FULL_CORE_PERCENT:
+            raise Refused(
+                f"GPU {uuid} has {card.mib} MiB and {FULL_CORE_PERCENT} percent of compute time: pods of this node were assigned {mib[uuid]} MiB and {percent[uuid]} percent of it"
+            )
+        if whole[uuid] + instances[uuid] > 1 or (whole[uuid] and (mib[uuid] or percent[uuid])):
+            raise Refused(f"GPU {uuid} was assigned to one container alone and to others as well")
+
+
+def _cards_of_pod(tenant: Tenant) -> set[str]:
+    return {piece.uuid for pieces in tenant.assignment.containers.values() for piece in pieces}
+
+
+def _slot(device_id: str) -> int:
+    tail = device_id.rpartition("-")[2]
+    return int(tail) if len(tail) < 8 and tail.isdigit() else 0

@@ -1,0 +1,180 @@
+"""The state folder: the library, and one folder for each allocation of a share.
+
+    lib/<sha256>/libtangram.so    the library by its content: a new one never touches an old one in use
+    ld.so.preload                 what containers find as /etc/ld.so.preload
+    grants/<key>/                 mounted into the container as /run/tangram
+        libtangram.so             hard link to the library as it was at allocation
+        arbiter.sock              made by the arbiter
+        grant                     what the container is held to; written before each start
+        allocation.json           our own book, so that a restart of the plugin loses nothing
+
+Knows files. Who gets what was decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from deviceplugin.files import make_folder, write_whole
+from vgpu.codec import grant_from_text, grant_to_text
+from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, grant_key
+from vgpu.errors import BadDocument
+from vgpu.grant import Grant
+
+RECORD: Final = "allocation.json"
+
+log = structlog.get_logger("deviceplugin.grants")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Our own book about one allocation of gpu-mem. The pod is our guess until PreStart."""
+
+    ids: tuple[str, ...]
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+    cards: tuple[str, ...]
+    """UUIDs whose devices the container was given by Allocate."""
+    at: float
+    """Unix time."""
+    v: int = 1
+
+    @property
+    def key(self) -> str:
+        """Name of the folder."""
+        return grant_key(self.ids)
+
+
+class Grants:
+    """The state folder of a node."""
+
+    def __init__(self, state_root: Path, library: Path) -> None:
+        self._root, self._source = state_root, library
+        self._installed = state_root / "lib" / "none" / LIBRARY
+
+    def folder(self, key: str) -> Path:
+        """Of one allocation."""
+        return self._root / "grants" / key
+
+    def install(self) -> Path:
+        """Put the library and the preload file in place. Answers the library's path. Raises OSError."""
+        content = self._source.read_bytes()
+        self._installed = self._root / "lib" / hashlib.sha256(content).hexdigest()[:16] / LIBRARY
+        for folder in (self._root, self._root / "lib", self._installed.parent, self._root / "grants"):
+            make_folder(folder)
+        if not self._installed.exists() or self._installed.stat().st_size != len(content):
+            write_whole(self._installed, content, 0o755)
+        self._restore_preload()
+        return self._installed
+
+    def prepare(self, record: Record) -> str:
+        """A folder for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError."""
+        folder = self.folder(record.key)
+        make_folder(folder)
+        (folder / GRANT).unlink(missing_ok=True)
+        self._link_library(folder, anew=True)
+        write_whole(folder / RECORD, msgspec.json.encode(record), 0o600)
+        return record.key
+
+    def restore(self, key: str) -> list[str]:
+        """Put back what is missing of what a container mounts. Answers what was. Raises OSError."""
+        folder, missing = self.folder(key), []
+        if self._restore_preload():
+            missing.append("ld.so.preload")
+        if not folder.is_dir():
+            missing.append(str(folder))
+            make_folder(folder)
+        if not (folder / LIBRARY).exists():
+            missing.append(LIBRARY)
+            self._link_library(folder, anew=False)
+        return missing
+
+    def write(self, key: str, grant: Grant) -> None:
+        """The grant, for the library and the arbiter. Raises OSError."""
+        path, content = self.folder(key) / GRANT, grant_to_text(grant).encode()
+        with suppress(FileNotFoundError):
+            if path.read_bytes() == content:
+                return
+        write_whole(path, content, 0o444)
+
+    def read(self, key: str) -> Grant | None:
+        """The grant as it stands, None when there is none that can be read."""
+        try:
+            return grant_from_text((self.folder(key) / GRANT).read_text())
+        except (OSError, UnicodeError, BadDocument):
+            return None
+
+    def socket(self, key: str) -> Path:
+        """Where the arbiter listens."""
+        return self.folder(key) / SOCKET
+
+    def record(self, key: str) -> Record | None:
+        """Our book about one allocation, None when there is none that can be read."""
+        try:
+            return msgspec.json.decode((self.folder(key) / RECORD).read_bytes(), type=Record)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+            log.warning("an allocation's record cannot be read", key=key, error=str(error))
+            return None
+
+    def update(self, record: Record) -> None:
+        """Write our book about an allocation anew. Raises OSError."""
+        write_whole(self.folder(record.key) / RECORD, msgspec.json.encode(record), 0o600)
+
+    def keys(self) -> Iterator[str]:
+        """Every allocation that has a folder."""
+        with suppress(FileNotFoundError):
+            yield from sorted(entry.name for entry in (self._root / "grants").iterdir() if entry.is_dir())
+
+    def age_s(self, key: str, now: float) -> float:
+        """Since the folder last changed."""
+        try:
+            return now - self.folder(key).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def remove(self, key: str) -> None:
+        """An allocation that no container has any longer."""
+        folder = self.folder(key)
+        for name in (GRANT, RECORD):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def collect(self, kept: Collection[str], *, now: float, older_than_s: float) -> list[str]:
+        """Remove the folders that are not in `kept` and untouched for so long. Answers their keys."""
+        gone = [key for key in self.keys() if key not in kept and self.age_s(key, now) > older_than_s]
+        for key in gone:
+            self.remove(key)
+        return gone
+
+    def _restore_preload(self) -> bool:
+        path = self._root / "ld.so.preload"
+        if path.is_file() and path.read_bytes() == PRELOAD_TEXT.encode():
+            return False
+        write_whole(path, PRELOAD_TEXT.encode(), 0o644)
+        return True
+
+    def _link_library(self, folder: Path, *, anew: bool) -> None:
+        target = folder / LIBRARY
+        if not anew and target.exists():
+            return
+        beside = folder / f".{LIBRARY}.new"
+        beside.unlink(missing_ok=True)
+        try:
+            os.link(self._installed, beside)
+        except OSError:
+            shutil.copyfile(self._installed, beside)
+            beside.chmod(0o755)
+        beside.replace(target)
+        beside.unlink(missing_ok=True)  # renaming a link onto another of the same file leaves both

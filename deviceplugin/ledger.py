@@ -1,0 +1,177 @@
+"""The node's one book of what the kubelet gave to whom, for all resources together.
+
+Two plugin servers that do not share a book put a pod's memory and compute on different GPUs. This one is asked by all of them, keeps
+the pod in flight between requests, and waits a bounded time for the watch when nobody known can be meant. What it decides it asks
+of `allocate`, which is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+import structlog
+
+from deviceplugin.allocate import (
+    Call,
+    Choice,
+    Flight,
+    Request,
+    Tenant,
+    candidates,
+    check_room,
+    prefer,
+    prefer_anywhere,
+    settle,
+)
+from vgpu.contract import uuid_of
+from vgpu.errors import Refused
+from vgpu.inventory import Inventory
+from vgpu.names import Names
+
+PATIENCE_S: Final = 2.0
+"""How long a request waits for the watch to bring its pod. Specified in the contract: the kubelet admits nobody meanwhile."""
+
+FLIGHT_S: Final = 10.0
+"""A pod is in flight for no longer than this after its last request. Guessed: the kubelet takes milliseconds."""
+
+log = structlog.get_logger("deviceplugin.ledger")
+
+
+class Pods(Protocol):
+    """Where the ledger learns of pods."""
+
+    def tenants(self) -> Sequence[Tenant]:
+        """Every pod of this node with a readable assignment that is not finished."""
+
+    def stranger(self, request: Request) -> str | None:
+        """Why the pod that the request may be for cannot be served, when the watch knows one."""
+
+    async def changed(self) -> None:
+        """Return after the next change of any pod."""
+
+
+class Ledger:
+    """Answers the kubelet's requests for all resources of a node."""
+
+    def __init__(
+        self,
+        pods: Pods,
+        inventory: Callable[[], Inventory],
+        names: Names,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.done: dict[str, dict[tuple[str, str], frozenset[str]]] = {}
+        """Pod UID -> (container, resource) -> device IDs."""
+        self.swaps = 0
+        """Allocations whose devices lie on another card than assigned."""
+        self._pods, self._inventory, self._names = pods, inventory, names
+        self._clock, self._patience_s = clock, patience_s
+        self._flight, self._flight_at = Flight(), float("-inf")
+        self._tired_of: Request | None = None
+
+    async def prefer(
+        self, resource: str, available: Collection[str], must_include: Collection[str], quantity: int
+    ) -> list[str]:
+        """Device IDs that the kubelet should choose. Empty when nobody known can be meant: Allocate will say why."""
+        request = Request(resource, quantity)
+        choices = await self._wait_for_choices(request)
+        for choice in choices:
+            ids = prefer(choice, available, must_include, quantity)
+            if ids is not None:
+                return ids
+        if not choices:
+            return []
+        first = choices[0]
+        log.warning(
+            "no assigned card has enough free devices", resource=resource, quantity=quantity, pod=str(first.tenant)
+        )
+        near = {uuid_of(one) for (c, _), ids in self._given(first).items() if c == first.container for one in ids}
+        return prefer_anywhere(available, must_include, near, quantity)
+
+    async def allocate(self, resource: str, ids: Collection[str]) -> Choice:
+        """Enter the kubelet's choice into the book. Answers whose it is. Raises Refused."""
+        request = Request(resource, len(ids))
+        patience_s = 0.0 if self._tired_of == request else self._patience_s
+        self._tired_of = None
+        try:
+            async with asyncio.timeout(patience_s):
+                while True:
+                    try:
+                        return self._allocate(request, frozenset(ids))
+                    except Refused:
+                        if not patience_s:
+                            raise
+                    await self._pods.changed()
+        except TimeoutError:
+            return self._allocate(request, frozenset(ids))
+
+    def restore(self, uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
+        """After a restart: this was given before."""
+        self.done.setdefault(uid, {}).setdefault((container, resource), frozenset(ids))
+
+    def forget_the_gone(self) -> None:
+        """Drop what pods held that are no longer there."""
+        alive = {tenant.uid for tenant in self._pods.tenants()}
+        for uid in self.done.keys() - alive:
+            del self.done[uid]
+
+    def holders(self, resource: str, ids: Collection[str]) -> list[tuple[str, str]]:
+        """(pod UID, container) of everyone who was given exactly these devices."""
+        wanted = frozenset(ids)
+        return [
+            (uid, container)
+            for uid, given in self.done.items()
+            for (container, held), has in given.items()
+            if held == resource and has == wanted
+        ]
+
+    async def _wait_for_choices(self, request: Request) -> list[Choice]:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                while not (choices := self._choices(request)):
+                    await self._pods.changed()
+                return choices
+        choices = self._choices(request)
+        self._tired_of = None if choices else request
+        return choices
+
+    def _choices(self, request: Request) -> list[Choice]:
+        flight = self._flight if self._clock() - self._flight_at < FLIGHT_S else Flight()
+        return list(candidates(self._pods.tenants(), self.done, flight, request, self._names))
+
+    def _allocate(self, request: Request, ids: frozenset[str]) -> Choice:
+        inventory = self._inventory()
+        try:
+            choice = settle(self._choices(request), ids, request, must_match=inventory.access == "cdi")
+        except Refused as error:
+            raise Refused(self._pods.stranger(request) or str(error)) from None
+        check_room(self._pods.tenants(), choice.cards, inventory)
+        self._enter(choice, request, ids)
+        return choice
+
+    def _enter(self, choice: Choice, request: Request, ids: frozenset[str]) -> None:
+        uid = choice.tenant.uid
+        calls = self._flight.calls if uid == self._flight.uid or choice.moves else ()
+        if choice.moves:
+            log.info("the pod in flight is another one", guessed=self._flight.uid, now=uid, pod=str(choice.tenant))
+            self.done.pop(self._flight.uid, None)
+            self.done[uid] = dict(choice.moves)
+        self.swaps += choice.swapped
+        self._drop_stale(uid, request.resource, ids)
+        self.done.setdefault(uid, {})[choice.container, request.resource] = ids
+        self._flight, self._flight_at = Flight(uid, (*calls, Call(request, ids))), self._clock()
+
+    def _drop_stale(self, uid: str, resource: str, ids: frozenset[str]) -> None:
+        """The kubelet gives no device twice: who else holds one of these in our book no longer does."""
+        for other, given in self.done.items():
+            for key in [key for key, has in given.items() if key[1] == resource and other != uid and has & ids]:
+                del given[key]
+
+    def _given(self, choice: Choice) -> dict[tuple[str, str], frozenset[str]]:
+        return self.done.get(choice.tenant.uid, {}) | dict(choice.moves)

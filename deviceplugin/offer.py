@@ -1,0 +1,69 @@
+"""What this node offers now: the inventory, with the health of each card, as device IDs.
+
+Holds the one copy that gRPC streams, the ledger, the annotation and the CDI spec are made from, and tells them when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vgpu.contract import Device, devices
+from vgpu.inventory import Inventory
+from vgpu.names import Names
+
+
+class Offer:
+    """Begins empty: a node without GPUs offers nothing."""
+
+    def __init__(self, names: Names, unit_mib: int) -> None:
+        self.names = names
+        self.version = 0
+        self.probed = False
+        """Has NVML been asked with success?"""
+        self._inventory = Inventory((), unit_mib)
+        self._ill: Mapping[str, str] = {}
+        self._devices: dict[str, tuple[Device, ...]] = {}
+        self._changed = asyncio.Event()
+
+    def inventory(self) -> Inventory:
+        """The node's cards, each with its health."""
+        return self._inventory
+
+    def resources(self) -> tuple[str, ...]:
+        """Every resource that the node offers or ever offered since we began: those that went have no devices."""
+        return tuple(self._devices)
+
+    def devices(self, resource: str) -> tuple[Device, ...]:
+        """The devices of a resource."""
+        return self._devices.get(resource, ())
+
+    def set_inventory(self, inventory: Inventory) -> None:
+        """NVML was asked anew."""
+        self.probed = True
+        self._set(inventory, self._ill)
+
+    def set_ill(self, ill: Mapping[str, str]) -> None:
+        """Cards that are not fit for use, with the reason."""
+        cards = tuple(replace(card, healthy=card.healthy or card.uuid in self._ill) for card in self._inventory.cards)
+        self._set(replace(self._inventory, cards=cards), dict(ill))
+
+    async def changed_since(self, version: int) -> int:
+        """Return the present version as soon as it is not `version`."""
+        while self.version == version:
+            await self._changed.wait()
+        return self.version
+
+    def _set(self, inventory: Inventory, ill: Mapping[str, str]) -> None:
+        cards = tuple(replace(card, healthy=card.healthy and card.uuid not in ill) for card in inventory.cards)
+        inventory = replace(inventory, cards=cards)
+        self._ill = ill
+        if inventory == self._inventory and self.version:
+            return
+        self._inventory = inventory
+        offered = devices(inventory, self.names) if cards else {}
+        self._devices = dict.fromkeys(self._devices, ()) | offered
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,155 @@
+"""The pods of this node, as the ledger and PreStart need them: asks, assignments, who waits.
+
+Reads the watch of kube/. Decides nothing but what is readable: a pod whose assignment cannot be read, or contradicts what the pod
+asks for, is no tenant, and the reason is kept for the pod's user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from deviceplugin.allocate import Request, Tenant, contradiction
+from kube.objects import Pod
+from vgpu.codec import assignment_from_json
+from vgpu.errors import BadAsk, BadDocument
+from vgpu.names import DEFAULT_POLICY, Names
+from vgpu.request import Ask, PodAsk, pod_ask
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A pod that asks for our resources and cannot be served."""
+
+    pod: Pod
+    wants: tuple[Request, ...]
+    why: str
+
+
+def asks_of(pod: Pod, names: Names, unit_mib: int) -> PodAsk:
+    """What a pod asks for. Its placement policy is the extender's business: any will do here. Raises BadAsk."""
+    policy = pod.metadata.annotation(names.placement) or DEFAULT_POLICY
+    return pod_ask(pod.plain(), names=names, unit_mib=unit_mib, policies=(policy,))
+
+
+def read(pod: Pod, order: tuple[int, str], names: Names, unit_mib: int) -> Tenant | Unreadable | None:
+    """The pod as a tenant, or why it is none; None when it asks for nothing of ours or is finished."""
+    if pod.finished:
+        return None
+    try:
+        asks = asks_of(pod, names, unit_mib).containers
+    except BadAsk as error:
+        return Unreadable(pod, _raw_requests(pod, names), f"pod {pod.key}: {error}")
+    if not asks:
+        return None
+    wants = tuple(Request(r, n) for ask in asks for r, n in ask.resources(names).items())
+    text = pod.metadata.annotation(names.assignment)
+    if text is None:
+        scheduler = pod.spec.scheduler_name or "no scheduler"
+        why = f"pod {pod.key} asks for GPUs and has no assignment: it was placed by {scheduler}, not by Tangram's scheduler"
+        return Unreadable(pod, wants, why)
+    try:
+        assignment = assignment_from_json(text)
+    except BadDocument as error:
+        return Unreadable(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {error}")
+    wrong = contradiction(asks, assignment)
+    if wrong:
+        return Unreadable(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {wrong}")
+    meta = pod.metadata
+    waiting, leaving = pod.status.start_time is None, meta.deletion_timestamp is not None
+    return Tenant(meta.uid, meta.namespace, meta.name, order, asks, assignment, waiting, leaving)
+
+
+def _raw_requests(pod: Pod, names: Names) -> tuple[Request, ...]:
+    limits = [c.resources.limits or {} for c in (*pod.spec.init_containers, *pod.spec.containers)]
+    return tuple(Request(r, int(n)) for part in limits for r, n in part.items() if names.ours(r) and str(n).isdigit())
+
+
+class NodePods:
+    """All pods of this node that ask for our resources. Fed by a watch through `on_change`."""
+
+    def __init__(self, names: Names, unit_mib: int) -> None:
+        self._names, self._unit_mib = names, unit_mib
+        self._known: dict[str, Tenant | Unreadable] = {}
+        self._pods: dict[str, Pod] = {}
+        self._orders: dict[str, tuple[int, str]] = {}
+        self._counter = 0
+        self._changed: Callable[[], Awaitable[None]] | None = None
+        self._synced: Callable[[], bool] = lambda: True
+
+    def attach(self, changed: Callable[[], Awaitable[None]], synced: Callable[[], bool]) -> None:
+        """The watch that feeds this: how to wait for its next change, and whether it has listed everything once."""
+        self._changed, self._synced = changed, synced
+
+    @property
+    def synced(self) -> bool:
+        """Is every pod of the node known?"""
+        return self._synced()
+
+    def on_change(self, old: Pod | None, new: Pod | None) -> None:
+        """A pod of this node came, changed or went."""
+        if old is not None and (new is None or new.uid != old.uid):
+            for book in (self._known, self._pods, self._orders):
+                book.pop(old.uid, None)
+        if new is None:
+            return
+        order = self._orders.setdefault(new.uid, self._order(new))
+        known = read(new, order, self._names, self._unit_mib)
+        self._pods[new.uid] = new
+        if known is None:
+            self._known.pop(new.uid, None)
+        else:
+            self._known[new.uid] = known
+
+    def tenants(self) -> Sequence[Tenant]:
+        """Every pod of this node with a readable assignment that is not finished."""
+        return [known for known in self._known.values() if isinstance(known, Tenant)]
+
+    def unreadable(self) -> Sequence[Unreadable]:
+        """Every unfinished pod of this node that asks for our resources and cannot be served."""
+        return [known for known in self._known.values() if isinstance(known, Unreadable)]
+
+    def stranger(self, request: Request) -> str | None:
+        """Why the pod that the request may be for cannot be served, when one is known."""
+        found = self.stranger_pod(request)
+        return found.why if found else None
+
+    def stranger_pod(self, request: Request) -> Unreadable | None:
+        """The first waiting pod with such a request that cannot be served."""
+        fits = (u for u in self.unreadable() if u.pod.status.start_time is None and request in u.wants)
+        return min(fits, key=lambda u: self._orders[u.pod.uid], default=None)
+
+    def pod(self, uid: str) -> Pod | None:
+        """The pod with this UID."""
+        return self._pods.get(uid)
+
+    def find(self, namespace: str, name: str) -> Pod | None:
+        """The pod under this name that is not finished, the newest when several are known."""
+        found = [p for p in self._pods.values() if p.key == f"{namespace}/{name}" and not p.finished]
+        return max(found, key=lambda p: p.metadata.creation_timestamp or "", default=None)
+
+    def pods(self) -> Mapping[str, Pod]:
+        """UID -> every pod of this node."""
+        return self._pods
+
+    async def changed(self) -> None:
+        """Return after the next change of any pod."""
+        if self._changed is not None:
+            await self._changed()
+
+    def _order(self, pod: Pod) -> tuple[int, str]:
+        """Pods that a watch brings come in the kubelet's own order; those that a first list brings, by age."""
+        if not self.synced:
+            return (0, pod.metadata.creation_timestamp or "")
+        self._counter += 1
+        return (1, f"{self._counter:016d}")
+
+
+def initialized(pod: Pod) -> bool:
+    """Have all init containers that run to completion ended well, as far as the API server knows?"""
+    return any(c.type == "Initialized" and c.status == "True" for c in pod.status.conditions)
+
+
+def ask_of(asks: Sequence[Ask], container: str) -> Ask | None:
+    """The ask of one container."""
+    return next((ask for ask in asks if ask.container == container), None)

@@ -1,0 +1,75 @@
+"""What an operator may set, from the command line or from environment variables TANGRAM_DEVICEPLUGIN_<NAME>."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from vgpu.names import DEFAULT, Names
+from vgpu.quantity import MEMORY_UNITS_MIB
+
+
+class DevicePluginSettings(BaseSettings):
+    """Settings of one device plugin."""
+
+    model_config = SettingsConfigDict(env_prefix="TANGRAM_DEVICEPLUGIN_", extra="forbid")
+
+    node_name: str = Field(min_length=1, description="name of the node this runs on (required)")
+    state_root: Path = Field(
+        Path("/var/lib/tangram"),
+        description="folder for the library and the grants; the same path here and on the host, as the kubelet mounts from it",
+    )
+    driver_root: Path = Field(Path("/"), description="where the NVIDIA driver's files are, as seen from here")
+    host_driver_root: Path | None = Field(
+        None, description="the same folder as the host sees it, for CDI specs; the default is driver-root"
+    )
+    kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's folder, with device-plugins in it")
+    pod_resources_socket: Path | None = Field(
+        None, description="the kubelet's pod resources socket; the default is pod-resources/kubelet.sock in kubelet-dir"
+    )
+    access: Literal["auto", "cdi", "nvidia"] = Field(
+        "auto",
+        description="how containers get their GPUs: CDI devices that this plugin describes, or NVIDIA's container runtime",
+    )
+    memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field("1Gi", description="one unit of gpu-mem")
+    domain: str = Field(DEFAULT.domain, min_length=1, description="domain of the resource and annotation names")
+    cdi_dir: Path = Field(Path("/var/run/cdi"), description="folder that the container runtime reads CDI specs from")
+    library: Path = Field(
+        Path("/opt/tangram/lib/libtangram.so"), description="the interception library that containers are given"
+    )
+    kubeconfig: str | None = Field(None, description="a kubeconfig file; the default is the pod's service account")
+    metrics_host: str = Field("0.0.0.0", description="address that /metrics, /healthz and /readyz listen on")  # noqa: S104
+    metrics_port: int = Field(9402, ge=0, le=65535, description="their port; 0 takes any free one")
+    health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each card whether it is well")
+    probe_s: float = Field(
+        60.0, gt=0, le=86_400, description="seconds between looks at which cards and MIG instances exist"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe lines logged")
+
+    @property
+    def names(self) -> Names:
+        """Resource and annotation names."""
+        return Names(self.domain)
+
+    @property
+    def unit_mib(self) -> int:
+        """One unit of gpu-mem in MiB."""
+        return MEMORY_UNITS_MIB[self.memory_unit]
+
+    @property
+    def host_root(self) -> Path:
+        """The driver root as the host sees it."""
+        return self.host_driver_root or self.driver_root
+
+    @property
+    def pod_resources(self) -> Path:
+        """The kubelet's pod resources socket."""
+        return self.pod_resources_socket or self.kubelet_dir / "pod-resources/kubelet.sock"
+
+    @property
+    def device_plugins(self) -> Path:
+        """Where the kubelet looks for plugins' sockets."""
+        return self.kubelet_dir / "device-plugins"
