@@ -223,7 +223,7 @@ def _decode(text: str, kind: type[Any], what: str) -> Any:
             raise BadDocument(f"{what} is of version {version}: versions are 1 to {VERSION}")
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise BadDocument(f"{what} cannot be read: {error}") from None
+        raise BadDocument(f"{what} cannot be read: {str(error)[:300]}") from None
 
 
 def _uuid(where: str, value: str, of: str) -> str:

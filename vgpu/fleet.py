@@ -52,6 +52,8 @@ class Fleet:
         self.inventory: dict[str, Inventory] = {}
         self.mig_tenants: dict[str, dict[str, int]] = {}
         """Node -> MIG instance UUID -> tenants that hold it; instances that nobody holds are left out."""
+        self.with_mig: set[str] = set()
+        """Nodes that have MIG instances."""
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))
         self._asked_last: tuple[list[str], list[str], Columns] | None = None
 
@@ -82,6 +84,7 @@ class Fleet:
         self._clear(at)
         self.inventory[name] = inventory
         self.mig_tenants[name] = {}
+        (self.with_mig.add if inventory.profiles else self.with_mig.discard)(name)
         for row, card in enumerate(inventory.cards):
             self._set_card(row, at, card)
         for piece in held:
@@ -95,6 +98,7 @@ class Fleet:
         self._asked_last = None
         del self.inventory[name], self.mig_tenants[name]
         self.names[at] = ""
+        self.with_mig.discard(name)
         self._clear(at)
         self._free_columns.append(at)
 
@@ -116,7 +120,6 @@ class Fleet:
         return [
             (card, instance)
             for card in self.inventory[node].cards
-            if card.instances
             for instance in card.offered_instances
             if instance.profile == profile and instance.uuid not in taken
         ]

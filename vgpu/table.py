@@ -61,18 +61,20 @@ class Table:
     ) -> None:
         """`emptied`: as if no pod held anything."""
         self.fleet, self.ask, self._only, self._emptied = fleet, ask, only or {}, emptied
+        self._conditions = bool(ask.models or ask.not_models or ask.uuids or ask.not_uuids)
         self.names, self._columns = fleet.columns_of(candidates)
         self._every = np.arange(len(self.names))
-        self._total: Ints = fleet.total_mib.take(self._columns, axis=1)
         books = self._books(self._every)
-        self._allowed = books.allowed.copy()
+        self._wholes = [part for part in ask.containers if part.kind == "whole"]
+        self._bundles = _bundles([part for part in ask.containers if part.kind == "share"])
+        self._allowed = books.allowed.copy() if any(part.kind == "mig" for part in ask.containers) else books.allowed
         """Grows by the MIG cards taken, so that the policy sees them."""
-        self._free, self._percent = books.free_mib.copy(), books.free_percent.copy()
+        several = len(self._bundles) + bool(self._wholes) > 1
+        self._free = books.free_mib.copy() if several else books.free_mib
+        self._percent = books.free_percent.copy() if several else books.free_percent
         self._rows: list[Columns] = []
         self._mig: dict[str, dict[int, list[tuple[Card, MigInstance]]]] = {}
         self._loosest: Ints = np.zeros(len(self.names), np.int32)
-        self._wholes = [part for part in ask.containers if part.kind == "whole"]
-        self._bundles = _bundles([part for part in ask.containers if part.kind == "share"])
         self.fits = self._place(books)
         self.fits_mig = self._take_instances()
         self.fits &= self.fits_mig
@@ -154,7 +156,8 @@ class Table:
         fits: Bools = np.ones(len(self.names), np.bool_)
         whole_rows: list[Columns] = []
         if wholes:
-            rows, found = _tightest(np.where(books.untouched, self._total, NEVER), wholes)
+            total = self.fleet.total_mib.take(self._columns, axis=1)
+            rows, found = _tightest(np.where(books.untouched, total, NEVER), wholes)
             self._debit_whole(rows, self._every)
             whole_rows, fits = [rows], fits & found
         for need in needs:
@@ -196,8 +199,11 @@ class Table:
 
     def _note_loosest(self) -> None:
         for at, rows in enumerate(self._rows):
-            source = self._free if at < len(self._bundles) else self._total
-            np.maximum(self._loosest, source[rows, self._every].max(axis=0), out=self._loosest)
+            if at < len(self._bundles):
+                left = self._free[rows, self._every]
+            else:
+                left = self.fleet.total_mib[rows, self._columns]
+            np.maximum(self._loosest, left.max(axis=0), out=self._loosest)
 
     def _take_instances(self) -> Bools:
         """MIG instances, from the cards with the fewest free. Returns (nodes,) whether there are enough."""
@@ -205,11 +211,13 @@ class Table:
         for profile in dict.fromkeys(ask.profile for ask in self.ask.containers if ask.kind == "mig"):
             wanted = peak(_of_profile(self.ask, profile), lambda ask: ask.cards)
             chosen = self._mig[profile] = {}
+            enough: Bools = np.zeros(len(self.names), np.bool_)
             for at, name in enumerate(self.names):
-                free = self._instances(name, profile)
-                fits[at] &= len(free) >= wanted
+                free = self._instances(name, profile) if name in self.fleet.with_mig else []
                 if len(free) >= wanted:
+                    enough[at] = True
                     chosen[at] = self._tightest_instances(at, free, wanted)
+            fits &= enough
         return fits
 
     def _instances(self, name: str, profile: str) -> list[tuple[Card, MigInstance]]:
@@ -219,17 +227,17 @@ class Table:
             offered = [(card, i) for card in cards for i in card.offered_instances if i.profile == profile]
         else:
             offered = self.fleet.free_instances(name, profile)
+        if not self._conditions and name not in self._only:
+            return offered
         return [(card, i) for card, i in offered if self._may_use(name, card, card.uuid, i.uuid)]
 
     def _tightest_instances(
         self, at: int, free: list[tuple[Card, MigInstance]], wanted: int
     ) -> list[tuple[Card, MigInstance]]:
         """`wanted` of `free`, and on their cards what is left, for the policy."""
-        taken = self.fleet.mig_tenants[self.names[at]]
-        left = {
-            card.uuid: sum(i.mib for i in card.offered_instances if i.uuid not in taken)
-            for card in {card.uuid: card for card, _ in free}.values()
-        }
+        left: dict[str, int] = {}
+        for card, instance in free:
+            left[card.uuid] = left.get(card.uuid, 0) + instance.mib
         chosen = sorted(free, key=lambda found: (left[found[0].uuid], found[0].index))[:wanted]
         for card, instance in chosen:
             left[card.uuid] -= instance.mib

@@ -1,0 +1,85 @@
+"""The fleet's books against adding everything up again."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vgpu.fleet import Fleet
+from vgpu.grant import Slice
+from vgpu.inventory import Card, Inventory, MigInstance
+
+NODES, ROWS = ("a", "b"), 3
+slices = st.builds(
+    lambda row, mib, percent, whole: Slice(f"c{row}", row + 2, mib, percent, "whole" if whole else "share"),
+    st.integers(0, ROWS), st.integers(1, 50), st.integers(0, 100), st.booleans(),
+)  # fmt: skip
+inventories = st.permutations(range(ROWS)).flatmap(
+    lambda rows: st.integers(0, ROWS).map(
+        lambda count: Inventory(tuple(Card(f"c{row}", row + 2, "t4", 100 + row) for row in rows[:count]))
+    )
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(NODES), st.one_of(slices, inventories, st.just("remove"), st.integers(0, 9))))
+)
+def test_after_any_events_the_books_equal_the_sum_over_the_pods_that_are_left(events: list[tuple[str, object]]) -> None:
+    fleet, held = Fleet(), {node: [] for node in NODES}
+    known: dict[str, Inventory] = {}
+    for node, event in events:
+        if isinstance(event, Slice):
+            held[node].append(event)
+            fleet.debit(node, event)
+        elif isinstance(event, Inventory):
+            known[node] = event
+            fleet.set_node(node, event, held[node])
+        elif event == "remove":
+            known.pop(node, None)
+            fleet.remove_node(node)
+        elif held[node]:
+            fleet.credit(node, held[node].pop(int(str(event)) % len(held[node])))
+        for name, inventory in known.items():
+            for row, card in enumerate(inventory.cards):
+                mine = [piece for piece in held[name] if piece.uuid == card.uuid]
+                at = fleet.column[name]
+                assert fleet.free_mib[row, at] == card.mib - sum(card.mib if p.kind == "whole" else p.mib for p in mine)
+                assert fleet.free_percent[row, at] == 100 - sum(
+                    100 if p.kind == "whole" else p.core_percent for p in mine
+                )
+                assert fleet.tenants[row, at] == len(mine)
+    assert set(fleet.column) == set(known)
+
+
+def test_a_fleet_grows_past_its_first_capacity_in_nodes_and_cards() -> None:
+    fleet = Fleet()
+    for number in range(150):
+        fleet.set_node(f"n{number}", Inventory(tuple(Card(f"c{row}", row, "t4", number + 1) for row in range(20))))
+    fleet.remove_node("n3")
+    fleet.remove_node("n3")
+    assert len(fleet) == 149
+    assert "n3" not in fleet
+    assert fleet.free_mib[19, fleet.column["n149"]] == 150
+
+
+def test_a_node_that_leaves_is_not_among_the_candidates_and_its_column_is_clean_for_the_next() -> None:
+    fleet = Fleet()
+    fleet.set_node("old", Inventory((Card("c", 0, "t4", 10), Card("d", 1, "t4", 10))))
+    assert fleet.columns_of(["old", "new"])[0] == ["old"]
+    fleet.remove_node("old")
+    fleet.set_node("new", Inventory((Card("e", 0, "t4", 10),)))
+    assert fleet.columns_of(["old", "new"])[0] == ["new"]
+    assert not fleet.shareable[1, fleet.column["new"]]
+
+
+def test_two_holders_of_one_card_or_instance_are_reported() -> None:
+    fleet = Fleet()
+    mig = Card("m", 1, "h100", 10, mig=True, instances=(MigInstance("i", "1g.10gb", 5, 0, 0),))
+    fleet.set_node("n", Inventory((Card("c", 0, "t4", 10), mig)))
+    for piece in (Slice("c", 0, 6, 60), Slice("i", 1, 5, 100, "mig", "1g.10gb")):
+        fleet.debit("n", piece)
+        assert fleet.overcommitted() == []
+    for piece in (Slice("c", 0, 6, 60), Slice("i", 1, 5, 100, "mig", "1g.10gb")):
+        fleet.debit("n", piece)
+    assert fleet.overcommitted() == [("n", "c", -2, -20), ("n", "i", -5, -100)]

@@ -1,0 +1,74 @@
+"""What a pod may ask for, and the sentence for what it may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vgpu.errors import BadAsk
+from vgpu.request import Ask, pod_ask
+
+MEM, CORE, GPU = "tangram.sh/gpu-mem", "tangram.sh/gpu-core", "tangram.sh/gpu"
+
+
+def pod(limits: dict[str, Any], requests: dict[str, Any] | None = None, **annotations: str) -> dict[str, Any]:
+    resources = {"limits": limits} | ({"requests": requests} if requests else {})
+    named = {f"tangram.sh/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return {"metadata": {"annotations": named}, "spec": {"containers": [{"name": "main", "resources": resources}]}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (pod({MEM: "0"}), f"container main: {MEM} is 0: it must be a whole number, 1 or more"),
+        (pod({MEM: "-1Gi"}), f"container main: {MEM} is -1Gi: it must be a whole number, 1 or more"),
+        (pod({MEM: "8 GB"}), f"container main: {MEM}: '8 GB' is not a Kubernetes quantity"),
+        (pod({MEM: 20000}), "which is 20000 units of 1024 MiB: it must be 1 to 16383 units"),
+        (pod({MEM: 8, CORE: 101}), f"container main: {CORE} is 101: it must be a whole number, 1 to 100"),
+        (pod({MEM: 8, CORE: 201}, gpu_count="2"), f"container main: {CORE} is 201: it must be a whole number, 1 to 200"),
+        (pod({CORE: 30}), f"container main asks for {CORE} without {MEM}"),
+        (pod({MEM: 9}, gpu_count="2"), "it does not divide over 2 GPUs (tangram.sh/gpu-count)"),
+        (pod({MEM: 8, CORE: 31}, gpu_count="2"), f"{CORE} is 31: it does not divide over 2 GPUs"),
+        (pod({MEM: 8, GPU: 1}), "container main asks for tangram.sh/gpu and tangram.sh/gpu-mem: a container takes either"),
+        (pod({GPU: 17}), f"container main: {GPU} is 17: it must be a whole number, 1 to 16"),
+        (pod({"tangram.sh/gpus": 1}), "container main: tangram.sh/gpus is no resource of Tangram: it must be one of"),
+        (pod({MEM: 8}, {MEM: 4}), f"container main: {MEM} is requested as 4 and limited to 8"),
+        (pod({}, {MEM: 4}), f"container main: {MEM} is requested as 4 and limited to nothing"),
+        (pod({MEM: 8}, {MEM: "x"}), f"container main: {MEM}: 'x' is not a Kubernetes quantity"),
+        (pod({MEM: 8}, gpu_count="17"), "annotation tangram.sh/gpu-count is 17: it must be a whole number, 1 to 16"),
+        (pod({MEM: 8}, **{"class": "royal"}), "is 'royal': it must be one of latency-critical, standard, best-effort"),
+        (pod({MEM: 8}, level="5"), "annotation tangram.sh/level is '5': it must be one of 0, 1, 2, 3, 4"),
+        (pod({MEM: 8}, placement="best"), "annotation tangram.sh/placement is 'best': it must be one of binpack"),
+        (pod({MEM: 8}, gpu_model="a,,b"), "annotation tangram.sh/gpu-model is 'a,,b': it must be a list"),
+    ],
+)  # fmt: skip
+def test_a_bad_ask_is_denied_with_a_sentence(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadAsk) as caught:
+        pod_ask(asked)
+    assert sentence in str(caught.value)
+
+
+def test_bytes_and_units_ask_for_the_same_over_several_gpus() -> None:
+    expected = (Ask("main", "share", 2, units=8, mib=4096, core_percent=30),)
+    for written in ("8Gi", 8, "8192Mi", "8589934592"):
+        assert pod_ask(pod({MEM: written, CORE: "60"}, gpu_count="2")).containers == expected
+
+
+def test_a_request_that_says_the_same_in_another_way_is_no_contradiction() -> None:
+    assert pod_ask(pod({MEM: "8Gi"}, {MEM: "8192Mi"}))
+
+
+def test_a_pod_that_asks_for_nothing_of_ours_is_left_alone_whatever_its_annotations_say() -> None:
+    assert not pod_ask(pod({"cpu": "1"}, gpu_count="many", level="99"))
+
+
+def test_an_init_container_is_told_from_a_sidecar() -> None:
+    asked = pod({MEM: 8})
+    resources = {"limits": {MEM: 4}}
+    asked["spec"]["initContainers"] = [
+        {"name": "sidecar", "restartPolicy": "Always", "resources": resources},
+        {"name": "init", "resources": resources},
+    ]
+    found = [(ask.container, ask.init) for ask in pod_ask(asked).containers]
+    assert found == [("sidecar", False), ("init", True), ("main", False)]
