@@ -1,10 +1,14 @@
 #!/bin/sh
 # Lay out a driver root on the node and play the kernel driver for it. The root is mounted at its own path.
 set -eu
-root=${FAKE_DRIVER_ROOT:-/var/lib/tangram-fake-driver}
-cards=${FAKE_DRIVER_CARDS:-/etc/fake-driver/cards.conf}
+root=$FAKE_DRIVER_ROOT
+description=${FAKE_DRIVER_CARDS:-/etc/fake-driver/cards.conf}
+here=$(dirname "$0")
 
-/opt/fake-driver/install.sh /opt/fake-driver/files "$root"
-mkdir -p "$root/run/nvidia-persistenced"
-rm -f "$root/run/nvidia-persistenced/socket"
-exec /opt/fake-driver/files/nvidia-fake-driverd --config "$cards" --socket "$root/run/nvidia-persistenced/socket"
+# Device nodes: one for each card, and two for each GPU instance that a card in MIG mode can have (15 at most).
+cards=$(awk '$1 == "card" { n = 1; for (i = 3; i <= NF; i++) if (sub(/^count=/, "", $i)) n = $i; sum += n } END { print sum + 0 }' "$description")
+caps=$(awk '$1 == "mig" { for (i = 0; i < 15; i++) { cap = 3 + 135 * $2 + 9 * i; print cap, cap + 1 } }' "$description")
+# shellcheck disable=SC2086 # a list of numbers
+"$here/install.sh" "$here/files" "$root" "$cards" $caps > /dev/null
+
+exec "$here/files/nvidia-fake-driverd" --config "$description" --socket "$root/run/nvidia-persistenced/socket"
