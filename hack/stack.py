@@ -20,7 +20,7 @@ VALUES: Final[Mapping[str, Any]] = {
     "image": {"registry": "localhost", "repository": "tangram", "tag": "dev", "pullPolicy": "IfNotPresent"},
     "driver": {"root": FAKE_DRIVER_ROOT},
     "accessMode": "cdi",
-    "node": {"privileged": "false"},
+    "node": {"privileged": "false", "requireGpuLabel": False},
     "scheduler": {"replicas": 1},
     "webhook": {"replicas": 1},
     "test": {"image": "localhost/tangram-workload:dev"},

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 CARDS: Final = """\
-card a100-80
-card a100-80
-card a100-80 mig 1g.10gb 1g.10gb 3g.40gb
+card a100-80 count=3
+mig 2 1g.10gb 1g.10gb 3g.40gb
 """
 """Two cards to share out and one cut into MIG instances: a mixed node."""
 
