@@ -114,6 +114,7 @@ class FakeApi:
         await asyncio.sleep(0)
         self.calls[method] += 1
         if method == "PATCH":
+            assert content_type == "application/json-patch+json"
             for op in body:
                 _, _, index, *rest = op["path"].split("/")
                 hook = self.objects[path]["webhooks"][int(index)]
