@@ -1,0 +1,14 @@
+"""Which node and which GPU: filter and bind for a stock kube-scheduler.
+
+    settings    what an operator sets
+    wire        the scheduler's JSON
+    reasons     why a node cannot take a pod, as the scheduler shows it
+    claims      who holds what on which card; one claim a pod
+    reservations    claims that are not in the API yet, and when they lapse
+    state       pods and nodes as the watch tells of them -> claims; the one writer
+    filtering   the filter verb      binding     the bind verb
+    verbs       bytes in, bytes out, every error in the answer
+    metrics, server, running        what operators look at, HTTP, start and stop
+
+Left out so far, with a place kept: the preempt verb (`verbs` gets a third), GET /snapshot (`claims` and `Fleet.snapshot` have it).
+"""

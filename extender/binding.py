@@ -1,0 +1,124 @@
+"""The bind verb: one write that binds the pod and tells it its GPUs.
+
+The API server copies the Binding's annotations to the pod in the write that sets spec.nodeName. So a bound pod always has its
+assignment, and one whose reply was lost can be told by looking: it is bound to our node, or it is not.
+
+Without a reservation (the extender was restarted, or the scheduler took longer than the reservation lives) the place is chosen again,
+on the node that the scheduler has decided for. If it does not fit there any more the scheduler starts over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from extender.state import State
+from extender.wire import BindingArgs
+from kube import paths
+from kube.client import Client
+from kube.errors import ApiError
+from kube.objects import Pod
+from vgpu.codec import assignment_to_json
+from vgpu.contract import binding_annotations
+from vgpu.errors import Refused
+from vgpu.placement import Placement
+
+
+class Binder:
+    """Binds pods through `client`. Each call to the API may take `timeout_s`."""
+
+    def __init__(self, state: State, client: Client, *, timeout_s: float) -> None:
+        self._state, self._client, self._timeout_s = state, client, timeout_s
+
+    async def bind(self, args: BindingArgs) -> str:
+        """Bind, and answer how it went: `bound`, or `bound already`. Raises Refused, BadAsk or ApiError with nothing left held,
+        or held in doubt when the write may still happen."""
+        reservation = self._state.reservations.get(args.uid)
+        if reservation is not None and (
+            reservation.stage == "binding" or (reservation.firm and reservation.node != args.node)
+        ):
+            raise Refused(f"pod {args.key} is being bound to node {reservation.node} already")
+        if reservation is None or reservation.node != args.node:
+            pod = await self._pod(args)
+            if self._is_ours(pod, args):
+                return "bound already"
+            self._reserve_again(pod, args)
+        self._state.move(args.uid, "binding")
+        try:
+            await self._post(args)
+        except ApiError as error:
+            await self._settle(args, error)
+            return "bound already"
+        except BaseException:
+            self._state.move(args.uid, "in doubt")
+            raise
+        self._state.move(args.uid, "bound")
+        return "bound"
+
+    async def _post(self, args: BindingArgs) -> None:
+        claim = self._state.claims.get(args.uid)
+        metadata: dict[str, Any] = {"name": args.name, "namespace": args.namespace, "uid": args.uid}
+        if claim is not None:
+            text = assignment_to_json(claim.assignment)
+            metadata["annotations"] = binding_annotations(claim.assignment, text, self._state.names)
+        target = {"apiVersion": "v1", "kind": "Node", "name": args.node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+        path = paths.pod(args.namespace, args.name, "binding")
+        await self._client.send("POST", path, body, timeout_s=self._timeout_s)
+
+    async def _settle(self, args: BindingArgs, error: ApiError) -> None:
+        """After an error: return if the pod is bound as we wanted, else give the place back (or keep it in doubt) and raise."""
+        in_doubt = error.transient and error.status != 429
+        if not (error.conflict or in_doubt):
+            self._state.cancel(args.uid)
+            raise error
+        try:
+            pod = await self._pod(args)
+        except ApiError as second:
+            if in_doubt and not second.not_found:
+                self._state.move(args.uid, "in doubt")
+            else:
+                self._state.cancel(args.uid)
+            raise error from second
+        except Refused:
+            self._state.cancel(args.uid)
+            raise
+        if self._is_ours(pod, args):
+            return
+        if in_doubt and not pod.spec.node_name:
+            self._state.move(args.uid, "in doubt")
+        else:
+            self._state.cancel(args.uid)
+        raise error
+
+    def _is_ours(self, pod: Pod, args: BindingArgs) -> bool:
+        """Is the pod bound to the node that the scheduler wants, by us?"""
+        if not pod.spec.node_name:
+            return False
+        if pod.spec.node_name != args.node:
+            raise Refused(f"pod {args.key} is bound to node {pod.spec.node_name}: it cannot be bound to {args.node}")
+        if pod.metadata.annotation(self._state.names.assignment) is None and self._state.ask_of(pod):
+            raise Refused(f"pod {args.key} was bound to node {args.node} by someone else: it has no GPUs assigned")
+        self._state.assume(pod)
+        return True
+
+    def _reserve_again(self, pod: Pod, args: BindingArgs) -> None:
+        """Hold a place on the node that was decided for, chosen now. Nothing for a pod that does not ask for ours."""
+        ask = self._state.ask_of(pod)
+        if not ask:
+            return
+        self._state.expire()
+        self._state.cancel(args.uid)
+        answer = self._state.place(ask, [args.node])
+        if not isinstance(answer, Placement):
+            reason = answer.reasons.get(args.node, "unknown")
+            raise Refused(f"pod {args.key} does not fit node {args.node} any more: {reason}")
+        self._state.reserve(args.uid, args.key, ask, answer)
+
+    async def _pod(self, args: BindingArgs) -> Pod:
+        path = paths.pod(args.namespace, args.name)
+        pod = msgspec.json.decode(await self._client.get(path, timeout_s=self._timeout_s), type=Pod)
+        if pod.uid != args.uid:
+            raise Refused(f"pod {args.key} has uid {pod.uid}: the scheduler binds {args.uid}, which is gone")
+        return pod

@@ -1,0 +1,118 @@
+"""Who holds what on which card: one claim a pod, whatever it comes from.
+
+A pod that is reserved, then bound, then seen bound by the watch has one claim all along, replaced in place: that is what keeps a
+reservation and the pod it becomes from being counted twice. The fleet's free memory is what claims leave; nothing else writes to it.
+
+Claims outlive their node's inventory: a node that goes, comes back, or changes its cards finds them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from vgpu.fleet import Fleet
+from vgpu.grant import Assignment, Slice
+from vgpu.inventory import Inventory
+from vgpu.names import Names
+from vgpu.request import PodAsk
+
+Size: TypeAlias = tuple[str, int]
+"""A resource and its quantity, as one container asks for it: all that the kubelet tells pods apart by."""
+
+NOTHING: Final[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a pod holds on a node."""
+
+    node: str
+    assignment: Assignment
+    sizes: Mapping[Size, frozenset[str]] = field(default_factory=dict)
+    """While the pod may still be given its devices: size -> UUIDs of the container that asks for it."""
+
+
+def sizes_of(ask: PodAsk, assignment: Assignment, names: Names) -> dict[Size, frozenset[str]]:
+    """The sizes by which the kubelet could mistake another pod for this one."""
+    sizes: dict[Size, frozenset[str]] = {}
+    for part in ask.containers:
+        uuids = frozenset(assignment.uuids(part.container))
+        for size in part.resources(names).items():
+            # two containers of one size on different cards: no other pod can be told from both of them
+            sizes[size] = uuids if sizes.get(size, uuids) == uuids else NOTHING
+    return sizes
+
+
+class Claims:
+    """Every claim, and the fleet that they leave."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self._claims: dict[str, Claim] = {}
+        self._held: dict[str, dict[str, tuple[Slice, ...]]] = {}
+        """Node -> pod UID -> slices."""
+        self._starting: dict[Size, dict[str, tuple[str, frozenset[str]]]] = {}
+        """Size -> pod UID -> node and UUIDs."""
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __iter__(self) -> Iterator[tuple[str, Claim]]:
+        return iter(self._claims.items())
+
+    def get(self, uid: str) -> Claim | None:
+        """A pod's claim."""
+        return self._claims.get(uid)
+
+    def hold(self, uid: str, claim: Claim) -> None:
+        """The pod holds this, and no longer what it held before."""
+        before = self._claims.get(uid)
+        if before == claim:
+            return
+        self.release(uid)
+        self._claims[uid] = claim
+        slices = claim.assignment.held()
+        self._held.setdefault(claim.node, {})[uid] = slices
+        for piece in slices:
+            self.fleet.debit(claim.node, piece)
+        for size, uuids in claim.sizes.items():
+            self._starting.setdefault(size, {})[uid] = (claim.node, uuids)
+
+    def release(self, uid: str) -> bool:
+        """The pod holds nothing. Answers whether it held something."""
+        claim = self._claims.pop(uid, None)
+        if claim is None:
+            return False
+        for piece in self._held[claim.node].pop(uid):
+            self.fleet.credit(claim.node, piece)
+        if not self._held[claim.node]:
+            del self._held[claim.node]
+        for size in claim.sizes:
+            del self._starting[size][uid]
+            if not self._starting[size]:
+                del self._starting[size]
+        return True
+
+    def set_node(self, name: str, inventory: Inventory | None) -> None:
+        """Offer a node with these cards, or stop offering it. Claims on it stay either way."""
+        if inventory is None:
+            self.fleet.remove_node(name)
+            return
+        held = [piece for slices in self._held.get(name, {}).values() for piece in slices]
+        self.fleet.set_node(name, inventory, held)
+
+    def only(self, ask: PodAsk, names: Names) -> dict[str, Set[str]]:
+        """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting (contract.md section 3).
+
+        Only with access mode cdi: there the devices come from Allocate, which cannot tell the two pods apart.
+        """
+        narrowed: dict[str, Set[str]] = {}
+        for part in ask.containers:
+            for size in part.resources(names).items():
+                for node, uuids in self._starting.get(size, {}).values():
+                    if node in self.fleet and self.fleet.access(node) == "cdi":
+                        same = uuids if len(uuids) == part.cards else NOTHING
+                        narrowed[node] = narrowed.get(node, same) & same
+        return narrowed

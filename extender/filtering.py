@@ -1,0 +1,59 @@
+"""The filter verb: answer the one best node and hold the place.
+
+One node, not a list: with more than one left the scheduler scores them, and its random ties cost more than the best policy gains
+(docs/architecture.md). A pod that was promised a place before is judged anew, unless that promise may still become a bound pod.
+"""
+
+from __future__ import annotations
+
+from extender.reasons import BINDING, BOUND, NO_EVICTION_HELPS
+from extender.state import State
+from extender.wire import FilterArgs, FilterResult
+from kube.objects import Pod
+from vgpu.errors import BadAsk
+from vgpu.placement import Placement
+
+NO_NAMES = "the scheduler sent no NodeNames: configure this extender with nodeCacheCapable: true"
+
+
+def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
+    """Place the pod on one of the nodes named, and reserve it there."""
+    pod, candidates = args.pod, args.node_names
+    if candidates is None:
+        return FilterResult(error=NO_NAMES)
+    try:
+        ask = state.ask_of(pod)
+    except BadAsk as error:
+        return _nowhere(dict.fromkeys(candidates, str(error)), unresolvable=True)
+    if not ask:
+        return FilterResult(candidates)
+    if not pod.uid:
+        return FilterResult(error=f"pod {pod.key} has no metadata.uid: a place cannot be held for it")
+    state.expire()
+    if firm := _held_firmly(state, pod):
+        node, reason = firm
+        if node in candidates:
+            return FilterResult([node])
+        return _nowhere(dict.fromkeys(candidates, reason))
+    state.cancel(pod.uid)
+    answer = state.place(ask, candidates)
+    if isinstance(answer, Placement):
+        state.reserve(pod.uid, pod.key, ask, answer)
+        return FilterResult([answer.node])
+    return _nowhere(answer.reasons)
+
+
+def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:
+    """Node and reason of a promise that cannot be taken back, if there is one."""
+    claim = state.claims.get(pod.uid)
+    if claim is None:
+        return None
+    reservation = state.reservations.get(pod.uid)
+    if reservation is None:
+        return claim.node, BOUND
+    return (claim.node, BINDING) if reservation.firm else None
+
+
+def _nowhere(reasons: dict[str, str], *, unresolvable: bool = False) -> FilterResult:
+    lost = {node: why for node, why in reasons.items() if unresolvable or why in NO_EVICTION_HELPS}
+    return FilterResult([], {node: why for node, why in reasons.items() if node not in lost}, lost)

@@ -1,0 +1,147 @@
+"""Put the parts together and run them until told to stop.
+
+If one part dies all do, and Kubernetes starts the container again: what matters is in the API server, and is read again in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any, Final
+
+import structlog
+import uvicorn
+
+from extender.binding import Binder
+from extender.metrics import Metrics
+from extender.server import operations_app, scheduler_app
+from extender.settings import Settings
+from extender.state import UNFINISHED, State, small_node, small_pod
+from extender.verbs import Verbs
+from kube.cache import Cache, Statistics
+from kube.client import Client, connect
+from kube.objects import Node, Pod
+from kube.paths import NODES, PODS
+
+HOUSEKEEPING_S: Final = 1.0
+"""Between looks at what has lapsed. Each look checks one node's books too."""
+
+KEEP_ALIVE_S: Final = 120
+"""Longer than the 90 s after which Go's HTTP client drops an idle connection, so that the end never comes from us."""
+
+_COMMON: Final[dict[str, Any]] = {
+    "log_config": None, "access_log": False, "lifespan": "off", "server_header": False, "date_header": False,
+    "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": 10, "http": "httptools", "ws": "none",
+}  # fmt: skip
+
+log = structlog.get_logger("extender")
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours, for two servers share them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Extender:
+    """One running extender. Ports are those in use, also where the settings say 0."""
+
+    def __init__(self, settings: Settings, client: Client) -> None:
+        self.stopping = asyncio.Event()
+        self.state = State(
+            time.monotonic, names=settings.names, unit_mib=settings.unit_mib, reservation_life_s=settings.reservation_s
+        )
+        names = settings.names
+        self.pods = Cache(
+            client, PODS, Pod, on_change=self.state.pod_changed, field_selector=UNFINISHED, shrink=small_pod(names)
+        )
+        self.nodes = Cache(client, NODES, Node, on_change=self.state.node_changed, shrink=small_node(names))
+        self.metrics = Metrics(self.state, self.caches)
+        self._binder = Binder(self.state, client, timeout_s=settings.bind_timeout_s)
+        self._verbs = Verbs(self.state, self._binder, self.metrics, self.not_synced)
+        self._sockets = [
+            _listen(settings.metrics_host, settings.metrics_port), _listen(settings.host, settings.port),
+        ]  # fmt: skip
+        self.metrics_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
+
+    def caches(self) -> Mapping[str, Statistics]:
+        """What the caches have seen, by name."""
+        return {"pods": self.pods.statistics(), "nodes": self.nodes.statistics()}
+
+    def not_synced(self) -> str | None:
+        """Which lists are not complete yet; placing pods without them would book GPUs twice."""
+        missing = [
+            name for name, cache in (("nodes", self.nodes), ("pods", self.pods)) if not cache.has_synced.is_set()
+        ]
+        return f"cache not synced: {' and '.join(missing)} are still being listed" if missing else None
+
+    def not_ready(self) -> str | None:
+        """What is missing before the scheduler should call."""
+        return "stopping" if self.stopping.is_set() else self.not_synced()
+
+    async def run(self) -> None:
+        """Until `stopping` is set."""
+        operations = _Server(uvicorn.Config(operations_app(self.metrics.registry, self.not_ready), **_COMMON))
+        verbs = _Server(uvicorn.Config(scheduler_app(self._verbs), **_COMMON))
+        async with asyncio.TaskGroup() as group:
+            servers = [
+                group.create_task(server.serve([sock]))
+                for server, sock in zip((operations, verbs), self._sockets, strict=True)
+            ]
+            rest = [
+                group.create_task(part)
+                for part in (self.pods.run(), self.nodes.run(), self._keep_house(), self._note_sync())
+            ]
+            log.info("serving", port=self.port, metrics_port=self.metrics_port)
+            await self.stopping.wait()
+            operations.should_exit = verbs.should_exit = True
+            await asyncio.wait(servers)  # bindings under way are brought to an end first
+            for task in rest:
+                task.cancel()
+        log.info("stopped")
+
+    async def _note_sync(self) -> None:
+        await self.nodes.has_synced.wait()
+        await self.pods.has_synced.wait()
+        gc.collect()
+        gc.freeze()  # what was listed lives long: later collections need not walk it
+        log.info(
+            "synced",
+            pods=len(self.pods),
+            nodes=len(self.nodes),
+            gpu_nodes=len(self.state.fleet),
+            gpu_pods=len(self.state.claims),
+        )
+
+    async def _keep_house(self) -> None:
+        for turn in count():
+            await asyncio.sleep(HOUSEKEEPING_S)
+            self.state.expire()
+            nodes = list(self.state.fleet.column)
+            if nodes:
+                self.state.mend(nodes[turn % len(nodes)])
+
+
+async def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT."""
+    async with connect(settings.kubeconfig or None) as client:
+        extender = Extender(settings, client)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, extender.stopping.set)
+        await extender.run()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, port))
+    return sock

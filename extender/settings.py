@@ -1,0 +1,58 @@
+"""What an operator sets, by environment variables or flags."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from extender.reservations import LIFE_S
+from vgpu.names import Names
+from vgpu.quantity import MEMORY_UNITS_MIB
+
+
+class Settings(BaseSettings):
+    """Tangram's scheduler extender: chooses the node and the GPU of each pod that asks for a share, and binds it.
+
+    It runs beside a kube-scheduler in one pod. That scheduler's configuration names it:
+
+    extenders: [{urlPrefix: "http://127.0.0.1:8888", filterVerb: filter, bindVerb: bind, nodeCacheCapable: true, httpTimeout: 5s, managedResources: [{name: tangram.sh/gpu-mem}, ...]}]
+
+    Every flag can be set as an environment variable, TANGRAM_EXTENDER_ and its name in capitals: TANGRAM_EXTENDER_MEMORY_UNIT=512Mi.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TANGRAM_EXTENDER_",
+        cli_prog_name="tangram-extender",
+        cli_kebab_case=True,
+        cli_avoid_json=True,
+        extra="forbid",
+    )
+
+    domain: str = Field("tangram.sh", min_length=1, description="Domain of every resource and annotation name.")
+    memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field(
+        "1Gi", description="What one gpu-mem stands for. As the webhook and the device plugin have it."
+    )
+    host: str = Field("127.0.0.1", description="Address of /filter and /bind. Whoever reaches it can bind pods.")
+    port: int = Field(8888, ge=0, le=65535, description="HTTP port of /filter and /bind.")
+    metrics_host: str = Field("0.0.0.0", description="Address of /healthz, /readyz and /metrics.")  # noqa: S104
+    metrics_port: int = Field(8889, ge=0, le=65535, description="HTTP port of /healthz, /readyz and /metrics.")
+    reservation_s: float = Field(
+        LIFE_S, ge=5, le=600, description="Seconds that a place is held between filter and bind."
+    )
+    bind_timeout_s: float = Field(
+        4.0, ge=0.5, le=60, description="Seconds that a Binding may take. Less than the scheduler's httpTimeout."
+    )
+    kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
+
+    @property
+    def names(self) -> Names:
+        """Resource and annotation names."""
+        return Names(self.domain)
+
+    @property
+    def unit_mib(self) -> int:
+        """MiB in one gpu-mem."""
+        return MEMORY_UNITS_MIB[self.memory_unit]

@@ -1,0 +1,273 @@
+"""Pods and nodes as the watch tells of them, turned into claims. The one writer: all that changes what is free passes here.
+
+Every pod that is bound, has an assignment and has not ended counts, also while it terminates: its containers may still hold memory.
+An assignment that cannot be read takes its node out until the pod is gone; it frees nothing. An inventory that changes under
+running pods keeps their claims.
+
+Runs in one event loop and never awaits, so that each change is whole before the next call reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+import numpy as np
+import structlog
+
+from extender.claims import Claim, Claims, sizes_of
+from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
+from extender.reservations import LIFE_S, Reservations, Stage
+from kube.objects import Metadata, Node, NodeStatus, Pod, PodSpec, PodStatus
+from vgpu.codec import assignment_from_json, inventory_from_json
+from vgpu.errors import BadAsk, BadDocument, NewerVersion
+from vgpu.fleet import Fleet
+from vgpu.grant import Assignment
+from vgpu.inventory import Inventory
+from vgpu.names import Names
+from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
+from vgpu.policy import POLICIES
+from vgpu.request import PodAsk, asks_for_ours, pod_ask
+
+UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that may hold something. A pod that ends leaves the watch as if deleted."""
+
+log = structlog.get_logger("extender.state")
+
+
+class State:
+    """What is free, and for whom the rest is held. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self, clock: Callable[[], float], *, names: Names, unit_mib: int = 1024, reservation_life_s: float = LIFE_S
+    ) -> None:
+        self.names, self.unit_mib = names, unit_mib
+        self.claims = Claims()
+        self.reservations = Reservations(reservation_life_s)
+        self.expired = self.repaired = 0
+        """Reservations that nobody bound; nodes whose books had to be mended."""
+        self.unassigned: set[str] = set()
+        """UIDs of bound pods that ask for ours and came past us: the device plugin refuses them."""
+        self._clock = clock
+        self._nodes: dict[str, Inventory | None] = {}
+        """Every node of the cluster, and its cards as last understood."""
+        self._excluded: dict[str, str] = {}
+        """Node -> what is wrong with its inventory."""
+        self._blocked: dict[str, set[str]] = {}
+        """Node -> UIDs of its pods whose assignment cannot be read."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """What is free on the nodes that can take pods."""
+        return self.claims.fleet
+
+    @property
+    def excluded_nodes(self) -> set[str]:
+        """Nodes that take no pods until something is mended."""
+        return set(self._excluded) | set(self._blocked)
+
+    # --- what the watch tells ---
+
+    def node_changed(self, old: Node | None, new: Node | None) -> None:
+        """A node came, changed or went. Only its inventory matters."""
+        if new is None:
+            if old is not None:
+                self._forget_node(old.metadata.name)
+            return
+        name, text = new.metadata.name, new.metadata.annotation(self.names.inventory)
+        if old is not None and name in self._nodes and old.metadata.annotation(self.names.inventory) == text:
+            return
+        self._nodes[name] = self._inventory(name, text)
+        self._offer(name)
+
+    def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        """A pod came, changed or went."""
+        if new is None or new.finished:
+            for pod in (old, new):
+                if pod is not None:
+                    self._forget_pod(pod.uid)
+            return
+        if new.spec.node_name:
+            self._bound(new)
+
+    def _bound(self, pod: Pod) -> None:
+        text, node = pod.metadata.annotation(self.names.assignment), pod.spec.node_name
+        if text is None:
+            self._unassigned(pod)
+            return
+        try:
+            assignment = assignment_from_json(text)
+        except BadDocument as error:
+            log.error("an assignment cannot be read; its node takes no pods", pod=pod.key, node=node, error=str(error))
+            self._blocked.setdefault(node, set()).add(pod.uid)
+            self.reservations.drop(pod.uid)  # the claim, if there was one, stands
+            self._offer(node)
+            return
+        self.reservations.drop(pod.uid)
+        self.claims.hold(pod.uid, self._claim(pod, assignment))
+        self._unblock(pod.uid)
+
+    def _claim(self, pod: Pod, assignment: Assignment) -> Claim:
+        sizes = {} if pod.status.start_time else sizes_of(self._ask_or_nothing(pod), assignment, self.names)
+        return Claim(pod.spec.node_name, assignment, sizes)
+
+    def _unassigned(self, pod: Pod) -> None:
+        if self._ask_or_nothing(pod) and pod.uid not in self.unassigned:
+            log.warning("a pod was bound past Tangram", pod=pod.key, node=pod.spec.node_name)
+            self.unassigned.add(pod.uid)
+        if self.reservations.drop(pod.uid):
+            self.claims.release(pod.uid)
+
+    def _forget_pod(self, uid: str) -> None:
+        self.reservations.drop(uid)
+        self.claims.release(uid)
+        self.unassigned.discard(uid)
+        self._unblock(uid)
+
+    def _unblock(self, uid: str) -> None:
+        for node in [node for node, uids in self._blocked.items() if uid in uids]:
+            self._blocked[node].discard(uid)
+            if not self._blocked[node]:
+                del self._blocked[node]
+            self._offer(node)
+
+    def _forget_node(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        self._excluded.pop(name, None)
+        self.claims.set_node(name, None)
+
+    def _inventory(self, name: str, text: str | None) -> Inventory | None:
+        self._excluded.pop(name, None)
+        if text is None:
+            return None
+        try:
+            inventory = inventory_from_json(text)
+        except BadDocument as error:
+            self._excluded[name] = NEWER_INVENTORY if isinstance(error, NewerVersion) else UNREADABLE_INVENTORY
+            log.error("an inventory cannot be read; the node takes no pods", node=name, error=str(error))
+            return None
+        if inventory.unit_mib != self.unit_mib:
+            self._excluded[name] = OTHER_UNIT
+            log.error(OTHER_UNIT, node=name, node_unit_mib=inventory.unit_mib, cluster_unit_mib=self.unit_mib)
+            return None
+        return inventory
+
+    def _offer(self, name: str) -> None:
+        self.claims.set_node(name, None if name in self._blocked else self._nodes.get(name))
+
+    # --- what filter and bind need ---
+
+    def ask_of(self, pod: Pod) -> PodAsk:
+        """What the pod asks for. Raises BadAsk."""
+        return pod_ask(pod.plain(), names=self.names, unit_mib=self.unit_mib, policies=POLICIES)
+
+    def _ask_or_nothing(self, pod: Pod) -> PodAsk:
+        try:
+            return self.ask_of(pod)
+        except BadAsk as error:
+            log.warning("a bound pod's ask cannot be read", pod=pod.key, error=str(error))
+            return PodAsk(())
+
+    def place(self, ask: PodAsk, candidates: Iterable[str]) -> Placement | NoRoom:
+        """The best of the candidates, or why each cannot take the pod."""
+        answer = place(self.fleet, ask, candidates, self.claims.only(ask, self.names))
+        if isinstance(answer, NoRoom):
+            return NoRoom({node: self._reason(node, reason) for node, reason in answer.reasons.items()})
+        return answer
+
+    def _reason(self, node: str, reason: str) -> str:
+        if reason != NO_INVENTORY:
+            return reason
+        if node in self._blocked:
+            return UNREADABLE_ASSIGNMENT
+        return self._excluded.get(node, reason if node in self._nodes else UNKNOWN_NODE)
+
+    def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
+        """Hold a place for a pod until it is bound, or time is up."""
+        self.reservations.put(uid, key, placement.node, self._clock())
+        sizes = sizes_of(ask, placement.assignment, self.names)
+        self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes))
+
+    def assume(self, pod: Pod) -> None:
+        """The API says that this pod is bound; the watch will say so too, or has already. Until then the place is held.
+
+        Not as the watch's own word: should it have told of the pod's deletion meanwhile, nobody would ever end the claim.
+        """
+        claim, uid = self.claims.get(pod.uid), pod.uid
+        if claim is not None and uid not in self.reservations:
+            return
+        text = pod.metadata.annotation(self.names.assignment)
+        try:
+            assignment = assignment_from_json(text) if text is not None else None
+        except BadDocument as error:
+            log.error("an assignment cannot be read", pod=pod.key, node=pod.spec.node_name, error=str(error))
+            return
+        if assignment is None:
+            return
+        self.reservations.put(uid, pod.key, pod.spec.node_name, self._clock())
+        self.claims.hold(uid, self._claim(pod, assignment))
+        self.move(uid, "bound")
+
+    def move(self, uid: str, stage: Stage) -> None:
+        """A reservation goes on to its next stage."""
+        self.reservations.move(uid, stage, self._clock())
+
+    def cancel(self, uid: str) -> None:
+        """Give a reserved place back. A claim that the watch has confirmed stands."""
+        if self.reservations.drop(uid):
+            self.claims.release(uid)
+
+    def expire(self) -> None:
+        """Give back what was reserved and never bound."""
+        for uid in self.reservations.lapsed(self._clock()):
+            self.expired += 1
+            self.cancel(uid)
+
+    # --- housekeeping ---
+
+    def mend(self, node: str) -> bool:
+        """Compare a node's books with a count from scratch and mend them. Answers whether they were right."""
+        if node not in self.fleet:
+            return True
+        at = self.fleet.column[node]
+        before = [array[:, at].copy() for array in self.fleet.snapshot().values()]
+        instances = dict(self.fleet.mig_tenants[node])
+        self.claims.set_node(node, self.fleet.inventory[node])
+        after = [array[:, at] for array in self.fleet.snapshot().values()]
+        right = all(np.array_equal(b, a) for b, a in zip(before, after, strict=True))
+        if right and instances == self.fleet.mig_tenants[node]:
+            return True
+        self.repaired += 1
+        log.error("a node's books were wrong and are mended", node=node)
+        return False
+
+
+def small_pod(names: Names) -> Callable[[Pod], Pod]:
+    """What to keep of a pod in the cache. Of pods that have nothing to do with us, hardly anything."""
+
+    def shrink(pod: Pod) -> Pod:
+        meta, spec = pod.metadata, pod.spec
+        annotations = {key: value for key, value in (meta.annotations or {}).items() if names.ours(key)}
+        kept = Metadata(meta.name, meta.namespace, meta.uid, meta.resource_version, annotations=annotations or None)
+        asks = any(
+            asks_for_ours(msgspec.to_builtins(part), names) for part in (*spec.init_containers, *spec.containers)
+        )
+        containers = (spec.containers, spec.init_containers) if asks else ((), ())
+        status = PodStatus(pod.status.phase, pod.status.start_time)
+        return Pod(kept, PodSpec(spec.node_name, "", None, *containers), status)
+
+    return shrink
+
+
+def small_node(names: Names) -> Callable[[Node], Node]:
+    """What to keep of a node: its name and inventory."""
+
+    def shrink(node: Node) -> Node:
+        meta, text = node.metadata, node.metadata.annotation(names.inventory)
+        kept = Metadata(meta.name, "", meta.uid, meta.resource_version)
+        if text is not None:
+            kept = msgspec.structs.replace(kept, annotations={names.inventory: text})
+        return Node(kept, status=NodeStatus())
+
+    return shrink

@@ -1,0 +1,71 @@
+"""The scheduler's calls: bytes in, bytes out.
+
+Whatever goes wrong is said in the answer's Error: the scheduler takes any HTTP status but 200 as "extender down" and hides the body.
+To add a verb: a method here, a struct in `wire`, a route in `server`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from extender.binding import Binder
+from extender.filtering import filter_nodes
+from extender.metrics import Metrics
+from extender.state import State
+from extender.wire import BindingArgs, BindingResult, FilterArgs, FilterResult
+from vgpu.errors import TangramError
+
+log = structlog.get_logger("extender")
+
+
+class Verbs:
+    """`not_ready` says what is missing before pods may be placed, or None."""
+
+    def __init__(self, state: State, binder: Binder, metrics: Metrics, not_ready: Callable[[], str | None]) -> None:
+        self._state, self._binder, self._metrics, self._not_ready = state, binder, metrics, not_ready
+        self._filter_args = msgspec.json.Decoder(FilterArgs)
+        self._binding_args = msgspec.json.Decoder(BindingArgs)
+        self._encoder = msgspec.json.Encoder()
+
+    def filter(self, body: bytes) -> bytes:
+        """ExtenderArgs -> ExtenderFilterResult."""
+        started = time.perf_counter()
+        try:
+            missing = self._not_ready()
+            result = (
+                FilterResult(error=missing) if missing else filter_nodes(self._state, self._filter_args.decode(body))
+            )
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            result = FilterResult(error=f"filter: the request cannot be read: {error}")
+        except Exception as error:
+            log.exception("filter failed")
+            result = FilterResult(error=f"filter failed: {type(error).__name__}: {error}")
+        answer = self._encoder.encode(result)
+        outcome = "error" if result.error else "fits" if result.node_names else "no_room"
+        self._metrics.count("filter", outcome, time.perf_counter() - started)
+        return answer
+
+    async def bind(self, body: bytes) -> bytes:
+        """ExtenderBindingArgs -> ExtenderBindingResult."""
+        started, outcome, error = time.perf_counter(), "error", ""
+        try:
+            missing = self._not_ready()
+            if missing:
+                error = missing
+            else:
+                args = self._binding_args.decode(body)
+                outcome = (await self._binder.bind(args)).replace(" ", "_")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+            error = f"bind: the request cannot be read: {wrong}"
+        except TangramError as refused:
+            log.warning("bind refused", error=str(refused))
+            outcome, error = "refused", str(refused)
+        except Exception as wrong:
+            log.exception("bind failed")
+            error = f"bind failed: {type(wrong).__name__}: {wrong}"
+        self._metrics.count("bind", outcome, time.perf_counter() - started)
+        return self._encoder.encode(BindingResult(error))
