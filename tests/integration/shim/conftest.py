@@ -6,6 +6,8 @@ Everything is the real thing but the driver: programs find the library by LD_PRE
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -102,11 +104,12 @@ class Probe:
 
 @dataclass
 class Stage:
-    """One container's surroundings."""
+    """One container's surroundings. Its driver and arbiter are its own, or the session's."""
 
     build: Path
     folder: Path
-    cards: tuple[tuple[str, int], ...] = ((CARDS[0], 1000),)
+    key: str = "k"
+    """Of the container's grant directory."""
     _probes: list[Probe] = field(default_factory=list, repr=False)
     _driver: subprocess.Popen[bytes] | None = None
     _arbiter: subprocess.Popen[str] | None = None
@@ -145,18 +148,18 @@ class Stage:
             self._arbiter.communicate()
             self._arbiter = None
 
-    def grant(self, *cards: tuple[str, int], key: str = "k") -> None:
+    def grant(self, *cards: tuple[str, int], key: str = "") -> None:
         self.write_grant(
             grant_to_text(Grant("default", "a", "1", "main", tuple(GrantCard(*card) for card in cards))), key
         )
 
-    def write_grant(self, text: str, key: str = "k") -> None:
-        folder = self.folder / "grants" / key
+    def write_grant(self, text: str, key: str = "") -> None:
+        folder = self.folder / "grants" / (key or self.key)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".new").write_text(text)
         (folder / ".new").rename(folder / "grant")
 
-    def env(self, key: str = "k", **more: str) -> dict[str, str]:
+    def env(self, key: str = "", **more: str) -> dict[str, str]:
         """Of a program in the container."""
         sanitizers = {name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")}
         return {
@@ -165,17 +168,17 @@ class Stage:
             "LD_LIBRARY_PATH": str(self.build / "fake"),
             "LD_PRELOAD": self.library,
             "TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock"),
-            "TANGRAM_GRANT": str(self.folder / "grants" / key / "grant"),
+            "TANGRAM_GRANT": str(self.folder / "grants" / (key or self.key) / "grant"),
             **more,
         }
 
-    def probe(self, route: str = "direct", device: int = 0, key: str = "k", **env: str) -> Probe:
+    def probe(self, route: str = "direct", device: int = 0, key: str = "", **env: str) -> Probe:
         """A program that has a context on a device of its own numbering."""
         probe = self.bare_probe(route, key, **env)
         assert probe.ask("use", device) == [0]
         return probe
 
-    def bare_probe(self, route: str = "direct", key: str = "k", **env: str) -> Probe:
+    def bare_probe(self, route: str = "direct", key: str = "", **env: str) -> Probe:
         self._probes.append(Probe(self.build / f"tests/probe-{route}", self.env(key, **env)))
         return self._probes[-1]
 
@@ -210,21 +213,47 @@ def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
     raise AssertionError("it did not come about in time")
 
 
-@pytest.fixture
-def bare_stage(build: Path) -> Iterator[Stage]:
-    """A driver; no grant, no arbiter."""
+@contextlib.contextmanager
+def a_node(build: Path) -> Iterator[Stage]:
     folder = Path(tempfile.mkdtemp(prefix="ts-"))  # a socket's path holds 107 characters
     (folder / "grants").mkdir()
-    stage = Stage(build, folder)
-    stage.start_driver()
-    yield stage
-    stage.close()
+    node = Stage(build, folder)
+    node.start_driver()
+    yield node
+    node.close()
     shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="session")
+def node(build: Path) -> Iterator[Stage]:
+    """A driver and an arbiter for all tests that leave them alone."""
+    with a_node(build) as made:
+        made.start_arbiter("--grace-ms", "0")
+        yield made
+
+
+_keys = itertools.count()
+
+
 @pytest.fixture
-def stage(bare_stage: Stage) -> Stage:
+def stage(node: Stage) -> Iterator[Stage]:
     """A container held to 1000 MiB of the first card."""
+    stage = Stage(node.build, node.folder, f"k{next(_keys)}")
+    stage.grant((CARDS[0], 1000))
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def bare_stage(build: Path) -> Iterator[Stage]:
+    """A node of its own, with a driver; no grant, no arbiter."""
+    with a_node(build) as made:
+        yield made
+
+
+@pytest.fixture
+def own_stage(bare_stage: Stage) -> Stage:
+    """A node of its own with a container held to 1000 MiB of the first card; its arbiter may be stopped."""
     bare_stage.grant((CARDS[0], 1000))
     bare_stage.start_arbiter("--grace-ms", "0")
     return bare_stage

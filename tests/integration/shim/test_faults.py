@@ -73,33 +73,33 @@ def test_an_arbiter_that_comes_late_is_found(bare_stage: Stage) -> None:
     wait_for(lambda: probe.finish()[0] == 0 or probe.start("alloc", MIB))
 
 
-def test_while_the_arbiter_is_away_what_is_leased_can_be_used(stage: Stage) -> None:
-    probe = stage.probe()
+def test_while_the_arbiter_is_away_what_is_leased_can_be_used(own_stage: Stage) -> None:
+    probe = own_stage.probe()
     assert probe.alloc(1) == 0
-    stage.stop_arbiter()
+    own_stage.stop_arbiter()
     assert probe.alloc(10) == 0, "within the chunk that was leased"
     assert probe.alloc(900) == OUT_OF_MEMORY
 
 
-def test_a_restarted_arbiter_learns_what_is_held_and_lends_only_the_rest(stage: Stage) -> None:
-    one, two = stage.probe(), stage.probe()
+def test_a_restarted_arbiter_learns_what_is_held_and_lends_only_the_rest(own_stage: Stage) -> None:
+    one, two = own_stage.probe(), own_stage.probe()
     assert one.alloc(600) == 0
-    stage.stop_arbiter()
-    stage.start_arbiter()
+    own_stage.stop_arbiter()
+    own_stage.start_arbiter()
     assert two.alloc(500) == OUT_OF_MEMORY
     assert two.alloc(400) == 0
     assert one.alloc(1) == OUT_OF_MEMORY
 
 
-def test_an_arbiter_restarted_under_load_lends_nothing_twice(stage: Stage) -> None:
-    probes = [stage.probe() for _ in range(4)]
+def test_an_arbiter_restarted_under_load_lends_nothing_twice(own_stage: Stage) -> None:
+    probes = [own_stage.probe() for _ in range(4)]
     for probe in probes:
         probe.start("hammer", 2, 20000, 15 * MIB)
-    control = stage.probe()
+    control = own_stage.probe()
     for _ in range(3):
         wait_for(lambda: control.alloc(1) == 0)
-        stage.stop_arbiter()
-        stage.start_arbiter("--grace-ms", "500")
+        own_stage.stop_arbiter()
+        own_stage.start_arbiter("--grace-ms", "500")
     wait_for(lambda: control.alloc(1) == 0)
     control.kill()
     for probe in probes:

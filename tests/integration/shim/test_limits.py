@@ -59,10 +59,9 @@ def test_a_block_is_held_until_it_is_released_and_unmapped(stage: Stage) -> None
     assert probe.ask("create", size, 0)[0] == 0
 
 
-def test_a_block_is_charged_to_the_card_it_lies_on_and_not_to_the_current_one(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 1000), (CARDS[1], 100))
-    bare_stage.start_arbiter()
-    probe = bare_stage.probe(device=0)
+def test_a_block_is_charged_to_the_card_it_lies_on_and_not_to_the_current_one(stage: Stage) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+    probe = stage.probe(device=0)
     assert probe.ask("create", 200 * MIB, 1)[0] == OUT_OF_MEMORY
     assert probe.ask("create", 200 * MIB, 0)[0] == 0
 
@@ -139,25 +138,23 @@ def test_a_pointer_that_is_not_ours_is_answered_by_the_driver(stage: Stage) -> N
     assert probe.info_mib() == (1000, 1000)
 
 
-def test_a_full_card_gives_the_reservation_back(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 16000))
-    bare_stage.start_arbiter()
-    neighbour = bare_stage.probe(LD_PRELOAD="")
+def test_a_full_card_gives_the_reservation_back(stage: Stage) -> None:
+    stage.grant((CARDS[0], 16000))
+    neighbour = stage.probe(LD_PRELOAD="")
     assert neighbour.alloc(10000) == 0
-    probe = bare_stage.probe()
+    probe = stage.probe()
     assert probe.alloc(8000) == OUT_OF_MEMORY
     assert probe.info_mib() == (6384, 16000), "free is bounded by the card, and nothing stayed counted"
     assert probe.alloc(6000) == 0
 
 
-def test_devices_are_known_by_uuid_whatever_their_number(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 100), (CARDS[1], 300))
-    bare_stage.start_arbiter()
-    second = bare_stage.probe(device=0, CUDA_VISIBLE_DEVICES="1")
+def test_devices_are_known_by_uuid_whatever_their_number(stage: Stage) -> None:
+    stage.grant((CARDS[0], 100), (CARDS[1], 300))
+    second = stage.probe(device=0, CUDA_VISIBLE_DEVICES="1")
     assert second.info_mib() == (300, 300)
     assert second.alloc(301) == OUT_OF_MEMORY
     assert second.alloc(300) == 0
-    swapped = bare_stage.probe(device=1, CUDA_VISIBLE_DEVICES="1,0")
+    swapped = stage.probe(device=1, CUDA_VISIBLE_DEVICES="1,0")
     assert swapped.info_mib() == (100, 100)
     assert swapped.ask("total", 0) == [0, 300 * MIB]
 
