@@ -1,0 +1,265 @@
+"""What the admission policies deny, said by a real API server.
+
+The rows are the ways by which somebody could give a pod a GPU, or a node one that it has not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.contract.chart.apiserver import ApiServer, Denied
+from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm
+
+PODS = "/api/v1/namespaces/default/pods"
+NODES = "/api/v1/nodes"
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+ASSIGNMENT, GPUS, INVENTORY = "tangram.sh/assignment", "tangram.sh/gpus.main", "tangram.sh/inventory"
+OURS = {ASSIGNMENT: "{}", GPUS: "GPU-1"}
+SHARE = {"tangram.sh/gpu-mem": "1"}
+PLUGIN, SCHEDULER = (f"system:serviceaccount:{NAMESPACE}:tangram-{name}" for name in ("node", "scheduler"))
+CLEANUP = f"system:serviceaccount:{NAMESPACE}:tangram-cleanup"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
+    """The API server with the chart's policies in force, for the runtime class that mode `nvidia` gives."""
+    rendered = helm.objects({"accessMode": "nvidia"})
+    things = rendered.of("ValidatingAdmissionPolicy"), rendered.of("ValidatingAdmissionPolicyBinding")
+    for path, kind in zip((POLICIES, POLICIES.replace("policies", "policybindings")), things, strict=True):
+        for thing in kind.values():
+            api.apply(thing, path)
+    api("POST", "/apis/node.k8s.io/v1/runtimeclasses", {
+        "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"
+    })  # fmt: skip
+    wait_until_in_force(api)
+    yield api
+    for name in things[0]:
+        api("DELETE", f"{POLICIES}/{name}")
+        api("DELETE", f"{POLICIES.replace('policies', 'policybindings')}/{name}")
+
+
+def wait_until_in_force(api: ApiServer) -> None:
+    """Policies reach admission by a watch: until each of them denies what it must."""
+    node(api, "probe")
+    refused(lambda: patched_until_denied(api, f"{NODES}/probe", INVENTORY))
+    refused(lambda: patched_until_denied(api, f"{PODS}/{pod(api)}", GPUS))
+    name = pod(api)
+    refused(lambda: bind_until_denied(api, name))
+
+
+def patched_until_denied(api: ApiServer, path: str, key: str) -> None:
+    for attempt in range(2000):
+        api.patch(path, {"metadata": {"annotations": {key: str(attempt)}}})
+
+
+def bind_until_denied(api: ApiServer, name: str) -> None:
+    for _ in range(2000):
+        try:
+            bind(api, name, OURS, "jane")
+        except Denied as error:
+            if "tangram" in str(error):
+                raise
+
+
+def refused(act: Callable[[], object]) -> str:
+    """The message of a denial that one of our policies must give."""
+    with pytest.raises(Denied, match="ValidatingAdmissionPolicy 'tangram-") as denial:
+        act()
+    return str(denial.value)
+
+
+def container(name: str = "main", limits: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    return {"name": name, "image": "none", "resources": {"limits": limits or {}}, **more}
+
+
+def visible(value: str) -> dict[str, Any]:
+    return {"env": [{"name": VISIBLE, "value": value}]}
+
+
+def visible_from(key: str) -> dict[str, Any]:
+    path = f"metadata.annotations['{key}']"
+    return {"env": [{"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": path}}}]}
+
+
+def pod(
+    api: ApiServer, *containers: dict[str, Any], annotations: dict[str, str] | None = None, user: str = "jane", **spec: Any
+) -> str:
+    """Create a pod; its name."""
+    name = f"pod-{next(_numbers)}"
+    metadata = {"name": name, "annotations": annotations or {}}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": list(containers) or [container()], **spec}}
+    api("POST", PODS, body, user=user)
+    return name
+
+
+def node(api: ApiServer, name: str, **annotations: str) -> None:
+    metadata = {"name": name, "annotations": annotations}
+    api("POST", NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+
+
+def bind(api: ApiServer, name: str, annotations: dict[str, str], user: str) -> None:
+    target = {"apiVersion": "v1", "kind": "Node", "name": "somewhere"}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": annotations}, "target": target}
+    api("POST", f"{PODS}/{name}/binding", body, user=user)
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_nobody_creates_a_pod_that_says_what_was_decided_for_it(policies: ApiServer, key: str) -> None:
+    for user in ("jane", SCHEDULER, PLUGIN):
+        message = refused(lambda user=user: pod(policies, annotations={key: "GPU-1"}, user=user))
+        assert key in message
+        assert user in message
+
+
+@pytest.mark.parametrize("sub", ["", "/status"])
+@pytest.mark.parametrize("value", ["GPU-2", None])
+@pytest.mark.parametrize("key", OURS)
+def test_what_was_decided_is_neither_changed_nor_removed(policies: ApiServer, key: str, value: str | None, sub: str) -> None:
+    name = pod(policies, container(limits=SHARE))
+    bind(policies, name, OURS, SCHEDULER)
+    assert key in refused(lambda: policies.patch(f"{PODS}/{name}{sub}", {"metadata": {"annotations": {key: value}}}))
+    assert policies("GET", f"{PODS}/{name}")["metadata"]["annotations"] == OURS
+
+
+def test_a_bound_pod_changes_in_every_other_way_as_it_did(policies: ApiServer) -> None:
+    name = pod(policies, container(limits=SHARE))
+    bind(policies, name, OURS, SCHEDULER)
+    policies.patch(f"{PODS}/{name}", {"metadata": {"annotations": {"tangram.sh/class": "standard"}, "labels": {"a": "b"}}})
+    policies.patch(f"{PODS}/{name}/status", {"status": {"message": "fine"}}, user="system:node:somewhere")
+
+
+def test_only_our_scheduler_binds_with_an_assignment(policies: ApiServer) -> None:
+    name = pod(policies, container(limits=SHARE))
+    assert "system:kube-scheduler" in refused(lambda: bind(policies, name, OURS, "system:kube-scheduler"))
+    bind(policies, name, OURS, SCHEDULER)
+    bind(policies, pod(policies), {}, "system:kube-scheduler")
+
+
+def test_the_old_way_of_binding_is_closed_too(policies: ApiServer) -> None:
+    name = pod(policies)
+    target = {"apiVersion": "v1", "kind": "Node", "name": "somewhere"}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": OURS}, "target": target}
+    refused(lambda: policies("POST", "/api/v1/namespaces/default/bindings", body, user="jane"))
+
+
+LONG = "a-container-with-a-name-so-long-that-its-annotation-is-hashed"
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        [container(limits=SHARE)],
+        [container(limits=SHARE, **visible_from(GPUS))],
+        [container(LONG, SHARE, **visible_from("tangram.sh/gpus.0123456789abcdef0123456789abcdef"))],
+        [container(limits=SHARE), container("beside", **visible("void"))],
+        [container(limits=SHARE), container("beside", {"nvidia.com/gpu": "1"}, **visible("GPU-3"))],
+        [container(**visible("all"))],
+        [container(limits={"nvidia.com/gpu": "1"}, **visible("all"))],
+    ],
+    ids=["plain", "by our annotation", "by a hashed annotation", "void beside", "NVIDIA's own beside", "none of ours", "NVIDIA's own"],
+)  # fmt: skip
+def test_pods_that_take_only_what_they_are_given_come_in(policies: ApiServer, containers: list[dict[str, Any]]) -> None:
+    pod(policies, *containers)
+
+
+@pytest.mark.parametrize(
+    ("containers", "culprit"),
+    [
+        ([container(limits=SHARE, **visible("all"))], "main"),
+        ([container(limits={"tangram.sh/mig-1g.10gb": "1"}, **visible("0"))], "main"),
+        ([container(limits=SHARE, **visible_from("tangram.sh/gpus.other"))], "main"),
+        ([container(limits=SHARE, **visible_from("mine"))], "main"),
+        ([container(LONG, SHARE, **visible_from("mine"))], LONG),
+        ([container(limits=SHARE), container("beside", **visible("all"))], "beside"),
+        ([container(limits=SHARE), container("beside", **visible_from("mine"))], "beside"),
+    ],
+    ids=["all", "index", "another's", "own annotation", "own annotation, long", "all beside", "own annotation beside"],
+)
+def test_a_pod_that_takes_gpus_by_the_variable_is_denied(
+    policies: ApiServer, containers: list[dict[str, Any]], culprit: str
+) -> None:
+    message = refused(lambda: pod(policies, *containers))
+    assert f"container {culprit} " in message
+    assert VISIBLE in message
+
+
+def test_an_init_container_is_a_container(policies: ApiServer) -> None:
+    init = [container("init", SHARE, **visible("all"))]
+    assert "container init " in refused(lambda: pod(policies, initContainers=init))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "more", "comes_in"),
+    [
+        (None, {}, True), (None, visible("void"), True), (None, visible("all"), False),
+        ("nvidia", visible("void"), True), ("nvidia", {}, False),
+    ],
+)  # fmt: skip
+def test_an_ephemeral_container_gets_no_gpu(
+    policies: ApiServer, runtime: str | None, more: dict[str, Any], *, comes_in: bool
+) -> None:
+    spec = {"runtimeClassName": runtime} if runtime else {}
+    name = pod(policies, container(limits=SHARE), **spec)
+    debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "none", **more}]}}
+
+    def act() -> None:
+        policies.patch(f"{PODS}/{name}/ephemeralcontainers", debug, user="jane")
+
+    act() if comes_in else refused(act)
+
+
+def test_only_the_plugin_of_a_node_says_what_the_node_has(policies: ApiServer) -> None:
+    node(policies, "own")
+    change = {"metadata": {"annotations": {INVENTORY: "{}"}}}
+    for user, bound in (("jane", ""), ("system:node:own", ""), (SCHEDULER, "own"), (PLUGIN, "other"), (PLUGIN, "")):
+        assert "node own" in refused(lambda who=(user, bound): policies.patch(f"{NODES}/own", change, user=who[0], node=who[1]))
+        refused(lambda who=(user, bound): policies.patch(f"{NODES}/own/status", change, user=who[0], node=who[1]))
+    policies.patch(f"{NODES}/own", change, user=PLUGIN, node="own")
+    gone = {"metadata": {"annotations": {INVENTORY: None}}}
+    refused(lambda: policies.patch(f"{NODES}/own", gone, user="jane"))
+    policies.patch(f"{NODES}/own", {"metadata": {"labels": {"a": "b"}}}, user="jane")
+    policies.patch(f"{NODES}/own", gone, user=CLEANUP)
+
+
+def test_a_node_is_not_created_with_an_inventory(policies: ApiServer) -> None:
+    refused(lambda: node(policies, "rich", **{INVENTORY: "{}"}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"unschedulable": True}},
+        {"metadata": {"labels": {"a": "b"}}},
+        {"metadata": {"annotations": {"a": "b"}}},
+        {"metadata": {"annotations": {"kept": None}}},
+        {"metadata": {"finalizers": ["a.example/b"]}},
+    ],
+    ids=["spec", "label", "annotation", "annotation removed", "finalizer"],
+)
+def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change: dict[str, Any]) -> None:
+    name = f"node-{next(_numbers)}"
+    node(policies, name, kept="yes")
+    message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
+    assert f"nothing of node {name} but the annotation {INVENTORY}" in message
+
+
+def test_the_plugin_deletes_only_pods_with_gpus_on_its_own_node(policies: ApiServer) -> None:
+    assigned, plain = pod(policies, container(limits=SHARE)), pod(policies)
+    bind(policies, assigned, OURS, SCHEDULER)
+    bind(policies, plain, {}, SCHEDULER)
+    for name, where in ((assigned, "elsewhere"), (assigned, ""), (plain, "somewhere")):
+        refused(lambda at=(name, where): policies("DELETE", f"{PODS}/{at[0]}", user=PLUGIN, node=at[1]))
+    policies("DELETE", f"{PODS}/{assigned}", user=PLUGIN, node="somewhere")
+    policies("DELETE", f"{PODS}/{plain}", user="jane")
+
+
+def test_trusted_users_may_bind_where_an_existing_scheduler_runs_the_extender(helm: Helm) -> None:
+    policy = helm.objects(EXAMPLES["own-scheduler"]).one("ValidatingAdmissionPolicy", "tangram-bindings")
+    assert "'system:kube-scheduler'" in policy["spec"]["validations"][0]["expression"]
