@@ -1,4 +1,4 @@
-"""The command line: `python -m hack.cluster up|down|status|logs|load|kubeconfig|env|restart|shell`."""
+"""The command line: `python -m hack.cluster up|down|status|logs|load|kubeconfig|env|restart|shell|build`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hack.cluster import node, processes, providers, status
+from hack.cluster import node, processes, programs, providers, status
+from hack.cluster.build import build
 from hack.cluster.console import Steps
-from hack.cluster.layout import STATE, Layout
+from hack.cluster.layout import STATE, Layout, cache_folder
 
 LOCK = Path("/run/lock/tangram-cluster.lock")
 
@@ -30,6 +31,13 @@ def _parser() -> argparse.ArgumentParser:
     logs = commands.add_parser("logs", help="print the end of one log, or list the logs")
     logs.add_argument("name", nargs="?")
     logs.add_argument("--lines", type=int, default=200)
+    compile_only = commands.add_parser(
+        "build", help="build programs without starting anything, and print where they are"
+    )
+    names = [module.name for module in programs.ALL]
+    compile_only.add_argument(
+        "modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(names)} (default: what `up` needs)"
+    )
     load = commands.add_parser("load", help="bring image archives into every node")
     load.add_argument("archives", nargs="*", type=Path, metavar="IMAGE.tar", help="default: the images built last")
     commands.add_parser("kubeconfig", help="print the path of the kubeconfig")
@@ -70,6 +78,15 @@ def _logs(layout: Layout, name: str | None, lines: int) -> None:
     print("\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
 
 
+def _build(names: list[str], steps: Steps) -> None:
+    known = {module.name: module for module in programs.ALL}
+    unknown = set(names) - set(known)
+    if unknown:
+        raise LookupError(f"modules {', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    for path in build(cache_folder(), [known[name] for name in names] or programs.CLUSTER, steps).values():
+        print(path)
+
+
 def _restart(layout: Layout, program: str, name: str, steps: Steps) -> None:
     target = layout.node_named(name)
     with steps.step(f"restart {program} of {name}"):
@@ -105,6 +122,8 @@ def main() -> int:
                 print(providers.kubeconfig(layout))
             case "env":
                 print(status.shell_lines(layout))
+            case "build":
+                _build(arguments.modules, steps)
             case "logs":
                 _logs(layout, arguments.name, arguments.lines)
             case "status":

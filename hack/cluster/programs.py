@@ -74,6 +74,10 @@ CLUSTER: Final = (KUBERNETES, ETCD, CONTAINERD, PAUSE, TOOLKIT, HELM)
 """What `up` needs, the longest build first."""
 
 
+ALL: Final = (*CLUSTER, KWOK, KIND)
+"""With what only some want: simulated nodes by the thousand, and clusters in Docker."""
+
+
 def kubernetes_version() -> str:
     """As in the module file, with the leading v."""
     text = (KUBERNETES.folder / "go.mod").read_text()
