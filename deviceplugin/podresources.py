@@ -50,7 +50,7 @@ class PodResources:
         if self._channel is None:
             options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_reconnect_backoff_ms", 1000)]
             self._channel = grpc.aio.insecure_channel(f"unix://{self._socket}", options=options)
-        stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)
+        stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
         try:
             answer = await stub.List(pb.ListPodResourcesRequest(), timeout=DEADLINE_S, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:

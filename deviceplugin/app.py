@@ -1,0 +1,209 @@
+"""Put the parts together and keep them going until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from deviceplugin import cdi
+from deviceplugin.allocate import Request
+from deviceplugin.grants import Grants
+from deviceplugin.kubelet import Kubelet
+from deviceplugin.ledger import Ledger
+from deviceplugin.machine import Machine
+from deviceplugin.metrics import Metrics, serve
+from deviceplugin.offer import Offer
+from deviceplugin.podresources import KubeletSilent, PodResources
+from deviceplugin.pods import NodePods
+from deviceplugin.prestart import PreStart, Swapped, Unserved
+from deviceplugin.publish import Publisher
+from deviceplugin.server import Service
+from deviceplugin.settings import DevicePluginSettings
+from deviceplugin.upkeep import Upkeep, restore
+from kube import paths
+from kube.cache import Cache
+from kube.client import Client, connect
+from kube.errors import ApiError
+from kube.events import Recorder, about
+from kube.objects import Pod
+from vgpu.inventory import Inventory
+
+SYNC_WAIT_S: Final = 10.0
+"""How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
+INSTALL_RETRY_S: Final = 5.0
+
+COMPONENT: Final = "tangram-deviceplugin"
+
+log = structlog.get_logger("deviceplugin")
+
+
+async def run(settings: DevicePluginSettings) -> None:
+    """Until SIGTERM or SIGINT. Raises NoCluster, OSError when the metrics port is taken."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with connect(settings.kubeconfig) as client:
+        plugin = DevicePlugin(settings, client)
+        work = asyncio.create_task(plugin.run())
+        ended = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not work.done():
+            log.info("stopping")
+            work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+
+class DevicePlugin:
+    """One node's plugin. Also the observer of its gRPC services."""
+
+    def __init__(self, settings: DevicePluginSettings, client: Client) -> None:
+        names, unit_mib = settings.names, settings.unit_mib
+        self.settings, self._client, self._names = settings, client, names
+        self.metrics = Metrics()
+        self.offer = Offer(names, unit_mib)
+        self.pods = NodePods(names, unit_mib)
+        self.cache: Cache[Pod] = Cache(
+            client, paths.PODS, Pod, on_change=self.pods.on_change,
+            field_selector=f"spec.nodeName={settings.node_name}",
+        )  # fmt: skip
+        self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
+        self.recorder = Recorder(client, COMPONENT, settings.node_name)
+        self.grants = Grants(settings.state_root, settings.library)
+        self.ledger = Ledger(self.pods, self.offer.inventory, names)
+        self.books = PodResources(settings.pod_resources)
+        self.prestart = PreStart(
+            names, unit_mib, pods=self.pods, books=self.books, ledger=self.ledger, grants=self.grants,
+            inventory=self.offer.inventory, fetch=self._fetch,
+        )  # fmt: skip
+        self.publisher = Publisher(client, settings.node_name, self.offer)
+        self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
+        self.machine = Machine(
+            self.offer, self.metrics, driver_root=settings.driver_root, access=settings.access, unit_mib=unit_mib,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
+        )  # fmt: skip
+        self.upkeep = Upkeep(
+            names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
+            metrics=self.metrics,
+        )  # fmt: skip
+        self._installing = "the library is not installed yet"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        http = await serve(self.metrics, self.not_ready, self.settings.metrics_host, self.settings.metrics_port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in (
+                    self.cache.run,
+                    self.recorder.run,
+                    self.publisher.run,
+                    self.machine.run,
+                    self.upkeep.run,
+                    self._to_kubelet,
+                ):
+                    group.create_task(part())
+        finally:
+            await self.books.close()
+            await http.cleanup()
+
+    def not_ready(self) -> str:
+        """Why this node cannot serve pods; empty when it can."""
+        if self._installing:
+            return self._installing
+        if self.machine.failing:
+            return self.machine.failing
+        if not self.offer.probed:
+            return "NVML was not asked yet"
+        if not self.cache.has_synced.is_set():
+            return "the pods of this node are not known yet"
+        if self.publisher.failing:
+            return f"the inventory is not published: {self.publisher.failing}"
+        return "" if self.kubelet.known else "the kubelet does not watch our resources yet"
+
+    def served(self, call: str, resource: str, seconds: float) -> None:
+        """A call of the kubelet was answered."""
+        self.metrics.served(call, resource, seconds)
+
+    def refused(self, call: str, request: Request, error: Exception) -> None:
+        """A call of the kubelet was refused: tell the pod's user, and have a swapped pod replaced."""
+        self.metrics.refused(call, request)
+        pod = error.pod if isinstance(error, Unserved) else None
+        if pod is None and call == "Allocate" and (stranger := self.pods.stranger_pod(request)):
+            pod = stranger.pod
+        if pod is None:
+            return
+        reason = "DevicesSwapped" if isinstance(error, Swapped) else f"{call}Refused"
+        self.recorder.event(about(pod), reason, str(error), "Warning")
+        if isinstance(error, Swapped):
+            self.metrics.swaps.inc()
+            task = asyncio.get_running_loop().create_task(self._replace(pod))
+            task.add_done_callback(_log_failure)
+
+    async def _to_kubelet(self) -> None:
+        await self._install()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SYNC_WAIT_S):
+                await self.cache.has_synced.wait()
+        try:
+            await restore(self.books, self.pods, self.ledger, self.grants, self._names)
+        except KubeletSilent as error:
+            log.warning("what was allocated before this start is known from our own records only", error=str(error))
+        await self.kubelet.run()
+
+    async def _install(self) -> None:
+        while True:
+            try:
+                path = self.grants.install()
+            except OSError as error:
+                self._installing = f"the library is not installed: {error}"
+                log.error("no share can be given without the library", error=self._installing, retry_s=INSTALL_RETRY_S)
+                await asyncio.sleep(INSTALL_RETRY_S)
+                continue
+            self._installing = ""
+            log.info("library installed", path=str(path))
+            return
+
+    def _service(self, resource: str) -> Service:
+        return Service(
+            resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
+            state_root=self.settings.state_root, observer=self,
+        )  # fmt: skip
+
+    def _write_cdi(self, inventory: Inventory) -> None:
+        if inventory.access != "cdi" or not inventory.cards:
+            return
+        root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
+        if cdi.write(self.settings.cdi_dir, inventory, root):
+            log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
+
+    async def _fetch(self, namespace: str, name: str) -> Pod | None:
+        try:
+            return msgspec.json.decode(await self._client.get(paths.pod(namespace, name)), type=Pod)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+        except msgspec.MsgspecError as error:
+            raise ApiError(0, "Undecodable", str(error), verb="GET", path=paths.pod(namespace, name)) from None
+
+    async def _replace(self, pod: Pod) -> None:
+        """Evict the pod, so that its controller makes another. A pod that does not run yet is in no disruption budget's way."""
+        meta = pod.metadata
+        body: dict[str, Any] = {
+            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta.name, "namespace": meta.namespace},
+            "deleteOptions": {"preconditions": {"uid": meta.uid}},
+        }  # fmt: skip
+        await self._client.send("POST", paths.pod(meta.namespace, meta.name, "eviction"), body)
+        self.metrics.evictions.inc()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.warning("a pod with swapped devices was not evicted; its next start tries again", error=str(error))

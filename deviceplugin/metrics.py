@@ -1,0 +1,88 @@
+"""Numbers and health over HTTP: /metrics, /healthz (the process turns), /readyz (the kubelet and NVML know us)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from deviceplugin.allocate import Request
+
+BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
+
+
+class Metrics:
+    """All metrics of the plugin."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.call = Histogram(
+            "tangram_deviceplugin_call_seconds", "Time to answer a call of the kubelet.", ("call", "resource"),
+            buckets=BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self.refusals = Counter(
+            "tangram_deviceplugin_refusals_total", "Calls of the kubelet that were refused.", ("call", "resource"),
+            registry=self.registry,
+        )  # fmt: skip
+        self.healthy = Gauge(
+            "tangram_deviceplugin_gpu_healthy", "1 when the GPU is fit for use, else 0.", ("gpu_uuid", "gpu_index"),
+            registry=self.registry,
+        )  # fmt: skip
+        self.drift = Gauge(
+            "tangram_deviceplugin_drift_devices",
+            "Device IDs that the kubelet counts on a GPU beyond what its pods were assigned there.",
+            ("resource", "gpu_uuid"), registry=self.registry,
+        )  # fmt: skip
+        self.swaps = Counter(
+            "tangram_deviceplugin_swaps_total",
+            "Containers that the kubelet gave the devices of another pod of the same size.", registry=self.registry,
+        )  # fmt: skip
+        self.evictions = Counter(
+            "tangram_deviceplugin_evictions_total", "Pods that had to be replaced because of a swap.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.xids = Counter(
+            "tangram_deviceplugin_xids_total",
+            "XID errors that the driver reported.",
+            ("gpu_uuid", "xid"),
+            registry=self.registry,
+        )
+        self.grants = Gauge("tangram_deviceplugin_grants", "Grant folders on the node.", registry=self.registry)
+
+    def served(self, call: str, resource: str, seconds: float) -> None:
+        """A call was answered."""
+        self.call.labels(call, resource).observe(seconds)
+
+    def refused(self, call: str, request: Request) -> None:
+        """A call was refused."""
+        self.refusals.labels(call, request.resource).inc()
+
+    def set_drift(self, found: Mapping[tuple[str, str], int]) -> None:
+        """Replace what is told of drift."""
+        self.drift.clear()
+        for (resource, uuid), count in found.items():
+            self.drift.labels(resource, uuid).set(count)
+
+
+async def serve(metrics: Metrics, not_ready: Callable[[], str], host: str, port: int) -> web.AppRunner:
+    """Serve until the runner is cleaned up. `not_ready` answers why we are not, empty when we are. Raises OSError."""
+
+    async def numbers(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        why = not_ready()
+        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", numbers), web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner

@@ -1,0 +1,184 @@
+"""The kubelet's calls for one resource: protobuf in, protobuf out. Every decision is asked of the parts it is made with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from deviceplugin.allocate import Choice, Request
+from deviceplugin.grants import Grants, Record
+from deviceplugin.ledger import Ledger
+from deviceplugin.offer import Offer
+from vgpu.contract import cdi_names, mounts
+from vgpu.errors import Refused, TangramError
+from vgpu_pb import deviceplugin_pb2 as pb
+from vgpu_pb import deviceplugin_pb2_grpc
+
+HEALTH: Final = {True: "Healthy", False: "Unhealthy"}
+"""Specified by k8s.io/kubelet, constants.go."""
+
+OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+log = structlog.get_logger("deviceplugin.server")
+
+
+class Observer(Protocol):
+    """Who is told what happened: metrics and Events."""
+
+    def served(self, call: str, resource: str, seconds: float) -> None:
+        """A call was answered."""
+
+    def refused(self, call: str, request: Request, error: Exception) -> None:
+        """A call was refused."""
+
+
+class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
+    """One resource."""
+
+    def __init__(
+        self,
+        resource: str,
+        *,
+        offer: Offer,
+        ledger: Ledger,
+        grants: Grants,
+        prestart: Callable[[str, Sequence[str]], Awaitable[None]],
+        state_root: Path,
+        observer: Observer,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.resource = resource
+        self.streams = 0
+        """ListAndWatch calls that are open: the kubelet keeps one."""
+        self._offer, self._ledger, self._grants, self._prestart = offer, ledger, grants, prestart
+        self._state_root, self._observer, self._now = state_root, observer, now
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ARG002, N802
+        """What the kubelet should call."""
+        return OPTIONS
+
+    async def ListAndWatch(  # noqa: N802
+        self,
+        request: pb.Empty,  # noqa: ARG002
+        context: Any,  # noqa: ARG002
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """All devices, now and after each change."""
+        self.streams += 1
+        last: list[pb.Device] | None = None
+        try:
+            while True:
+                version, listed = self._offer.version, self._listed()
+                if listed != last:
+                    yield pb.ListAndWatchResponse(devices=listed)
+                    last = listed
+                await self._offer.changed_since(version)
+        finally:
+            self.streams -= 1
+
+    async def GetPreferredAllocation(  # noqa: N802
+        self, request: pb.PreferredAllocationRequest, context: Any
+    ) -> pb.PreferredAllocationResponse:
+        """IDs on the card that the pod most likely being admitted was assigned."""
+        began = time.perf_counter()
+        answers = []
+        for one in request.container_requests:
+            wanted = Request(self.resource, one.allocation_size)
+            try:
+                ids = await self._ledger.prefer(
+                    self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
+                )
+            except TangramError as error:
+                await self._refuse(context, "GetPreferredAllocation", wanted, error)
+            answers.append(pb.ContainerPreferredAllocationResponse(deviceIDs=ids))
+        self._observer.served("GetPreferredAllocation", self.resource, time.perf_counter() - began)
+        return pb.PreferredAllocationResponse(container_responses=answers)
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802
+        """Enter the IDs into the book; say what the container gets with them."""
+        began = time.perf_counter()
+        answers = []
+        for one in request.container_requests:
+            wanted = Request(self.resource, len(one.devices_ids))
+            try:
+                choice = await self._ledger.allocate(self.resource, one.devices_ids)
+                answers.append(self._with_devices(choice, one.devices_ids))
+            except (TangramError, OSError) as error:
+                await self._refuse(context, "Allocate", wanted, error)
+            log.info(
+                "allocated", resource=self.resource, quantity=wanted.quantity, pod=f"{choice.tenant.namespace}/{choice.tenant.name}",
+                uid=choice.tenant.uid, container=choice.container, cards=list(choice.cards), swapped=choice.swapped,
+            )  # fmt: skip
+        self._observer.served("Allocate", self.resource, time.perf_counter() - began)
+        return pb.AllocateResponse(container_responses=answers)
+
+    async def PreStartContainer(  # noqa: N802
+        self, request: pb.PreStartContainerRequest, context: Any
+    ) -> pb.PreStartContainerResponse:
+        """Write the grant and verify what the container mounts."""
+        began = time.perf_counter()
+        try:
+            await self._prestart(self.resource, request.devices_ids)
+        except (TangramError, OSError) as error:
+            await self._refuse(context, "PreStartContainer", Request(self.resource, len(request.devices_ids)), error)
+        self._observer.served("PreStartContainer", self.resource, time.perf_counter() - began)
+        return pb.PreStartContainerResponse()
+
+    def _listed(self) -> list[pb.Device]:
+        # No NUMA node is told: the card is chosen before the kubelet looks, and a topology hint could only force another one.
+        return [pb.Device(ID=device.id, health=HEALTH[device.healthy]) for device in self._offer.devices(self.resource)]
+
+    def _with_devices(self, choice: Choice, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+        names, tenant = self._offer.names, choice.tenant
+        cards = tuple(choice.cards)
+        answer = pb.ContainerAllocateResponse()
+        if self.resource == names.gpu_mem:
+            record = Record(tuple(ids), tenant.uid, tenant.namespace, tenant.name, choice.container, cards, self._now())
+            key = self._grants.prepare(record)
+            for mount in mounts(str(self._state_root), key):
+                answer.mounts.add(host_path=mount.host, container_path=mount.container, read_only=True)
+        if self.resource != names.gpu_core and self._offer.inventory().access == "cdi":
+            for name in cdi_names(cards):
+                answer.cdi_devices.add(name=name)
+        return answer
+
+    async def _refuse(self, context: Any, call: str, wanted: Request, error: Exception) -> NoReturn:
+        log.warning("refused", call=call, resource=self.resource, quantity=wanted.quantity, error=str(error))
+        self._observer.refused(call, wanted, error)
+        code = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, Refused) else grpc.StatusCode.INTERNAL
+        await context.abort(code, str(error))
+        raise AssertionError("abort raises")
+
+
+class ResourceServer:
+    """A `Service` on a socket of its own."""
+
+    def __init__(self, service: Service, socket: Path) -> None:
+        self.service, self.socket = service, socket
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Did somebody (a kubelet that starts) remove the socket?"""
+        return self._server is None or not self.socket.exists()
+
+    async def start(self) -> None:
+        """Listen, on a new socket if need be."""
+        await self.stop()
+        self.socket.unlink(missing_ok=True)
+        self._server = grpc.aio.server()
+        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self.service, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_insecure_port(f"unix://{self.socket}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Hang up on the kubelet."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await asyncio.shield(server.stop(grace=0.2))
