@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.integration.shim.conftest import CARDS, INVALID_VALUE, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
@@ -128,6 +130,30 @@ def test_a_forked_child_counts_with_its_parent(stage: Stage) -> None:
     assert parent.alloc(500) == 0, "the parent's connection is whole after the fork"
 
 
+FORKED = """
+import ctypes, os, pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+print(pynvml.nvmlDeviceGetMemoryInfo(card).used >> 20, flush=True)
+out, into = os.pipe()
+if os.fork() == 0:
+    cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+    assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    codes = [cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(mib << 20)) for mib in (1001, 1000)]
+    os.write(into, str(codes).encode())
+    os._exit(0)
+os.wait()
+print(os.read(out, 64).decode())
+"""
+
+
+def test_a_child_of_a_process_that_is_connected_has_a_connection_of_its_own(stage: Stage) -> None:
+    started = time.monotonic()
+    assert stage.python(FORKED).splitlines() == ["0", "[2, 0]"]
+    assert time.monotonic() - started < 2, "it need not find out by waiting that its parent's thread is not there"
+
+
 def test_a_pointer_that_is_not_ours_is_answered_by_the_driver(stage: Stage) -> None:
     probe = stage.probe()
     assert probe.ask("free", 0xDEAD000) == [INVALID_VALUE]
@@ -143,7 +169,7 @@ def test_a_full_card_gives_the_reservation_back(stage: Stage) -> None:
     neighbour = stage.probe(LD_PRELOAD="")
     assert neighbour.alloc(10000) == 0
     probe = stage.probe()
-    assert probe.alloc(8000) == OUT_OF_MEMORY
+    assert [probe.alloc(8000) for _ in range(3)] == [OUT_OF_MEMORY] * 3
     assert probe.info_mib() == (6384, 16000), "free is bounded by the card, and nothing stayed counted"
     assert probe.alloc(6000) == 0
 
