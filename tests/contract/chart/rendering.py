@@ -36,12 +36,13 @@ class Helm:
         version = kube or kubernetes_version()
         return self("template", "tangram", str(CHART), "-n", NAMESPACE, "--kube-version", version, *given)
 
-    def notes(self, values: Mapping[str, Any] | Path | None = None) -> str:
-        """What is printed after an installation."""
-        given = ["-f", str(values)] if isinstance(values, Path) else set_values(values or {})
-        version = kubernetes_version()
+    def notes(self, values: Mapping[str, Any] | Path, kubeconfig: Path) -> str:
+        """What is printed after an installation, on a cluster that has no operators."""
+        given = ["-f", str(values)] if isinstance(values, Path) else set_values(values)
+        operators = set_values({"webhook": {"certManager": {"enabled": False}}, "serviceMonitor": {"enabled": False}})
+        given = [*given, *operators, *set_values({"prometheusRule": {"enabled": False}})]
         printed = self(
-            "install", "tangram", str(CHART), "-n", NAMESPACE, "--kube-version", version, "--dry-run=client", *given
+            "install", "tangram", str(CHART), "-n", NAMESPACE, "--dry-run=server", *given, kubeconfig=kubeconfig
         )
         return printed.partition("\nNOTES:\n")[2]
 

@@ -94,7 +94,7 @@ extenders:
     nodeCacheCapable: true
     # no extender, no pod with GPUs: better late than double
     ignorable: false
-    httpTimeout: {{ .Values.scheduler.extender.httpTimeout }}
+    httpTimeout: {{ .Values.scheduler.extender.httpTimeoutSeconds }}s
     # Pods that ask for one of these go through the extender. They stay visible to the scheduler's own accounting: without
     # it, preemption would never see that they are short.
     managedResources:
@@ -115,6 +115,8 @@ env:
     value: {{ .Values.scheduler.extender.port | quote }}
   - name: TANGRAM_EXTENDER_METRICS_PORT
     value: {{ .Values.scheduler.extender.metricsPort | quote }}
+  - name: TANGRAM_EXTENDER_BIND_TIMEOUT_S
+    value: {{ sub (int .Values.scheduler.extender.httpTimeoutSeconds) 1 | quote }}
   - name: TANGRAM_EXTENDER_LOG_LEVEL
     value: {{ .Values.logLevel }}
   {{- with .Values.scheduler.extender.extraEnv }}

@@ -1,0 +1,365 @@
+"""What the chart renders, for every example of values: whole, connected, and with no more rights than it says."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.contract.chart.apiserver import ApiServer
+from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects, Refused, env
+
+CLUSTER_WIDE = {
+    "ClusterRole", "ClusterRoleBinding", "PriorityClass", "MutatingWebhookConfiguration",
+    "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def rendered(request: pytest.FixtureRequest, helm: Helm) -> Objects:
+    return helm.objects(EXAMPLES[request.param])
+
+
+@pytest.fixture(scope="module")
+def local(helm: Helm) -> Objects:
+    return helm.objects(EXAMPLES["local"])
+
+
+@pytest.fixture(scope="module")
+def nvidia(helm: Helm) -> Objects:
+    return helm.objects(EXAMPLES["nvidia"])
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_helm_lint_has_nothing_to_say(helm: Helm, example: str) -> None:
+    chart = EXAMPLES[example].parents[1]
+    said = helm("lint", "--strict", str(chart), "-n", NAMESPACE, "--kube-version", "v1.36.3", "-f", str(EXAMPLES[example]))
+    assert "0 chart(s) failed" in said
+
+
+def test_every_object_is_named_once_and_labelled(rendered: Objects) -> None:
+    seen = [(thing["kind"], thing["metadata"]["name"], thing["metadata"].get("namespace")) for thing in rendered.items]
+    assert len(seen) == len(set(seen))
+    for thing in rendered.items:
+        labels = thing["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "tangram", thing["metadata"]["name"]
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert ("namespace" in thing["metadata"]) == (thing["kind"] not in CLUSTER_WIDE), thing["metadata"]["name"]
+
+
+def test_selectors_find_the_pods_they_mean_and_no_others(rendered: Objects) -> None:
+    pods = {thing["metadata"]["name"]: template["metadata"]["labels"] for thing, template in rendered.pods()}
+    selecting = ("DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service")
+    for thing in (thing for thing in rendered.items if thing["kind"] in selecting):
+        spec = thing["spec"]
+        selector = spec.get("podSelector", spec.get("selector"))
+        wanted = selector.get("matchLabels", selector)
+        found = [name for name, labels in pods.items() if wanted.items() <= labels.items()]
+        assert found == [thing["metadata"]["name"].removesuffix("-metrics")], thing["kind"]
+
+
+def test_what_a_pod_refers_to_is_there(rendered: Objects) -> None:
+    for thing, template in rendered.pods():
+        spec = template["spec"]
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+        mounted = {mount["name"] for c in spec["containers"] for mount in c.get("volumeMounts", [])}
+        assert mounted == set(volumes), thing["metadata"]["name"]
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in rendered.of("ConfigMap")
+            if "secret" in volume:
+                assert volume["secret"]["secretName"] in {
+                    *rendered.of("Secret"), *(c["spec"]["secretName"] for c in rendered.of("Certificate").values())
+                }  # fmt: skip
+        if thing["kind"] != "Pod":
+            assert spec["serviceAccountName"] in rendered.of("ServiceAccount")
+        for container in spec["containers"]:
+            ports = {port["name"] for port in container.get("ports", [])}
+            probes = [container[key] for key in ("livenessProbe", "readinessProbe") if key in container]
+            assert {probe["httpGet"]["port"] for probe in probes} <= ports
+            assert container["resources"]["limits"], container["name"]
+
+
+def test_bindings_bind_roles_to_accounts_that_exist(rendered: Objects) -> None:
+    for kind in ("Role", "ClusterRole"):
+        for binding in rendered.of(f"{kind}Binding").values():
+            for subject in binding["subjects"]:
+                assert subject["name"] in rendered.of("ServiceAccount")
+                assert subject["namespace"] == NAMESPACE
+            role = binding["roleRef"]["name"]
+            foreign = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
+            assert role in rendered.of(binding["roleRef"]["kind"]) or role in foreign
+
+
+def test_no_rule_has_a_wildcard(rendered: Objects) -> None:
+    for kind in ("Role", "ClusterRole"):
+        for role in rendered.of(kind).values():
+            for rule in role["rules"]:
+                assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], role["metadata"]["name"]
+
+
+def test_everything_but_the_node_pod_is_restricted(rendered: Objects) -> None:
+    """As the Pod Security level `restricted` says, and a read-only root on top."""
+    for thing, template in rendered.pods():
+        spec = template["spec"]
+        if thing["kind"] != "DaemonSet":
+            context = spec["securityContext"]
+            assert context["runAsNonRoot"] is True
+            assert context["runAsUser"] == 65532
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not any("hostPath" in volume for volume in spec.get("volumes", []))
+            assert not spec.get("hostPID")
+            for container in spec["containers"]:
+                assert_confined(container)
+
+
+def assert_confined(container: dict[str, Any]) -> None:
+    context = container["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert not context.get("privileged")
+
+
+def test_the_node_pod_is_root_without_a_capability(local: Objects, nvidia: Objects) -> None:
+    for objects in (local, nvidia):
+        spec = objects.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+        assert spec["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert spec["hostPID"] is True
+        assert "hostNetwork" not in spec
+        for container in spec["containers"]:
+            assert_confined(container)
+
+
+@pytest.mark.parametrize(
+    ("values", "privileged", "mode"),
+    [
+        ({}, True, "cdi"),
+        ({"runtimeClassName": "nvidia"}, False, "nvidia"),
+        ({"accessMode": "nvidia"}, False, "nvidia"),
+        ({"accessMode": "cdi"}, True, "cdi"),
+        ({"accessMode": "cdi", "runtimeClassName": "nvidia"}, False, "cdi"),
+        ({"node": {"privileged": "false"}}, False, "cdi"),
+        ({"node": {"privileged": False}}, False, "cdi"),
+        ({"accessMode": "nvidia", "node": {"privileged": "true"}}, True, "nvidia"),
+    ],
+)
+def test_the_plugin_is_privileged_only_where_nothing_else_opens_device_nodes(
+    helm: Helm, values: dict[str, Any], *, privileged: bool, mode: str
+) -> None:
+    objects = helm.objects(values)
+    plugin = objects.container("plugin")
+    assert bool(plugin["securityContext"].get("privileged")) == privileged
+    assert env(plugin)["TANGRAM_DEVICEPLUGIN_ACCESS"] == mode
+    assert_confined(objects.container("arbiter"))
+    given = env(objects.container("webhook"))["TANGRAM_WEBHOOK_RUNTIME_CLASS"]
+    assert given == ("nvidia" if mode == "nvidia" else "")
+
+
+def test_in_mode_cdi_the_plugin_sees_the_driver_root_and_writes_specs(local: Objects) -> None:
+    spec = local.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+    host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    mounts = {mount["mountPath"]: mount for mount in local.container("plugin")["volumeMounts"]}
+    assert {path: (host.get(mount["name"]), bool(mount.get("readOnly"))) for path, mount in mounts.items()} == {
+        "/var/lib/tangram": ("/var/lib/tangram", False),
+        "/var/lib/kubelet/device-plugins": ("/var/lib/kubelet/device-plugins", False),
+        "/var/lib/kubelet/pod-resources": ("/var/lib/kubelet/pod-resources", True),
+        "/var/run/cdi": ("/var/run/cdi", False),
+        "/driver-root": ("/var/lib/tangram-fake-driver", True),
+        "/run/nvidia-persistenced": ("/var/lib/tangram-fake-driver/run/nvidia-persistenced", True),
+        "/var/run/secrets/kubernetes.io/serviceaccount": (None, True),
+    }
+    assert env(local.container("plugin"))["TANGRAM_DEVICEPLUGIN_HOST_DRIVER_ROOT"] == "/var/lib/tangram-fake-driver"
+
+
+def test_the_arbiter_reaches_grants_and_nothing_else(local: Objects) -> None:
+    assert local.container("arbiter")["volumeMounts"] == [{"name": "grants", "mountPath": "/var/lib/tangram/grants"}]
+
+
+def test_the_root_of_the_host_is_a_driver_root_too(helm: Helm) -> None:
+    spec = helm.objects({"driver": {"root": "/"}}).one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+    host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert (host["driver-root"], host["persistenced"]) == ("/", "/run/nvidia-persistenced")
+
+
+def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
+    spec = nvidia.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+    assert spec["runtimeClassName"] == "nvidia"
+    assert {volume["name"] for volume in spec["volumes"]} == {"state", "grants", "device-plugins", "pod-resources", "token"}
+    assert env(nvidia.container("plugin"))["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert env(nvidia.container("plugin"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility,compute"
+    assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+@pytest.mark.parametrize(
+    ("given", "tag"),
+    [("v1.36.3", "v1.36.3"), ("v1.33.5-gke.1162000", "v1.33.5"), ("v1.34.1+k3s1", "v1.34.1"), ("v1.30.14-eks-2d5f260", "v1.30.14")],
+)
+def test_kube_scheduler_is_of_the_clusters_own_version(helm: Helm, given: str, tag: str) -> None:
+    image = helm.objects(kube=given).container("kube-scheduler")["image"]
+    assert image == f"registry.k8s.io/kube-scheduler:{tag}"
+
+
+def test_clusters_without_what_the_chart_needs_are_refused(helm: Helm) -> None:
+    with pytest.raises(Refused, match="1.30"):
+        helm.objects(kube="v1.29.9")
+
+
+def test_the_scheduler_knows_every_resource_and_asks_the_extender_beside_it(helm: Helm, local: Objects) -> None:
+    config = yaml.safe_load(local.one("ConfigMap", "tangram-scheduler")["data"]["scheduler.yaml"])
+    (extender,) = config["extenders"]
+    port = env(local.container("extender"))["TANGRAM_EXTENDER_PORT"]
+    assert extender["urlPrefix"] == f"http://127.0.0.1:{port}"
+    names = [resource["name"] for resource in extender["managedResources"]]
+    assert names[:3] == ["tangram.sh/gpu-mem", "tangram.sh/gpu-core", "tangram.sh/gpu"]
+    assert {"tangram.sh/mig-1g.10gb", "tangram.sh/mig-3g.40gb", "tangram.sh/mig-1g.18gb.me"} <= set(names)
+    assert not any(resource["ignoredByScheduler"] for resource in extender["managedResources"])
+    assert (extender["nodeCacheCapable"], extender["ignorable"]) == (True, False)
+    assert config["percentageOfNodesToScore"] == 100
+    assert config["profiles"] == [{"schedulerName": "tangram-scheduler"}]
+    election = config["leaderElection"]
+    assert (election["resourceNamespace"], election["resourceName"]) == (NAMESPACE, "tangram-scheduler")
+    assert env(local.container("webhook"))["TANGRAM_WEBHOOK_SCHEDULER_NAME"] == "tangram-scheduler"
+
+
+def test_a_change_of_the_schedulers_configuration_restarts_it_and_nothing_else(helm: Helm) -> None:
+    before, after = helm.objects(), helm.objects({"migProfiles": ["1g.5gb"]})
+    changed = {
+        thing["metadata"]["name"]
+        for (thing, template), (_, other) in zip(before.pods(), after.pods(), strict=True)
+        if template != other
+    }
+    assert changed == {"tangram-scheduler"}
+
+
+def test_several_active_schedulers_are_refused(helm: Helm) -> None:
+    with pytest.raises(Refused, match=r"scheduler\.replicas is 3 with scheduler\.leaderElect=false"):
+        helm.objects({"scheduler": {"leaderElect": False, "replicas": 3}})
+
+
+def test_the_webhook_is_asked_only_about_pods_that_ask(rendered: Objects) -> None:
+    ((name, configuration),) = rendered.of("MutatingWebhookConfiguration").items()
+    (webhook,) = configuration["webhooks"]
+    (condition,) = webhook["matchConditions"]
+    domain = webhook["name"].removeprefix("pods.")
+    assert f"k.startsWith('{domain}/')" in condition["expression"]
+    assert "initContainers" in condition["expression"]
+    (left_out,) = (e for e in webhook["namespaceSelector"]["matchExpressions"] if e["key"] == "kubernetes.io/metadata.name")
+    assert (left_out["operator"], left_out["values"]) == ("NotIn", ["kube-system", NAMESPACE])
+    assert webhook["rules"][0]["operations"] == ["CREATE"]
+    assert webhook["sideEffects"] == "None"
+    assert webhook["timeoutSeconds"] == 5
+    assert webhook["clientConfig"]["service"]["name"] in rendered.of("Service")
+    assert "caBundle" not in webhook["clientConfig"]
+    assert env(rendered.container("webhook")).get("TANGRAM_WEBHOOK_CONFIGURATION_NAME", name) == name
+
+
+def test_the_webhooks_certificate_names_its_service(rendered: Objects) -> None:
+    given = env(rendered.container("webhook"))
+    (service,) = [name for name in rendered.of("Service") if name.endswith("-webhook")]
+    names = [f"{service}.{NAMESPACE}.svc", f"{service}.{NAMESPACE}.svc.cluster.local"]
+    assert yaml.safe_load(given["TANGRAM_WEBHOOK_DNS_NAMES"]) == names
+    for certificate in rendered.of("Certificate").values():
+        assert certificate["spec"]["dnsNames"] == names
+
+
+def test_the_webhook_may_touch_its_own_secret_and_configuration_only(local: Objects) -> None:
+    rules = [
+        *local.one("Role", "tangram-webhook")["rules"],
+        *local.one("ClusterRole", "tangram-webhook")["rules"],
+    ]
+    assert {(*rule["resources"], *rule["resourceNames"]) for rule in rules} == {
+        ("secrets", "tangram-webhook-tls"),
+        ("mutatingwebhookconfigurations", "tangram-webhook"),
+    }
+    assert "tangram-webhook-tls" in local.of("Secret")
+
+
+def test_with_cert_manager_the_webhook_has_no_rights_at_all(nvidia: Objects) -> None:
+    assert "tangram-webhook" not in {**nvidia.of("Role"), **nvidia.of("ClusterRole")}
+    assert "tangram-webhook-tls" not in nvidia.of("Secret")
+    template = nvidia.one("Deployment", "tangram-webhook")["spec"]["template"]
+    assert template["spec"]["automountServiceAccountToken"] is False
+    annotations = nvidia.one("MutatingWebhookConfiguration", "tangram-webhook")["metadata"]["annotations"]
+    assert annotations["cert-manager.io/inject-ca-from"] == f"{NAMESPACE}/tangram-webhook"
+
+
+def test_priority_classes_are_given_only_when_asked_for(local: Objects, nvidia: Objects) -> None:
+    assert "TANGRAM_WEBHOOK_PRIORITY_CLASSES" not in env(local.container("webhook"))
+    mapping = yaml.safe_load(env(nvidia.container("webhook"))["TANGRAM_WEBHOOK_PRIORITY_CLASSES"])
+    assert set(mapping.values()) == set(nvidia.of("PriorityClass"))
+    by_value = sorted(nvidia.of("PriorityClass").values(), key=lambda thing: -thing["value"])
+    assert [thing["metadata"]["name"] for thing in by_value] == [
+        "tangram-latency-critical", "tangram-standard", "tangram-best-effort"
+    ]  # fmt: skip
+
+
+def test_an_existing_scheduler_is_told_what_it_needs(helm: Helm, api: ApiServer) -> None:
+    example = EXAMPLES["own-scheduler"]
+    objects, notes = helm.objects(example), helm.notes(example, api.kubeconfig)
+    assert not any("scheduler" in name for name in objects.of("Deployment"))
+    snippet = re.search(r"^  extenders:\n(?:    .*\n)+", notes, re.M)
+    assert snippet
+    (extender,) = yaml.safe_load(snippet[0])["extenders"]
+    assert extender["bindVerb"] == "bind"
+    beside = re.search(r"^  - command:\n(?:    .*\n|  - .*\n)+", notes, re.M)
+    assert beside
+    assert yaml.safe_load(beside[0])[0]["command"] == ["tangram-extender"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_notes_show_a_pod_that_asks(helm: Helm, api: ApiServer, example: str) -> None:
+    notes = helm.notes(EXAMPLES[example], api.kubeconfig)
+    shown = re.search(r"^  apiVersion: v1\n(?:  .*\n)+", notes, re.M)
+    assert shown
+    limits = yaml.safe_load(shown[0])["spec"]["containers"][0]["resources"]["limits"]
+    domain = "gpu.example.com" if example == "own-domain" else "tangram.sh"
+    assert limits == {f"{domain}/gpu-mem": "8Gi", f"{domain}/gpu-core": 30}
+
+
+def test_another_domain_reaches_every_component(helm: Helm) -> None:
+    # the label of the operator's own nodes and the CDI kind stay, whatever users' names are
+    assert "tangram.sh/" not in helm.text(EXAMPLES["own-domain"])
+    for name in ("plugin", "extender", "webhook"):
+        values = env(helm.objects(EXAMPLES["own-domain"]).container(name))
+        assert [value for key, value in values.items() if key.endswith("_DOMAIN")] == ["gpu.example.com"]
+
+
+def test_images_are_named_by_digest_tag_or_app_version(helm: Helm) -> None:
+    def image(**given: str) -> str:
+        return str(helm.objects({"image": given}).container("webhook")["image"])
+
+    assert image() == "ghcr.io/tangram-sh/tangram:0.1.0"
+    assert image(tag="dev", registry="") == "tangram-sh/tangram:dev"
+    assert image(tag="dev", digest="sha256:" + "0" * 64) == "ghcr.io/tangram-sh/tangram@sha256:" + "0" * 64
+
+
+def test_the_test_pod_goes_the_way_of_every_pod(local: Objects) -> None:
+    pod = local.one("Pod", "tangram-test")
+    assert pod["metadata"]["namespace"] == "default"
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"tangram.sh/gpu-mem": 1}
+    assert "schedulerName" not in pod["spec"]
+
+
+def test_a_test_where_the_webhook_does_not_look_is_refused(helm: Helm) -> None:
+    with pytest.raises(Refused, match=r"test\.namespace is tangram-system"):
+        helm.objects({"test": {"image": "x", "namespace": NAMESPACE}})
+
+
+def test_everything_is_scraped_when_prometheus_operator_is_there(nvidia: Objects) -> None:
+    """Each metrics port has a Service and a ServiceMonitor, and the network policy lets it in."""
+    ports = {
+        (port["containerPort"])
+        for _, container in nvidia.containers()
+        for port in container.get("ports", [])
+        if "metrics" in port["name"]
+    }
+    served = {port["port"] for service in nvidia.of("Service").values() for port in service["spec"]["ports"]} - {443}
+    allowed = {
+        port["port"] for policy in nvidia.of("NetworkPolicy").values() for rule in policy["spec"]["ingress"] for port in rule["ports"]
+    }  # fmt: skip
+    assert ports == served
+    assert ports <= allowed
+    assert set(nvidia.of("ServiceMonitor")) == {name for name in nvidia.of("Service") if name.endswith("-metrics")}

@@ -1,0 +1,65 @@
+"""Every variable that the chart gives a component is a setting of it, and a value that it takes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from tests.contract.chart.rendering import EXAMPLES, Helm, env
+
+COMPONENTS = {"plugin": "deviceplugin", "arbiter": "arbiter", "extender": "extender", "webhook": "webhook"}
+"""Container -> package."""
+
+
+def settings_of(package: str) -> type[BaseSettings]:
+    module = importlib.import_module(f"{package}.settings")
+    (found,) = (
+        thing
+        for thing in vars(module).values()
+        if isinstance(thing, type) and issubclass(thing, BaseSettings) and thing is not BaseSettings
+    )
+    return found
+
+
+@pytest.mark.parametrize("container", COMPONENTS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_component_starts_with_what_the_chart_sets(
+    helm: Helm, example: str, container: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = helm.objects(EXAMPLES[example])
+    rendered = {c["name"]: c for _, c in objects.containers()}
+    if container not in rendered:
+        assert (example, container) == ("own-scheduler", "extender")
+        return
+    given = {name: value for name, value in env(rendered[container]).items() if name.startswith("TANGRAM_")}
+    settings = settings_of(COMPONENTS[container])
+    prefix = settings.model_config["env_prefix"]
+    unknown = [name for name in given if name.removeprefix(prefix).lower() not in settings.model_fields]
+    assert unknown == []
+    for name in [name for name in os.environ if name.startswith("TANGRAM_")]:
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value if isinstance(value, str) else "from-the-api")
+    made: Any = settings()
+    assert made.log_level == "info"
+
+
+def test_the_ports_that_are_named_are_those_that_are_listened_on(helm: Helm) -> None:
+    objects = helm.objects(EXAMPLES["local"])
+    for _, container in objects.containers():
+        set_ports = {int(value) for name, value in env(container).items() if name.endswith("_PORT")}
+        named = {port["containerPort"] for port in container.get("ports", [])}
+        # the extender's own port is on 127.0.0.1, for kube-scheduler alone
+        assert set_ports - named <= {8888}, container["name"]
+        if set_ports:
+            assert named <= set_ports
+
+
+@pytest.mark.parametrize(("component", "program"), [("plugin", "deviceplugin"), ("extender", "extender"), ("webhook", "webhook"), ("arbiter", "arbiter")])  # fmt: skip
+def test_the_commands_are_the_projects_entry_points(helm: Helm, component: str, program: str) -> None:
+    assert helm.objects().container(component)["command"] == [f"tangram-{program}"]
+    assert callable(importlib.import_module(f"{program}.__main__").main)
