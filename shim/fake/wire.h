@@ -45,7 +45,7 @@ struct fake_profile {
     uint32_t most;        /* instances of it that fit on one card */
     uint32_t sms;
     uint32_t copy_engines;
-    uint32_t media_engines; /* 1 for the +me profiles */
+    uint32_t decoders, jpegs, ofas;
     uint64_t bytes;
 };
 

@@ -7,7 +7,9 @@
 #include "page.h"
 
 #include <errno.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 void page_init_lock(struct fake_page *page)
 {
@@ -117,4 +119,11 @@ void page_sleep_until(uint64_t ns)
         return;
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
         continue;
+}
+
+#define CLOSE_ON_EXEC 1u /* MFD_CLOEXEC */
+
+int new_memfd(const char *name)
+{
+    return (int)syscall(SYS_memfd_create, name, CLOSE_ON_EXEC);
 }

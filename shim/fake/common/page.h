@@ -24,4 +24,7 @@ uint64_t page_queue(struct fake_page *page, uint32_t slot, uint32_t unit, uint64
 uint64_t page_now_ns(void);
 void page_sleep_until(uint64_t ns);
 
+/* memfd_create by its number: the libraries are built against a C library older than it. -1 on failure. */
+int new_memfd(const char *name);
+
 #endif

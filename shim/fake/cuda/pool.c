@@ -99,8 +99,12 @@ CUresult pool_free(struct span *span)
 static CUresult alloc_from(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     struct span *span;
-    CHECK(at != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(at != NULL, CUDA_ERROR_INVALID_VALUE);
     CHECK(bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
+    if (bytes == 0) { /* a success without memory: measured, driver 580 */
+        *at = 0;
+        return CUDA_SUCCESS;
+    }
     if (stream->capture != NULL)
         return capture_alloc(stream->capture, stream->ctx->device, at, bytes);
     const uint64_t counted = rounded(bytes, GRAIN);
@@ -142,6 +146,8 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream handle)
     TRY(stream_get(handle, &stream));
     if (stream->capture != NULL)
         return capture_free(stream->capture, at);
+    if (at == 0)
+        return CUDA_SUCCESS;
     lock();
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
     struct span *span = span_find((uintptr_t)at);

@@ -44,7 +44,7 @@ void span_remove(struct span *span)
 
 static bool arena_open(void)
 {
-    cuda.arena_fd = memfd_create("fake-gpu-memory", MFD_CLOEXEC);
+    cuda.arena_fd = new_memfd("fake-gpu-memory");
     if (cuda.arena_fd < 0 || ftruncate(cuda.arena_fd, (off_t)ARENA_BYTES) != 0)
         return false;
     void *at = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, cuda.arena_fd, 0);

@@ -274,7 +274,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     unlock();
     CHECK(good, CUDA_ERROR_INVALID_VALUE);
     const struct token token = {.magic = TOKEN_MAGIC, .id = physical->object};
-    const int fd = memfd_create("fake-gpu-handle", MFD_CLOEXEC);
+    const int fd = new_memfd("fake-gpu-handle");
     CHECK(fd >= 0 && write(fd, &token, sizeof token) == (ssize_t)sizeof token, CUDA_ERROR_OPERATING_SYSTEM);
     *(int *)shareable = fd;
     return CUDA_SUCCESS;

@@ -1,8 +1,8 @@
 /* cards.c - the card models.
  *
  * Names, memory, PCI IDs and SM counts are those that nvidia-smi prints on the card; MIG profiles are NVIDIA's documented
- * ones (MIG user guide, "Supported MIG profiles"). reserved_mib is guessed, but for h200, where it was measured as NVML's
- * total less cuDeviceTotalMem; context_mib likewise.
+ * ones (MIG user guide, "Supported MIG profiles"). reserved_mib and context_mib are guessed, but for h200, where both were
+ * measured: NVML's total less cuDeviceTotalMem, and what one primary context takes. So were h200's MIG profiles.
  */
 #define _GNU_SOURCE
 #include "daemon.h"
@@ -19,33 +19,45 @@ struct model {
 };
 
 /* id and nvml are the same on all cards: NVML's NVML_GPU_INSTANCE_PROFILE_{1,2,3,4,7}_SLICE, 1_SLICE_REV1 (+me), _REV2. */
-#define PROFILE(n, i, v, c, m, most_, s, ce, me, mib) \
-    {.name = n, .id = i, .nvml = v, .compute = c, .memory = m, .most = most_, .sms = s, .copy_engines = ce, .media_engines = me, \
-     .bytes = mib * FAKE_MIB}
+#define PROFILE(n, i, v, c, m, most_, s, ce, dec, jpg, ofa, mib) \
+    {.name = n, .id = i, .nvml = v, .compute = c, .memory = m, .most = most_, .sms = s, .copy_engines = ce, .decoders = dec, .jpegs = jpg, \
+     .ofas = ofa, .bytes = mib * FAKE_MIB}
 
 static const struct fake_profile a100_40[FAKE_PROFILES] = {
-    PROFILE("1g.5gb", 19, 0, 1, 1, 7, 14, 1, 0, 4864),      PROFILE("1g.5gb.me", 20, 7, 1, 1, 1, 14, 1, 1, 4864),
-    PROFILE("1g.10gb", 15, 9, 1, 2, 4, 14, 1, 0, 9984),     PROFILE("2g.10gb", 14, 1, 2, 2, 3, 28, 2, 0, 9984),
-    PROFILE("3g.20gb", 9, 2, 3, 4, 2, 42, 3, 0, 20096),     PROFILE("4g.20gb", 5, 3, 4, 4, 1, 56, 4, 0, 20096),
-    PROFILE("7g.40gb", 0, 4, 7, 8, 1, 98, 7, 1, 40192),
+    PROFILE("1g.5gb", 19, 0, 1, 1, 7, 14, 1, 0, 0, 0, 4864),
+    PROFILE("1g.5gb.me", 20, 7, 1, 1, 1, 14, 1, 1, 1, 1, 4864),
+    PROFILE("1g.10gb", 15, 9, 1, 2, 4, 14, 1, 0, 0, 0, 9984),
+    PROFILE("2g.10gb", 14, 1, 2, 2, 3, 28, 2, 1, 0, 0, 9984),
+    PROFILE("3g.20gb", 9, 2, 3, 4, 2, 42, 3, 2, 0, 0, 20096),
+    PROFILE("4g.20gb", 5, 3, 4, 4, 1, 56, 4, 2, 0, 0, 20096),
+    PROFILE("7g.40gb", 0, 4, 7, 8, 1, 98, 7, 5, 1, 1, 40192),
 };
 static const struct fake_profile a100_80[FAKE_PROFILES] = {
-    PROFILE("1g.10gb", 19, 0, 1, 1, 7, 14, 1, 0, 9728),     PROFILE("1g.10gb.me", 20, 7, 1, 1, 1, 14, 1, 1, 9728),
-    PROFILE("1g.20gb", 15, 9, 1, 2, 4, 14, 1, 0, 19968),    PROFILE("2g.20gb", 14, 1, 2, 2, 3, 28, 2, 0, 19968),
-    PROFILE("3g.40gb", 9, 2, 3, 4, 2, 42, 3, 0, 40192),     PROFILE("4g.40gb", 5, 3, 4, 4, 1, 56, 4, 0, 40192),
-    PROFILE("7g.80gb", 0, 4, 7, 8, 1, 98, 7, 1, 80640),
+    PROFILE("1g.10gb", 19, 0, 1, 1, 7, 14, 1, 0, 0, 0, 9728),
+    PROFILE("1g.10gb.me", 20, 7, 1, 1, 1, 14, 1, 1, 1, 1, 9728),
+    PROFILE("1g.20gb", 15, 9, 1, 2, 4, 14, 1, 0, 0, 0, 19968),
+    PROFILE("2g.20gb", 14, 1, 2, 2, 3, 28, 2, 1, 0, 0, 19968),
+    PROFILE("3g.40gb", 9, 2, 3, 4, 2, 42, 3, 2, 0, 0, 40192),
+    PROFILE("4g.40gb", 5, 3, 4, 4, 1, 56, 4, 2, 0, 0, 40192),
+    PROFILE("7g.80gb", 0, 4, 7, 8, 1, 98, 7, 5, 1, 1, 80640),
 };
 static const struct fake_profile h100[FAKE_PROFILES] = {
-    PROFILE("1g.10gb", 19, 0, 1, 1, 7, 16, 1, 0, 9984),     PROFILE("1g.10gb.me", 20, 7, 1, 1, 1, 16, 1, 1, 9984),
-    PROFILE("1g.20gb", 15, 9, 1, 2, 4, 26, 1, 0, 20096),    PROFILE("2g.20gb", 14, 1, 2, 2, 3, 32, 2, 0, 20096),
-    PROFILE("3g.40gb", 9, 2, 3, 4, 2, 60, 3, 0, 40448),     PROFILE("4g.40gb", 5, 3, 4, 4, 1, 64, 4, 0, 40448),
-    PROFILE("7g.80gb", 0, 4, 7, 8, 1, 132, 8, 1, 81152),
+    PROFILE("1g.10gb", 19, 0, 1, 1, 7, 16, 1, 1, 1, 0, 9984),
+    PROFILE("1g.10gb.me", 20, 7, 1, 1, 1, 16, 1, 1, 1, 1, 9984),
+    PROFILE("1g.20gb", 15, 9, 1, 2, 4, 26, 1, 1, 1, 0, 20096),
+    PROFILE("2g.20gb", 14, 1, 2, 2, 3, 32, 2, 2, 2, 0, 20096),
+    PROFILE("3g.40gb", 9, 2, 3, 4, 2, 60, 3, 3, 3, 0, 40448),
+    PROFILE("4g.40gb", 5, 3, 4, 4, 1, 64, 4, 4, 4, 0, 40448),
+    PROFILE("7g.80gb", 0, 4, 7, 8, 1, 132, 8, 7, 7, 1, 81152),
 };
 static const struct fake_profile h200[FAKE_PROFILES] = {
-    PROFILE("1g.18gb", 19, 0, 1, 1, 7, 16, 1, 0, 16384),    PROFILE("1g.18gb.me", 20, 7, 1, 1, 1, 16, 1, 1, 16384),
-    PROFILE("1g.35gb", 15, 9, 1, 2, 4, 26, 1, 0, 33280),    PROFILE("2g.35gb", 14, 1, 2, 2, 3, 32, 2, 0, 33280),
-    PROFILE("3g.71gb", 9, 2, 3, 4, 2, 60, 3, 0, 71424),     PROFILE("4g.71gb", 5, 3, 4, 4, 1, 64, 4, 0, 71424),
-    PROFILE("7g.141gb", 0, 4, 7, 8, 1, 132, 8, 1, 143360),
+    PROFILE("1g.18gb", 19, 0, 1, 1, 7, 16, 1, 1, 1, 0, 16384),
+    PROFILE("1g.18gb.me", 20, 7, 1, 1, 1, 16, 1, 1, 1, 1, 16384),
+    PROFILE("1g.35gb", 15, 9, 1, 2, 4, 26, 1, 1, 1, 0, 33280),
+    PROFILE("2g.35gb", 14, 1, 2, 2, 3, 32, 2, 2, 2, 0, 33280),
+    PROFILE("3g.71gb", 9, 2, 3, 4, 2, 60, 3, 3, 3, 0, 71424),
+    PROFILE("4g.71gb", 5, 3, 4, 4, 1, 64, 4, 4, 4, 0, 71424),
+    PROFILE("7g.141gb", 0, 4, 7, 8, 1, 132, 8, 7, 7, 1, 143360),
 };
 
 static const struct model models[] = {
@@ -55,7 +67,7 @@ static const struct model models[] = {
     {"a100-40", "NVIDIA A100-SXM4-40GB", 0x20b010de, 0x134f10de, 8, 0, 7, 14, 108, 1410, 1215, 5120, 400, 40, 12, 40960, 554, 420, a100_40},
     {"a100-80", "NVIDIA A100-SXM4-80GB", 0x20b210de, 0x146310de, 8, 0, 7, 14, 108, 1410, 1593, 5120, 400, 40, 12, 81920, 681, 420, a100_80},
     {"h100", "NVIDIA H100 80GB HBM3", 0x233010de, 0x16c110de, 9, 0, 9, 14, 132, 1980, 2619, 5120, 700, 50, 18, 81559, 445, 512, h100},
-    {"h200", "NVIDIA H200", 0x233510de, 0x18be10de, 9, 0, 9, 14, 132, 1980, 3201, 6144, 700, 60, 18, 143771, 605, 512, h200},
+    {"h200", "NVIDIA H200", 0x233510de, 0x18bf10de, 9, 0, 9, 14, 132, 1980, 3201, 6144, 700, 60, 18, 143771, 615, 528, h200},
     {"l40s", "NVIDIA L40S", 0x26b910de, 0x185110de, 8, 9, 8, 14, 142, 2520, 9001, 384, 350, 96, 0, 46068, 585, 380, NULL},
 };
 #define MODELS (sizeof models / sizeof models[0])

@@ -39,7 +39,7 @@ void say(struct text *to, const char *format, ...)
 
 static bool make_page(struct daemon *daemon)
 {
-    daemon->page_fd = (int)memfd_create("nvidia-fake-driver", MFD_CLOEXEC);
+    daemon->page_fd = new_memfd("nvidia-fake-driver");
     if (daemon->page_fd < 0 || ftruncate(daemon->page_fd, (off_t)FAKE_PAGE_BYTES) != 0)
         return false;
     void *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, daemon->page_fd, 0);

@@ -1,7 +1,7 @@
 /* mig.c - MIG mode and GPU instances, placed as NVIDIA documents them.
  *
  * A card has 8 memory and 7 compute slices. An instance of a profile with m memory slices begins at a multiple of m
- * (3g and 4g: of 4) and has one compute instance as large as itself. IDs are those the driver gives: by size and place.
+ * (3g and 4g: of 4) and has one compute instance as large as itself.
  */
 #include "daemon.h"
 
@@ -9,14 +9,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t gi_at(const struct fake_profile *profile, uint32_t start)
+static int unit_of_gi(const struct fake_page *page, uint32_t card, uint32_t gi)
 {
-    switch (profile->memory) {
-    case 8: return 0;
-    case 4: return 1 + start / 4;
-    case 2: return 3 + start / 2;
-    default: return 7 + start;
+    for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
+        const uint32_t unit = fake_unit_of_instance(card, i);
+        if (page->unit[unit].live && page->unit[unit].gi == gi)
+            return (int)unit;
     }
+    return -1;
+}
+
+/* By size and place, but for halves of a card, which have the first free of 1 and 2. */
+static uint32_t gi_at(const struct fake_page *page, uint32_t card, const struct fake_profile *profile, uint32_t start)
+{
+    if (profile->memory == 8)
+        return 0;
+    if (profile->memory == 4)
+        return unit_of_gi(page, card, 1) < 0 ? 1 : 2;
+    return profile->memory == 2 ? 3 + start / 2 : 7 + start;
 }
 
 bool mig_set_mode(struct daemon *daemon, uint32_t card, bool on, struct text *why)
@@ -57,17 +67,24 @@ static struct taken taken_on(const struct fake_page *page, uint32_t card, uint32
     return taken;
 }
 
-/* First memory slice at which the profile fits, or -1. Starts past 6 do not exist: slice 7 has no compute beside it. */
-static int first_start(const struct fake_profile *profile, const struct taken *taken)
+static uint32_t last_start(const struct fake_profile *profile)
+{
+    switch (profile->compute) {
+    case 7:
+    case 4: return 0;
+    case 1: return 6;  /* 1g: 0 to 6; 1g with double memory: 0, 2, 4, 6 */
+    default: return 4; /* 2g: 0, 2, 4; 3g: 0, 4 */
+    }
+}
+
+/* Memory slice at which the profile begins, or -1. The highest place that is free, as the driver takes them. */
+static int find_start(const struct fake_profile *profile, const struct taken *taken)
 {
     if (taken->of_profile >= profile->most || taken->compute + profile->compute > 7 || taken->free_index < 0)
         return -1;
-    for (uint32_t start = 0; start + profile->memory <= 8 && start < 7; start += profile->memory) {
-        if (profile->compute == 2 && start > 4) /* documented places of 2g: 0, 2, 4 */
-            break;
+    for (int start = (int)last_start(profile); start >= 0; start -= (int)profile->memory)
         if ((taken->memory & (((1u << profile->memory) - 1) << start)) == 0)
-            return (int)start;
-    }
+            return start;
     return -1;
 }
 
@@ -87,30 +104,20 @@ bool mig_create(struct daemon *daemon, uint32_t card, const char *profile, struc
     if (!of->mig_on)
         return say(why, "card %u: MIG mode is off", card), false;
     const struct taken taken = taken_on(page, card, p);
-    const int start = first_start(&of->profile[p], &taken);
+    const int start = find_start(&of->profile[p], &taken);
     if (start < 0)
         return say(why, "card %u: no room for a %s beside the instances that exist", card, profile), false;
     struct fake_unit *unit = &page->unit[fake_unit_of_instance(card, (uint32_t)taken.free_index)];
     unit->card = card;
     unit->profile = p;
     unit->start = (uint32_t)start;
-    unit->gi = gi_at(&of->profile[p], (uint32_t)start);
+    unit->gi = gi_at(page, card, &of->profile[p], (uint32_t)start);
     unit->limit_bytes = of->profile[p].bytes;
     char seed[128];
     snprintf(seed, sizeof seed, "%s/%s", daemon->seed, profile);
     make_uuid("MIG-", seed, 2 + card, unit->gi, unit->uuid, unit->uuid_bytes);
     unit->live = 1;
     return true;
-}
-
-static int unit_of_gi(const struct fake_page *page, uint32_t card, uint32_t gi)
-{
-    for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
-        const uint32_t unit = fake_unit_of_instance(card, i);
-        if (page->unit[unit].live && page->unit[unit].gi == gi)
-            return (int)unit;
-    }
-    return -1;
 }
 
 bool mig_destroy(struct daemon *daemon, uint32_t card, uint32_t gi, struct text *why)

@@ -43,7 +43,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned
     struct target to;
     TRY(target_of(device, &to));
     CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *count = to.on->mig_capable ? FAKE_INSTANCES : 0;
+    *count = to.on->mig_on ? FAKE_INSTANCES : 0; /* 0 also on a capable card in plain mode: measured */
     return NVML_SUCCESS;
 }
 
@@ -93,8 +93,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAt
     const struct fake_profile *profile = &to.on->profile[to.of->profile];
     *attributes = (nvmlDeviceAttributes_t){.multiprocessorCount = profile->sms,
                                            .sharedCopyEngineCount = profile->copy_engines,
-                                           .sharedJpegCount = profile->media_engines,
-                                           .sharedOfaCount = profile->media_engines,
+                                           .sharedDecoderCount = profile->decoders,
+                                           .sharedJpegCount = profile->jpegs,
+                                           .sharedOfaCount = profile->ofas,
                                            .gpuInstanceSliceCount = profile->compute,
                                            .computeInstanceSliceCount = profile->compute,
                                            .memorySizeMB = profile->bytes / FAKE_MIB};
@@ -127,8 +128,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, uns
                                            .instanceCount = profile->most,
                                            .multiprocessorCount = profile->sms,
                                            .copyEngineCount = profile->copy_engines,
-                                           .jpegCount = profile->media_engines,
-                                           .ofaCount = profile->media_engines,
+                                           .decoderCount = profile->decoders,
+                                           .jpegCount = profile->jpegs,
+                                           .ofaCount = profile->ofas,
                                            .memorySizeMB = profile->bytes / FAKE_MIB};
     return NVML_SUCCESS;
 }
@@ -148,6 +150,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, un
     info->instanceCount = plain.instanceCount;
     info->multiprocessorCount = plain.multiprocessorCount;
     info->copyEngineCount = plain.copyEngineCount;
+    info->decoderCount = plain.decoderCount;
     info->jpegCount = plain.jpegCount;
     info->ofaCount = plain.ofaCount;
     info->memorySizeMB = plain.memorySizeMB;
@@ -253,8 +256,9 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance
                                                .instanceCount = 1,
                                                .multiprocessorCount = profile->sms,
                                                .sharedCopyEngineCount = profile->copy_engines,
-                                               .sharedJpegCount = profile->media_engines,
-                                               .sharedOfaCount = profile->media_engines};
+                                               .sharedDecoderCount = profile->decoders,
+                                           .sharedJpegCount = profile->jpegs,
+                                               .sharedOfaCount = profile->ofas};
     return NVML_SUCCESS;
 }
 

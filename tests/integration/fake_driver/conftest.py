@@ -1,0 +1,110 @@
+"""Fixtures of the fake driver's own tests: processes that use it, and C programs built against NVIDIA's cuda.h."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake import BUILD, REPOSITORY, FakeDriver, fake_build, fake_driver
+
+__all__ = ["fake_driver"]
+
+HERE = Path(__file__).parent
+CUDA_INCLUDE = next((REPOSITORY / ".venv" / "lib").glob("python3*/site-packages/nvidia/cu13/include"))
+MIB = 1 << 20
+
+
+class Worker:
+    """A child process that calls the fake libcuda when told (worker.py)."""
+
+    def __init__(self, driver: FakeDriver, **env: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "worker.py")],
+            env=driver.env(**env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, function: str, *arguments: Any) -> list[Any]:
+        """Start a call and wait for its answer: [CUresult, values...]."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([function, *arguments]) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"the worker died in {function}"
+        answer: list[Any] = json.loads(line)
+        return answer
+
+    def must(self, function: str, *arguments: Any) -> Any:
+        """The call's first value; the call has to succeed."""
+        rc, *values = self.ask(function, *arguments)
+        assert rc == 0, f"{function}{arguments}: CUresult {rc}"
+        return values[0] if values else None
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[..., Worker]]:
+    """Factory: a process with CUDA initialised and a context on device 0 (device=None: neither)."""
+    started: list[Worker] = []
+
+    def start(driver: FakeDriver, device: int | None = 0, **env: str) -> Worker:
+        made = Worker(driver, **env)
+        started.append(made)
+        if device is not None:
+            made.must("cuInit")
+            made.must("context", device)
+        return made
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture
+def program() -> Callable[[str], Path]:
+    """Factory: builds programs/NAME.c against NVIDIA's cuda.h and the fake libcuda."""
+
+    def build(name: str) -> Path:
+        target = BUILD / "programs" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-isystem", str(CUDA_INCLUDE)]
+        link = [f"-L{fake_build()}", "-lcuda", "-ldl", "-lpthread"]
+        source = HERE / "programs" / f"{name}.c"
+        built = subprocess.run(
+            ["gcc", *flags, "-o", target, source, *link], capture_output=True, text=True, check=False
+        )
+        assert built.returncode == 0, built.stderr
+        return target
+
+    return build
+
+
+@pytest.fixture
+def nvml_python() -> Callable[..., Any]:
+    """Runs Python code with pynvml in a process of its own; returns the JSON that it prints."""
+
+    def run(driver: FakeDriver, code: str) -> Any:
+        text = f"import json, pynvml as n\nn.nvmlInit()\n{code}"
+        done = subprocess.run(
+            [sys.executable, "-c", text], env=driver.env(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

@@ -1,0 +1,155 @@
+"""The daemon takes a description and control commands, refuses both with a sentence, and survives any client."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fake import fake_build
+
+
+def refusal(description: str, tmp_path) -> str:
+    config = tmp_path / "fake.conf"
+    config.write_text(description)
+    command = [fake_build() / "nvidia-fake-driverd", "--config", config, "--socket", tmp_path / "s"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("description", "sentence"),
+    [
+        ("card h300", ':1: card: the model is "h300", must be one of t4, a10, a100-40, a100-80, h100, h200, l40s'),
+        ("\ncard h200 memory_mib=0", ':2: memory_mib is "0", must be a number from 1 to 16777216'),
+        ("card h200 colour=red", 'the option is "colour", must be one of uuid'),
+        ("card h200 uuid=GPU-1", 'uuid is "GPU-1", must look like GPU-0123'),
+        ("card h200 bus=17:00.0", 'bus is "17:00.0", must look like 0000:17:00.0'),
+        ("card h200\nlink 0 1 4", 'card is "1", must be a number from 0 to 0'),
+        ("card h200 count=2\nlink 0 1 19", 'lanes is "19", must be a number from 1 to 18'),
+        ("card a100-40 count=2\nlink 0 1 12\nlink 0 1 1", "card 0 (a100-40) has 12 NVLinks, 1 more are asked for"),
+        ("card t4\nmig 0", "card 0: Tesla T4 has no MIG"),
+        ("card h200\nmig 0 1g.5gb", 'the MIG profile is "1g.5gb", must be one of: 1g.18gb'),
+        ("card h200\nmig 0 7g.141gb 1g.18gb", "no room for a 1g.18gb beside the instances that exist"),
+        ("card h200 count=17", 'count is "17", must be a number from 1 to 16'),
+        ("card h200 memory_mib=10\nprocess 0 1 11 x", "process 1: 11 MiB is more than is free"),
+        ("graphics h200", 'the first word is "graphics", must be one of card, link'),
+        ("# nothing\n", "describes no card"),
+    ],
+)
+def test_a_description_with_a_mistake_is_refused_with_a_sentence(description, sentence, tmp_path):
+    assert sentence in refusal(description, tmp_path)
+
+
+def test_default_uuids_are_the_same_each_time_and_differ_by_seed(fake_driver):
+    uuids = [
+        [card.uuid for card in fake_driver(text).status()]
+        for text in ("card h200 count=4", "card h200 count=4", "seed node-b\ncard h200 count=4")
+    ]
+    assert uuids[0] == uuids[1]
+    assert len(set(uuids[0] + uuids[2])) == 8
+
+
+def test_foreign_processes_come_and_go(fake_driver):
+    driver = fake_driver("card h200 memory_mib=1000\nprocess 0 4711 300 trainer")
+    assert driver.status()[0].processes == {4711: 300}
+    driver.ctl("process", 0, 4712, 200, "other")
+    assert driver.used_mib() == 500
+    driver.ctl("gone", 4711)
+    assert driver.status()[0].processes == {4712: 200}
+
+
+def test_a_command_that_is_none_is_refused(fake_driver):
+    driver = fake_driver()
+    for words in (
+        ["xid"],
+        ["xid", 9, 79],
+        ["xid", 0, "many"],
+        ["explode"],
+        ["mig", 0, "create", "9g.9gb"],
+        ["gone", 5],
+    ):
+        with pytest.raises(AssertionError, match="must be|no process"):
+            driver.ctl(*words)
+    assert len(driver.status()) == 1
+
+
+def test_mig_mode_does_not_change_under_a_process(fake_driver):
+    driver = fake_driver("card h200\nprocess 0 1 10 x")
+    with pytest.raises(AssertionError, match="in use"):
+        driver.ctl("mig", 0, "on")
+
+
+def test_a_socket_left_by_a_killed_daemon_is_taken_over(fake_driver, tmp_path):
+    (tmp_path / "s").touch()
+    config = tmp_path / "fake.conf"
+    config.write_text("card t4")
+    command = [fake_build() / "nvidia-fake-driverd", "--config", config, "--socket", tmp_path / "s"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        assert "ready, 1 cards" in daemon.stdout.readline()
+        daemon.terminate()
+    assert daemon.returncode == 0
+    assert not (tmp_path / "s").exists()
+
+
+HEADER = b"FAKP"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    packets=st.lists(
+        st.one_of(
+            st.binary(max_size=300),
+            st.builds(
+                lambda kind, length, body: HEADER + kind.to_bytes(4, "little") + length.to_bytes(4, "little") + body,
+                st.integers(0, 7),
+                st.one_of(st.integers(0, 64), st.integers(0, 2**32 - 1)),
+                st.binary(max_size=64),
+            ),
+            st.builds(
+                lambda kind, body: HEADER + kind.to_bytes(4, "little") + len(body).to_bytes(4, "little") + body,
+                st.integers(1, 6),
+                st.one_of(st.binary(max_size=600), st.just((2).to_bytes(4, "little") + (1).to_bytes(4, "little"))),
+            ),
+        ),
+        max_size=6,
+    )
+)
+def test_garbage_from_a_client_harms_nobody_else(shared_driver, packets):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.settimeout(5)
+        client.connect(str(shared_driver.socket))
+        for packet in packets:
+            try:
+                client.send(packet)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+    status = shared_driver.status()
+    assert [card.used_mib for card in status] == [300]
+
+
+@pytest.fixture(scope="module")
+def shared_driver(tmp_path_factory):
+    from tests.fake import start_fake_driver
+
+    driver = start_fake_driver("card h200 memory_mib=1000\nprocess 0 4711 300 x", tmp_path_factory.mktemp("fuzz"))
+    yield driver
+    driver.stop()
+
+
+def test_a_client_that_sends_descriptors_leaves_none_behind(shared_driver):
+    before = len(os.listdir(f"/proc/{shared_driver.process.pid}/fd"))
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(str(shared_driver.socket))
+            socket.send_fds(client, [b"garbage"], [0])
+            client.settimeout(5)
+            client.recv(9000)
+    shared_driver.status()
+    assert len(os.listdir(f"/proc/{shared_driver.process.pid}/fd")) <= before + 1

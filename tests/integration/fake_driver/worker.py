@@ -1,0 +1,130 @@
+"""One process that uses the fake libcuda, told by its parent what to call: run as a program, one JSON list a line.
+
+    ["cuMemAlloc", 1048576]  ->  [0, address]
+
+Calls name the functions below. It stands for a tenant's process in tests that need several.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+lib = ctypes.CDLL("libcuda.so.1")
+SPIN = b"""//fake spin us=param0
+.version 8.0
+.target sm_80
+.visible .entry spin(.param .u32 us) { ret; }
+"""
+
+
+def cuInit() -> list[Any]:  # noqa: N802
+    return [lib.cuInit(0)]
+
+
+def context(device: int) -> list[Any]:
+    made = ctypes.c_void_p()
+    return [lib.cuCtxCreate_v2(ctypes.byref(made), 0, device), made.value]
+
+
+def retain(device: int) -> list[Any]:
+    made = ctypes.c_void_p()
+    rc = lib.cuDevicePrimaryCtxRetain(ctypes.byref(made), device)
+    return [rc or lib.cuCtxSetCurrent(made), made.value]
+
+
+def release(device: int) -> list[Any]:
+    return [lib.cuDevicePrimaryCtxRelease_v2(device)]
+
+
+def alloc(size: int) -> list[Any]:
+    at = ctypes.c_uint64()
+    return [lib.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size)), at.value]
+
+
+def free(at: int) -> list[Any]:
+    return [lib.cuMemFree_v2(ctypes.c_uint64(at))]
+
+
+def info() -> list[Any]:
+    left, total = ctypes.c_size_t(), ctypes.c_size_t()
+    return [lib.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)), left.value, total.value]
+
+
+def count() -> list[Any]:
+    number = ctypes.c_int()
+    return [lib.cuDeviceGetCount(ctypes.byref(number)), number.value]
+
+
+def uuid(device: int) -> list[Any]:
+    raw = (ctypes.c_ubyte * 16)()
+    return [lib.cuDeviceGetUuid_v2(raw, device), bytes(raw).hex()]
+
+
+def name(device: int) -> list[Any]:
+    text = ctypes.create_string_buffer(128)
+    return [lib.cuDeviceGetName(text, 128, device), text.value.decode()]
+
+
+def write(at: int, text: str) -> list[Any]:
+    raw = text.encode()
+    return [lib.cuMemcpyHtoD_v2(ctypes.c_uint64(at), raw, ctypes.c_size_t(len(raw)))]
+
+
+def read(at: int, size: int) -> list[Any]:
+    raw = ctypes.create_string_buffer(size)
+    return [lib.cuMemcpyDtoH_v2(raw, ctypes.c_uint64(at), ctypes.c_size_t(size)), raw.raw.decode(errors="replace")]
+
+
+def ipc_get(at: int) -> list[Any]:
+    handle = (ctypes.c_ubyte * 64)()
+    return [lib.cuIpcGetMemHandle(handle, ctypes.c_uint64(at)), bytes(handle).hex()]
+
+
+def ipc_open(handle: str) -> list[Any]:
+    class Handle(ctypes.Structure):
+        _fields_ = [("raw", ctypes.c_ubyte * 64)]
+
+    at = ctypes.c_uint64()
+    return [lib.cuIpcOpenMemHandle_v2(ctypes.byref(at), Handle.from_buffer_copy(bytes.fromhex(handle)), 1), at.value]
+
+
+def ipc_close(at: int) -> list[Any]:
+    return [lib.cuIpcCloseMemHandle(ctypes.c_uint64(at))]
+
+
+def launch(microseconds: int, times: int = 1) -> list[Any]:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    rc = lib.cuModuleLoadData(ctypes.byref(module), SPIN) or lib.cuModuleGetFunction(
+        ctypes.byref(function), module, b"spin"
+    )
+    argument = ctypes.c_uint32(microseconds)
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+    for _ in range(times):
+        rc = rc or lib.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, parameters, None)
+    return [rc]
+
+
+def synchronize() -> list[Any]:
+    return [lib.cuCtxSynchronize()]
+
+
+def query() -> list[Any]:
+    return [lib.cuStreamQuery(None)]
+
+
+def forked_init() -> list[Any]:
+    """cuInit in a child after fork; its result as the child's exit status."""
+    child = os.fork()
+    if child == 0:
+        os._exit(lib.cuInit(0))
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        function, *arguments = json.loads(line)
+        print(json.dumps(globals()[function](*arguments)), flush=True)
