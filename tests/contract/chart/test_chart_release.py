@@ -126,7 +126,7 @@ def test_kube_scheduler_takes_its_configuration(helm: Helm, api: ApiServer, exam
     given.write_text(f"{config['data']['scheduler.yaml']}\nclientConnection: {{kubeconfig: {api.kubeconfig}}}\n")
     program = build(cache_folder(), [KUBERNETES], Steps())["kube-scheduler"]
     done = subprocess.run(
-        ["kube-scheduler", f"--config={given}", f"--write-config-to={understood}"],
+        ["kube-scheduler", f"--config={given}", f"--write-config-to={understood}", "--secure-port=0"],
         executable=program, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
