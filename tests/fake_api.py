@@ -1,0 +1,277 @@
+"""A small API server over HTTP, for faults that a real one cannot be asked for: cut streams, garbage, lost replies, old versions.
+
+    async with FakeApi() as api:
+        api.put(pod("a").plain())
+        async with api.client() as client: ...
+        api.faults.append(lose_reply("POST", "/binding"))
+
+Knows pods and nodes: list in pages, watch, get, delete, bind. What real servers do beyond that is tested on a real one (tests/e2e).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from kube.auth import Access
+from kube.client import Client, connect
+
+Object = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Fault = Callable[[web.Request, Handler], Awaitable[web.StreamResponse] | None]
+"""Answers None when the request is none of its business. A fault that answers is used up."""
+
+GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+
+
+@dataclass
+class Watch:
+    """An open watch: lines put here are sent as they are; None cuts the connection."""
+
+    path: str
+    selector: str
+    lines: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+
+
+class FakeApi:
+    """See the module. `requests` has `VERB path` of every call, in order."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Object]] = {"/api/v1/pods": {}, "/api/v1/nodes": {}}
+        self.version = 10
+        self.compacted = 0
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []
+        self.bindings: list[Object] = []
+        self.watches: list[Watch] = []
+        self.port = 0
+        self._history: list[tuple[int, str, Object]] = []
+        self._opened = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> FakeApi:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_route("*", "/{tail:.*}", self._serve)
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        assert self._runner
+        await self._runner.cleanup()
+
+    def client(self) -> AbstractAsyncContextManager[Client]:
+        """A client of this server."""
+
+        async def load() -> Access:
+            return Access(f"http://127.0.0.1:{self.port}", None)
+
+        return connect(load=load)
+
+    # --- what happens in the cluster ---
+
+    def put(self, thing: Object, *, told: bool = True) -> Object:
+        """Create or change an object; watches are told, unless they are to miss it."""
+        path, key = self._place(thing)
+        thing = copy.deepcopy(thing)
+        self.version += 1
+        thing["metadata"]["resourceVersion"] = str(self.version)
+        known = key in self.objects[path]
+        self.objects[path][key] = thing
+        if told:
+            self._tell(path, "MODIFIED" if known else "ADDED", thing)
+        return thing
+
+    def remove(self, thing: Object, *, told: bool = True) -> None:
+        """Delete an object; watches are told, unless they are to miss it."""
+        path, key = self._place(thing)
+        gone = copy.deepcopy(self.objects[path].pop(key))
+        self.version += 1
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        if told:
+            self._tell(path, "DELETED", gone)
+
+    def pod(self, key: str) -> Object | None:
+        """A pod as it is now."""
+        return self.objects["/api/v1/pods"].get(key)
+
+    def cut(self) -> None:
+        """End every watch, as a broken connection does."""
+        for watch in self.watches:
+            watch.lines.put_nowait(None)
+
+    def say(self, line: bytes) -> None:
+        """A line for every open watch."""
+        for watch in self.watches:
+            watch.lines.put_nowait(line + b"\n")
+
+    def compact(self) -> None:
+        """Forget history: watches from before this are told that their version is gone."""
+        self.compacted = self.version
+        self._history.clear()
+
+    async def watched(self, count: int = 1) -> None:
+        """Return when so many watches are open."""
+        while len(self.watches) < count:
+            self._opened.clear()
+            await self._opened.wait()
+
+    # --- HTTP ---
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(f"{request.method} {request.path}")
+        for fault in list(self.faults):
+            answer = fault(request, self._answer)
+            if answer is not None:
+                self.faults.remove(fault)
+                return await answer
+        return await self._answer(request)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path in self.objects:
+            return await self._watch(request) if "watch" in request.query else self._list(request)
+        parts = path.strip("/").split("/")
+        if len(parts) >= 6 and parts[4] == "pods":
+            key = f"{parts[3]}/{parts[5]}"
+            if parts[6:] == ["binding"]:
+                return self._bind(key, await request.json())
+            found = self.pod(key)
+            return web.json_response(found) if found else _status(404, "NotFound", f'pods "{parts[5]}" not found')
+        return _status(404, "NotFound", f"{path} is nothing that this server knows")
+
+    def _list(self, request: web.Request) -> web.StreamResponse:
+        items = [i for i in self.objects[request.path].values() if _selected(i, request.query.get("fieldSelector", ""))]
+        limit, start = int(request.query.get("limit", "1000000")), int(request.query.get("continue", "0"))
+        metadata = {"resourceVersion": str(self.version)}
+        if start + limit < len(items):
+            metadata["continue"] = str(start + limit)
+        return web.json_response({"metadata": metadata, "items": items[start : start + limit]})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        since = int(request.query["resourceVersion"])
+        if since < self.compacted:
+            return web.Response(body=json.dumps({"type": "ERROR", "object": GONE}).encode() + b"\n")
+        watch = Watch(request.path, request.query.get("fieldSelector", ""))
+        for version, path, event in self._history:
+            if version > since and path == watch.path:
+                self._send(watch, event)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.watches.append(watch)
+        self._opened.set()
+        try:
+            while (line := await watch.lines.get()) is not None:
+                await response.write(line)
+        except ConnectionError:
+            return response
+        finally:
+            self.watches.remove(watch)
+        hang_up(request)
+        return response
+
+    def _bind(self, key: str, body: Object) -> web.StreamResponse:
+        found = self.pod(key)
+        if found is None:
+            return _status(404, "NotFound", f'pods "{key}" not found')
+        if body["metadata"].get("uid") not in (None, found["metadata"]["uid"]):
+            return _status(409, "Conflict", "Precondition failed: UID in precondition does not match")
+        if found["spec"].get("nodeName"):
+            return _status(409, "Conflict", f'pod is already assigned to node "{found["spec"]["nodeName"]}"')
+        self.bindings.append(body)
+        changed = copy.deepcopy(found)
+        changed["spec"]["nodeName"] = body["target"]["name"]
+        changed["metadata"].setdefault("annotations", {}).update(body["metadata"].get("annotations", {}))
+        self.put(changed)
+        return _status(201, "", "", "Success")
+
+    def _tell(self, path: str, kind: str, thing: Object) -> None:
+        event = {"type": kind, "object": thing}
+        self._history.append((self.version, path, event))
+        for watch in self.watches:
+            if watch.path == path:
+                self._send(watch, event)
+
+    def _send(self, watch: Watch, event: Object) -> None:
+        if not _selected(event["object"], watch.selector):
+            event = event | {"type": "DELETED"}
+        watch.lines.put_nowait(json.dumps(event).encode() + b"\n")
+
+    def _place(self, thing: Object) -> tuple[str, str]:
+        meta = thing["metadata"]
+        if thing["kind"] == "Pod" if "kind" in thing else "namespace" in meta:
+            return "/api/v1/pods", f"{meta['namespace']}/{meta['name']}"
+        return "/api/v1/nodes", meta["name"]
+
+
+def answer_with(verb: str, ending: str, code: int, reason: str = "", message: str = "") -> Fault:
+    """Refuse the next such call."""
+
+    async def refuse() -> web.StreamResponse:
+        return _status(code, reason, message)
+
+    return lambda request, _: refuse() if _is(request, verb, ending) else None
+
+
+def lose_reply(verb: str, ending: str, *, after: bool = True) -> Fault:
+    """Hang up on the next such call, after doing (or before doing) what it asks."""
+
+    async def lose(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if after:
+            await handler(request)
+        hang_up(request)
+        return web.Response()
+
+    return lambda request, handler: lose(request, handler) if _is(request, verb, ending) else None
+
+
+def hold(verb: str, ending: str, until: asyncio.Event, reached: asyncio.Event) -> Fault:
+    """Let the next such call wait: `reached` is set when it came, it goes on when `until` is."""
+
+    async def wait(request: web.Request, handler: Handler) -> web.StreamResponse:
+        reached.set()
+        await until.wait()
+        return await handler(request)
+
+    return lambda request, handler: wait(request, handler) if _is(request, verb, ending) else None
+
+
+def say_raw(verb: str, ending: str, body: bytes) -> Fault:
+    """Answer the next such call with these bytes."""
+
+    async def answer() -> web.StreamResponse:
+        return web.Response(body=body)
+
+    return lambda request, _: answer() if _is(request, verb, ending) else None
+
+
+def hang_up(request: web.Request) -> None:
+    """Drop the connection without another word."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _is(request: web.Request, verb: str, ending: str) -> bool:
+    asked = "WATCH" if "watch" in request.query else request.method
+    return asked == verb and request.path.endswith(ending)
+
+
+def _selected(thing: Object, selector: str) -> bool:
+    phase = thing.get("status", {}).get("phase", "")
+    return not (selector and f"status.phase!={phase}" in selector.split(","))
+
+
+def _status(code: int, reason: str, message: str, status: str = "Failure") -> web.Response:
+    body = {"kind": "Status", "status": status, "code": code, "reason": reason, "message": message}
+    return web.json_response(body, status=code)

@@ -1,0 +1,249 @@
+"""The watch cache, against an API server that cuts, forgets, lies and falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kube.cache import Cache
+from kube.objects import Pod
+from kube.paths import PODS
+from tests.builders import PodBuilder, pod
+from tests.fake_api import FakeApi, answer_with, say_raw
+
+
+class Log(list[tuple[str, str, str]]):
+    """What on_change was told: (added | changed | gone, key, resource version)."""
+
+    def __call__(self, old: Pod | None, new: Pod | None) -> None:
+        kind = "gone" if new is None else "added" if old is None else "changed"
+        kept = new or old
+        assert kept is not None
+        self.append((kind, kept.key, kept.metadata.resource_version))
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        return [(kind, key) for kind, key, _ in self]
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeApi]:
+    async with FakeApi() as server:
+        yield server
+
+
+@asynccontextmanager
+async def watching(api: FakeApi, **options: Any) -> AsyncIterator[tuple[Cache[Pod], Log]]:
+    log = Log()
+
+    async def no_wait(_: float) -> None:
+        await asyncio.sleep(0)
+
+    options = {"sleep": no_wait, "on_change": log} | options
+    async with api.client() as client:
+        cache = Cache(client, PODS, Pod, **options)
+        task = asyncio.create_task(cache.run())
+        try:
+            async with asyncio.timeout(10):
+                await cache.has_synced.wait()
+                await api.watched()
+            yield cache, log
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def seen(cache: Cache[Pod], true: Callable[[], bool]) -> None:
+    """Return when this holds, asked after each change the cache tells of."""
+    assert await cache.wait_for(lambda: PROOF if true() else None, timeout_s=10) is PROOF, "it never came to hold"
+
+
+PROOF = pod("proof").build()
+
+
+def of(*names: str) -> list[PodBuilder]:
+    return [pod(name) for name in names]
+
+
+async def test_a_list_longer_than_a_page_is_read_whole(api: FakeApi) -> None:
+    for built in of("a", "b", "c", "d", "e"):
+        api.put(built.plain())
+    async with watching(api, page=2) as (cache, log):
+        assert log.kinds == [("added", f"default/{name}") for name in "abcde"]
+        assert api.requests.count("GET /api/v1/pods") == 4, "three pages and the watch"
+        assert len(cache) == cache.statistics().objects == 5
+
+
+async def test_changes_are_told_in_order_with_what_was_before(api: FakeApi) -> None:
+    async with watching(api) as (cache, log):
+        api.put(pod("a").plain())
+        api.put(pod("a").on("n1").plain())
+        api.remove(pod("a").plain())
+        api.put(pod("b").plain())
+        await seen(cache, lambda: cache.get("default/b") is not None)
+        assert log.kinds == [
+            ("added", "default/a"),
+            ("changed", "default/a"),
+            ("gone", "default/a"),
+            ("added", "default/b"),
+        ]
+        assert [item.key for item in cache.items()] == ["default/b"]
+
+
+async def test_a_cut_stream_is_taken_up_where_it_ended(api: FakeApi) -> None:
+    api.put(pod("a").plain())
+    async with watching(api) as (cache, log):
+        api.cut()
+        api.put(pod("b").plain())
+        await seen(cache, lambda: cache.get("default/b") is not None)
+        assert log.kinds == [("added", "default/a"), ("added", "default/b")]
+        assert cache.statistics().lists == 1, "a broken connection is no reason to list again"
+
+
+async def test_a_version_that_is_gone_is_listed_again_and_only_differences_are_told(api: FakeApi) -> None:
+    for built in of("stays", "changes", "goes"):
+        api.put(built.plain())
+    async with watching(api) as (cache, log):
+        log.clear()
+        api.put(pod("changes").on("n1").plain(), told=False)
+        api.remove(pod("goes").plain(), told=False)
+        api.put(pod("comes").plain(), told=False)
+        api.compact()
+        api.cut()
+        await seen(cache, lambda: cache.get("default/comes") is not None and cache.get("default/goes") is None)
+        assert sorted(log.kinds) == [
+            ("added", "default/comes"),
+            ("changed", "default/changes"),
+            ("gone", "default/goes"),
+        ]
+        assert cache.statistics().relists == {"gone": 1}
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b'{"type":"ADDED"}', b'{"type":"ADDED","object":7}', b"\xff\xfe"])
+async def test_a_line_that_cannot_be_read_makes_it_list_again(api: FakeApi, line: bytes) -> None:
+    async with watching(api) as (cache, _):
+        api.say(line)
+        api.put(pod("a").plain())
+        await seen(cache, lambda: cache.get("default/a") is not None)
+        await seen(cache, lambda: cache.statistics().lists == 2)
+        assert cache.statistics().relists == {"undecodable": 1}
+
+
+async def test_an_object_that_cannot_be_decoded_is_kept_as_it_was_last_known(api: FakeApi) -> None:
+    api.put(pod("a").on("n1").plain())
+    async with watching(api) as (cache, log):
+        broken = pod("a").on("n1").plain()
+        broken["spec"]["nodeName"] = 7
+        api.put(broken)
+        api.put(pod("b").plain())
+        await seen(cache, lambda: cache.get("default/b") is not None)
+        kept = cache.get("default/a")
+        assert kept is not None
+        assert kept.spec.node_name == "n1"
+        assert "nodeName" in cache.unknown["default/a"]
+        assert cache.statistics().undecodable == 1
+        assert log.kinds == [("added", "default/a"), ("added", "default/b")], (
+            "nothing is told of what is not understood"
+        )
+        api.put(pod("a").on("n2").plain())
+        await seen(cache, lambda: not cache.unknown)
+        assert log.kinds[-1] == ("changed", "default/a")
+
+
+async def test_an_object_that_is_broken_in_the_first_list_does_not_keep_others_out(api: FakeApi) -> None:
+    broken = pod("a").plain()
+    broken["spec"] = []
+    api.put(broken)
+    api.put(pod("b").plain())
+    async with watching(api) as (cache, log):
+        assert log.kinds == [("added", "default/b")]
+        assert list(cache.unknown) == ["default/a"]
+        api.remove(broken)
+        await seen(cache, lambda: not cache.unknown)
+        assert log.kinds == [("added", "default/b")]
+
+
+async def test_a_pod_made_again_under_its_name_while_nobody_watched_is_told_as_gone_and_added(api: FakeApi) -> None:
+    api.put(pod("a").plain())
+    async with watching(api) as (cache, log):
+        log.clear()
+        again = pod("a").plain()
+        again["metadata"]["uid"] = "another"
+        api.put(again)
+        await seen(cache, lambda: cache.get("default/a").uid == "another")  # type: ignore[union-attr]
+        assert log.kinds == [("gone", "default/a"), ("added", "default/a")]
+
+
+async def test_a_callback_that_raises_is_counted_and_stops_nothing(api: FakeApi) -> None:
+    def explode(_: Pod | None, new: Pod | None) -> None:
+        if new is not None and new.metadata.name == "a":
+            raise KeyError("a mistake")
+
+    async with watching(api, on_change=explode) as (cache, _):
+        api.put(pod("a").plain())
+        api.put(pod("b").plain())
+        await seen(cache, lambda: cache.get("default/b") is not None)
+        assert cache.statistics().callback_errors == 1
+
+
+async def test_bookmarks_move_the_version_that_a_broken_watch_goes_on_from(api: FakeApi) -> None:
+    async with watching(api) as (cache, _):
+        api.version = 99
+        api.say(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"99"}}}')
+        api.compact()
+        api.cut()
+        api.put(pod("a").plain())
+        await seen(cache, lambda: cache.get("default/a") is not None)
+        assert cache.statistics().bookmarks == 1
+        assert cache.statistics().lists == 1, "version 99 was not gone"
+
+
+async def test_failures_are_waited_out_ever_longer_and_never_all_at_once(api: FakeApi) -> None:
+    waits: list[float] = []
+
+    async def note(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    api.faults += [
+        answer_with("GET", PODS, 500),
+        answer_with("GET", PODS, 503),
+        say_raw("GET", PODS, b"<html>"),
+    ]
+    async with watching(api, sleep=note, jitter=lambda: 0.5) as (cache, _):
+        assert waits == pytest.approx([0.15, 0.3, 0.6])
+        assert cache.statistics().failures == 3
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_tight_loop(api: FakeApi) -> None:
+    waits: list[float] = []
+
+    async def note(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    api.faults += [say_raw("WATCH", PODS, b"") for _ in range(3)]
+    async with watching(api, sleep=note, jitter=lambda: 0.0):
+        assert waits == pytest.approx([0.2, 0.4, 0.8])
+
+
+async def test_selectors_are_sent_and_an_object_that_leaves_the_selection_is_gone(api: FakeApi) -> None:
+    api.put(pod("done").with_phase("Succeeded").plain())
+    api.put(pod("runs").with_phase("Running").plain())
+    async with watching(api, field_selector="status.phase!=Succeeded,status.phase!=Failed") as (cache, log):
+        assert [item.key for item in cache.items()] == ["default/runs"]
+        api.put(pod("runs").with_phase("Failed").plain())
+        await seen(cache, lambda: not len(cache))
+        assert log.kinds == [("added", "default/runs"), ("gone", "default/runs")]
+
+
+async def test_waiting_for_an_object_ends_when_it_comes_or_time_is_up(api: FakeApi) -> None:
+    async with watching(api) as (cache, _):
+        assert await cache.wait_for(lambda: cache.get("default/a"), timeout_s=0.01) is None
+        waiting = asyncio.create_task(cache.wait_for(lambda: cache.get("default/a"), timeout_s=10))
+        api.put(pod("a").plain())
+        found = await waiting
+        assert found is not None
+        assert found.key == "default/a"
