@@ -53,8 +53,10 @@ class Claims:
         self._claims: dict[str, Claim] = {}
         self._held: dict[str, dict[str, tuple[Slice, ...]]] = {}
         """Node -> pod UID -> slices."""
-        self._starting: dict[Size, dict[str, tuple[str, frozenset[str]]]] = {}
-        """Size -> pod UID -> node and UUIDs."""
+        self._starting: dict[Size, dict[str, dict[str, frozenset[str]]]] = {}
+        """Size -> node -> pod UID -> UUIDs."""
+        self._cdi: set[str] = set()
+        """Nodes offered whose devices come from Allocate."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -78,7 +80,7 @@ class Claims:
         for piece in slices:
             self.fleet.debit(claim.node, piece)
         for size, uuids in claim.sizes.items():
-            self._starting.setdefault(size, {})[uid] = (claim.node, uuids)
+            self._starting.setdefault(size, {}).setdefault(claim.node, {})[uid] = uuids
 
     def release(self, uid: str) -> bool:
         """The pod holds nothing. Answers whether it held something."""
@@ -90,16 +92,22 @@ class Claims:
         if not self._held[claim.node]:
             del self._held[claim.node]
         for size in claim.sizes:
-            del self._starting[size][uid]
-            if not self._starting[size]:
+            nodes = self._starting[size]
+            del nodes[claim.node][uid]
+            if not nodes[claim.node]:
+                del nodes[claim.node]
+            if not nodes:
                 del self._starting[size]
         return True
 
     def set_node(self, name: str, inventory: Inventory | None) -> None:
         """Offer a node with these cards, or stop offering it. Claims on it stay either way."""
+        self._cdi.discard(name)
         if inventory is None:
             self.fleet.remove_node(name)
             return
+        if inventory.access == "cdi":
+            self._cdi.add(name)
         held = [piece for slices in self._held.get(name, {}).values() for piece in slices]
         self.fleet.set_node(name, inventory, held)
 
@@ -111,8 +119,9 @@ class Claims:
         narrowed: dict[str, Set[str]] = {}
         for part in ask.containers:
             for size in part.resources(names).items():
-                for node, uuids in self._starting.get(size, {}).values():
-                    if node in self.fleet and self.fleet.access(node) == "cdi":
+                starting = self._starting.get(size, {})
+                for node in self._cdi & starting.keys():
+                    for uuids in starting[node].values():
                         same = uuids if len(uuids) == part.cards else NOTHING
                         narrowed[node] = narrowed.get(node, same) & same
         return narrowed

@@ -47,6 +47,8 @@ class Reservations:
     def __init__(self, life_s: float = LIFE_S) -> None:
         self._life_s = life_s
         self._by_uid: dict[str, Reservation] = {}
+        self._none_before_s = float("inf")
+        """Nothing lapses before this: a filter call need not look at each."""
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -65,6 +67,7 @@ class Reservations:
         """Promise a place to a pod, in place of any earlier promise."""
         reservation = Reservation(key, node, now_s + self._life_s)
         self._by_uid[uid] = reservation
+        self._none_before_s = min(self._none_before_s, reservation.expires_at_s)
         return reservation
 
     def move(self, uid: str, stage: Stage, now_s: float) -> None:
@@ -75,11 +78,15 @@ class Reservations:
         reservation.stage = stage
         life_s = {"reserved": self._life_s, "binding": float("inf"), "in doubt": DOUBT_S, "bound": BOUND_S}[stage]
         reservation.expires_at_s = now_s + life_s
+        self._none_before_s = min(self._none_before_s, reservation.expires_at_s)
 
     def drop(self, uid: str) -> bool:
         """Forget a reservation. Answers whether there was one."""
         return self._by_uid.pop(uid, None) is not None
 
     def lapsed(self, now_s: float) -> list[str]:
-        """UIDs whose time is up."""
+        """UIDs whose time is up. They stay until they are dropped."""
+        if now_s < self._none_before_s:
+            return []
+        self._none_before_s = min((one.expires_at_s for one in self._by_uid.values()), default=float("inf"))
         return [uid for uid, reservation in self._by_uid.items() if reservation.expires_at_s <= now_s]

@@ -1,0 +1,159 @@
+"""How long kube-scheduler waits for the extender's filter, over HTTP, and what the extender weighs.
+
+A `tangram-extender` process of its own lists nodes with 8 GPUs each from a small API server in this process, and is asked, one call
+after another over one connection, to place pods that differ. Measured from the first byte sent to the last byte read.
+`events` has the watch tell of pod changes meanwhile. Memory is the extender's resident size after all calls.
+
+    python -m bench.extender [--nodes 1000 --calls 2000]        writes filter.csv beside this file
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import http.client
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.builders import node, pod, share
+from tests.fake_api import FakeApi
+from vgpu.inventory import Card
+
+HERE = Path(__file__).parent
+SIZES_MIB = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
+TARGETS_MS = {1_000: (1.0, 3.0), 5_000: (2.0, 6.0), 10_000: (4.0, 10.0)}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+AS_IN_A_POD = """
+import sys, kube.client
+from kube.auth import Access
+async def load(): return Access(sys.argv[1], None)
+kube.client.loader = lambda kubeconfig: load
+del sys.argv[1]
+from extender.__main__ import main
+main()
+"""
+"""Without a kubeconfig file the official client is not imported, which weighs 23 MiB."""
+
+
+def start_extender(api_port: int) -> tuple[subprocess.Popen[bytes], int, int]:
+    port, metrics_port = free_port(), free_port()
+    flags = ["--port", str(port), "--metrics-port", str(metrics_port), "--metrics-host", "127.0.0.1"]
+    command = [sys.executable, "-c", AS_IN_A_POD, f"http://127.0.0.1:{api_port}", *flags, "--log-level", "warning"]
+    return subprocess.Popen(command), port, metrics_port
+
+
+async def ready(port: int) -> float:
+    started = time.perf_counter()
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+            line = await reader.readline()
+            writer.close()
+            if b"200" in line:
+                return time.perf_counter() - started
+        except OSError:
+            pass
+        await asyncio.sleep(0.05)
+
+
+def rss_mib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def call_filter(port: int, names: list[str], calls: int) -> np.ndarray:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    took = []
+    encoded = json.dumps(names)
+    for at in range(calls):
+        asked = pod(f"asks-{at}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)).plain()
+        body = f'{{"Pod":{json.dumps(asked)},"Nodes":null,"NodeNames":{encoded}}}'.encode()
+        started = time.perf_counter()
+        connection.request("POST", "/filter", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse().read()
+        took.append(time.perf_counter() - started)
+        assert json.loads(answer)["NodeNames"], answer[:300]
+    return np.array(took) * 1000
+
+
+async def events(api: FakeApi, cards: list[Card], per_second: int) -> None:
+    """Pods that are bound, start and end, as a busy cluster has them."""
+    at = 0
+    began = time.perf_counter()
+    while True:
+        one = cards[at % len(cards)]
+        built = pod(f"busy-{at % 500}").asking(mib=1024).on("n0000").assigned(share(one, 1024))
+        api.put((built.with_phase("Running") if at % 1000 >= 500 else built).plain())
+        at += 1
+        await asyncio.sleep(max(0.0, began + at / per_second - time.perf_counter()))
+
+
+async def measure(nodes: int, calls: int, events_s: int, pods: int) -> dict[str, object]:
+    async with FakeApi() as api:
+        built = [node(f"n{at:04}").with_gpus(8) for at in range(nodes)]
+        for one in built:
+            api.put(one.plain())
+        for at in range(pods):
+            where = built[at % nodes]
+            bound = pod(f"old-{at}").asking(mib=2048).on(where.name).assigned(share(where.cards[at % 8], 2048))
+            api.put(bound.with_phase("Running").plain())
+        process, port, metrics_port = start_extender(api.port)
+        try:
+            started_s = await ready(metrics_port)
+            names = [one.name for one in built]
+            await asyncio.to_thread(call_filter, port, names, 50)
+            noise = asyncio.create_task(events(api, list(built[0].cards), events_s)) if events_s else None
+            took = await asyncio.to_thread(call_filter, port, names, calls)
+            if noise:
+                noise.cancel()
+            rss = rss_mib(process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+    p50, p99 = (round(float(np.percentile(took, q)), 2) for q in (50, 99))
+    return {
+        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "events_per_s": events_s, "calls": calls, "p50_ms": p50, "p99_ms": p99,
+        "max_ms": round(float(took.max()), 2), "rss_mib": rss, "start_s": round(started_s, 1),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Measure and write the CSV."""
+    parser = argparse.ArgumentParser(prog="bench.extender", description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", type=int, nargs="*", default=[1_000, 5_000])
+    parser.add_argument("--calls", type=int, default=1_000)
+    parser.add_argument("--pods", type=int, default=2_000)
+    asked = parser.parse_args()
+    rows = []
+    for nodes in asked.nodes:
+        for events_s in (0, 200):
+            row = asyncio.run(measure(nodes, asked.calls, events_s, asked.pods))
+            p50, p99 = TARGETS_MS.get(nodes, (float("nan"), float("nan")))
+            print(
+                f"{nodes} nodes x 8, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
+                f"(target when idle {p50:g} / {p99:g}), {row['rss_mib']} MiB, ready after {row['start_s']} s"
+            )
+            rows.append(row)
+    with (HERE / "filter.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return 0
