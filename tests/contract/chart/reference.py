@@ -91,7 +91,7 @@ class RightRow:
 
 def right_rows(text: str) -> Iterator[RightRow]:
     """Rules of rendered manifests, with the comment above each."""
-    for manifest in re.split(r"^---$", text, flags=re.M):
+    for manifest in re.split(r"^---$", text, flags=re.MULTILINE):
         thing = yaml.safe_load(manifest)
         if not thing or thing["kind"] not in ("Role", "ClusterRole"):
             continue
@@ -124,10 +124,10 @@ def rights_table(text: str) -> str:
 def borrowed_table(text: str) -> str:
     """Bindings to roles that the cluster brings along."""
     lines = ["| binding | role | why |", "|---|---|---|"]
-    for manifest in re.split(r"^---$", text, flags=re.M):
+    for manifest in re.split(r"^---$", text, flags=re.MULTILINE):
         thing = yaml.safe_load(manifest)
         if thing and thing["kind"].endswith("RoleBinding") and not thing["roleRef"]["name"].startswith("tangram"):
-            why = " ".join(re.findall(r"^# (?!Source)(.*)$", manifest, re.M))
+            why = " ".join(re.findall(r"^# (?!Source)(.*)$", manifest, re.MULTILINE))
             lines.append(f"| {thing['metadata']['name']} | {thing['roleRef']['name']} | {why} |")
     return "\n".join(lines)
 

@@ -16,7 +16,9 @@ from hack.kubectl import set_values
 ROOT: Final = Path(__file__).resolve().parents[3]
 CHART: Final = ROOT / "deploy/helm/tangram"
 NAMESPACE: Final = "tangram-system"
-EXAMPLES: Final = {file.name.removesuffix("-values.yaml"): file for file in sorted((CHART / "ci").glob("*-values.yaml"))}
+EXAMPLES: Final = {
+    file.name.removesuffix("-values.yaml"): file for file in sorted((CHART / "ci").glob("*-values.yaml"))
+}
 """Values files that every test of the whole chart renders, by name."""
 
 

@@ -35,7 +35,9 @@ def nvidia(helm: Helm) -> Objects:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_helm_lint_has_nothing_to_say(helm: Helm, example: str) -> None:
     chart = EXAMPLES[example].parents[1]
-    said = helm("lint", "--strict", str(chart), "-n", NAMESPACE, "--kube-version", "v1.36.3", "-f", str(EXAMPLES[example]))
+    said = helm(
+        "lint", "--strict", str(chart), "-n", NAMESPACE, "--kube-version", "v1.36.3", "-f", str(EXAMPLES[example])
+    )
     assert "0 chart(s) failed" in said
 
 
@@ -126,7 +128,11 @@ def assert_confined(container: dict[str, Any]) -> None:
 def test_the_node_pod_is_root_without_a_capability(local: Objects, nvidia: Objects) -> None:
     for objects in (local, nvidia):
         spec = objects.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
-        assert spec["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert spec["securityContext"] == {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
         assert spec["hostPID"] is True
         assert "hostNetwork" not in spec
         for container in spec["containers"]:
@@ -187,7 +193,13 @@ def test_the_root_of_the_host_is_a_driver_root_too(helm: Helm) -> None:
 def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
     spec = nvidia.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
     assert spec["runtimeClassName"] == "nvidia"
-    assert {volume["name"] for volume in spec["volumes"]} == {"state", "grants", "device-plugins", "pod-resources", "token"}
+    assert {volume["name"] for volume in spec["volumes"]} == {
+        "state",
+        "grants",
+        "device-plugins",
+        "pod-resources",
+        "token",
+    }
     assert env(nvidia.container("plugin"))["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert env(nvidia.container("plugin"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility,compute"
     assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "void"
@@ -195,7 +207,12 @@ def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
 
 @pytest.mark.parametrize(
     ("given", "tag"),
-    [("v1.36.3", "v1.36.3"), ("v1.33.5-gke.1162000", "v1.33.5"), ("v1.34.1+k3s1", "v1.34.1"), ("v1.30.14-eks-2d5f260", "v1.30.14")],
+    [
+        ("v1.36.3", "v1.36.3"),
+        ("v1.33.5-gke.1162000", "v1.33.5"),
+        ("v1.34.1+k3s1", "v1.34.1"),
+        ("v1.30.14-eks-2d5f260", "v1.30.14"),
+    ],
 )
 def test_kube_scheduler_is_of_the_clusters_own_version(helm: Helm, given: str, tag: str) -> None:
     image = helm.objects(kube=given).container("kube-scheduler")["image"]
@@ -203,7 +220,7 @@ def test_kube_scheduler_is_of_the_clusters_own_version(helm: Helm, given: str, t
 
 
 def test_clusters_without_what_the_chart_needs_are_refused(helm: Helm) -> None:
-    with pytest.raises(Refused, match="1.30"):
+    with pytest.raises(Refused, match=r"1\.30"):
         helm.objects(kube="v1.29.9")
 
 
@@ -246,7 +263,9 @@ def test_the_webhook_is_asked_only_about_pods_that_ask(rendered: Objects) -> Non
     domain = webhook["name"].removeprefix("pods.")
     assert f"k.startsWith('{domain}/')" in condition["expression"]
     assert "initContainers" in condition["expression"]
-    (left_out,) = (e for e in webhook["namespaceSelector"]["matchExpressions"] if e["key"] == "kubernetes.io/metadata.name")
+    (left_out,) = (
+        e for e in webhook["namespaceSelector"]["matchExpressions"] if e["key"] == "kubernetes.io/metadata.name"
+    )
     assert (left_out["operator"], left_out["values"]) == ("NotIn", ["kube-system", NAMESPACE])
     assert webhook["rules"][0]["operations"] == ["CREATE"]
     assert webhook["sideEffects"] == "None"
@@ -300,11 +319,11 @@ def test_an_existing_scheduler_is_told_what_it_needs(helm: Helm, api: ApiServer)
     example = EXAMPLES["own-scheduler"]
     objects, notes = helm.objects(example), helm.notes(example, api.kubeconfig)
     assert not any("scheduler" in name for name in objects.of("Deployment"))
-    snippet = re.search(r"^  extenders:\n(?:    .*\n)+", notes, re.M)
+    snippet = re.search(r"^  extenders:\n(?:    .*\n)+", notes, re.MULTILINE)
     assert snippet
     (extender,) = yaml.safe_load(snippet[0])["extenders"]
     assert extender["bindVerb"] == "bind"
-    beside = re.search(r"^  - command:\n(?:    .*\n|  - .*\n)+", notes, re.M)
+    beside = re.search(r"^  - command:\n(?:    .*\n|  - .*\n)+", notes, re.MULTILINE)
     assert beside
     assert yaml.safe_load(beside[0])[0]["command"] == ["tangram-extender"]
 
@@ -312,7 +331,7 @@ def test_an_existing_scheduler_is_told_what_it_needs(helm: Helm, api: ApiServer)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_notes_show_a_pod_that_asks(helm: Helm, api: ApiServer, example: str) -> None:
     notes = helm.notes(EXAMPLES[example], api.kubeconfig)
-    shown = re.search(r"^  apiVersion: v1\n(?:  .*\n)+", notes, re.M)
+    shown = re.search(r"^  apiVersion: v1\n(?:  .*\n)+", notes, re.MULTILINE)
     assert shown
     limits = yaml.safe_load(shown[0])["spec"]["containers"][0]["resources"]["limits"]
     domain = "gpu.example.com" if example == "own-domain" else "tangram.sh"

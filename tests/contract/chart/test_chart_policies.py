@@ -89,12 +89,21 @@ def visible_from(key: str) -> dict[str, Any]:
 
 
 def pod(
-    api: ApiServer, *containers: dict[str, Any], annotations: dict[str, str] | None = None, user: str = "jane", **spec: Any
+    api: ApiServer,
+    *containers: dict[str, Any],
+    annotations: dict[str, str] | None = None,
+    user: str = "jane",
+    **spec: Any,
 ) -> str:
     """Create a pod; its name."""
     name = f"pod-{next(_numbers)}"
     metadata = {"name": name, "annotations": annotations or {}}
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": list(containers) or [container()], **spec}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": list(containers) or [container()], **spec},
+    }
     api("POST", PODS, body, user=user)
     return name
 
@@ -106,7 +115,12 @@ def node(api: ApiServer, name: str, **annotations: str) -> None:
 
 def bind(api: ApiServer, name: str, annotations: dict[str, str], user: str) -> None:
     target = {"apiVersion": "v1", "kind": "Node", "name": "somewhere"}
-    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": annotations}, "target": target}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "annotations": annotations},
+        "target": target,
+    }
     api("POST", f"{PODS}/{name}/binding", body, user=user)
 
 
@@ -121,7 +135,9 @@ def test_nobody_creates_a_pod_that_says_what_was_decided_for_it(policies: ApiSer
 @pytest.mark.parametrize("sub", ["", "/status"])
 @pytest.mark.parametrize("value", ["GPU-2", None])
 @pytest.mark.parametrize("key", OURS)
-def test_what_was_decided_is_neither_changed_nor_removed(policies: ApiServer, key: str, value: str | None, sub: str) -> None:
+def test_what_was_decided_is_neither_changed_nor_removed(
+    policies: ApiServer, key: str, value: str | None, sub: str
+) -> None:
     name = pod(policies, container(limits=SHARE))
     bind(policies, name, OURS, SCHEDULER)
     assert key in refused(lambda: policies.patch(f"{PODS}/{name}{sub}", {"metadata": {"annotations": {key: value}}}))
@@ -131,7 +147,9 @@ def test_what_was_decided_is_neither_changed_nor_removed(policies: ApiServer, ke
 def test_a_bound_pod_changes_in_every_other_way_as_it_did(policies: ApiServer) -> None:
     name = pod(policies, container(limits=SHARE))
     bind(policies, name, OURS, SCHEDULER)
-    policies.patch(f"{PODS}/{name}", {"metadata": {"annotations": {"tangram.sh/class": "standard"}, "labels": {"a": "b"}}})
+    policies.patch(
+        f"{PODS}/{name}", {"metadata": {"annotations": {"tangram.sh/class": "standard"}, "labels": {"a": "b"}}}
+    )
     policies.patch(f"{PODS}/{name}/status", {"status": {"message": "fine"}}, user="system:node:somewhere")
 
 
@@ -219,7 +237,9 @@ def test_only_the_plugin_of_a_node_says_what_the_node_has(policies: ApiServer) -
     node(policies, "own")
     change = {"metadata": {"annotations": {INVENTORY: "{}"}}}
     for user, bound in (("jane", ""), ("system:node:own", ""), (SCHEDULER, "own"), (PLUGIN, "other"), (PLUGIN, "")):
-        assert "node own" in refused(lambda who=(user, bound): policies.patch(f"{NODES}/own", change, user=who[0], node=who[1]))
+        assert "node own" in refused(
+            lambda who=(user, bound): policies.patch(f"{NODES}/own", change, user=who[0], node=who[1])
+        )
         refused(lambda who=(user, bound): policies.patch(f"{NODES}/own/status", change, user=who[0], node=who[1]))
     policies.patch(f"{NODES}/own", change, user=PLUGIN, node="own")
     gone = {"metadata": {"annotations": {INVENTORY: None}}}
@@ -248,16 +268,6 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
     assert f"nothing of node {name} but the annotation {INVENTORY}" in message
-
-
-def test_the_plugin_deletes_only_pods_with_gpus_on_its_own_node(policies: ApiServer) -> None:
-    assigned, plain = pod(policies, container(limits=SHARE)), pod(policies)
-    bind(policies, assigned, OURS, SCHEDULER)
-    bind(policies, plain, {}, SCHEDULER)
-    for name, where in ((assigned, "elsewhere"), (assigned, ""), (plain, "somewhere")):
-        refused(lambda at=(name, where): policies("DELETE", f"{PODS}/{at[0]}", user=PLUGIN, node=at[1]))
-    policies("DELETE", f"{PODS}/{assigned}", user=PLUGIN, node="somewhere")
-    policies("DELETE", f"{PODS}/{plain}", user="jane")
 
 
 def test_trusted_users_may_bind_where_an_existing_scheduler_runs_the_extender(helm: Helm) -> None:

@@ -44,9 +44,8 @@ def annotated_nodes(api: Api, annotation: str) -> list[str]:
     position = ""
     while True:
         page = api.call("GET", f"/api/v1/nodes?limit={PAGE}&continue={urllib.parse.quote(position)}")
-        for node in page["items"]:
-            if annotation in (node["metadata"].get("annotations") or {}):
-                names.append(node["metadata"]["name"])
+        found = (node["metadata"] for node in page["items"])
+        names += [meta["name"] for meta in found if annotation in (meta.get("annotations") or {})]
         position = page["metadata"].get("continue") or ""
         if not position:
             return names

@@ -1,0 +1,99 @@
+"""The Job that runs after the release is gone, against an API server that still has annotated nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.contract.chart.apiserver import ApiServer
+from tests.contract.chart.rendering import CHART, Helm
+
+NODES = "/api/v1/nodes"
+OURS, FOREIGN = "gpu.example.com/inventory", "example.com/kept"
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    """The chart's file, as a module."""
+    spec = importlib.util.spec_from_file_location("strip_annotations", CHART / "files/strip_annotations.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def through_http(api: ApiServer) -> Iterator[str]:
+    """The API server for a program that has a token and no client certificate: requests are passed on, node `gone` is not there."""
+
+    class PassOn(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.pass_on(None)
+
+        def do_PATCH(self) -> None:
+            self.pass_on(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def pass_on(self, body: bytes | None) -> None:
+            assert self.headers["Authorization"] == "Bearer token"
+            if self.command == "PATCH" and self.path.endswith("/gone"):
+                api("DELETE", self.path)
+            answer = api.http.request(
+                self.command, self.path, content=body, headers={"Content-Type": self.headers["Content-Type"]}
+            )
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), PassOn)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def annotations_of(api: ApiServer, name: str) -> dict[str, str]:
+    return dict(api("GET", f"{NODES}/{name}")["metadata"].get("annotations") or {})
+
+
+def test_the_inventory_goes_from_every_node_and_nothing_else(
+    program: ModuleType, api: ApiServer, through_http: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several pages, and though a node is deleted meanwhile."""
+    monkeypatch.setattr(program, "PAGE", 1)
+    names = ["gone", "has-gpus", "has-more", "plain"]
+    for name in names:
+        given = {FOREIGN: "yes"} | ({OURS: "{}"} if name != "plain" else {})
+        api("POST", NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "annotations": given}})
+    assert program.strip(program.Api(through_http, "token", None), OURS) == 3
+    for name in names[1:]:
+        assert annotations_of(api, name) == {FOREIGN: "yes"}
+        api("DELETE", f"{NODES}/{quote(name)}")
+
+
+def test_the_job_strips_the_annotation_of_the_charts_domain(helm: Helm) -> None:
+    objects = helm.objects({"domain": "gpu.example.com"})
+    job = objects.one("Job", "tangram-cleanup")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == OURS
+    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "Job"):
+        hook = objects.one(kind, "tangram-cleanup")["metadata"]["annotations"]
+        assert hook["helm.sh/hook"] == "post-delete"
+        assert hook["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+    assert (
+        objects.one("ConfigMap", "tangram-cleanup")["data"]["strip_annotations.py"].strip()
+        == (CHART / "files/strip_annotations.py").read_text().strip()
+    )
