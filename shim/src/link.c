@@ -154,19 +154,21 @@ static void return_surplus(struct card *card)
     atomic_store(&card->returning_bytes, 0);
 }
 
-/* Locked. A lease that nobody waits for any more is still ours. */
+/* Locked. What is granted is ours from here on, and is stated if the connection ends now, whether or not the thread that asked
+ * has woken up. A lease that nobody waits for any more is unused. */
 static void leased(uint32_t seq, const struct wire_leased *in)
 {
+    struct card *card = card_of_wire(in->card);
+    uint64_t granted = card == NULL || in->refused ? 0 : in->granted_bytes;
+    if (granted > 0)
+        atomic_fetch_add(&card->leased_bytes, granted);
     if (seq == link_->awaited) {
         link_->answer = *in;
+        link_->answer.granted_bytes = granted;
         link_->answered = true;
         pthread_cond_broadcast(&link_->changed);
-        return;
-    }
-    struct card *card = card_of_wire(in->card);
-    if (card != NULL && !in->refused) {
-        atomic_fetch_add(&card->leased_bytes, in->granted_bytes);
-        atomic_fetch_add(&card->unused_bytes, in->granted_bytes);
+    } else if (granted > 0) {
+        atomic_fetch_add(&card->unused_bytes, granted);
     }
 }
 
@@ -356,7 +358,6 @@ enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_
         }
         answer = LINK_REFUSED;
         if (!link_->answer.refused && link_->answer.granted_bytes >= need_bytes) {
-            atomic_fetch_add(&card->leased_bytes, link_->answer.granted_bytes);
             atomic_fetch_add(&card->unused_bytes, link_->answer.granted_bytes - need_bytes);
             answer = LINK_GRANTED;
         }
