@@ -93,15 +93,10 @@ class Buildah:
         arguments = [f"--build-arg={name}={os.environ[name]}" for name in PASSED if os.environ.get(name)]
         volumes = [f"--volume={self._downloads}:/root/.cache"]
         volumes += [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
-        command = [*self._command, "build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull-never"]
-        command += [
-            "--file",
-            str(DOCKERFILE),
-            "--ignorefile",
-            str(IGNORED),
-            f"--build-arg=BASE={self.base}",
-            *arguments,
-        ]
+        command = [*self._command, "build", "--isolation", "chroot", "--network", "host"]
+        command += ["--layers", "--force-rm", "--pull-never"]
+        command += ["--file", str(DOCKERFILE), "--ignorefile", str(IGNORED)]
+        command += [f"--build-arg=BASE={self.base}", *arguments]
         self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(ROOT)])
         self._run([*self._command, "push", "--quiet", image.name, f"oci-archive:{archive}:{image.name}"])
         self._forget_old_steps()
