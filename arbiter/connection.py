@@ -12,7 +12,7 @@ from vgpu import wire
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Gone(Exception):  # noqa: N818
+class Gone(Exception):
     """The peer hung up, or does not read what it is sent."""
 
 

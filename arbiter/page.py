@@ -1,11 +1,14 @@
 """The page that every process of a container may read: what of each card's limit no process holds.
 
 It saves a round trip for each question how much memory is free. The arbiter alone can write it: the memory is sealed against
-any later writer, so a descriptor that a tenant opens again for writing is refused by the kernel.
+any later writer, so a descriptor that a tenant opens again for writing is refused by the kernel. A kernel without that seal
+(before 5.1, gVisor) leaves the file's mode to keep tenants out; a tenant that is root there can lie to its own processes
+about what is free, and to nobody else: what may be taken is decided in the ledger.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -26,7 +29,8 @@ class Page:
             os.ftruncate(writable, PAGE_BYTES)
             self._map = mmap.mmap(writable, PAGE_BYTES, mmap.MAP_SHARED)
             self._numbers = memoryview(self._map).cast("Q")
-            fcntl.fcntl(writable, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE)
+            os.fchmod(writable, 0o444)
+            _seal(writable)
             self.fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.close(writable)
@@ -40,3 +44,12 @@ class Page:
         self._numbers.release()
         self._map.close()
         os.close(self.fd)
+
+
+def _seal(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
