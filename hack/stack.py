@@ -20,7 +20,12 @@ VALUES: Final[Mapping[str, Any]] = {
     "image": {"registry": "localhost", "repository": "tangram", "tag": "dev", "pullPolicy": "IfNotPresent"},
     "driver": {"root": FAKE_DRIVER_ROOT},
     "accessMode": "cdi",
-    "node": {"privileged": "false", "requireGpuLabel": False},
+    "node": {
+        "privileged": "false",
+        "requireGpuLabel": False,
+        # the fake driver shows a process the cards whose device nodes it has; the plugin has none and sees them all
+        "plugin": {"extraEnv": [{"name": "TANGRAM_FAKE_DRIVER", "value": "/run/nvidia-persistenced/socket"}]},
+    },
     "scheduler": {"replicas": 1},
     "webhook": {"replicas": 1},
     "test": {"image": "localhost/tangram-workload:dev"},

@@ -60,7 +60,11 @@ class Cuda:
         self.call("cuDeviceGetUuid_v2", uuid, ordinal)
         self.call("cuDeviceTotalMem_v2", ctypes.byref(size), ordinal)
         digits = bytes(uuid).hex()
-        return name.value.decode(), "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]]), size.value
+        return (
+            name.value.decode(),
+            "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]]),
+            size.value,
+        )
 
     def use(self, ordinal: int) -> None:
         """Make the primary context of a GPU current."""
@@ -107,7 +111,9 @@ def view(cuda: Cuda) -> int:
         name, uuid, size = cuda.describe(ordinal)
         cuda.use(ordinal)
         free, total = cuda.memory()
-        say(f"GPU {ordinal} {name} {uuid}: {size / GIB:.1f} GiB, of which {free / GIB:.1f} of {total / GIB:.1f} GiB are free")
+        say(
+            f"GPU {ordinal} {name} {uuid}: {size / GIB:.1f} GiB, of which {free / GIB:.1f} of {total / GIB:.1f} GiB are free"
+        )
     return 0
 
 
@@ -141,20 +147,30 @@ def grab(cuda: Cuda, size: int) -> int:
     if refused is None:
         say(f"took {size / GIB:.1f} GiB and released them")
         return 0
-    say(f"asked for {size / GIB:.1f} GiB: after {had} GiB the driver said {refused.name}; released them, {cuda.memory()[0] / GIB:.1f} GiB are free again")
+    say(
+        f"asked for {size / GIB:.1f} GiB: after {had} GiB the driver said {refused.name}; released them, {cuda.memory()[0] / GIB:.1f} GiB are free again"
+    )
     return 3 if refused.code == OUT_OF_MEMORY else 1
 
 
 def main() -> int:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(prog="gpuview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command")
-    commands.add_parser("view", help="print what this container sees (the default)")
+    parser = argparse.ArgumentParser(
+        prog="gpuview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(command="view", then_wait=False)
+    commands = parser.add_subparsers()
+    seen = commands.add_parser("view", help="print what this container sees (the default)")
+    seen.add_argument("--then-wait", action="store_true", help="stay alive afterwards, until stopped")
     for name, text in (("hold", "allocate and keep"), ("grab", "allocate step by step, then release")):
-        commands.add_parser(name, help=text).add_argument("size", type=parse_size, help="such as 6Gi")
-    parser.add_argument("--then-wait", action="store_true", help="stay alive afterwards, until stopped")
+        command = commands.add_parser(name, help=text)
+        command.add_argument("size", type=parse_size, help="such as 6Gi")
+        command.set_defaults(command=name)
     arguments = parser.parse_args()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT} if arguments.command == "hold" or arguments.then_wait else set())
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK,
+        {signal.SIGTERM, signal.SIGINT} if arguments.command == "hold" or arguments.then_wait else set(),
+    )
     try:
         cuda = Cuda()
         match arguments.command:

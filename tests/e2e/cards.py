@@ -10,5 +10,5 @@ mig 2 1g.10gb 1g.10gb 3g.40gb
 """
 """Two cards to share out and one cut into MIG instances: a mixed node."""
 
-UNITS: Final = 79
-"""gpu-mem units of one a100-80: 81920 MiB less what the driver keeps, in whole GiB."""
+UNITS: Final = 80
+"""gpu-mem units of one a100-80."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hack.cluster import node as local_node
+from hack.cluster import processes
+from hack.cluster.layout import Layout
 from hack.kubectl import CommandFailed, Kubectl
-from hack.stack import NAMESPACE
+from hack.stack import NAMESPACE, install_chart
+from vgpu.contract import uuid_of
 
 T = TypeVar("T")
 
@@ -141,6 +149,41 @@ class Cluster:
 
     def restart_component(self, component: str, kind: str) -> None:
         """Kill the pods of a component at once and wait until their replacement is ready."""
-        names: Iterable[str] = self.own_pods(component)
-        self.kubectl("-n", NAMESPACE, "delete", "pod", *names, "--grace-period=0", "--force")
+        self.kubectl("-n", NAMESPACE, "delete", "pod", *self.own_pods(component), "--grace-period=0", "--force")
         self.kubectl("-n", NAMESPACE, "rollout", "status", kind, "--timeout=120s")
+
+    def upgrade(self, values: Mapping[str, Any]) -> None:
+        """`helm upgrade` with further values, and wait until the new parts serve."""
+        install_chart(self.kubectl, values)
+        self.wait_for_gpus()
+
+    def restart_kubelet(self) -> None:
+        """Stop the first node's kubelet and start it again. Local cluster only."""
+        layout = Layout()
+        target = layout.node(1)
+        processes.stop(layout, target.process("kubelet"))
+        local_node.start_kubelet(target)
+        self.kubectl.wait(f"node/{target.name}", "condition=Ready", timeout_s=90)
+
+    @contextlib.contextmanager
+    def kubelet_paused(self) -> Iterator[None]:
+        """The first node's kubelet sees and does nothing meanwhile. Local cluster only."""
+        pid = processes.pid_of(Layout(), Layout().node(1).process("kubelet"))
+        assert pid is not None, "no local kubelet runs"
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def kubelet_devices(self, namespace: str) -> dict[tuple[str, str], int]:
+        """(GPU UUID, resource) -> devices that the kubelet's own checkpoint counts for the pods of a namespace."""
+        uids = {pod["metadata"]["uid"] for pod in self.kubectl.get("-n", namespace, "pods")["items"]}
+        folder = Layout().node(1).own("/var/lib/kubelet")
+        document = json.loads((folder / "device-plugins/kubelet_internal_checkpoint").read_text())
+        counted: Counter[tuple[str, str]] = Counter()
+        for entry in document["Data"]["PodDeviceEntries"]:
+            if entry["PodUID"] in uids:
+                ids = [device for devices in entry["DeviceIDs"].values() for device in devices]
+                counted.update((uuid_of(device), entry["ResourceName"].partition("/")[2]) for device in ids)
+        return dict(counted)

@@ -115,6 +115,7 @@ def assert_kubelet_agrees(cluster: Cluster, namespace: str, names: list[str]) ->
     assert cluster.kubelet_devices(namespace) == {key: amount for key, amount in ours.items() if amount}
 
 
+@pytest.mark.timeout(900)
 def test_a_hundred_pairs_of_same_size_pods_each_see_their_own_gpu(cluster: Cluster, namespace: str) -> None:
     for wave in range(10):
         pods = [share(f"w{wave}-{size}{twin}", size, run=["gpuview"]) for size in range(1, 11) for twin in "ab"]
