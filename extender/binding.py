@@ -9,6 +9,7 @@ on the node that the scheduler has decided for. If it does not fit there any mor
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from kube.errors import ApiError
 from kube.objects import Pod
 from vgpu.codec import assignment_to_json
 from vgpu.contract import binding_annotations
-from vgpu.errors import Refused
+from vgpu.errors import BadAsk, Refused
 from vgpu.placement import Placement
 
 
@@ -47,14 +48,13 @@ class Binder:
         self._state.move(args.uid, "binding")
         try:
             await self._post(args)
+            self._state.move(args.uid, "bound")
+            return "bound"
         except ApiError as error:
             await self._settle(args, error)
             return "bound already"
-        except BaseException:
-            self._state.move(args.uid, "in doubt")
-            raise
-        self._state.move(args.uid, "bound")
-        return "bound"
+        finally:
+            self._state.doubt(args.uid)
 
     async def _post(self, args: BindingArgs) -> None:
         claim = self._state.claims.get(args.uid)
@@ -68,27 +68,19 @@ class Binder:
         await self._client.send("POST", path, body, timeout_s=self._timeout_s)
 
     async def _settle(self, args: BindingArgs, error: ApiError) -> None:
-        """After an error: return if the pod is bound as we wanted, else give the place back (or keep it in doubt) and raise."""
-        in_doubt = error.transient and error.status != 429
-        if not (error.conflict or in_doubt):
-            self._state.cancel(args.uid)
-            raise error
+        """After an error: return if the pod is bound as we wanted, else raise. Gives the place back when no write can still happen."""
+        unanswered = error.transient and error.status != HTTPStatus.TOO_MANY_REQUESTS
         try:
-            pod = await self._pod(args)
+            if (error.conflict or unanswered) and self._is_ours(await self._pod(args), args):
+                return
         except ApiError as second:
-            if in_doubt and not second.not_found:
-                self._state.move(args.uid, "in doubt")
-            else:
+            if second.not_found:
                 self._state.cancel(args.uid)
             raise error from second
-        except Refused:
+        except (Refused, BadAsk):
             self._state.cancel(args.uid)
             raise
-        if self._is_ours(pod, args):
-            return
-        if in_doubt and not pod.spec.node_name:
-            self._state.move(args.uid, "in doubt")
-        else:
+        if not unanswered:
             self._state.cancel(args.uid)
         raise error
 

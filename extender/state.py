@@ -213,6 +213,12 @@ class State:
         """A reservation goes on to its next stage."""
         self.reservations.move(uid, stage, self._clock())
 
+    def doubt(self, uid: str) -> None:
+        """A bind call has ended. If it came to no end, the write may still happen: the place is held until it cannot."""
+        reservation = self.reservations.get(uid)
+        if reservation is not None and reservation.stage == "binding":
+            self.move(uid, "in doubt")
+
     def cancel(self, uid: str) -> None:
         """Give a reserved place back. A claim that the watch has confirmed stands."""
         if self.reservations.drop(uid):

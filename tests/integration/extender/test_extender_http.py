@@ -1,0 +1,325 @@
+"""The whole extender over HTTP, as kube-scheduler calls it, before an API server that loses and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from extender.running import Extender
+from extender.settings import Settings
+from kube.paths import NODES, PODS
+from tests.builders import PodBuilder, node, pod
+from tests.fake_api import FakeApi, answer_with, hold, lose_reply
+from vgpu.codec import assignment_from_json
+
+FULL_MIB = 81_920
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeApi]:
+    async with FakeApi() as server:
+        server.put(node("n1").with_gpus(1).plain())
+        server.put(node("n2").with_gpus(1).plain())
+        yield server
+
+
+class Scheduler:
+    """kube-scheduler's side of the protocol."""
+
+    def __init__(self, extender: Extender, http: httpx.AsyncClient) -> None:
+        self.extender, self._http = extender, http
+
+    async def call(self, verb: str, body: object) -> dict[str, Any]:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await self._http.post(f"http://127.0.0.1:{self.extender.port}/{verb}", content=raw)
+        assert answer.status_code == 200, "anything else hides the reason from the user"
+        decoded: dict[str, Any] = answer.json()
+        return decoded
+
+    async def filter(self, built: PodBuilder, *names: str) -> dict[str, Any]:
+        return await self.call("filter", {"Pod": built.plain(), "Nodes": None, "NodeNames": list(names)})
+
+    async def bind(self, built: PodBuilder, name: str) -> str:
+        meta = built.plain()["metadata"]
+        body = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": name}
+        error: str = (await self.call("bind", body))["Error"]
+        return error
+
+    async def look(self, path: str) -> httpx.Response:
+        return await self._http.get(f"http://127.0.0.1:{self.extender.metrics_port}{path}")
+
+    def free_mib(self, name: str) -> int:
+        fleet = self.extender.state.fleet
+        return int(fleet.free_mib[0, fleet.column[name]])
+
+    async def comes_to_hold(self, true: Callable[[], bool]) -> None:
+        """Return when this holds, asked after each change that the watch tells of."""
+        proof = pod("proof").build()
+        pods = self.extender.pods
+        assert await pods.wait_for(lambda: proof if true() else None, timeout_s=10) is proof, "it never came to hold"
+
+
+@asynccontextmanager
+async def running(api: FakeApi, *, synced: bool = True, **options: Any) -> AsyncIterator[Scheduler]:
+    settings = Settings(_cli_parse_args=False, metrics_host="127.0.0.1", port=0, metrics_port=0, **options)
+    async with api.client() as client, httpx.AsyncClient() as http:
+        extender = Extender(settings, client)
+        task = asyncio.create_task(extender.run())
+        try:
+            if synced:
+                async with asyncio.timeout(10):
+                    await extender.pods.has_synced.wait()
+                    await extender.nodes.has_synced.wait()
+            yield Scheduler(extender, http)
+        finally:
+            extender.stopping.set()
+            await asyncio.wait_for(task, 10)
+
+
+async def test_filter_and_bind_make_one_write_that_carries_the_assignment(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192, core=30)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        assert await scheduler.filter(asking, "n1", "n2") == {
+            "NodeNames": ["n1"], "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": "",
+        }  # fmt: skip
+        assert await scheduler.bind(asking, "n1") == ""
+        await scheduler.comes_to_hold(lambda: not len(scheduler.extender.state.reservations))
+        assert scheduler.free_mib("n1") == FULL_MIB - 8192
+    writes = [call for call in api.requests if not call.startswith("GET")]
+    assert writes == ["POST /api/v1/namespaces/default/pods/a/binding"]
+    (binding,) = api.bindings
+    assert binding["metadata"]["uid"] == "uid-default-a"
+    annotations = binding["metadata"]["annotations"]
+    (piece,) = assignment_from_json(annotations["tangram.sh/assignment"]).containers["main"]
+    assert (piece.mib, piece.core_percent) == (8192, 30)
+    assert annotations["tangram.sh/gpus.main"] == piece.uuid
+
+
+async def test_a_reply_that_was_lost_after_the_pod_was_bound_is_a_success(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        api.faults.append(lose_reply("POST", "/binding", after=True))
+        assert await scheduler.bind(asking, "n1") == ""
+        assert await scheduler.bind(asking, "n1") == "", "and asking again changes nothing"
+        assert scheduler.free_mib("n1") == FULL_MIB - 8192
+    assert len(api.bindings) == 1
+
+
+async def test_a_binding_that_got_no_answer_and_did_not_happen_keeps_its_place_in_doubt(api: FakeApi) -> None:
+    asking, other = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
+    api.put(asking.plain())
+    api.put(other.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        api.faults.append(lose_reply("POST", "/binding", after=False))
+        assert "POST /api/v1/namespaces/default/pods/a/binding" in await scheduler.bind(asking, "n1")
+        assert not (await scheduler.filter(other, "n1"))["NodeNames"], "the write may still come true"
+        assert (await scheduler.filter(asking, "n1", "n2"))["NodeNames"] == ["n1"]
+        assert await scheduler.bind(asking, "n1") == ""
+
+
+async def test_a_late_write_after_a_timeout_never_books_twice(api: FakeApi) -> None:
+    asking, other = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
+    api.put(asking.plain())
+    api.put(other.plain())
+    async with running(api, bind_timeout_s=0.5) as scheduler:
+        await scheduler.filter(asking, "n1")
+        late, reached = asyncio.Event(), asyncio.Event()
+        api.faults.append(hold("POST", "/binding", late, reached))
+        assert "Timeout" in await scheduler.bind(asking, "n1")
+        assert (await scheduler.filter(other, "n1"))["FailedNodes"]
+        late.set()
+        assert await scheduler.bind(asking, "n1") == ""
+        assert len(api.bindings) == 1
+        assert scheduler.extender.state.fleet.overcommitted() == []
+
+
+@pytest.mark.parametrize("code", [403, 404, 422, 429])
+async def test_a_binding_that_is_refused_gives_its_place_back(api: FakeApi, code: int) -> None:
+    asking = pod("a").asking(mib=FULL_MIB)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        api.faults.append(answer_with("POST", "/binding", code, "Reason", "sentence"))
+        assert f"{code} Reason: sentence" in await scheduler.bind(asking, "n1")
+        assert scheduler.free_mib("n1") == FULL_MIB
+
+
+async def test_an_extender_restarted_between_filter_and_bind_chooses_again_on_that_node(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n2")
+    async with running(api) as scheduler:
+        assert await scheduler.bind(asking, "n2") == ""
+        assert scheduler.free_mib("n2") == FULL_MIB - 8192
+    bound = api.pod("default/a")
+    assert bound
+    assert bound["spec"]["nodeName"] == "n2"
+    assert "tangram.sh/assignment" in bound["metadata"]["annotations"]
+
+
+async def test_a_restarted_extender_refuses_a_bind_whose_node_has_filled_up(api: FakeApi) -> None:
+    first, second = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
+    for built in (first, second):
+        api.put(built.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(first, "n1")
+    async with running(api) as scheduler:
+        await scheduler.filter(second, "n1")
+        assert await scheduler.bind(second, "n1") == ""
+        assert "pod default/a does not fit node n1 any more: no single GPU" in await scheduler.bind(first, "n1")
+        assert (await scheduler.filter(first, "n2"))["NodeNames"] == ["n2"], "the scheduler starts over"
+
+
+async def test_what_is_bound_is_known_again_after_a_restart(api: FakeApi) -> None:
+    pods = [pod(name).asking(mib=FULL_MIB) for name in ("a", "b", "c")]
+    for built in pods:
+        api.put(built.plain())
+    async with running(api) as scheduler:
+        for built in pods[:2]:
+            (name,) = (await scheduler.filter(built, "n1", "n2"))["NodeNames"]
+            assert await scheduler.bind(built, name) == ""
+    async with running(api) as scheduler:
+        assert set((await scheduler.filter(pods[2], "n1", "n2"))["FailedNodes"]) == {"n1", "n2"}
+
+
+async def test_a_pod_that_someone_else_bound_is_not_bound_again(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        api.put(asking.on("n2").plain(), told=False)
+        assert "is bound to node n2" in await scheduler.bind(asking, "n1")
+        assert scheduler.free_mib("n1") == FULL_MIB
+        await scheduler.filter(asking, "n1")
+        api.put(asking.on("n1").plain(), told=False)
+        assert "by someone else" in await scheduler.bind(asking, "n1")
+        assert scheduler.free_mib("n1") == FULL_MIB
+
+
+async def test_a_pod_made_again_under_its_name_is_not_bound_for_the_old_one(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192)
+    again = asking.plain()
+    again["metadata"]["uid"] = "another"
+    api.put(again)
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        assert "has uid another" in await scheduler.bind(asking, "n1")
+        assert scheduler.free_mib("n1") == FULL_MIB
+        assert await scheduler.bind(pod("nobody").asking(mib=1), "n1") != ""
+    assert not api.bindings
+
+
+async def test_a_pod_being_bound_is_not_bound_a_second_time_meanwhile(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        go, reached = asyncio.Event(), asyncio.Event()
+        api.faults.append(hold("POST", "/binding", go, reached))
+        first = asyncio.create_task(scheduler.bind(asking, "n1"))
+        await reached.wait()
+        assert "being bound to node n1 already" in await scheduler.bind(asking, "n1")
+        go.set()
+        assert await first == ""
+
+
+async def test_a_pod_that_does_not_ask_for_ours_is_bound_without_annotations(api: FakeApi) -> None:
+    api.put(pod("plain").plain())
+    async with running(api) as scheduler:
+        assert await scheduler.bind(pod("plain"), "n1") == ""
+    assert "annotations" not in api.bindings[0]["metadata"]
+
+
+async def test_same_size_pods_that_come_at_once_never_share_memory_that_is_not_there(api: FakeApi) -> None:
+    pods = [pod(f"p{at}").asking(mib=40_960) for at in range(8)]
+    for built in pods:
+        api.put(built.plain())
+
+    async with running(api) as scheduler:
+
+        async def schedule(built: PodBuilder) -> bool:
+            names = (await scheduler.filter(built, "n1", "n2"))["NodeNames"]
+            return bool(names) and await scheduler.bind(built, names[0]) == ""
+
+        assert sum(await asyncio.gather(*map(schedule, pods))) == 4
+        assert scheduler.extender.state.fleet.overcommitted() == []
+        assert (scheduler.free_mib("n1"), scheduler.free_mib("n2")) == (0, 0)
+
+
+async def test_nothing_is_placed_before_pods_and_nodes_are_known(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192)
+    api.put(asking.plain())
+    go, reached = asyncio.Event(), asyncio.Event()
+    api.faults.append(hold("GET", PODS, go, reached))
+    async with running(api, synced=False) as scheduler:
+        await reached.wait()
+        await scheduler.extender.nodes.has_synced.wait()
+        for error in ((await scheduler.filter(asking, "n1"))["Error"], await scheduler.bind(asking, "n1")):
+            assert error == "cache not synced: pods are still being listed"
+        ready = await scheduler.look("/readyz")
+        assert (ready.status_code, ready.text) == (503, f"{error}\n")
+        assert (await scheduler.look("/healthz")).status_code == 200
+        go.set()
+        await scheduler.extender.pods.has_synced.wait()
+        assert (await scheduler.look("/readyz")).status_code == 200
+        assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"Pod":7}', b'{"Pod":{"spec":{"containers":{}}}}', b"\xff", b"null"]
+)
+async def test_a_body_that_cannot_be_read_is_an_error_in_the_answer(api: FakeApi, body: bytes) -> None:
+    async with running(api) as scheduler:
+        for verb in ("filter", "bind"):
+            assert "the request cannot be read" in (await scheduler.call(verb, body))["Error"]
+
+
+async def test_a_mistake_of_ours_is_an_error_in_the_answer(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    async with running(api) as scheduler:
+        monkeypatch.setattr(scheduler.extender.state, "place", explode)
+        result = await scheduler.filter(pod("a").asking(mib=8192), "n1")
+        assert result["Error"] == "filter failed: ZeroDivisionError: ours"
+        api.put(pod("a").asking(mib=8192).plain())
+        assert await scheduler.bind(pod("a").asking(mib=8192), "n1") == "bind failed: ZeroDivisionError: ours"
+        metrics = (await scheduler.look("/metrics")).text
+        assert 'tangram_extender_requests_total{outcome="error",verb="filter"} 1.0' in metrics
+
+
+async def test_metrics_tell_what_is_held_and_how_old_the_caches_are(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=8192)
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        lines = (await scheduler.look("/metrics")).text.splitlines()
+    values = {line.rsplit(" ", 1)[0]: line.rsplit(" ", 1)[1] for line in lines if not line.startswith("#")}
+    assert values['tangram_extender_reservations{stage="reserved"}'] == "1.0"
+    assert values["tangram_extender_nodes"] == "2.0"
+    assert values['tangram_extender_cache_objects{cache="nodes"}'] == "2.0"
+    assert values["tangram_extender_overcommitted_cards"] == "0.0"
+    assert 0 <= float(values['tangram_extender_cache_age_seconds{cache="pods"}']) < 60
+    assert all(name.startswith("tangram_extender_") for name in values)
+    assert not any("uid" in name for name in values)
+
+
+async def test_a_node_that_joins_while_running_is_used(api: FakeApi) -> None:
+    async with running(api) as scheduler:
+        assert "n3" in (await scheduler.filter(pod("a").asking(mib=8192), "n3"))["FailedAndUnresolvableNodes"]
+        api.put(node("n3").with_gpus(1).plain())
+        async with asyncio.timeout(10):
+            while scheduler.extender.nodes.get("n3") is None:
+                await scheduler.extender.nodes.changed()
+        assert (await scheduler.filter(pod("a").asking(mib=8192), "n3"))["NodeNames"] == ["n3"]
+    assert f"GET {NODES}" in api.requests
