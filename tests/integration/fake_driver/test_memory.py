@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from tests.fake import BUILD, REPOSITORY
 
 OUT_OF_MEMORY, INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT = 2, 1, 3, 201
 MIB = 1 << 20
+HERE = Path(__file__).parent
 
 
 def until(condition: Callable[[], bool], seconds: float = 5) -> bool:
@@ -59,18 +64,19 @@ def test_a_killed_process_gives_everything_back_at_once(fake_driver, worker):
     witness.must("alloc", 900 * MIB)
 
 
-def test_a_process_killed_inside_an_allocation_leaves_exact_sums(fake_driver, worker):
-    driver = fake_driver("card h200 memory_mib=100000 context_mib=0")
+def test_a_process_killed_while_it_counts_leaves_exact_sums(fake_driver, worker):
+    driver = fake_driver("card h200 memory_mib=1000 context_mib=0")
+    fake = REPOSITORY / "shim" / "fake"
+    program = BUILD / "die_locked"
+    sources = [HERE / "programs" / "die_locked.c", fake / "common" / "page.c", fake / "common" / "client.c"]
+    command = ["gcc", "-std=c11", "-pthread", f"-I{fake}", f"-I{fake}/common", "-o", program, *sources]
+    subprocess.run(command, check=True)
     witness = worker(driver)
-    for _ in range(20):
-        victim = worker(driver)
-        assert victim.process.stdin is not None
-        victim.process.stdin.write('["alloc", 4096]\n' * 3000)
-        victim.process.stdin.flush()
-        victim.process.send_signal(signal.SIGKILL)
-        victim.process.wait()
-        assert until(lambda: driver.used_mib() == 0)
-    witness.must("alloc", 100000 * MIB)
+    witness.must("alloc", 300 * MIB)
+    died = subprocess.run([program], env=driver.env(), check=False)
+    assert died.returncode == -signal.SIGKILL
+    witness.must("alloc", 700 * MIB)
+    assert driver.used_mib() == 1000
 
 
 def test_a_context_costs_memory_while_it_lives(fake_driver, worker):
@@ -118,8 +124,8 @@ def test_values_survive_in_device_memory(fake_driver, worker):
 def test_memory_of_a_card_costs_no_memory_of_the_machine(fake_driver, worker):
     one = worker(fake_driver("card h200 context_mib=0"))
     one.must("alloc", 139 << 30)
-    with open(f"/proc/{one.process.pid}/status") as status:
-        resident_kib = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+    status = Path(f"/proc/{one.process.pid}/status").read_text().splitlines()
+    resident_kib = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
     assert resident_kib < 100 * 1024
 
 

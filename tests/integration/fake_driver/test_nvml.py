@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -156,7 +157,7 @@ for i in range(n.nvmlDeviceGetCount()):
     n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(i), n.nvmlEventTypeXidCriticalError, events)
 print("watching", flush=True)
 for _ in range(2):
-    e = n.nvmlEventSetWait_v2(events, 10000)
+    e = n.nvmlEventSetWait_v2(events, 20000)
     print(json.dumps([n.nvmlDeviceGetIndex(e.device), e.eventType, e.eventData]), flush=True)
 try: n.nvmlEventSetWait_v2(events, 20)
 except n.NVMLError_Timeout: print("quiet", flush=True)
@@ -170,10 +171,12 @@ def test_an_xid_reaches_whoever_waits_for_it(fake_driver):
     ) as watcher:
         assert watcher.stdout is not None
         assert watcher.stdout.readline() == "watching\n"
+        start = time.monotonic()
         driver.xid(card=1, number=48)
         assert json.loads(watcher.stdout.readline()) == [1, 8, 48]
         driver.xid(card=0, number=79)
         assert json.loads(watcher.stdout.readline()) == [0, 8, 79]
+        assert time.monotonic() - start < 15  # woken, not timed out
         assert watcher.stdout.readline() == "quiet\n"
 
 

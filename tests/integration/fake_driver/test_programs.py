@@ -50,7 +50,7 @@ def test_a_container_sees_the_cards_whose_device_nodes_it_has(nodes, seen, fake_
     """The driver root of install.sh, and /dev as a container runtime would fill it, in a mount namespace."""
     driver = fake_driver("card h200\ncard a10\ncard a100-40\nmig 2 1g.5gb 2g.10gb")
     root = install(driver, tmp_path, cards=3)
-    os.symlink(driver.socket, root / "run" / "nvidia-persistenced" / "socket")
+    (root / "run" / "nvidia-persistenced" / "socket").symlink_to(driver.socket)
     script = CONTAINER.format(root=root, dev=tmp_path / "dev", nodes=" ".join(nodes))
     env = {"PATH": os.environ["PATH"]}
     done = subprocess.run(["unshare", "-m", "sh", "-ec", script], env=env, capture_output=True, text=True, check=False)

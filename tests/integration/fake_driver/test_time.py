@@ -15,36 +15,44 @@ def milliseconds(call) -> float:
 
 def test_a_kernel_lasts_as_long_as_its_parameter_says(fake_driver, worker):
     one = worker(fake_driver())
-    one.must("launch", 60_000)
-    assert one.ask("query")[0] == NOT_READY
-    assert 40 < milliseconds(lambda: one.must("synchronize")) < 160
+
+    def launch_and_wait() -> None:
+        one.must("launch", 200_000)
+        assert one.ask("query")[0] == NOT_READY
+        one.must("synchronize")
+
+    assert 200 <= milliseconds(launch_and_wait) < 1000
     one.must("query")
 
 
 def test_kernels_of_two_processes_wait_for_each_other(fake_driver, worker):
     driver = fake_driver()
     first, second = worker(driver), worker(driver)
-    first.must("launch", 80_000)
-    second.must("launch", 10_000)
-    assert milliseconds(lambda: second.must("synchronize")) > 70
+
+    def launch_both_and_wait_for_the_second() -> None:
+        first.must("launch", 200_000)
+        second.must("launch", 100_000)
+        second.must("synchronize")
+
+    assert milliseconds(launch_both_and_wait_for_the_second) >= 300
 
 
 def test_kernels_on_two_cards_do_not(fake_driver, worker):
     driver = fake_driver("card h200 count=2 context_mib=0")
     first, second = worker(driver, device=0), worker(driver, device=1)
-    first.must("launch", 3_000_000)
+    first.must("launch", 5_000_000)
     second.must("launch", 10_000)
-    assert milliseconds(lambda: second.must("synchronize")) < 1500
+    assert milliseconds(lambda: second.must("synchronize")) < 3000
 
 
 def test_utilisation_is_what_ran(fake_driver, worker, nvml_python):
     driver = fake_driver()
     one = worker(driver)
-    one.must("launch", 1_500_000)
+    one.must("launch", 6_000_000)
     code = """
 import time
 h = n.nvmlDeviceGetHandleByIndex(0)
-end = time.monotonic() + 1.2
+end = time.monotonic() + 4
 while n.nvmlDeviceGetUtilizationRates(h).gpu < 90 and time.monotonic() < end: time.sleep(0.02)
 print(json.dumps([n.nvmlDeviceGetUtilizationRates(h).gpu, [(p.pid, p.smUtil) for p in n.nvmlDeviceGetProcessUtilization(h, 0)]]))
 """
