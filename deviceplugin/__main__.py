@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from deviceplugin.app import run
 from deviceplugin.settings import DevicePluginSettings
-from kube.errors import NoCluster
+from kube.errors import NoClusterError
 
 _EPILOG = """\
 Every option may also be set by an environment variable, e.g. TANGRAM_DEVICEPLUGIN_NODE_NAME.
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o022)
     try:
         asyncio.run(run(settings))
-    except (NoCluster, OSError) as error:
+    except (NoClusterError, OSError) as error:
         print(f"tangram-deviceplugin: {error}", file=sys.stderr)
         return 1
     return 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vgpu.contract import uuid_of
 from vgpu.errors import Refused
@@ -85,6 +85,8 @@ class Choice:
     """UUID -> devices of the resource that the assignment means there."""
     moves: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """What the flight was given and is this tenant's by this choice, per (container, resource); the pod guessed before loses it."""
+    anew: bool = False
+    """The kubelet begins this pod again: what our book says of it was another pod's, or was given back."""
     swapped: bool = False
     """The kubelet's devices lie on other cards: it took a pod of the same size for this one."""
 
@@ -129,6 +131,14 @@ def candidates(
         untouched = (tenant for tenant in others if not done.get(tenant.uid))
         yield from filter(None, (_instead(tenant, flight, request, names) for tenant in untouched))
     yield from filter(None, (_next(tenant, done.get(tenant.uid, {}), request, names) for tenant in others))
+    # A waiting pod has devices already, and asks for such again: then they were taken by a twin of it. If the twin is among the
+    # admitted that we gave nothing, what is its own is left over for this one; else the twin is gone and has left everything.
+    taken_for = [tenant for tenant in ordered if tenant.waiting and done.get(tenant.uid)]
+    again = [choice for tenant in taken_for if (choice := _next(tenant, {}, request, names))]
+    if again:
+        twins = [tenant for tenant in ordered if not tenant.waiting and not done.get(tenant.uid)]
+        yield from filter(None, (_next(tenant, {}, request, names) for tenant in twins))
+    yield from (replace(choice, anew=True) for choice in again)
 
 
 def _next(tenant: Tenant, given: Given, request: Request, names: Names) -> Choice | None:
@@ -212,7 +222,7 @@ def settle(choices: Iterable[Choice], ids: Collection[str], request: Request, *,
         raise Refused(
             f"the kubelet chose devices on {', '.join(sorted(found))} for {first.tenant}, which was assigned {', '.join(first.cards)}"
         )
-    return Choice(first.tenant, first.container, first.cards, first.moves, swapped=True)
+    return replace(first, swapped=True)
 
 
 def check_room(tenants: Iterable[Tenant], cards: Collection[str], inventory: Inventory) -> None:

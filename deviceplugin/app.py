@@ -43,7 +43,7 @@ log = structlog.get_logger("deviceplugin")
 
 
 async def run(settings: DevicePluginSettings) -> None:
-    """Until SIGTERM or SIGINT. Raises NoCluster, OSError when the metrics port is taken."""
+    """Until SIGTERM or SIGINT. Raises NoClusterError, OSError when the metrics port is taken."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -162,6 +162,9 @@ class Ledger:
             log.info("the pod in flight is another one", guessed=self._flight.uid, now=uid, pod=str(choice.tenant))
             self.done.pop(self._flight.uid, None)
             self.done[uid] = dict(choice.moves)
+        if choice.anew:
+            calls = ()
+            self.done.pop(uid, None)
         self.swaps += choice.swapped
         self._drop_stale(uid, request.resource, ids)
         self.done.setdefault(uid, {})[choice.container, request.resource] = ids

@@ -1,0 +1,114 @@
+"""How long admission of a container takes on a node: GetPreferredAllocation, Allocate and PreStartContainer, over gRPC.
+
+    uv run python -m bench.deviceplugin.admission [--rounds 300] [--csv bench/deviceplugin/admission.csv]
+
+A real plugin process on the fake driver (8 x H200: 1,128 memory IDs), a kubelet made of real gRPC servers in this one, an API server
+over HTTP whose watch shows each pod before it is admitted. A third of the node is in use. Each round is one container with gpu-mem
+and gpu-core: two preferred, two Allocate, two PreStart calls; the figure is their sum, the kubelet's side included. The arbiter is a
+listening socket, there before PreStart as the arbiter's own is (it takes milliseconds in a process of its own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from tests.builders import PodBuilder, pod
+from tests.fake import start_fake_driver
+from tests.integration.deviceplugin.harness import Node, node
+from vgpu.codec import inventory_from_json
+from vgpu.grant import Slice
+from vgpu.inventory import Inventory
+from vgpu.names import DEFAULT
+
+CARDS = "card h200\n" * 8
+UNITS, CORE = 8, 5
+
+
+def share(name: str, on: Inventory, card: int) -> PodBuilder:
+    """A pod of one container with 8 units and 5 percent of a card."""
+    piece = Slice(on.cards[card].uuid, card, UNITS * 1024, CORE)
+    return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
+
+
+async def one_round(made: Node, one: PodBuilder) -> tuple[float, float]:
+    """Seconds of admission (preferred, Allocate) and of PreStart."""
+    made.api.put(one.plain())
+    began = time.perf_counter()
+    await made.kubelet.admit(one.plain())
+    admitted = time.perf_counter() - began
+    made.arbiter_listens(one.name)
+    began = time.perf_counter()
+    await made.kubelet.start_container(one.name, "main")
+    return admitted, time.perf_counter() - began
+
+
+async def measure(rounds: int, folder: Path) -> tuple[int, list[tuple[float, float]], float]:
+    """(memory IDs, seconds of each round, MiB of resident memory afterwards)."""
+    driver = start_fake_driver(CARDS, folder)
+    try:
+        async with node(driver, folder / "node", access="nvidia") as made:
+            await made.start_plugin("--log-level", "warning")
+            await made.ready()
+            assert made.api.inventory
+            has = inventory_from_json(made.api.inventory)
+            for number in range(48):
+                await one_round(made, share(f"resident-{number}", has, number % 8))
+            taken = []
+            for number in range(rounds):
+                one = share(f"p{number}", has, number % 8)
+                taken.append(await one_round(made, one))
+                made.kubelet.remove("default", one.name)
+                made.api.remove(one.plain())
+            assert made.process
+            return len(made.kubelet.healthy(DEFAULT.gpu_mem)), taken, resident_mib(made.process.pid)
+    finally:
+        driver.stop()
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"/proc/{pid}/status names no VmRSS")
+
+
+def main() -> None:
+    """Measure, print, write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("admission.csv"))
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    try:
+        ids, taken, rss_mib = asyncio.run(measure(options.rounds, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = []
+    for what, seconds in (
+        ("preferred + allocate", [a for a, _ in taken]),
+        ("prestart", [p for _, p in taken]),
+        ("sum", [a + p for a, p in taken]),
+    ):
+        cuts = statistics.quantiles(seconds, n=100)
+        rows.append([what, ids, len(seconds), *(f"{1000 * s:.2f}" for s in (cuts[49], cuts[98], max(seconds))), f"{rss_mib:.0f}"])
+    head = ["step", "memory_ids", "rounds", "p50_ms", "p99_ms", "max_ms", "plugin_rss_mib", "machine"]
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {platform.machine()}"
+    with options.csv.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows([*row, machine] for row in rows)
+    print(options.csv.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""A real plugin process between a kubelet, an API server and the fake driver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.builders import PodBuilder, pod
+from tests.fake import FakeDriver, fake_driver
+from tests.integration.deviceplugin.harness import Node, node
+from vgpu.codec import grant_from_text, inventory_from_json
+from vgpu.contract import uuid_of
+from vgpu.grant import GrantCard, Slice
+from vgpu.inventory import Inventory
+from vgpu.names import DEFAULT
+
+__all__ = ["fake_driver"]
+
+MEM, CORE, GPU = DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu
+TWO_CARDS = "card t4 memory_mib=16384\ncard t4 memory_mib=16384\n"
+
+Start = Callable[..., AbstractAsyncContextManager[Node]]
+
+
+@pytest.fixture
+def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
+    @asynccontextmanager
+    async def start(cards: str = TWO_CARDS, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
+        folder = Path(tempfile.mkdtemp(prefix="dp-"))
+        try:
+            async with node(fake_driver(cards), folder, access=access, seed=seed) as made:
+                await made.start_plugin()
+                await made.ready()
+                yield made
+        finally:
+            shutil.rmtree(folder)
+
+    return start
+
+
+def inventory(on: Node) -> Inventory:
+    assert on.api.inventory
+    return inventory_from_json(on.api.inventory)
+
+
+def sharing(name: str, on: Inventory, card: int, units: int, core: int = 0, container: str = "main") -> PodBuilder:
+    asks = pod(name).asking(mib=units * 1024, core=core, container=container).on("n1")
+    return asks.assigned(Slice(on.cards[card].uuid, card, units * 1024, core), container=container)
+
+
+def cards_of(ids: tuple[str, ...]) -> set[str]:
+    return {uuid_of(one) for one in ids}
+
+
+async def test_the_node_offers_each_unit_of_memory_each_percent_and_each_card(running: Start) -> None:
+    async with running() as made:
+        cards = inventory(made).cards
+        assert [card.model for card in cards] == ["Tesla T4", "Tesla T4"]
+        for resource, per_card in ((MEM, cards[0].mib // 1024), (CORE, 100), (GPU, 1)):
+            ids = made.kubelet.healthy(resource)
+            assert len(ids) == 2 * per_card
+            assert cards_of(tuple(ids)) == {card.uuid for card in cards}
+        assert sorted(made.kubelet.registered) == sorted([MEM, CORE, GPU])
+        status, text = await made.get("/readyz")
+        assert (status, text) == (200, "ok\n")
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_share_gets_its_card_its_grant_and_its_mounts_whatever_order_the_kubelet_asks_in(
+    running: Start, seed: int
+) -> None:
+    async with running(seed=seed) as made:
+        one = sharing("a", inventory(made), 1, 8, 30)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        uuid = inventory(made).cards[1].uuid
+        books = made.kubelet.books["default", "a"]
+        assert cards_of(books["main", MEM]) == cards_of(books["main", CORE]) == {uuid}
+
+        answer = made.kubelet.answers["a", "main", MEM]
+        assert [d.name for d in answer.cdi_devices] == [f"tangram.sh/gpu={uuid}"]
+        assert {m.container_path for m in answer.mounts} == {"/run/tangram", "/etc/ld.so.preload"}
+        assert not made.kubelet.answers["a", "main", CORE].cdi_devices
+        folder = made.arbiter_listens("a")
+        assert not (folder / "grant").exists()
+        await made.kubelet.start_container("a", "main")
+        grant = grant_from_text((folder / "grant").read_text())
+        assert (grant.namespace, grant.pod, grant.uid, grant.container) == ("default", "a", "uid-default-a", "main")
+        assert grant.cards == (GrantCard(uuid, 8192, 30),)
+        assert (folder / "grant").stat().st_mode & 0o777 == 0o444
+        assert (folder / "libtangram.so").read_bytes() == b"a library\n"
+        assert (made.state / "ld.so.preload").read_text() == "/run/tangram/libtangram.so\n"
+
+
+async def test_the_cdi_specification_names_cards_by_uuid_and_files_by_the_hosts_paths(running: Start) -> None:
+    async with running() as made:
+        spec = json.loads((made.folder / "cdi/tangram.sh-gpu.json").read_text())
+        assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "tangram.sh/gpu")
+        assert [d["name"] for d in spec["devices"]] == [card.uuid for card in inventory(made).cards]
+
+
+async def test_a_pod_that_came_past_our_scheduler_is_refused_and_told_why(running: Start) -> None:
+    async with running() as made:
+        stranger = pod("stranger").asking(mib=4096).on("n1").plain() | {}
+        stranger["spec"]["schedulerName"] = "default-scheduler"
+        made.api.put(stranger)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await made.kubelet.admit(stranger)
+        assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert "placed by default-scheduler, not by Tangram's scheduler" in (refusal.value.details() or "")
+        async with asyncio.timeout(10):
+            while not made.api.events:
+                await made.api.news.wait()
+        assert made.api.events[0]["reason"] == "AllocateRefused"
+        assert made.api.events[0]["regarding"]["name"] == "stranger"
+
+
+async def test_a_pod_with_an_unreadable_assignment_is_refused_and_nobody_else_suffers(running: Start) -> None:
+    async with running() as made:
+        bad = pod("bad").asking(mib=4096).on("n1").assigned(text='{"v": 99}').plain()
+        good = sharing("good", inventory(made), 0, 6)
+        made.api.put(bad)
+        made.api.put(good.plain())
+        with pytest.raises(grpc.aio.AioRpcError, match="version 99"):
+            await made.kubelet.admit(bad)
+        await made.kubelet.admit(good.plain())
+
+
+async def test_a_request_waits_until_the_watch_brings_the_pod(running: Start) -> None:
+    async with running() as made:
+        late = sharing("late", inventory(made), 1, 5)
+        admission = asyncio.create_task(made.kubelet.admit(late.plain()))
+        await asyncio.sleep(0.2)
+        made.api.put(late.plain())
+        await admission
+        assert cards_of(made.kubelet.books["default", "late"]["main", MEM]) == {inventory(made).cards[1].uuid}
+
+
+async def test_a_kubelet_that_restarts_is_told_of_all_resources_again(running: Start) -> None:
+    async with running() as made:
+        await made.kubelet.stop()
+        made.kubelet.registered.clear()
+        await made.kubelet.start()
+        await made.ready()
+        assert sorted(made.kubelet.registered) == sorted([MEM, CORE, GPU])
+        one = sharing("a", inventory(made), 0, 8)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+
+
+async def test_a_plugin_killed_between_allocate_and_start_loses_nothing(running: Start) -> None:
+    async with running() as made:
+        has = inventory(made)
+        first = sharing("first", has, 0, 8, 30)
+        made.api.put(first.plain())
+        await made.kubelet.admit(first.plain())
+        await made.stop_plugin(kill=True)
+        await made.start_plugin()
+        await made.ready()
+        second = sharing("second", has, 0, 8, 30)
+        made.api.put(second.plain())
+        await made.kubelet.admit(second.plain())
+        for name in ("first", "second"):
+            folder = made.arbiter_listens(name)
+            await made.kubelet.start_container(name, "main")
+            assert grant_from_text((folder / "grant").read_text()).pod == name
+
+
+async def test_an_xid_makes_a_card_unhealthy_and_recovery_makes_it_healthy_again(running: Start) -> None:
+    async with running() as made:
+        everything = len(made.kubelet.healthy(MEM))
+        made.driver.xid(0, 13)  # an application's own mistake
+        made.driver.xid(1, 79)
+        await made.kubelet.until(lambda: len(made.kubelet.healthy(MEM)) == everything // 2)
+        assert cards_of(tuple(made.kubelet.healthy(MEM))) == {inventory(made).cards[0].uuid}
+        async with asyncio.timeout(10):
+            while inventory(made).cards[1].healthy:
+                await made.api.news.wait()
+        made.driver.recover(1)
+        await made.kubelet.until(lambda: len(made.kubelet.healthy(MEM)) == everything)
+        async with asyncio.timeout(10):
+            while not inventory(made).cards[1].healthy:
+                await made.api.news.wait()
+        assert inventory(made).cards[0].healthy
+
+
+async def test_devices_swapped_by_the_kubelet_are_harmless_with_nvidias_runtime(running: Start) -> None:
+    async with running(access="nvidia") as made:
+        await swapped(made)
+        for name, card in (("a", 0), ("b", 1)):
+            await made.kubelet.start_container(name, "main")
+            held = made.kubelet.books["default", name]["main", MEM]
+            from vgpu.contract import grant_key
+
+            grant = grant_from_text((made.state / "grants" / grant_key(held) / "grant").read_text())
+            assert grant.pod == name
+            assert [c.uuid for c in grant.cards] == [inventory(made).cards[card].uuid]
+
+
+async def test_devices_swapped_by_the_kubelet_fail_the_start_and_have_the_pod_replaced_with_cdi(running: Start) -> None:
+    async with running(access="cdi") as made:
+        await swapped(made)
+        with pytest.raises(grpc.aio.AioRpcError, match="mixed up two pods of the same size"):
+            await made.kubelet.start_container("a", "main")
+        async with asyncio.timeout(10):
+            while not (made.api.evicted and made.api.events):
+                await made.api.news.wait()
+        assert made.api.evicted == ["a"]
+        assert made.api.events[0]["reason"] == "DevicesSwapped"
+
+
+async def swapped(made: Node) -> None:
+    for name, card in (("a", 0), ("b", 1)):
+        one = sharing(name, inventory(made), card, 4)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        made.arbiter_listens(name)
+    made.kubelet.swap("a", "b")
+
+
+async def test_an_init_container_and_its_app_container_are_granted_in_turn(running: Start) -> None:
+    async with running() as made:
+        card = inventory(made).cards[0]
+        one = (
+            pod("p").asking(mib=4096, container="setup", init=True).asking(mib=4096, core=20, container="main").on("n1")
+        )
+        from vgpu.codec import assignment_to_json
+        from vgpu.grant import Assignment
+
+        pieces = {"setup": (Slice(card.uuid, 0, 4096),), "main": (Slice(card.uuid, 0, 4096, 20),)}
+        one = one.assigned(text=assignment_to_json(Assignment(pieces, frozenset({"setup"}))))
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        folder = made.arbiter_listens("p", "setup")
+        assert made.grant_folder("p", "main") == folder  # the same devices, so the same folder
+        await made.kubelet.start_container("p", "setup")
+        assert grant_from_text((folder / "grant").read_text()).container == "setup"
+        await made.kubelet.start_container("p", "main")
+        grant = grant_from_text((folder / "grant").read_text())
+        assert (grant.container, grant.cards[0].core_percent) == ("main", 20)
+
+
+async def test_what_a_container_mounts_is_restored_when_somebody_removed_it(running: Start) -> None:
+    async with running() as made:
+        one = sharing("a", inventory(made), 0, 8)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        folder = made.grant_folder("a")
+        shutil.rmtree(folder)
+        (made.state / "ld.so.preload").unlink()
+        start = asyncio.create_task(made.kubelet.start_container("a", "main"))
+        await made.logged("what a container mounts was missing and is restored")
+        made.arbiter_listens("a")
+        await start
+        assert (folder / "libtangram.so").exists()
+        assert (made.state / "ld.so.preload").exists()
+
+
+async def test_without_an_arbiter_the_container_does_not_start(running: Start) -> None:
+    async with running() as made:
+        one = sharing("a", inventory(made), 0, 8)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        with pytest.raises(grpc.aio.AioRpcError, match="the arbiter does not listen"):
+            await made.kubelet.start_container("a", "main")
+
+
+async def test_whole_cards_and_mig_instances_are_given_by_uuid(running: Start) -> None:
+    async with running("card a100-40\ncard a100-40\nmig 1 3g.20gb 2g.10gb\n") as made:
+        has = inventory(made)
+        instance = next(i for i in has.cards[1].instances if i.profile == "2g.10gb")
+        assert made.kubelet.healthy(GPU) == {has.cards[0].uuid}
+        assert made.kubelet.healthy(DEFAULT.mig("2g.10gb")) == {instance.uuid}
+        whole = pod("w").asking(gpus=1).on("n1").assigned(Slice(has.cards[0].uuid, 0, has.cards[0].mib, 100, "whole"))
+        piece = Slice(instance.uuid, 1, instance.mib, 100, "mig", "2g.10gb")
+        mig = pod("m").asking(mig="2g.10gb").on("n1").assigned(piece)
+        for one, resource, uuid in ((whole, GPU, has.cards[0].uuid), (mig, DEFAULT.mig("2g.10gb"), instance.uuid)):
+            made.api.put(one.plain())
+            await made.kubelet.admit(one.plain())
+            answer = made.kubelet.answers[one.name, "main", resource]
+            assert [d.name for d in answer.cdi_devices] == [f"tangram.sh/gpu={uuid}"]
+            assert not answer.mounts
+            await made.kubelet.start_container(one.name, "main")
+        spec = json.loads((made.folder / "cdi/tangram.sh-gpu.json").read_text())
+        (device,) = [d for d in spec["devices"] if d["name"] == instance.uuid]
+        caps = 3 + 135 * 1 + 9 * instance.gpu_instance
+        paths = [n["path"] for n in device["containerEdits"]["deviceNodes"]]
+        assert paths == ["/dev/nvidia1", f"/dev/nvidia-caps/nvidia-cap{caps}", f"/dev/nvidia-caps/nvidia-cap{caps + 1}"]
+
+
+async def test_an_inventory_that_somebody_changed_is_put_right(running: Start) -> None:
+    async with running() as made:
+        status, numbers = await made.get("/metrics")
+        assert status == 200
+        assert "tangram_deviceplugin_gpu_healthy" in numbers
+
+
+async def test_a_driver_that_comes_late_is_served_late(fake_driver: Callable[[str], FakeDriver]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="dp-"))
+    try:
+        async with node(fake_driver(TWO_CARDS), folder) as made:
+            (folder / "driver/lib").rename(folder / "driver/lib.away")
+            await made.start_plugin()
+            line = await made.logged("no GPUs are offered yet, or their state is not known any longer")
+            assert "libnvidia-ml.so.1" in line["error"]
+            assert (await made.get("/readyz"))[0] == 503
+            (folder / "driver/lib.away").rename(folder / "driver/lib")
+            await made.ready()
+    finally:
+        shutil.rmtree(folder)
