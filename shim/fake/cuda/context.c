@@ -264,10 +264,9 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
 {
     TRY(device_ok(device));
     CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
-    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     struct device *of = &cuda.device[device];
     CUresult rc = CUDA_SUCCESS;
-    pthread_mutex_lock(&one_at_a_time);
+    pthread_mutex_lock(&cuda.primaries);
     if (!context_ok(of->primary)) {
         rc = context_new(&of->primary, of->primary_flags, device);
         if (rc == CUDA_SUCCESS)
@@ -277,7 +276,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
         of->primary_refs++;
         *ctx = of->primary;
     }
-    pthread_mutex_unlock(&one_at_a_time);
+    pthread_mutex_unlock(&cuda.primaries);
     return rc;
 }
 
@@ -285,10 +284,12 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
     TRY(device_ok(device));
     struct device *of = &cuda.device[device];
-    CHECK(of->primary_refs > 0 && context_ok(of->primary), CUDA_ERROR_INVALID_CONTEXT);
-    if (--of->primary_refs == 0)
+    pthread_mutex_lock(&cuda.primaries);
+    const bool held = of->primary_refs > 0 && context_ok(of->primary);
+    if (held && --of->primary_refs == 0)
         context_end(of->primary);
-    return CUDA_SUCCESS;
+    pthread_mutex_unlock(&cuda.primaries);
+    return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
@@ -300,9 +301,11 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     TRY(device_ok(device));
     struct device *of = &cuda.device[device];
+    pthread_mutex_lock(&cuda.primaries);
     if (context_ok(of->primary))
         context_end(of->primary);
     of->primary_refs = 0;
+    pthread_mutex_unlock(&cuda.primaries);
     return CUDA_SUCCESS;
 }
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-struct cuda cuda = {.lock = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}, .arena_fd = -1};
+struct cuda cuda = {.lock = PTHREAD_MUTEX_INITIALIZER, .primaries = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}, .arena_fd = -1};
 
 static void forked(void)
 {

@@ -284,13 +284,8 @@ typedef enum { CUgraphExecUpdateResult_UNUSED = 0 } CUgraphExecUpdateResult;
 typedef void (*CUhostFn)(void *data);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);
 
-typedef struct {
-    char bytes[16];
-} CUuuid;
-
-typedef struct {
-    char reserved[64];
-} CUipcMemHandle;
+typedef struct { char bytes[16]; } CUuuid;
+typedef struct { char reserved[64]; } CUipcMemHandle;
 
 typedef struct {
     CUmemLocationType type;

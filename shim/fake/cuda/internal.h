@@ -143,6 +143,7 @@ enum { STATE_NEW, STATE_READY, STATE_FORKED };
 
 struct cuda {
     pthread_mutex_t lock;
+    pthread_mutex_t primaries; /* retain, release and reset of primary contexts; taken before lock */
     _Atomic int state;
     struct client client;
     int devices;
