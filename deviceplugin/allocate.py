@@ -229,6 +229,8 @@ def check_room(tenants: Iterable[Tenant], cards: Collection[str], inventory: Inv
     """Invariant I1 on these cards: what pods were assigned is at most what the card has. Raises Refused."""
     mib, percent, whole, instances = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for tenant in tenants:
+        if _cards_of_pod(tenant).isdisjoint(cards):
+            continue
         for piece in tenant.assignment.held():
             if piece.uuid in cards:
                 mib[piece.uuid] += piece.mib if piece.kind == "share" else 0

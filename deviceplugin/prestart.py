@@ -198,15 +198,17 @@ class PreStart:
         missing = self._grants.restore(key)
         if missing:
             log.warning("what a container mounts was missing and is restored", pod=str(tenant), missing=missing)
-        self._verify_devices(starting, self._given(starting, self._names.gpu_mem, ids))
+        record = self._grants.record(key)
+        given = record.cards if record else tenant.assignment.uuids(container)
+        self._verify_devices(starting, frozenset(given))
         grant = grant_for(tenant.assignment, container, namespace=tenant.namespace, pod=tenant.name, uid=tenant.uid)
-        self._own(starting, ids)
+        self._own(starting, ids, record)
         self._grants.write(key, grant)
         await self._arbiter_listens(key, starting.pod)
 
-    def _own(self, starting: Starting, ids: Sequence[str]) -> None:
+    def _own(self, starting: Starting, ids: Sequence[str], record: Record | None) -> None:
         """Correct the record where the guess at Allocate was wrong."""
-        record, tenant = self._grants.record(grant_key(ids)), starting.tenant
+        tenant = starting.tenant
         if record is None or (record.uid, record.container) != (tenant.uid, starting.container):
             cards = record.cards if record else tenant.assignment.uuids(starting.container)
             at = record.at if record else self._now()
@@ -217,9 +219,6 @@ class PreStart:
     def _given(self, starting: Starting, resource: str, ids: Sequence[str]) -> frozenset[str]:
         """UUIDs of the cards whose devices Allocate gave out with these IDs."""
         tenant = starting.tenant
-        if resource == self._names.gpu_mem:
-            record = self._grants.record(grant_key(ids))
-            return frozenset(record.cards if record else tenant.assignment.uuids(starting.container))
         for uid, container in self._ledger.holders(resource, ids):
             if (uid, container) == (tenant.uid, starting.container):
                 return frozenset(tenant.assignment.uuids(container))

@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         self.books: dict[tuple[str, str], dict[tuple[str, str], tuple[str, ...]]] = {}
         """(namespace, pod) -> (container, resource) -> device IDs."""
         self.answers: dict[tuple[str, str, str], dp.ContainerAllocateResponse] = {}
-        self.sidecars: set[str] = set()
+        self.waited_s = 0.0
+        """Time spent waiting for the plugin's answers."""
         self.hidden: set[tuple[str, str]] = set()
         """(pod, container) of init containers, which the kubelet does not list."""
         self.changed = asyncio.Condition()
@@ -172,7 +174,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
                 for resource, quantity in wanted:
                     ids = await self._choose(resource, quantity, reusable.get(resource, []))
                     request = dp.AllocateRequest(container_requests=[dp.ContainerAllocateRequest(devices_ids=ids)])
-                    answer = await self._plugin(resource).Allocate(request)
+                    answer = await self._timed(self._plugin(resource).Allocate(request))
                     self.used.setdefault(resource, set()).update(ids)
                     books[container["name"], resource] = tuple(ids)
                     self.answers[meta["name"], container["name"], resource] = answer.container_responses[0]
@@ -190,7 +192,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
             for (of, resource), ids in held.items()
             if of == container
         ]
-        await asyncio.gather(*calls)
+        await self._timed(asyncio.gather(*calls))
 
     def remove(self, namespace: str, name: str) -> None:
         for (_, resource), ids in self.books.pop((namespace, name), {}).items():
@@ -216,10 +218,17 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
                 )
             ]
         )
-        answer = await self._plugin(resource).GetPreferredAllocation(request)
+        answer = await self._timed(self._plugin(resource).GetPreferredAllocation(request))
         preferred = [i for i in answer.container_responses[0].deviceIDs if i in available and i not in taken]
         rest = preferred + [i for i in offered if i in available and i not in preferred]
         return taken + rest[: quantity - len(taken)]
+
+    async def _timed(self, call: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return await call
+        finally:
+            self.waited_s += time.perf_counter() - began
 
     def _plugin(self, resource: str) -> dp_grpc.DevicePluginStub:
         return dp_grpc.DevicePluginStub(self._channels[resource])

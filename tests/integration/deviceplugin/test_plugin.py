@@ -279,7 +279,7 @@ async def test_whole_cards_and_mig_instances_are_given_by_uuid(running: Start) -
         has = inventory(made)
         instance = next(i for i in has.cards[1].instances if i.profile == "2g.10gb")
         assert made.kubelet.healthy(GPU) == {has.cards[0].uuid}
-        assert made.kubelet.healthy(DEFAULT.mig("2g.10gb")) == {instance.uuid}
+        await made.kubelet.until(lambda: made.kubelet.healthy(DEFAULT.mig("2g.10gb")) == {instance.uuid})
         whole = pod("w").asking(gpus=1).on("n1").assigned(Slice(has.cards[0].uuid, 0, has.cards[0].mib, 100, "whole"))
         piece = Slice(instance.uuid, 1, instance.mib, 100, "mig", "2g.10gb")
         mig = pod("m").asking(mig="2g.10gb").on("n1").assigned(piece)
@@ -297,11 +297,16 @@ async def test_whole_cards_and_mig_instances_are_given_by_uuid(running: Start) -
         assert paths == ["/dev/nvidia1", f"/dev/nvidia-caps/nvidia-cap{caps}", f"/dev/nvidia-caps/nvidia-cap{caps + 1}"]
 
 
-async def test_an_inventory_that_somebody_changed_is_put_right(running: Start) -> None:
+async def test_metrics_tell_of_each_card_and_of_calls(running: Start) -> None:
     async with running() as made:
+        one = sharing("a", inventory(made), 0, 8)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
         status, numbers = await made.get("/metrics")
         assert status == 200
-        assert "tangram_deviceplugin_gpu_healthy" in numbers
+        uuid = inventory(made).cards[0].uuid
+        assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{uuid}"}} 1.0' in numbers
+        assert f'tangram_deviceplugin_call_seconds_count{{call="Allocate",resource="{MEM}"}} 1.0' in numbers
 
 
 async def test_a_driver_that_comes_late_is_served_late(fake_driver: Callable[[str], FakeDriver]) -> None:

@@ -1,0 +1,103 @@
+"""The state folder: what containers mount, and our own book of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.grants import RECORD, Grants, Record
+from tests.unit.deviceplugin.builders import uuid
+from vgpu.codec import grant_from_text
+from vgpu.contract import PRELOAD_TEXT
+from vgpu.grant import Grant, GrantCard
+
+GRANT = Grant("default", "a", "uid-a", "main", (GrantCard(uuid(0), 4096, 30),))
+
+
+def record(*slots: int, pod: str = "a") -> Record:
+    return Record(tuple(f"{uuid(0)}-{slot}" for slot in slots), f"uid-{pod}", "default", pod, "main", (uuid(0),), 0.0)
+
+
+@pytest.fixture
+def grants(tmp_path: Path) -> Grants:
+    (tmp_path / "image.so").write_bytes(b"version 1")
+    made = Grants(tmp_path / "state", tmp_path / "image.so")
+    made.install()
+    return made
+
+
+def test_installing_puts_the_library_under_its_content_and_the_preload_file_beside_it(
+    grants: Grants, tmp_path: Path
+) -> None:
+    again = grants.install()
+    assert again.read_bytes() == b"version 1"
+    assert len(again.parent.name) == 16
+    assert (tmp_path / "state/ld.so.preload").read_text() == PRELOAD_TEXT
+    assert again.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_new_library_leaves_the_old_one_to_those_who_have_it(grants: Grants, tmp_path: Path) -> None:
+    old = grants.folder(grants.prepare(record(0))) / "libtangram.so"
+    (tmp_path / "image.so").write_bytes(b"version 2")
+    grants.install()
+    new = grants.folder(grants.prepare(record(1))) / "libtangram.so"
+    assert (old.read_bytes(), new.read_bytes()) == (b"version 1", b"version 2")
+
+
+def test_a_folder_has_the_library_as_a_link_and_no_grant_of_a_former_container(grants: Grants) -> None:
+    key = grants.prepare(record(0, 1))
+    grants.write(key, GRANT)
+    assert grants.prepare(record(1, 0, pod="b")) == key  # the same devices, in any order
+    folder = grants.folder(key)
+    assert not (folder / "grant").exists()
+    assert (folder / "libtangram.so").stat().st_nlink >= 2
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "libtangram.so"]
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_permissions_do_not_depend_on_the_umask(grants: Grants) -> None:
+    before = os.umask(0o077)
+    try:
+        key = grants.prepare(record(5))
+        grants.write(key, GRANT)
+    finally:
+        os.umask(before)
+    assert grants.folder(key).stat().st_mode & 0o777 == 0o755
+    assert (grants.folder(key) / "grant").stat().st_mode & 0o777 == 0o444
+
+
+def test_a_grant_is_written_whole_and_read_back(grants: Grants) -> None:
+    key = grants.prepare(record(0))
+    assert grants.read(key) is None
+    grants.write(key, GRANT)
+    inode = (grants.folder(key) / "grant").stat().st_ino
+    grants.write(key, GRANT)
+    assert (grants.folder(key) / "grant").stat().st_ino == inode  # the same again is no write
+    assert grants.read(key) == grant_from_text((grants.folder(key) / "grant").read_text()) == GRANT
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"ids": 3}'])
+def test_an_unreadable_record_is_none_and_no_crash(grants: Grants, content: bytes) -> None:
+    key = grants.prepare(record(0))
+    (grants.folder(key) / RECORD).write_bytes(content)
+    assert grants.record(key) is None
+
+
+def test_what_is_missing_is_restored_and_told(grants: Grants, tmp_path: Path) -> None:
+    key = grants.prepare(record(0))
+    assert grants.restore(key) == []
+    (grants.folder(key) / "libtangram.so").unlink()
+    (tmp_path / "state/ld.so.preload").write_text("/something/else\n")
+    assert grants.restore(key) == ["ld.so.preload", "libtangram.so"]
+    assert (tmp_path / "state/ld.so.preload").read_text() == PRELOAD_TEXT
+
+
+def test_folders_that_nobody_needs_go_and_those_that_are_young_or_needed_stay(grants: Grants) -> None:
+    kept, old, young = (grants.prepare(record(slot)) for slot in range(3))
+    for key in (kept, old):
+        os.utime(grants.folder(key), (1000, 1000))
+    os.utime(grants.folder(young), (1900, 1900))
+    assert grants.collect({kept}, now=2000.0, older_than_s=300.0) == [old]
+    assert sorted(grants.keys()) == sorted([kept, young])

@@ -1,0 +1,162 @@
+"""What the watch's pods mean: tenants, strangers, who is being started, and drift between the books."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deviceplugin.allocate import Request
+from deviceplugin.drift import drift
+from deviceplugin.offer import Offer
+from deviceplugin.podresources import Holding, holders
+from deviceplugin.pods import NodePods
+from deviceplugin.prestart import which_container
+from tests.builders import PodBuilder, pod
+from tests.unit.deviceplugin.builders import inventory, share, tenant, uuid
+from vgpu.grant import Slice
+from vgpu.inventory import Inventory
+from vgpu.names import DEFAULT
+
+MEM, CORE = DEFAULT.gpu_mem, DEFAULT.gpu_core
+
+
+def sharing(name: str, units: int = 4, card: int = 0) -> PodBuilder:
+    return pod(name).asking(mib=units * 1024).on("n1").assigned(Slice(uuid(card), card, units * 1024))
+
+
+def node_pods(*pods: PodBuilder) -> NodePods:
+    made = NodePods(DEFAULT, 1024)
+    for one in pods:
+        made.on_change(None, one.build())
+    return made
+
+
+def test_pods_come_in_the_order_of_the_watch() -> None:
+    made = node_pods(sharing("z"), sharing("a"), sharing("m"))
+    assert [t.name for t in sorted(made.tenants(), key=lambda t: t.order)] == ["z", "a", "m"]
+
+
+def test_a_pod_that_is_finished_or_gone_is_no_tenant() -> None:
+    made = node_pods(sharing("a"), sharing("b"))
+    made.on_change(sharing("a").build(), sharing("a").with_phase("Succeeded").build())
+    made.on_change(sharing("b").build(), None)
+    assert not made.tenants()
+
+
+def test_a_pod_made_again_under_its_name_is_another() -> None:
+    from dataclasses import replace
+
+    made = node_pods(sharing("a"))
+    made.on_change(sharing("a").build(), replace(sharing("a", card=1), uid="uid-new").build())
+    (only,) = made.tenants()
+    assert (only.uid, only.assignment.uuids("main")) == ("uid-new", (uuid(1),))
+
+
+@pytest.mark.parametrize(
+    ("built", "why"),
+    [
+        (pod("p").asking(mib=4096).on("n1"), "has no assignment: it was placed by tangram-scheduler"),
+        (
+            pod("p").asking(mib=4096).on("n1").assigned(text="{"),
+            "annotation tangram.sh/assignment: assignment cannot be read",
+        ),
+        (pod("p").asking(mib=4096).on("n1").assigned(text='{"v":2}'), "version 2"),
+        (pod("p").asking(mib=4096).on("n1").assigned(Slice(uuid(0), 0, 8192)), "is assigned 8192 MiB"),
+        (pod("p").asking(mib=4096).on("n1").assigned(), "is assigned 0 GPUs and asks for 1"),
+    ],
+)
+def test_a_pod_that_cannot_be_served_says_why_to_whoever_asks_for_it(built: PodBuilder, why: str) -> None:
+    made = node_pods(built, sharing("good"))
+    assert [t.name for t in made.tenants()] == ["good"]
+    told = made.stranger(Request(MEM, 4)) or ""
+    assert told.startswith("pod default/p")
+    assert why in told
+    assert made.stranger(Request(MEM, 5)) is None
+
+
+def test_a_pod_whose_ask_is_malformed_is_a_stranger_and_no_crash() -> None:
+    bad = pod("p").asking(core=30).on("n1")
+    made = node_pods(bad)
+    assert "without tangram.sh/gpu-mem" in (made.stranger(Request(CORE, 30)) or "")
+
+
+def test_containers_with_the_same_devices_start_in_order_until_the_pod_is_initialized() -> None:
+    one = tenant("p", 0, share("i1", 4, init=True), share("i2", 4, init=True), share("app", 4), on=[0])
+
+    def starting(starts: int, *, done: bool = False) -> str | None:
+        return which_container(one, ("app",), 4, MEM, DEFAULT, initialized=done, starts=starts)
+
+    assert [starting(n) for n in range(4)] == ["i1", "i2", "app", "app"]
+    assert starting(0, done=True) == "app"
+    assert which_container(one, (), 4, MEM, DEFAULT, initialized=False, starts=0) == "i1"
+    assert which_container(one, (), 7, MEM, DEFAULT, initialized=False, starts=0) is None
+
+
+def test_the_kubelets_books_name_the_pod_even_when_only_its_app_container_is_listed() -> None:
+    held = [
+        Holding("default", "a", "app", MEM, frozenset({"x-0", "x-1", "x-2"})),
+        Holding("default", "b", "app", MEM, frozenset({"y-0"})),
+        Holding("default", "b", "app", CORE, frozenset({"x-0"})),
+    ]
+    assert holders(held, MEM, ["x-2", "x-0", "x-1"]) == (("default", "a"), ("app",))
+    assert holders(held, MEM, ["x-0", "x-1"]) == (("default", "a"), ())
+    assert holders(held, MEM, ["z-0"]) == (None, ())
+
+
+def test_drift_is_what_the_kubelet_counts_on_a_card_beyond_what_is_assigned_there() -> None:
+    one = tenant("a", 0, share("main", 4), on=[0])
+    right = Holding("default", "a", "main", MEM, frozenset(f"{uuid(0)}-{slot}" for slot in range(4)))
+    wrong = Holding("default", "a", "main", MEM, frozenset(f"{uuid(1)}-{slot}" for slot in range(4)))
+    unknown = Holding("default", "nobody", "main", MEM, frozenset({f"{uuid(1)}-9"}))
+    assert drift([right, unknown], [one], DEFAULT) == {}
+    assert drift([wrong], [one], DEFAULT) == {(MEM, uuid(0)): -4, (MEM, uuid(1)): 4}
+
+
+async def test_an_offer_tells_of_changes_only() -> None:
+    offer = Offer(DEFAULT, 1024)
+    offer.set_inventory(inventory(2))
+    version = offer.version
+    offer.set_inventory(inventory(2))
+    offer.set_ill({})
+    assert offer.version == version
+    waiting = asyncio.create_task(offer.changed_since(version))
+    offer.set_ill({uuid(1): "XID 79"})
+    assert await waiting == offer.version == version + 1
+    assert {d.uuid for d in offer.devices(MEM) if not d.healthy} == {uuid(1)}
+    offer.set_ill({})
+    assert all(d.healthy for d in offer.devices(MEM))
+
+
+async def test_a_profile_that_went_keeps_its_resource_without_devices() -> None:
+    from vgpu.inventory import Card, MigInstance
+
+    offer = Offer(DEFAULT, 1024)
+    instance = MigInstance("MIG-00000000-0000-0000-0000-000000000001", "1g.10gb", 9728, 7, 0)
+    offer.set_inventory(Inventory((Card(uuid(0), 0, "A100", 81920, mig=True, instances=(instance,)),)))
+    assert [d.id for d in offer.devices(DEFAULT.mig("1g.10gb"))] == [instance.uuid]
+    offer.set_inventory(Inventory((Card(uuid(0), 0, "A100", 81920),)))
+    assert DEFAULT.mig("1g.10gb") in offer.resources()
+    assert offer.devices(DEFAULT.mig("1g.10gb")) == ()
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), max_size=12), st.integers(0, 99))
+def test_the_ledgers_view_is_what_a_fresh_list_would_show(steps: list[str], seed: int) -> None:
+    rng, live, made = random.Random(seed), dict[str, PodBuilder](), NodePods(DEFAULT, 1024)
+    for name in steps:
+        old = live.pop(name, None)
+        new = rng.choice(
+            [None, sharing(name), sharing(name, card=1), pod(name).asking(mib=1024), sharing(name).with_phase("Failed")]
+        )
+        if new is not None:
+            live[name] = new
+        if old or new:
+            made.on_change(old.build() if old else None, new.build() if new else None)
+    fresh = node_pods(*live.values())
+    assert {(t.name, t.assignment.uuids("main")) for t in made.tenants()} == {
+        (t.name, t.assignment.uuids("main")) for t in fresh.tenants()
+    }
+    assert {u.pod.key for u in made.unreadable()} == {u.pod.key for u in fresh.unreadable()}
