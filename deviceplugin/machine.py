@@ -7,7 +7,8 @@ without GPUs idles. NVML blocks, so it is called in threads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -21,20 +22,24 @@ from nvml.health import Events, Health
 from nvml.library import Found
 from nvml.probe import answers, probe
 from nvml.session import opened
+from vgpu.contract import NVIDIA_ENV
 from vgpu.inventory import AccessMode, Inventory
 
 RETRY_S: Final = (1.0, 60.0)
 EVENT_WAIT_MS: Final = 500
 """How long one wait for XID events blocks its thread: also how long an orderly end may take."""
 
+REOPEN_ROUNDS: Final = 10
+"""So often no card may answer before NVML is closed and opened again. Pulled out of the air: 50 s with the default setting."""
+
 log = structlog.get_logger("deviceplugin.machine")
 
 
-def access_mode(wanted: Literal["auto", "cdi", "nvidia"], found: Found) -> AccessMode:
-    """`auto`: where the driver's library came with our own container, NVIDIA's runtime put it there, so it serves others too."""
+def access_mode(wanted: Literal["auto", "cdi", "nvidia"], found: Found, environment: Mapping[str, str]) -> AccessMode:
+    """`auto`: where NVIDIA's runtime serves our own container (the driver came with it, or we were told to ask) it serves others."""
     if wanted != "auto":
         return wanted
-    return "nvidia" if found == "loader" else "cdi"
+    return "nvidia" if found == "loader" or NVIDIA_ENV in environment else "cdi"
 
 
 class Machine:
@@ -57,12 +62,15 @@ class Machine:
         while True:
             try:
                 with opened(self._driver_root) as found:
-                    access = access_mode(self._wanted, found)
+                    access = access_mode(self._wanted, found, os.environ)
                     log.info("NVML answers", library=found, access=access)
                     await self._follow(access)
             except (NvmlError, OSError) as error:
                 if not self.failing:
                     wait_s = RETRY_S[0]
+                elif self._offer.probed:  # for the second time in a row: nobody can use these cards now
+                    self._offer.set_ill({card.uuid: str(error) for card in self._offer.inventory().cards})
+                    self._tell()
                 self.failing = str(error)
                 log.warning(
                     "no GPUs are offered yet, or their state is not known any longer",
@@ -78,6 +86,7 @@ class Machine:
             inventory = await asyncio.to_thread(probe, unit_mib=self._unit_mib, access=access, last=before)
             self._on_inventory(inventory)
             self._offer.set_inventory(inventory)
+            self._offer.set_ill(self._health.ill)
             self._tell()
             if self.failing:
                 log.info("NVML answers again")
@@ -120,12 +129,16 @@ class Machine:
                 self._told()
 
     async def _ask(self, uuids: list[str]) -> None:
-        while True:
-            for uuid in uuids:
-                trouble = await asyncio.to_thread(answers, uuid)
-                if self._health.answered(uuid, trouble):
-                    self._told()
+        """Raises NvmlError when no card answers for long: a driver that was reloaded knows nothing of an old session."""
+        silent_rounds = 0
+        while silent_rounds < REOPEN_ROUNDS:
+            troubles = [await asyncio.to_thread(answers, uuid) for uuid in uuids]
+            changed = [self._health.answered(uuid, trouble) for uuid, trouble in zip(uuids, troubles, strict=True)]
+            if any(changed):
+                self._told()
+            silent_rounds = 0 if None in troubles else silent_rounds + 1
             await asyncio.sleep(self._health_s)
+        raise NvmlError(f"no card answers: {troubles[0]}")
 
     def _told(self) -> None:
         log.warning("health changed", ill=dict(self._health.ill))

@@ -22,7 +22,7 @@ class Offer:
         self.version = 0
         self.probed = False
         """Has NVML been asked with success?"""
-        self._inventory = Inventory((), unit_mib)
+        self._told = self._inventory = Inventory((), unit_mib)
         self._ill: Mapping[str, str] = {}
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
@@ -45,9 +45,8 @@ class Offer:
         self._set(inventory, self._ill)
 
     def set_ill(self, ill: Mapping[str, str]) -> None:
-        """Cards that are not fit for use, with the reason."""
-        cards = tuple(replace(card, healthy=card.healthy or card.uuid in self._ill) for card in self._inventory.cards)
-        self._set(replace(self._inventory, cards=cards), dict(ill))
+        """Cards that are not fit for use, with the reason; all others are as NVML told last."""
+        self._set(self._told, dict(ill))
 
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
@@ -55,10 +54,10 @@ class Offer:
             await self._changed.wait()
         return self.version
 
-    def _set(self, inventory: Inventory, ill: Mapping[str, str]) -> None:
-        cards = tuple(replace(card, healthy=card.healthy and card.uuid not in ill) for card in inventory.cards)
-        inventory = replace(inventory, cards=cards)
-        self._ill = ill
+    def _set(self, told: Inventory, ill: Mapping[str, str]) -> None:
+        cards = tuple(replace(card, healthy=card.healthy and card.uuid not in ill) for card in told.cards)
+        inventory = replace(told, cards=cards)
+        self._told, self._ill = told, ill
         if inventory == self._inventory and self.version:
             return
         self._inventory = inventory

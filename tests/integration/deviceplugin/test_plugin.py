@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +16,7 @@ import grpc.aio
 import pytest
 
 from tests.builders import PodBuilder, pod
-from tests.fake import FakeDriver, fake_driver
+from tests.fake import REPOSITORY, FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from vgpu.codec import grant_from_text, inventory_from_json
 from vgpu.contract import uuid_of
@@ -322,3 +323,27 @@ async def test_a_driver_that_comes_late_is_served_late(fake_driver: Callable[[st
             await made.ready()
     finally:
         shutil.rmtree(folder)
+
+
+async def test_the_real_arbiter_listens_in_a_new_folder_before_the_container_starts(running: Start) -> None:
+    async with running() as made:
+        (made.state / "grants").mkdir(parents=True, exist_ok=True)
+        arbiter = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "arbiter", "--grants-dir", str(made.state / "grants"),
+            "--metrics-host", "127.0.0.1", "--metrics-port", "0", cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert arbiter.stderr
+            assert b"serving" in await arbiter.stderr.readline()
+            one = sharing("a", inventory(made), 0, 8)
+            made.api.put(one.plain())
+            await made.kubelet.admit(one.plain())
+            await made.kubelet.start_container("a", "main")
+            folder = made.grant_folder("a")
+            assert (folder / "arbiter.sock").is_socket()
+            assert grant_from_text((folder / "grant").read_text()).pod == "a"
+        finally:
+            arbiter.terminate()
+            _, said = await arbiter.communicate()
+        assert b'"level": "error"' not in said
+        assert arbiter.returncode == 0

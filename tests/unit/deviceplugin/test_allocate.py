@@ -202,3 +202,23 @@ def test_a_pod_being_deleted_is_meant_last() -> None:
     fresh = tenant("new", 1, share("main", 4), on=[1])
     found = [c.tenant.name for c in candidates([leaving, fresh], {}, Flight(), Request(MEM, 4), DEFAULT)]
     assert found == ["new", "old"]
+
+
+@pytest.mark.parametrize("core", [0, 20])
+@pytest.mark.parametrize("fate", ["gone", "admitted"])
+async def test_a_pod_whose_devices_a_twin_took_is_served_when_its_own_turn_comes(core: int, fate: str) -> None:
+    pods, _, kubelet = set_up("nvidia", 3)
+    first, twin = tenant("first", 0, share("main", 4, core), on=[0]), tenant("twin", 1, share("main", 4, core), on=[1])
+    pods.show(first)
+    pods.show(twin)
+    await kubelet.admit(twin)  # taken for the first, which waits longer
+    if fate == "gone":
+        kubelet.remove(twin)
+        pods.gone(twin)
+    else:
+        pods.admitted(twin)
+    await kubelet.admit(first)
+    meant = (
+        uuid(0) if fate == "gone" else uuid(1)
+    )  # the twin has the first's card in the kubelet's books, so it gets the twin's
+    assert all(set(cards_of(ids)) == {meant} for ids in kubelet.books[first.uid].values())
