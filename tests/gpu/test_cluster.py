@@ -70,12 +70,12 @@ def torch_pod(name: str, mem: str, *, nobody: bool) -> dict[str, Any]:
     mounts = [{"name": f"v{i}", "mountPath": path} for i, path in enumerate(MOUNTS)]
     inner = container(
         mem=mem,
-        core=30,
+        core=20,
         run=[PYTHON, "-c", PROGRAM],
         image=IMAGE,
         volumeMounts=mounts,
-        env={"HOME": "/tmp"},
-        **({"securityContext": RESTRICTED} if nobody else {}),
+        env={"HOME": "/tmp", "PATH": "/usr/local/nvidia/bin:/usr/local/bin:/usr/bin:/bin"},
+        securityContext=RESTRICTED if nobody else {"runAsUser": 0},
     )
     return pod(name, inner, volumes=volumes)
 

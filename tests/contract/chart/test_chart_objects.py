@@ -174,7 +174,6 @@ def test_in_mode_cdi_the_plugin_sees_the_driver_root_and_writes_specs(local: Obj
         "/var/lib/kubelet/pod-resources": ("/var/lib/kubelet/pod-resources", True),
         "/var/run/cdi": ("/var/run/cdi", False),
         "/driver-root": ("/var/lib/tangram-fake-driver", True),
-        "/run/nvidia-persistenced": ("/var/lib/tangram-fake-driver/run/nvidia-persistenced", True),
         "/var/run/secrets/kubernetes.io/serviceaccount": (None, True),
     }
     assert env(local.container("plugin"))["TANGRAM_DEVICEPLUGIN_HOST_DRIVER_ROOT"] == "/var/lib/tangram-fake-driver"
@@ -187,7 +186,7 @@ def test_the_arbiter_reaches_grants_and_nothing_else(local: Objects) -> None:
 def test_the_root_of_the_host_is_a_driver_root_too(helm: Helm) -> None:
     spec = helm.objects({"driver": {"root": "/"}}).one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
     host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
-    assert (host["driver-root"], host["persistenced"]) == ("/", "/run/nvidia-persistenced")
+    assert host["driver-root"] == "/"
 
 
 def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
