@@ -127,6 +127,33 @@ async def test_a_binding_that_got_no_answer_and_did_not_happen_keeps_its_place_i
         assert await scheduler.bind(asking, "n1") == ""
 
 
+@pytest.mark.parametrize("after", [True, False])
+async def test_a_binding_whose_outcome_cannot_be_looked_up_is_held_until_the_watch_tells(
+    api: FakeApi, after: bool
+) -> None:
+    asking, other = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        api.faults += [lose_reply("POST", "/binding", after=after), answer_with("GET", "/pods/a", 503)]
+        assert "POST /api/v1/namespaces/default/pods/a/binding" in await scheduler.bind(asking, "n1")
+        assert not (await scheduler.filter(other, "n1"))["NodeNames"]
+        if not after:
+            api.remove(asking.plain())
+        await scheduler.comes_to_hold(lambda: not len(scheduler.extender.state.reservations))
+        assert scheduler.free_mib("n1") == (0 if after else FULL_MIB)
+
+
+async def test_a_conflict_that_cannot_be_looked_into_frees_nothing(api: FakeApi) -> None:
+    asking = pod("a").asking(mib=FULL_MIB)
+    api.put(asking.plain())
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        api.faults += [answer_with("POST", "/binding", 409, "Conflict", "x"), answer_with("GET", "/pods/a", 503)]
+        assert "409 Conflict" in await scheduler.bind(asking, "n1")
+        assert scheduler.free_mib("n1") == 0, "an earlier call of ours may have bound it"
+
+
 async def test_a_late_write_after_a_timeout_never_books_twice(api: FakeApi) -> None:
     asking, other = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
     api.put(asking.plain())

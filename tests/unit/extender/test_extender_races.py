@@ -134,17 +134,38 @@ class Races(RuleBasedStateMachine):
     @precondition(lambda self: self.truth)
     @rule(data=st.data(), names=st.sampled_from([["n1"], ["n2"], ["n1", "n2"]]))
     def filter(self, data: st.DataObject, names: list[str]) -> None:
-        name = self.some(data, self.truth)
+        self.filter_one(self.some(data, self.truth), names)
+
+    def filter_one(self, name: str, names: list[str]) -> None:
         result = filter_nodes(self.state, FilterArgs(msgspec.convert(self.truth[name], Pod), names))
         assert not result.error
         assert set(result.node_names) <= set(names)
         if result.node_names:
             self.decided[name] = result.node_names[0]
 
+    @rule(gib=st.sampled_from([8, 16]), names=st.sampled_from([["n1"], ["n2"], ["n1", "n2"]]))
+    def create_and_schedule(self, gib: int, names: list[str]) -> None:
+        """What happens most, in one step: the machine gets further."""
+        self.create(gib, 0)
+        name = f"p{self.made}"
+        self.filter_one(name, names)
+        if name in self.decided:
+            self.bind_one(name)
+
+    @precondition(lambda self: self.truth)
+    @rule(data=st.data(), names=st.sampled_from([["n1"], ["n2"], ["n1", "n2"]]))
+    def schedule_again(self, data: st.DataObject, names: list[str]) -> None:
+        name = self.some(data, self.truth)
+        self.filter_one(name, names)
+        if name in self.decided and name not in self.flying:
+            self.bind_one(name)
+
     @precondition(lambda self: self.decided.keys() - self.flying.keys())
     @rule(data=st.data())
     def bind(self, data: st.DataObject) -> None:
-        name = self.some(data, self.decided.keys() - self.flying.keys())
+        self.bind_one(self.some(data, self.decided.keys() - self.flying.keys()))
+
+    def bind_one(self, name: str) -> None:
         args = BindingArgs(name, "default", f"uid-default-{name}", self.decided.pop(name))
         self.go(name, self.binder.bind(args))
 
@@ -307,8 +328,8 @@ def test_no_order_of_events_books_twice_or_leaks() -> None:
     run_state_machine_as_test(
         Races,
         settings=settings(
-            max_examples=150,
-            stateful_step_count=40,
+            max_examples=400,
+            stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
             derandomize=True,
