@@ -206,14 +206,15 @@ def settle(choices: Iterable[Choice], ids: Collection[str], request: Request, *,
     Raises Refused.
     """
     found = Counter(uuid_of(one) for one in ids)
-    listed = list(choices)
+    listed: list[Choice] = []
+    for choice in choices:
+        if found == Counter(choice.cards):
+            return choice
+        listed.append(choice)
     if not listed:
         raise Refused(
             f"no pod that waits on this node was assigned {request.quantity} {request.resource}: pods that ask for GPUs have to be placed by Tangram's scheduler"
         )
-    for choice in listed:
-        if found == Counter(choice.cards):
-            return choice
     for choice in listed:
         if found.keys() <= _cards_of_pod(choice.tenant):
             return choice

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final, Protocol
 
 import structlog
@@ -80,14 +81,13 @@ class Ledger:
     ) -> list[str]:
         """Device IDs that the kubelet should choose. Empty when nobody known can be meant: Allocate will say why."""
         request = Request(resource, quantity)
-        choices = await self._wait_for_choices(request)
-        for choice in choices:
+        first, others = await self._wait_for_choices(request)
+        if first is None:
+            return []
+        for choice in chain([first], others):
             ids = prefer(choice, available, must_include, quantity)
             if ids is not None:
                 return ids
-        if not choices:
-            return []
-        first = choices[0]
         log.warning(
             "no assigned card has enough free devices", resource=resource, quantity=quantity, pod=str(first.tenant)
         )
@@ -131,19 +131,21 @@ class Ledger:
             if held == resource and has == wanted
         ]
 
-    async def _wait_for_choices(self, request: Request) -> list[Choice]:
+    async def _wait_for_choices(self, request: Request) -> tuple[Choice | None, Iterator[Choice]]:
+        """The likeliest choice and the others; None when there is none in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._patience_s):
-                while not (choices := self._choices(request)):
+                while (first := next(choices := self._choices(request), None)) is None:
                     await self._pods.changed()
-                return choices
+                return first, choices
         choices = self._choices(request)
-        self._tired_of = None if choices else request
-        return choices
+        first = next(choices, None)
+        self._tired_of = None if first else request
+        return first, choices
 
-    def _choices(self, request: Request) -> list[Choice]:
+    def _choices(self, request: Request) -> Iterator[Choice]:
         flight = self._flight if self._clock() - self._flight_at < FLIGHT_S else Flight()
-        return list(candidates(self._pods.tenants(), self.done, flight, request, self._names))
+        return candidates(self._pods.tenants(), self.done, flight, request, self._names)
 
     def _allocate(self, request: Request, ids: frozenset[str]) -> Choice:
         inventory = self._inventory()

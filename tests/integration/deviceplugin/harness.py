@@ -194,6 +194,9 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         ]
         await self._timed(asyncio.gather(*calls))
 
+    async def ask_options(self, resource: str) -> dp.DevicePluginOptions:
+        return await self._timed(self._plugin(resource).GetDevicePluginOptions(dp.Empty()))
+
     def remove(self, namespace: str, name: str) -> None:
         for (_, resource), ids in self.books.pop((namespace, name), {}).items():
             self.used[resource] -= set(ids)
