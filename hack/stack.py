@@ -24,7 +24,9 @@ VALUES: Final[Mapping[str, Any]] = {
         "privileged": "false",
         "requireGpuLabel": False,
         # the fake driver shows a process the cards whose device nodes it has; the plugin has none and sees them all
-        "plugin": {"extraEnv": [{"name": "TANGRAM_FAKE_DRIVER", "value": "/driver-root/run/nvidia-persistenced/socket"}]},
+        "plugin": {
+            "extraEnv": [{"name": "TANGRAM_FAKE_DRIVER", "value": "/driver-root/run/nvidia-persistenced/socket"}]
+        },
     },
     "scheduler": {"replicas": 1},
     "webhook": {"replicas": 1},

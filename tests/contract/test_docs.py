@@ -14,7 +14,7 @@ from vgpu.request import pod_ask
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-FENCED_YAML = re.compile(r"```yaml\n(.*?)```", re.S)
+FENCED_YAML = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 
 
 def tracked(pattern: str) -> list[Path]:
@@ -45,7 +45,7 @@ def test_the_readme_shows_a_pod_that_asks_for_8_gib_and_30_percent() -> None:
 
 def test_the_makefile_lists_each_of_its_targets_with_help() -> None:
     text = (ROOT / "Makefile").read_text()
-    phony = re.search(r"^\.PHONY: (.*)$", text, re.M)
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert phony
-    helped = re.findall(r"^([a-z0-9-]+):.*## ", text, re.M)
+    helped = re.findall(r"^([a-z0-9-]+):.*## ", text, re.MULTILINE)
     assert sorted(phony[1].split()) == sorted(helped)
