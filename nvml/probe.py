@@ -18,6 +18,8 @@ from vgpu.inventory import AccessMode, Card, Inventory, MigInstance
 
 MIB: Final = 2**20
 GIB: Final = 2**30
+NUMA_WORDS: Final = 16
+"""64-bit words of a NUMA node set: 1,024 nodes, as many as Linux can have (CONFIG_NODES_SHIFT <= 10)."""
 
 _PROFILE_IN_NAME = re.compile(r"\bMIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*)\s*\Z")
 """The end of a MIG device's name, as drivers from R470 on write it: `NVIDIA H200 MIG 1g.18gb+me`."""
@@ -87,12 +89,23 @@ def _card(index: int) -> Card:
         model=model,
         mib=total_bytes // MIB,
         minor=_optional(lambda: int(nv.nvmlDeviceGetMinorNumber(handle)), index),
-        numa=_optional(lambda: int(nv.nvmlDeviceGetNumaNodeId(handle)), -1),
+        numa=_optional(lambda: _numa(handle), -1),
         pci=_optional(lambda: str(nv.nvmlDeviceGetPciInfo(handle).busId), ""),
         mig=mig,
         instances=_instances(handle, total_bytes, uuid) if mig else (),
         nvlinks=_nvlinks(handle),
     )
+
+
+def _numa(handle: Any) -> int:
+    """The one NUMA node whose memory is nearest, -1 when there are several.
+
+    nvmlDeviceGetNumaNodeId means the node of the card's own memory, which only coherent platforms have: an H200 on x86
+    answers NOT_SUPPORTED (measured, driver 580).
+    """
+    words = nv.nvmlDeviceGetMemoryAffinity(handle, NUMA_WORDS, nv.NVML_AFFINITY_SCOPE_NODE)
+    nodes = [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+    return nodes[0] if len(nodes) == 1 else -1
 
 
 def _instances(handle: Any, total_bytes: int, uuid: str) -> tuple[MigInstance, ...]:
