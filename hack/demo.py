@@ -12,14 +12,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.rule import Rule
 
-from hack.cluster import __main__ as cluster_program
-from hack.images import __main__ as images_program
 from hack.kubectl import CommandFailed, Kubectl
 from hack.stack import NAMESPACE, ROOT, install_chart, install_fake_driver
 
@@ -30,6 +29,10 @@ PODS: Final = ROOT / "examples/01-shares/pods.yaml"
 GREEDY: Final = ROOT / "examples/02-past-the-grant/pod.yaml"
 HUGE: Final = ROOT / "examples/03-fits-nowhere/pod.yaml"
 DEMO: Final = "tangram-demo"
+
+REAL_GPU_VALUES: Final = {"driver": {"root": "/"}, "node": {"privileged": "auto", "plugin": {"extraEnv": []}}}
+POD_COLUMNS: Final = "POD:.metadata.name,GPU:.metadata.annotations.tangram\\.sh/gpus\\.main,STATUS:.status.phase"
+EVENT_COLUMNS: Final = "REASON:.reason,MESSAGE:.message"
 
 
 class Demo:
@@ -44,95 +47,96 @@ class Demo:
         """A heading with the time since the start."""
         self.step_number += 1
         self.console.print()
-        self.console.print(
-            Rule(f"[bold]{self.step_number}. {title}[/]  [dim]{time.monotonic() - self.started:.0f} s[/]", align="left")
-        )
+        took_s = time.monotonic() - self.started
+        self.console.print(Rule(f"[bold]{self.step_number}. {title}[/]  [dim]{took_s:.0f} s[/]", align="left"))
         if why:
             self.console.print(why, style="dim", highlight=False)
 
-    def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = ()) -> str:
-        """Print a kubectl command and what it says; `only` keeps the lines that contain one of these."""
-        self.console.print(f"$ kubectl {' '.join(arguments)}", style="cyan", highlight=False, soft_wrap=True)
-        text = kubectl(*arguments)
-        lines = [line for line in text.splitlines() if not only or any(word in line for word in only)]
-        self.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-        return text
+    def say_command(self, command: str) -> None:
+        """What a user would type."""
+        self.console.print(f"$ {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
-    def run(self, kubectl: Kubectl) -> None:
-        """Everything after the cluster is there."""
-        real = real_gpus_here()
+    def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = ()) -> None:
+        """Print a kubectl command and what it says; `only` keeps the lines that contain one of these."""
+        self.say_command(f"kubectl {' '.join(arguments)}")
+        lines = [line for line in kubectl(*arguments).splitlines() if not only or any(word in line for word in only)]
+        self.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+    def in_demo(self, kubectl: Kubectl, *arguments: str) -> None:
+        """`show` in the demo's namespace."""
+        self.show(kubectl, "-n", DEMO, *arguments)
+
+    def cluster(self) -> None:
+        """Images and a cluster of our own."""
+        self.step("A Kubernetes cluster on this machine", "Built and started the first time; seconds when it is there.")
+        for program in (["hack.images", "build"], ["hack.cluster", "up"], ["hack.cluster", "load"]):
+            subprocess.run([sys.executable, "-m", *program], check=True, cwd=ROOT)
+
+    def install(self, kubectl: Kubectl) -> str:
+        """Driver if need be, and the chart. Returns the name of the node that offers GPUs."""
         self.step(
             "Install Tangram",
             "One chart: device plugin and arbiter on each GPU node, scheduler with extender, webhook.",
         )
+        real = real_gpus_here()
         if not real:
             self.console.print(
-                "No GPU here: a fake NVIDIA driver plays one H200 (real libcuda and NVML interfaces, memory is only counted)."
+                "No GPU here: a fake driver plays one H200 (real libcuda and NVML interfaces; memory is only counted)."
             )
             install_fake_driver(kubectl, CARDS)
-        self.console.print(
-            f"$ helm upgrade --install tangram deploy/helm/tangram -n {NAMESPACE}", style="cyan", highlight=False
-        )
-        install_chart(kubectl, {"driver": {"root": "/"}, "node": {"privileged": "auto"}} if real else None)
+        self.say_command(f"helm upgrade --install tangram deploy/helm/tangram -n {NAMESPACE}")
+        install_chart(kubectl, REAL_GPU_VALUES if real else None)
         wait_for_gpus(kubectl)
         self.show(kubectl, "-n", NAMESPACE, "get", "pods")
 
         self.step("What the node offers", "gpu-mem counts GiB, gpu-core percent of a GPU's time, gpu whole cards.")
-        node = kubectl("get", "nodes", "-l", "!type", "-o", "name").split()[0]
+        node = kubectl("get", "nodes", "-o", "name").split()[0]
         self.show(kubectl, "describe", node, only=("Capacity:", "Allocatable:", "tangram.sh/gpu"))
+        return node
 
+    def share(self, kubectl: Kubectl, node: str) -> None:
+        """Three pods on one GPU, and what each sees of it."""
         self.step("Three pods ask for pieces of one GPU", str(PODS.relative_to(ROOT)))
         fresh_namespace(kubectl)
         self.console.print(PODS.read_text(), highlight=False, markup=False)
-        self.show(kubectl, "-n", DEMO, "apply", "-f", str(PODS.relative_to(ROOT)))
+        self.in_demo(kubectl, "apply", "-f", str(PODS.relative_to(ROOT)))
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
-        self.show(
-            kubectl,
-            "-n",
-            DEMO,
-            "get",
-            "pods",
-            "-o",
-            "custom-columns=POD:.metadata.name,GPU:.metadata.annotations.tangram\\.sh/gpus\\.main,STATUS:.status.phase",
-        )
+        self.in_demo(kubectl, "get", "pods", "-o", f"custom-columns={POD_COLUMNS}")
 
         self.step("Each sees its own share, as CUDA and nvidia-smi tell it")
         for pod in ("chat", "embed", "notebook"):
-            self.show(kubectl, "-n", DEMO, "exec", pod, "--", "gpuview")
-        self.show(kubectl, "-n", DEMO, "exec", "chat", "--", "nvidia-smi")
+            self.in_demo(kubectl, "exec", pod, "--", "gpuview")
+        self.in_demo(kubectl, "exec", "chat", "--", "nvidia-smi")
 
         self.step("The node's books")
-        self.show(kubectl, "describe", node, only=("Allocated resources:", "Resource ", "tangram.sh/gpu"))
+        self.show(kubectl, "describe", node, only=("Allocated resources:", "  Resource ", "tangram.sh/gpu"))
 
+    def refuse(self, kubectl: Kubectl) -> None:
+        """What is past a grant, and what fits nowhere."""
         self.step(
             "A pod that takes more than its grant",
             "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit; its neighbours go on.",
         )
-        self.show(kubectl, "-n", DEMO, "apply", "-f", str(GREEDY.relative_to(ROOT)))
+        self.in_demo(kubectl, "apply", "-f", str(GREEDY.relative_to(ROOT)))
         kubectl("-n", DEMO, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/greedy", "--timeout=120s")
-        self.show(kubectl, "-n", DEMO, "logs", "greedy")
-        self.show(kubectl, "-n", DEMO, "logs", "chat", "--tail=1")
-        self.show(kubectl, "-n", DEMO, "get", "pods")
+        self.in_demo(kubectl, "logs", "greedy")
+        self.in_demo(kubectl, "logs", "chat", "--tail=1")
+        self.in_demo(kubectl, "get", "pods")
 
         self.step("A pod that fits nowhere", "It stays Pending, and its event says why.")
-        self.show(kubectl, "-n", DEMO, "apply", "-f", str(HUGE.relative_to(ROOT)))
+        self.in_demo(kubectl, "apply", "-f", str(HUGE.relative_to(ROOT)))
         wait_for_event(kubectl, "too-large", "FailedScheduling")
-        self.show(kubectl, "-n", DEMO, "get", "pod", "too-large")
-        self.show(
-            kubectl,
-            "-n",
-            DEMO,
-            "get",
-            "events",
-            "--field-selector",
-            "involvedObject.name=too-large,reason=FailedScheduling",
-            "-o",
-            "custom-columns=REASON:.reason,MESSAGE:.message",
-        )
+        self.in_demo(kubectl, "get", "pod", "too-large")
+        of_pod = "involvedObject.name=too-large,reason=FailedScheduling"
+        self.in_demo(kubectl, "get", "events", "--field-selector", of_pod, "-o", f"custom-columns={EVENT_COLUMNS}")
 
+    def end(self, kubectl: Kubectl) -> None:
+        """Where to go from here."""
         self.step("Done")
+        program = shutil.which("kubectl", path=kubectl.path)
         self.console.print(
-            f"The cluster stays up. Look around:\n\n    export KUBECONFIG={kubectl.kubeconfig}\n    {shutil.which('kubectl', path=kubectl.path)} -n {DEMO} get pods\n\n"
+            f"The cluster stays up. Look around:\n\n"
+            f"    export KUBECONFIG={kubectl.kubeconfig}\n    {program} -n {DEMO} get pods\n\n"
             "Clean up:\n\n    make cluster-down     # stops everything and leaves nothing behind but the build cache",
             highlight=False,
             soft_wrap=True,
@@ -169,11 +173,10 @@ def wait_for_event(kubectl: Kubectl, pod: str, reason: str) -> None:
     )
 
 
-def wait_until(look: object, what: str, timeout_s: float = 90) -> None:
+def wait_until(look: Callable[[], str], what: str, timeout_s: float = 90) -> None:
     """Ask again every quarter second until the answer is not empty."""
-    assert callable(look)
     deadline = time.monotonic() + timeout_s
-    while not str(look()).strip():
+    while not look().strip():
         if time.monotonic() > deadline:
             raise CommandFailed(f"{what}: not there after {timeout_s:.0f} s")
         time.sleep(0.25)
@@ -189,18 +192,12 @@ def main() -> int:
     demo = Demo(console)
     try:
         if "KUBECONFIG" not in os.environ:
-            demo.step(
-                "A Kubernetes cluster on this machine", "Built and started the first time; seconds when it is there."
-            )
-            for module, arguments in (
-                (images_program, ["build"]),
-                (cluster_program, ["up"]),
-                (cluster_program, ["load"]),
-            ):
-                subprocess.run(
-                    [sys.executable, "-m", module.__name__.removesuffix(".__main__"), *arguments], check=True, cwd=ROOT
-                )
-        demo.run(Kubectl.local())
+            demo.cluster()
+        kubectl = Kubectl.local()
+        node = demo.install(kubectl)
+        demo.share(kubectl, node)
+        demo.refuse(kubectl)
+        demo.end(kubectl)
     except (CommandFailed, subprocess.CalledProcessError) as error:
         console.print(f"\nThe demo stopped: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
