@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hack.cluster.layout import current_images
 from hack.kubectl import CommandFailed, Kubectl, set_values
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -64,10 +65,16 @@ def install_chart(kubectl: Kubectl, values: Mapping[str, Any] | None = None) -> 
         }
     )
     chart = str(ROOT / "deploy/helm/tangram")
-    merged = merge(VALUES, values or {})
+    merged = merge(merge(VALUES, {"podAnnotations": image_build()}), values or {})
     kubectl.helm(
         "upgrade", "--install", RELEASE, chart, "-n", NAMESPACE, "--wait", "--timeout", "3m", *set_values(merged)
     )
+
+
+def image_build() -> dict[str, str]:
+    """A pod annotation that changes with the image built here, whose tag stays the same: an upgrade then restarts the pods."""
+    current = current_images() / "tangram.tar"
+    return {"image-build": current.readlink().stem} if current.is_symlink() else {}
 
 
 def uninstall_chart(kubectl: Kubectl) -> None:
