@@ -11,6 +11,11 @@ The text of an error is for a person: it names the object, the value found and t
 
 from __future__ import annotations
 
+from typing import Final
+
+LONGEST_TEXT: Final = 1000
+"""Characters of a BadDocument's text. Guessed: a log line and an Event's note (1,024) hold it."""
+
 
 class TangramError(Exception):
     """Base of all errors that Tangram raises on purpose."""
@@ -21,7 +26,15 @@ class BadAsk(TangramError):
 
 
 class BadDocument(TangramError):
-    """A document between Tangram's own parts cannot be read. Nothing is granted from it and nothing freed because of it."""
+    """A document between Tangram's own parts cannot be read. Nothing is granted from it and nothing freed because of it.
+
+    What it quotes comes from a document that may be damaged, so a long text keeps its start (which object) and its end
+    (what is allowed), and loses its middle.
+    """
+
+    def __init__(self, text: str) -> None:
+        half = LONGEST_TEXT // 2
+        super().__init__(text if len(text) <= LONGEST_TEXT else f"{text[:half]} ... {text[-half:]}")
 
 
 class NewerVersion(BadDocument):

@@ -79,6 +79,16 @@ def test_any_grant_comes_back_as_it_went(pod: str, uid: str, name: str, cards: d
     assert grant_from_text(grant_to_text(grant)) == grant
 
 
+def test_a_long_name_in_a_damaged_document_is_quoted_by_its_ends() -> None:
+    text = '{"v":1,"containers":{},"class":"standard","level":2,"init":["%s"]}' % ("9" * 5000)
+    with pytest.raises(BadDocument) as found:
+        assignment_from_json(text)
+    said = str(found.value)
+    assert len(said) < 1100
+    assert said.startswith("assignment: init names")
+    assert said.endswith("it must be one of its containers")
+
+
 @each_document
 def test_every_truncation_is_a_bad_document(read: Callable[[str], object], text: str) -> None:
     for length in range(len(text)):
