@@ -19,9 +19,7 @@ def main() -> None:
     """Entry point of the container."""
     try:
         settings = CliApp.run(Settings)
-    except ValidationError as error:
-        sys.exit(f"tangram-webhook: {error}")
-    except TangramError as error:
+    except (ValidationError, TangramError) as error:
         sys.exit(f"tangram-webhook: {error}")
     _log_json(settings.log_level)
     try:
