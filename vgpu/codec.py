@@ -13,14 +13,14 @@ inside other people's processes, where a hundred lines of strict parser are easi
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Assignment, Grant, GrantCard, Slice
 from vgpu.inventory import MOST_CARDS_OF_A_NODE, Card, Inventory, kind_of_uuid
-from vgpu.names import CLASSES, DEFAULT, LEVELS, Kind
+from vgpu.names import CLASSES, DEFAULT, DEFAULT_GUARD, GUARDS, LEVELS, Kind
 from vgpu.quantity import LARGEST_CARD_MIB, MEMORY_UNITS_MIB
 from vgpu.request import FULL_CORE_PERCENT
 
@@ -29,6 +29,7 @@ GRANT_BYTES_LIMIT: Final = 64 * 1024
 LARGEST_INDEX: Final = 255
 """Of a card or minor number. NVIDIA's driver makes at most 256 device nodes."""
 
+_Word = TypeVar("_Word", bound=str)
 _CARD = re.compile(r"card (\S+) mib=(0|[1-9][0-9]{0,9}) core_percent=(0|[1-9][0-9]{0,2})\Z")
 _WORD = re.compile(r"[!-~]{1,253}\Z")
 """A value on a line of a grant: every Kubernetes name is such a one. Anything else could forge a line."""
@@ -155,6 +156,10 @@ def grant_to_text(grant: Grant) -> str:
         f"tangram-grant {VERSION}", f"pod {grant.namespace}/{grant.pod}", f"uid {grant.uid}",
         f"container {grant.container}", f"class {grant.klass}", f"level {grant.level}",
     ]  # fmt: skip
+    if grant.guard != DEFAULT_GUARD:
+        head.append(f"guard {grant.guard}")
+    if grant.clear:
+        head.append("clear yes")
     cards = [f"card {card.uuid} mib={card.mib} core_percent={card.core_percent}" for card in grant.cards]
     text = "\n".join([*head, *cards, "end", ""])
     grant_from_text(text)
@@ -177,14 +182,22 @@ def grant_from_text(text: str) -> Grant:
         raise BadDocument(f"grant line 2: found {lines[1][:80]!r}, expected 'pod <namespace>/<name>'")
     klass = _known("grant line 5", "class", _field(lines, 4, "class"), CLASSES)
     level = _known("grant line 6", "level", _field(lines, 5, "level"), tuple(str(level) for level in LEVELS))
-    return Grant(
-        namespace, pod, _field(lines, 2, "uid"), _field(lines, 3, "container"), _cards(lines), klass, int(level)
-    )
+    guard, at = _optional(lines, 6, "guard", GUARDS, DEFAULT_GUARD)
+    clear, at = _optional(lines, at, "clear", ("yes", "no"), "no")
+    uid, container, cards = _field(lines, 2, "uid"), _field(lines, 3, "container"), _cards(lines, at)
+    return Grant(namespace, pod, uid, container, cards, klass, int(level), guard, clear == "yes")
 
 
-def _cards(lines: list[str]) -> tuple[GrantCard, ...]:
+def _optional(lines: list[str], at: int, key: str, allowed: tuple[_Word, ...], default: _Word) -> tuple[_Word, int]:
+    """The value of a line that may be left out, and where the next line is."""
+    if not (at < len(lines) and lines[at].startswith(f"{key} ")):
+        return default, at
+    return _known(f"grant line {at + 1}", key, _field(lines, at, key), allowed), at + 1
+
+
+def _cards(lines: list[str], at: int) -> tuple[GrantCard, ...]:
     cards: dict[str, GrantCard] = {}
-    for number, line in enumerate(lines[6:], 7):
+    for number, line in enumerate(lines[at:], at + 1):
         if line == "end":
             if not lines[number:]:
                 raise BadDocument(f"grant line {number}: 'end' has no line break after it: it was cut off")
@@ -243,7 +256,8 @@ def _within(where: str, what: str, value: int, least: int, most: int) -> int:
     return value
 
 
-def _known(where: str, what: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise BadDocument(f"{where}: {what} is {value[:80]!r}: it must be one of {', '.join(allowed)}")
-    return value
+def _known(where: str, what: str, value: str, allowed: tuple[_Word, ...]) -> _Word:
+    for one in allowed:
+        if value == one:
+            return one
+    raise BadDocument(f"{where}: {what} is {value[:80]!r}: it must be one of {', '.join(allowed)}")

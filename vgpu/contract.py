@@ -14,7 +14,7 @@ from typing import Final
 from vgpu.errors import BadDocument
 from vgpu.grant import Assignment, Grant, GrantCard
 from vgpu.inventory import Inventory, kind_of_uuid
-from vgpu.names import Names
+from vgpu.names import DEFAULT_GUARD, Guard, Names
 from vgpu.request import FULL_CORE_PERCENT
 
 CONTAINER_DIR: Final = "/run/tangram"
@@ -116,7 +116,16 @@ def binding_annotations(assignment: Assignment, assignment_json: str, names: Nam
     return {names.assignment: assignment_json} | per_container
 
 
-def grant_for(assignment: Assignment, container: str, *, namespace: str, pod: str, uid: str) -> Grant:
+def grant_for(
+    assignment: Assignment,
+    container: str,
+    *,
+    namespace: str,
+    pod: str,
+    uid: str,
+    guard: Guard = DEFAULT_GUARD,
+    clear: bool = False,
+) -> Grant:
     """What one container with a share is held to.
 
     Raises BadDocument when the assignment gives it none: a grant without cards would hold it to nothing.
@@ -128,4 +137,4 @@ def grant_for(assignment: Assignment, container: str, *, namespace: str, pod: st
         raise BadDocument(
             f"assignment of pod {namespace}/{pod} gives container {container} no share: it must be one of {', '.join(shared) or 'none'}"
         )
-    return Grant(namespace, pod, uid, container, cards, assignment.klass, assignment.level)
+    return Grant(namespace, pod, uid, container, cards, assignment.klass, assignment.level, guard, clear)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from vgpu.names import DEFAULT_CLASS, DEFAULT_LEVEL, Kind
+from vgpu.names import DEFAULT_CLASS, DEFAULT_GUARD, DEFAULT_LEVEL, Guard, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +91,7 @@ class Grant:
     cards: tuple[GrantCard, ...] = field(default=())
     klass: str = DEFAULT_CLASS
     level: int = DEFAULT_LEVEL
+    guard: Guard = DEFAULT_GUARD
+    """What happens when it uses more than this, by a way around the library."""
+    clear: bool = False
+    """Is memory zeroed before the container is handed it?"""

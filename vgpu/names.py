@@ -24,6 +24,14 @@ LEVELS: Final = range(5)
 DEFAULT_LEVEL: Final = 2
 DEFAULT_POLICY: Final = "binpack"
 
+Guard = Literal["report", "evict", "kill"]
+"""What happens to a container that uses more GPU memory than it was granted, by a way around the library."""
+
+GUARDS: Final[tuple[Guard, ...]] = ("report", "evict", "kill")
+"""Mildest first."""
+
+DEFAULT_GUARD: Final[Guard] = "report"
+
 ANNOTATION_NAME_LIMIT: Final = 63
 """Characters after the slash of an annotation key. Specified by Kubernetes."""
 
@@ -106,6 +114,11 @@ class Names:
         return f"{self.domain}/not-gpu-uuid"
 
     @property
+    def over_limit(self) -> str:
+        """Annotation: what happens to the pod when a container uses more than it was granted, one of `GUARDS`."""
+        return f"{self.domain}/over-limit"
+
+    @property
     def assignment(self) -> str:
         """Annotation that we write with the Binding: per container the GPUs, MiB, core percent, class (JSON)."""
         return f"{self.domain}/assignment"
@@ -132,6 +145,7 @@ class Names:
             {
                 self.gpu_count, self.klass, self.level, self.placement,
                 self.gpu_model, self.not_gpu_model, self.gpu_uuid, self.not_gpu_uuid,
+                self.over_limit,
             }
         )  # fmt: skip
 
@@ -139,6 +153,11 @@ class Names:
     def own_annotation_prefixes(self) -> tuple[str, ...]:
         """Pod annotations that only Tangram writes, as prefixes."""
         return (self.assignment, f"{self.domain}/gpus.")
+
+
+def stricter(one: Guard, other: Guard) -> Guard:
+    """The one of two that takes less."""
+    return max(one, other, key=GUARDS.index)
 
 
 DEFAULT: Final = Names()

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from vgpu.errors import BadAsk
-from vgpu.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_LEVEL, DEFAULT_POLICY, LEVELS, Kind, Names
+from vgpu.names import (
+    CLASSES,
+    DEFAULT,
+    DEFAULT_CLASS,
+    DEFAULT_GUARD,
+    DEFAULT_LEVEL,
+    DEFAULT_POLICY,
+    GUARDS,
+    LEVELS,
+    Guard,
+    Kind,
+    Names,
+)
 from vgpu.quantity import LARGEST_CARD_MIB, memory_units, parse, whole_number
 
 MOST_CARDS: Final = 16
 """GPUs in the largest single machines sold (guessed to be enough; HGX boards have 8)."""
 
 FULL_CORE_PERCENT: Final = 100
+
+_Word = TypeVar("_Word", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,8 @@ class PodAsk:
     klass: str = DEFAULT_CLASS
     level: int = DEFAULT_LEVEL
     policy: str = DEFAULT_POLICY
+    guard: Guard = DEFAULT_GUARD
+    """What the user wants done to a container over its limit; the operator may want more."""
     models: frozenset[str] = frozenset()
     not_models: frozenset[str] = frozenset()
     uuids: frozenset[str] = frozenset()
@@ -91,6 +107,7 @@ def pod_ask(
         policy=one_of(
             annotations.get(names.placement, DEFAULT_POLICY), tuple(policies), what=f"annotation {names.placement}"
         ),
+        guard=one_of(annotations.get(names.over_limit, DEFAULT_GUARD), GUARDS, what=f"annotation {names.over_limit}"),
         models=_comma_list(annotations, names.gpu_model),
         not_models=_comma_list(annotations, names.not_gpu_model),
         uuids=_comma_list(annotations, names.gpu_uuid),
@@ -117,11 +134,12 @@ def asks_for_ours(container: Mapping[str, Any], names: Names) -> bool:
     return any(names.ours(key) for part in ("limits", "requests") for key in resources.get(part) or {})
 
 
-def one_of(value: str, allowed: tuple[str, ...], *, what: str) -> str:
+def one_of(value: str, allowed: tuple[_Word, ...], *, what: str) -> _Word:
     """`value`, when it is one of `allowed`; BadAsk names the others."""
-    if value not in allowed:
-        raise BadAsk(f"{what} is {value!r}: it must be one of {', '.join(allowed)}")
-    return value
+    for one in allowed:
+        if value == one:
+            return one
+    raise BadAsk(f"{what} is {value!r}: it must be one of {', '.join(allowed)}")
 
 
 def _container_ask(container: Mapping[str, Any], count: int, *, init: bool, names: Names, unit_mib: int) -> Ask | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -20,7 +21,7 @@ from vgpu.codec import (
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Assignment, Grant, GrantCard, Slice
 from vgpu.inventory import Card, Inventory, MigInstance
-from vgpu.names import CLASSES
+from vgpu.names import CLASSES, GUARDS, Guard
 
 A, B = (f"GPU-{UUID(int=number)}" for number in (1, 2))
 M = f"MIG-{UUID(int=3)}"
@@ -72,11 +73,33 @@ def test_any_assignment_comes_back_as_it_went(
 
 
 @given(
-    names, names, names, st.dictionaries(uuids, st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 100)), max_size=64)
+    names,
+    names,
+    names,
+    st.dictionaries(uuids, st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 100)), max_size=64),
+    st.sampled_from(GUARDS),
+    st.booleans(),
 )
-def test_any_grant_comes_back_as_it_went(pod: str, uid: str, name: str, cards: dict[str, tuple[int, int]]) -> None:
-    grant = Grant("ns", pod, uid, name, tuple(GrantCard(uuid, *limits) for uuid, limits in cards.items()))
+def test_any_grant_comes_back_as_it_went(
+    pod: str,
+    uid: str,
+    name: str,
+    cards: dict[str, tuple[int, int]],
+    guard: Guard,
+    clear: bool,
+) -> None:
+    limits = tuple(GrantCard(uuid, *each) for uuid, each in cards.items())
+    grant = Grant("ns", pod, uid, name, limits, guard=guard, clear=clear)
     assert grant_from_text(grant_to_text(grant)) == grant
+
+
+def test_a_grant_says_what_happens_over_the_limit_only_where_it_is_not_the_default() -> None:
+    assert "guard" not in grant_to_text(GRANT)
+    assert "clear" not in grant_to_text(GRANT)
+    text = grant_to_text(replace(GRANT, guard="kill", clear=True))
+    assert text.splitlines()[5:8] == ["level 0", "guard kill", "clear yes"]
+    spelled_out = grant_to_text(GRANT).replace("level 0\n", "level 0\nguard report\nclear no\n")
+    assert grant_from_text(spelled_out) == GRANT
 
 
 def test_a_long_name_in_a_damaged_document_is_quoted_by_its_ends() -> None:
@@ -178,6 +201,11 @@ def test_an_unsound_assignment_is_refused_with_a_sentence(was: str, becomes: str
         (f"card {B}", f"card {A}", "stands twice"),
         ("pod default/pod", "pod pod", "expected 'pod <namespace>/<name>'"),
         ("end\n", "end\n\n", "found text after 'end'"),
+        ("level 0", "level 0\nguard shoot", "grant line 7: guard is 'shoot': it must be one of report, evict, kill"),
+        ("level 0", "level 0\nguard ", "grant line 7: found 'guard ', expected 'guard <value>'"),
+        ("level 0", "level 0\nguard kill\nguard report", "grant line 8: found 'guard report'"),
+        ("level 0", "level 0\nclear maybe", "grant line 7: clear is 'maybe': it must be one of yes, no"),
+        ("level 0", "level 0\nclear yes\nguard kill", "grant line 8: found 'guard kill'"),
         ("uid uid-1", "uid ", "grant line 3: found 'uid ', expected 'uid <value>'"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from vgpu.errors import BadAsk
+from vgpu.names import GUARDS, stricter
 from vgpu.request import Ask, pod_ask
 
 MEM, CORE, GPU = "tangram.sh/gpu-mem", "tangram.sh/gpu-core", "tangram.sh/gpu"
@@ -39,6 +40,7 @@ def pod(limits: dict[str, Any], requests: dict[str, Any] | None = None, **annota
         (pod({MEM: 8}, gpu_count="17"), "annotation tangram.sh/gpu-count is 17: it must be a whole number, 1 to 16"),
         (pod({MEM: 8}, **{"class": "royal"}), "is 'royal': it must be one of latency-critical, standard, best-effort"),
         (pod({MEM: 8}, level="5"), "annotation tangram.sh/level is '5': it must be one of 0, 1, 2, 3, 4"),
+        (pod({MEM: 8}, over_limit="shoot"), "annotation tangram.sh/over-limit is 'shoot': it must be one of report, evict, kill"),
         (pod({MEM: 8}, placement="best"), "annotation tangram.sh/placement is 'best': it must be one of binpack"),
         (pod({MEM: 8}, gpu_model="a,,b"), "annotation tangram.sh/gpu-model is 'a,,b': it must be a list"),
     ],
@@ -47,6 +49,15 @@ def test_a_bad_ask_is_denied_with_a_sentence(asked: dict[str, Any], sentence: st
     with pytest.raises(BadAsk) as caught:
         pod_ask(asked)
     assert sentence in str(caught.value)
+
+
+def test_what_happens_over_the_limit_is_read_and_the_stricter_wish_counts() -> None:
+    assert pod_ask(pod({MEM: 8})).guard == "report"
+    assert pod_ask(pod({MEM: 8}, over_limit="evict")).guard == "evict"
+    strictest = {(one, other): stricter(one, other) for one in GUARDS for other in GUARDS}
+    assert strictest["report", "kill"] == strictest["kill", "evict"] == "kill"
+    assert strictest["evict", "report"] == strictest["evict", "evict"] == "evict"
+    assert strictest["report", "report"] == "report"
 
 
 def test_bytes_and_units_ask_for_the_same_over_several_gpus() -> None:
