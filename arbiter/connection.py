@@ -27,6 +27,8 @@ class Connection:
     """On the host, as this arbiter's pid namespace sees it; 0 when it does not."""
     hello_until_s: float
     """When a process that still waits for its grant is turned away."""
+    pid_in_container: int = 0
+    """As it says itself: shown and never trusted."""
     greeted: bool = False
     """It said HELLO."""
     welcomed: bool = False

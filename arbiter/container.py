@@ -65,7 +65,7 @@ class Container:
         self._numbers = 0
         self._quiet_until_s = 0.0
         self._gone: list[Connection] = []
-        self.listener = _listen(folder / "arbiter.sock")
+        self.listener = bound_socket(folder / "arbiter.sock", socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
         self.load()
 
     def load(self) -> None:
@@ -166,6 +166,7 @@ class Container:
     def _handle(self, connection: Connection, seq: int, message: wire.Message) -> None:
         now_s, process = self._clock(), connection.number
         if isinstance(message, wire.Hello):
+            connection.pid_in_container = message.pid
             self._hello(connection)
             return
         if not connection.welcomed:
@@ -268,14 +269,14 @@ def _uuid_bytes(uuid: str) -> bytes:
     return UUID(uuid.partition("-")[2]).bytes
 
 
-def _listen(path: Path) -> socket.socket:
-    """A listening socket that any user of the container may connect to. One left by an earlier arbiter is replaced."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+def bound_socket(path: Path, kind: int, mode: int) -> socket.socket:
+    """A listening socket that those whom `mode` lets may connect to. One left by an earlier arbiter is replaced."""
+    sock = socket.socket(socket.AF_UNIX, kind)
     fresh = path.with_name(f".{path.name}.new")
     try:
         fresh.unlink(missing_ok=True)
         sock.bind(str(fresh))
-        fresh.chmod(0o666)
+        fresh.chmod(mode)
         sock.listen(256)
         fresh.rename(path)
     except OSError as error:

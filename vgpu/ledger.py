@@ -175,6 +175,10 @@ class Ledger:
         """What they last said they use."""
         return sum(holding.used_bytes for holding in self._cards[card].holdings.values())
 
+    def used_by(self, process: int, card: int) -> int:
+        """What one process last said it uses."""
+        return self._cards[card].holdings[process].used_bytes
+
     def _holding(self, process: int, card: int) -> _Holding:
         if card >= len(self._cards):
             raise BadDocument(f"packet names card {card}: this container has {len(self._cards)}, from 0")

@@ -1,0 +1,126 @@
+"""The status socket: who connects is written one document (`vgpu.status`) and hung up on.
+
+A thread of its own, so that a reader that does not read delays no lease: the loop's lock is held while numbers are copied,
+and names of commands are looked up and bytes sent without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from arbiter.container import Container, bound_socket
+from arbiter.server import Server
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+
+SEND_S: Final = 2.0
+"""A reader that takes longer for one document is hung up on. Guessed."""
+COMMAND_CHARACTERS: Final = 200
+_log = structlog.get_logger()
+
+
+class StatusSocket:
+    """Answers on `path` until `close`. Only the arbiter's own user may connect."""
+
+    def __init__(self, path: Path, server: Server) -> None:
+        self._path, self._server = path, server
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._listener = bound_socket(path, socket.SOCK_STREAM, 0o600)
+        self._inode = path.stat().st_ino
+        self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and take the socket away unless another arbiter has put its own there."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                reader, _ = self._listener.accept()
+            except OSError:
+                return
+            with reader:
+                reader.settimeout(SEND_S)
+                try:
+                    reader.sendall(encode_status(status_of(self._server)))
+                except OSError as error:
+                    _log.debug("a reader of the status is gone", reason=str(error))
+
+
+def status_of(server: Server) -> Status:
+    """All containers that have a grant, as they are now."""
+    with server.lock:
+        containers = [_container(key, server.containers[key]) for key in sorted(server.containers)]
+    return Status(tuple(_with_commands(container) for container in containers if container is not None))
+
+
+def _container(key: str, container: Container) -> ContainerStatus | None:
+    grant, ledger = container.grant, container.ledger
+    if grant is None:
+        return None
+    cards = tuple(
+        CardStatus(
+            uuid=card.uuid,
+            limit_bytes=card.mib * 2**20,
+            core_percent=card.core_percent,
+            leased_bytes=ledger.leased_bytes(number),
+            used_bytes=ledger.used_bytes(number),
+            context_bytes=0,
+        )
+        for number, card in enumerate(grant.cards)
+    )
+    processes = tuple(
+        ProcessStatus(
+            pid=connection.pid,
+            pid_in_container=connection.pid_in_container,
+            command="",
+            cards=tuple(
+                ProcessCard(card.uuid, ledger.used_by(connection.number, number), 0)
+                for number, card in enumerate(grant.cards)
+            ),
+        )
+        for connection in container.connections.values()
+        if connection.welcomed
+    )
+    return ContainerStatus(
+        key=key,
+        pod=f"{grant.namespace}/{grant.pod}",
+        uid=grant.uid,
+        container=grant.container,
+        klass=grant.klass,
+        level=grant.level,
+        guard="report",
+        over=False,
+        cards=cards,
+        processes=processes,
+    )
+
+
+def _with_commands(container: ContainerStatus) -> ContainerStatus:
+    processes = tuple(
+        msgspec.structs.replace(process, command=command_of(process.pid)) for process in container.processes
+    )
+    return msgspec.structs.replace(container, processes=processes)
+
+
+def command_of(pid: int) -> str:
+    """The command line, as `ps` shows it; empty for a process that is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    text = words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    return "".join(c if c.isprintable() else "?" for c in text)[:COMMAND_CHARACTERS]

@@ -1,0 +1,84 @@
+"""The status socket: one document, for the arbiter's own user, whoever else dawdles."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from arbiter.server import Server
+from arbiter.status import StatusSocket
+from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, Node, a_grant
+from vgpu import wire
+from vgpu.status import CardStatus, ProcessCard, Status, decode_status
+
+
+@pytest.fixture
+def told(node: Node) -> Iterator[Callable[[], Status]]:
+    """Asks a running arbiter."""
+    socket_ = StatusSocket(path := node.folder / ".status.sock", node.start())
+    yield lambda: ask(path)
+    socket_.close()
+    assert not path.exists()
+
+
+def ask(path: Path) -> Status:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(5)
+        sock.connect(str(path))
+        parts = []
+        while part := sock.recv(65536):
+            parts.append(part)
+    return decode_status(b"".join(parts))
+
+
+def test_it_tells_limits_leases_and_processes(node: Node, told: Callable[[], Status]) -> None:
+    node.allocate("k", a_grant(uuids=(CARD, OTHER_CARD)))
+    process = node.process()
+    process.lease(300 * MIB)
+    process.send(wire.Usage(0, 200 * MIB, 300 * MIB))
+    process.lease(50 * MIB, card=1)
+    (container,) = told().containers
+    assert (container.key, container.pod, container.uid, container.container) == ("k", "default/a", "uid-a", "main")
+    assert (container.klass, container.level, container.guard, container.over) == ("standard", 2, "report", False)
+    assert container.cards == (
+        CardStatus(CARD, 1000 * MIB, 0, 300 * MIB, 200 * MIB, 0),
+        CardStatus(OTHER_CARD, 1000 * MIB, 0, 50 * MIB, 0, 0),
+    )
+    (seen,) = container.processes
+    assert (seen.pid, seen.pid_in_container) == (os.getpid(), 1)
+    assert "pytest" in seen.command
+    assert seen.cards == (ProcessCard(CARD, 200 * MIB, 0), ProcessCard(OTHER_CARD, 0, 0))
+
+
+def test_a_directory_without_a_grant_is_left_out(node: Node, told: Callable[[], Status]) -> None:
+    node.allocate("k")
+    assert told() == Status(())
+
+
+def test_only_the_arbiters_own_user_may_connect(node: Node, told: Callable[[], Status]) -> None:
+    assert stat.S_IMODE((node.folder / ".status.sock").stat().st_mode) == 0o600
+
+
+def test_who_does_not_read_delays_no_lease(node: Node, told: Callable[[], Status]) -> None:
+    node.allocate("k", a_grant())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
+        deaf.connect(str(node.folder / ".status.sock"))
+        assert not node.process().lease(MIB).refused
+        assert told().containers[0].cards[0].leased_bytes == MIB
+
+
+def test_the_socket_of_a_dead_arbiter_is_replaced_and_a_successors_is_left(node: Node) -> None:
+    path = node.folder / ".status.sock"
+    server = Server(node.folder)
+    first = StatusSocket(path, server)
+    second = StatusSocket(path, server)
+    first.close()
+    assert ask(path) == Status(())
+    second.close()
+    server.stop()
+    server.run()

@@ -1,0 +1,70 @@
+"""The status document: what a reader of version 1 may rely on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu.errors import BadDocument, NewerVersion
+from vgpu.status import (
+    CardStatus,
+    ContainerStatus,
+    ProcessCard,
+    ProcessStatus,
+    Status,
+    decode_status,
+    encode_status,
+)
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+TEXT = """
+{"containers": [{"key": "0a", "pod": "default/a", "uid": "u", "container": "main", "class": "standard", "level": 2,
+  "guard": "kill", "over": true,
+  "cards": [{"uuid": "%s", "limit_bytes": 100, "core_percent": 30, "leased_bytes": 50, "used_bytes": 40, "context_bytes": 9}],
+  "processes": [{"pid": 7, "pid_in_container": 1, "command": "python train.py",
+    "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}]}],
+ "version": 1}
+""" % (UUID, UUID)  # noqa: UP031
+STATUS = Status(
+    (
+        ContainerStatus(
+            key="0a", pod="default/a", uid="u", container="main", klass="standard", level=2, guard="kill", over=True,
+            cards=(CardStatus(UUID, 100, 30, 50, 40, 9),),
+            processes=(ProcessStatus(7, 1, "python train.py", (ProcessCard(UUID, 40, 9, 49),)),),
+        ),
+    )
+)  # fmt: skip
+
+
+def test_the_document_is_as_the_reference_page_shows_it() -> None:
+    assert json.loads(encode_status(STATUS)) == json.loads(TEXT)
+    assert decode_status(TEXT.encode()) == STATUS
+
+
+def test_a_reader_passes_over_fields_it_does_not_know() -> None:
+    later = json.loads(TEXT) | {"node": "n1"}
+    later["containers"][0]["cards"][0]["temperature"] = 40
+    assert decode_status(json.dumps(later).encode()) == STATUS
+
+
+def test_a_later_version_is_refused_by_its_number() -> None:
+    with pytest.raises(NewerVersion, match="version 2: this Tangram reads up to version 1"):
+        decode_status(TEXT.replace('"version": 1', '"version": 2').encode())
+    with pytest.raises(BadDocument, match="version 0: versions are 1 to 1"):
+        decode_status(TEXT.replace('"version": 1', '"version": 0').encode())
+
+
+def test_a_document_cut_off_anywhere_is_refused() -> None:
+    whole = encode_status(STATUS)
+    for length in range(len(whole)):
+        with pytest.raises(BadDocument, match=f"status document of {length} bytes cannot be read"):
+            decode_status(whole[:length])
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_instead_is_a_bad_document(noise: bytes) -> None:
+    with pytest.raises(BadDocument):
+        decode_status(noise)

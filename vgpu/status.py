@@ -1,0 +1,100 @@
+"""What the arbiter says of every container it serves: one JSON document, version 1.
+
+The arbiter writes it to whoever connects to its status socket and closes; the device plugin and `tangramctl ps` read it. Facts
+only: who is over the limit is in it because the arbiter found so, what follows from that is the reader's business. Fields may
+be added within a version, so a reader passes over what it does not know; a document of a later version is refused.
+
+Units: bytes. `pid` is the host's, `pid_in_container` as the process itself would say, 0 where that is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from vgpu.errors import BadDocument, NewerVersion
+
+VERSION: Final = 1
+
+
+class CardStatus(msgspec.Struct, frozen=True):
+    """A container's limit on one card and what its processes have of it."""
+
+    uuid: str
+    limit_bytes: int
+    core_percent: int
+    """0 = no cap was asked for."""
+    leased_bytes: int
+    """Lent to its processes for allocations; what is held for their contexts is in `context_bytes`."""
+    used_bytes: int
+    """Of that, what they last said they allocated."""
+    context_bytes: int
+    """What their contexts, modules and kernels take beside that."""
+
+
+class ProcessCard(msgspec.Struct, frozen=True):
+    """One process on one card."""
+
+    uuid: str
+    used_bytes: int
+    context_bytes: int
+    measured_bytes: int | None = None
+    """All that NVML says it holds there; None where NVML does not say."""
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """A process of the container: one that carries the library, or one that NVML alone knows."""
+
+    pid: int
+    pid_in_container: int
+    command: str
+    cards: tuple[ProcessCard, ...]
+
+
+class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
+    """One grant directory that has a grant."""
+
+    key: str
+    """Name of the grant directory."""
+    pod: str
+    """`<namespace>/<name>`"""
+    uid: str
+    container: str
+    klass: str
+    level: int
+    guard: str
+    """report, evict or kill: what is to be done when it is over."""
+    over: bool
+    """NVML found more than the limit on a card, in two readings one after the other."""
+    cards: tuple[CardStatus, ...]
+    processes: tuple[ProcessStatus, ...]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """All containers of one arbiter, by key."""
+
+    containers: tuple[ContainerStatus, ...]
+    version: int = VERSION
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def encode_status(status: Status) -> bytes:
+    """As it goes over the socket."""
+    return msgspec.json.encode(status)
+
+
+def decode_status(document: bytes) -> Status:
+    """Raises BadDocument that says what is wrong; NewerVersion when a later arbiter wrote it."""
+    try:
+        version = msgspec.json.decode(document, type=_Version).version
+        if version > VERSION:
+            raise NewerVersion(f"status document is of version {version}: this Tangram reads up to version {VERSION}")
+        if version < 1:
+            raise BadDocument(f"status document is of version {version}: versions are 1 to {VERSION}")
+        return msgspec.json.decode(document, type=Status)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadDocument(f"status document of {len(document)} bytes cannot be read: {error}") from None
