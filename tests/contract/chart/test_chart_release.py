@@ -21,12 +21,14 @@ from tests.contract.chart.rendering import CHART, EXAMPLES, NAMESPACE, Helm
 
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/tangram-webhook"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/tangram-webhook-tls"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/tangram-scheduler"
 KINDS = (
     "/api/v1/{ns}/serviceaccounts", "/api/v1/{ns}/secrets", "/api/v1/{ns}/configmaps", "/api/v1/{ns}/services",
     "/apis/apps/v1/{ns}/daemonsets", "/apis/apps/v1/{ns}/deployments", "/apis/batch/v1/{ns}/jobs",
     "/apis/rbac.authorization.k8s.io/v1/{ns}/roles", "/apis/rbac.authorization.k8s.io/v1/{ns}/rolebindings",
     "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
     "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "/apis/coordination.k8s.io/v1/{ns}/leases",
     "/apis/policy/v1/{ns}/poddisruptionbudgets", "/apis/networking.k8s.io/v1/{ns}/networkpolicies",
     "/apis/scheduling.k8s.io/v1/priorityclasses", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
     "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
@@ -85,6 +87,13 @@ def test_an_upgrade_keeps_what_the_webhook_wrote(helm: Helm, installed: ApiServe
         (webhook,) = installed("GET", CONFIGURATION)["webhooks"]
         assert webhook["clientConfig"]["caBundle"] == bundle
     assert webhook["timeoutSeconds"] == 7
+
+
+def test_an_upgrade_leaves_the_active_scheduler_in_office(helm: Helm, installed: ApiServer) -> None:
+    office = {"holderIdentity": "one", "leaseDurationSeconds": 15, "leaseTransitions": 3}
+    installed("PUT", LEASE, installed("GET", LEASE) | {"spec": office})
+    run(helm, installed, "upgrade", "--set", "podAnnotations.upgraded=yes")
+    assert installed("GET", LEASE)["spec"] == office
 
 
 def test_uninstalling_leaves_nothing(helm: Helm, api: ApiServer, before: set[tuple[str, str]]) -> None:
