@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ from rich.rule import Rule
 
 from hack.kubectl import CommandFailed, Kubectl
 from hack.stack import NAMESPACE, ROOT, install_chart, install_fake_driver
+from hack.waiting import NotSoon, eventually
 
 CARDS: Final = "card h200\n"
 """One H200, as the fake driver is told."""
@@ -152,7 +152,7 @@ def fresh_namespace(kubectl: Kubectl) -> None:
     """The demo's namespace, without what an earlier run left."""
     kubectl("delete", "namespace", DEMO, "--ignore-not-found", "--wait", "--timeout=120s")
     kubectl("create", "namespace", DEMO)
-    wait_until(
+    eventually(
         lambda: kubectl("-n", DEMO, "get", "serviceaccount", "default", "--ignore-not-found"),
         "the namespace's service account",
     )
@@ -161,25 +161,16 @@ def fresh_namespace(kubectl: Kubectl) -> None:
 def wait_for_gpus(kubectl: Kubectl) -> None:
     """Until a node offers gpu-mem."""
     look = "jsonpath={.items[*].status.allocatable['tangram\\.sh/gpu-mem']}"
-    wait_until(lambda: kubectl("get", "nodes", "-o", look).strip(" 0"), "a node that offers tangram.sh/gpu-mem")
+    eventually(lambda: kubectl("get", "nodes", "-o", look).strip(" 0"), "a node that offers tangram.sh/gpu-mem")
 
 
 def wait_for_event(kubectl: Kubectl, pod: str, reason: str) -> None:
     """Until a pod has an event of this reason."""
     selector = f"involvedObject.name={pod},reason={reason}"
-    wait_until(
+    eventually(
         lambda: kubectl("-n", DEMO, "get", "events", "--field-selector", selector, "-o", "name"),
         f"event {reason} on {pod}",
     )
-
-
-def wait_until(look: Callable[[], str], what: str, timeout_s: float = 90) -> None:
-    """Ask again every quarter second until the answer is not empty."""
-    deadline = time.monotonic() + timeout_s
-    while not look().strip():
-        if time.monotonic() > deadline:
-            raise CommandFailed(f"{what}: not there after {timeout_s:.0f} s")
-        time.sleep(0.25)
 
 
 def main() -> int:
@@ -198,7 +189,7 @@ def main() -> int:
         demo.share(kubectl, node)
         demo.refuse(kubectl)
         demo.end(kubectl)
-    except (CommandFailed, subprocess.CalledProcessError) as error:
+    except (CommandFailed, NotSoon, subprocess.CalledProcessError) as error:
         console.print(f"\nThe demo stopped: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0

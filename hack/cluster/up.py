@@ -77,7 +77,10 @@ def _start_control_plane(layout: Layout, steps: Steps) -> Api:
 
 
 def _create_objects(api: Api) -> None:
-    """RuntimeClass nvidia, and a DNS service without endpoints: a look-up is refused at once and not waited for."""
+    """RuntimeClass nvidia, and a DNS service without endpoints: nothing here needs names, and a look-up fails.
+
+    It fails late: glibc asks a UDP port that nothing answers for 5 s. What a program looks up at its start costs it that.
+    """
     runtime_class = {
         "apiVersion": "node.k8s.io/v1",
         "kind": "RuntimeClass",

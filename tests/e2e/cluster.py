@@ -7,36 +7,20 @@ import json
 import os
 import re
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from hack.cluster import node as local_node
 from hack.cluster import processes
 from hack.cluster.layout import Layout
 from hack.kubectl import CommandFailed, Kubectl
 from hack.stack import NAMESPACE, install_chart
+from hack.waiting import NotSoon, eventually
 from vgpu.contract import uuid_of
 
-T = TypeVar("T")
-
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-
-
-class NotSoon(AssertionError):
-    """Something that should have happened did not, within the time allowed."""
-
-
-def eventually(look: Callable[[], T | None], what: str, *, timeout_s: float = 60, every_s: float = 0.25) -> T:
-    """Look until the answer is truthy, and return it. For what `kubectl wait` cannot express."""
-    deadline = time.monotonic() + timeout_s
-    while not (seen := look()):
-        if time.monotonic() > deadline:
-            raise NotSoon(f"not within {timeout_s:.0f} s: {what}; last seen: {seen!r}")
-        time.sleep(every_s)
-    return seen
 
 
 @dataclass(frozen=True, slots=True)

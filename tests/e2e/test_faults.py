@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hack.waiting import eventually
 from tests.e2e.cards import UNITS
-from tests.e2e.cluster import Cluster, eventually
+from tests.e2e.cluster import Cluster
 from tests.e2e.objects import share
 
 

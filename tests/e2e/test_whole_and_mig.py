@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.e2e.cluster import Cluster, eventually
+from hack.waiting import eventually
+from tests.e2e.cluster import Cluster
 from tests.e2e.objects import container, pod, share
 
 

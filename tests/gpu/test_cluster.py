@@ -23,7 +23,8 @@ import pytest
 
 from hack.kubectl import Kubectl
 from hack.stack import install_chart, uninstall_chart
-from tests.e2e.cluster import Cluster, eventually
+from hack.waiting import eventually
+from tests.e2e.cluster import Cluster
 from tests.e2e.objects import RESTRICTED, container, pod
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
