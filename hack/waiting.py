@@ -1,0 +1,23 @@
+"""Wait for what no event can be awaited for: look again until it is there, or say what was seen last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class NotSoon(AssertionError):
+    """Something that should have happened did not, within the time allowed."""
+
+
+def eventually(look: Callable[[], T | None], what: str, *, timeout_s: float = 60, every_s: float = 0.25) -> T:
+    """Look until the answer is truthy, and return it. For what `kubectl wait` cannot express."""
+    deadline = time.monotonic() + timeout_s
+    while not (seen := look()):
+        if time.monotonic() > deadline:
+            raise NotSoon(f"not within {timeout_s:.0f} s: {what}; last seen: {seen!r}")
+        time.sleep(every_s)
+    return seen
