@@ -1,44 +1,33 @@
-"""tangram-arbiter: lend the GPU memory of each grant to the processes of its container."""
+"""`tangram-arbiter`: read the settings, set up the log, run."""
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import structlog
-from pydantic import ValidationError
 
 from arbiter.container import Limits
 from arbiter.metrics import serve_metrics
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
-
-_EPILOG = """\
-Every option may also be set by an environment variable, e.g. TANGRAM_ARBITER_GRANTS_DIR.
-
-The device plugin makes a directory for each allocation under the grants folder; the arbiter puts a socket into it, and the
-library in the container connects there. Try it without a cluster:
-
-  mkdir -p /tmp/grants/one
-  tangram-arbiter --grants-dir /tmp/grants --metrics-port 9403
-"""
+from observe.log import log_json
+from observe.options import read
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code."""
-    settings = _settings(sys.argv[1:] if arguments is None else arguments)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run until SIGTERM or SIGINT."""
+    settings = read(ArbiterSettings, arguments)
+    log_json(settings.log_level)
+    try:
+        _run(settings)
+    except OSError as error:
+        sys.exit(f"tangram-arbiter: {error}")
+
+
+def _run(settings: ArbiterSettings) -> None:
     log = structlog.get_logger()
     os.umask(0o022)
     server = Server(settings.grants_dir, _limits(settings))
@@ -52,7 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
     http.shutdown()
     http.server_close()
     log.info("stopped")
-    return 0
 
 
 def _limits(settings: ArbiterSettings) -> Limits:
@@ -64,21 +52,5 @@ def _limits(settings: ArbiterSettings) -> Limits:
     )
 
 
-def _settings(arguments: list[str]) -> ArbiterSettings:
-    parser = argparse.ArgumentParser(
-        "tangram-arbiter", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, field in ArbiterSettings.model_fields.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", help=f"{field.description} (default {field.default})")
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    try:
-        return ArbiterSettings(**given)
-    except ValidationError as error:
-        for problem in error.errors():
-            name = ".".join(str(part) for part in problem["loc"])
-            print(f"tangram-arbiter: {name} is {problem.get('input')!r}: {problem['msg']}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

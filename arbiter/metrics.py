@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from arbiter.server import Server
+from observe.pages import Pages
 
 STUCK_AFTER_S: Final = 5.0
 """The loop comes round at least once a second. Guessed from that."""
@@ -64,19 +66,20 @@ class _Quiet(WSGIRequestHandler):
 
 
 def serve_metrics(server: Server, host: str, port: int) -> WSGIServer:
-    """Answer /metrics and /healthz from a thread of its own. Returns the HTTP server, to be shut down."""
+    """Answer /metrics, /healthz and /readyz from a thread of its own. Returns the HTTP server, to be shut down."""
     registry = CollectorRegistry()
     registry.register(LedgerCollector(server))
-    metrics = make_wsgi_app(registry)
+
+    def stuck() -> str:
+        idle_s = time.monotonic() - server.turned_at_s
+        return f"the loop has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
+
+    pages = Pages(registry, not_alive=stuck)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != "/healthz":
-            page: Iterable[bytes] = metrics(environ, start_response)
-            return page
-        idle_s = time.monotonic() - server.turned_at_s
-        alive = idle_s < STUCK_AFTER_S
-        start_response("200 OK" if alive else "503 Service Unavailable", [("Content-Type", "text/plain")])
-        return [b"ok\n" if alive else f"the loop has not come round for {idle_s:.0f} s\n".encode()]
+        page = pages.get(environ.get("PATH_INFO", ""))
+        start_response(f"{page.status} {HTTPStatus(page.status).phrase}", [("Content-Type", page.content_type)])
+        return [page.body]
 
     http = make_server(host, port, app, handler_class=_Quiet)
     threading.Thread(target=http.serve_forever, name="metrics", daemon=True).start()

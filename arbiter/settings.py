@@ -6,13 +6,22 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
+
+from observe.options import config
 
 
 class ArbiterSettings(BaseSettings):
-    """Settings of one arbiter."""
+    """Tangram's arbiter: lends the GPU memory of each grant to the processes of its container.
 
-    model_config = SettingsConfigDict(env_prefix="TANGRAM_ARBITER_", extra="forbid")
+    The device plugin makes a directory for each allocation under the grants folder; the arbiter puts a socket into it, and the library in the container connects there. Try it without a cluster:
+
+    mkdir -p /tmp/grants/one && tangram-arbiter --grants-dir /tmp/grants
+
+    Every flag can be set as an environment variable, TANGRAM_ARBITER_ and its name in capitals: TANGRAM_ARBITER_GRANTS_DIR=/tmp/grants.
+    """
+
+    model_config = config("tangram-arbiter", "TANGRAM_ARBITER_")
 
     grants_dir: Path = Field(
         Path("/var/lib/tangram/grants"), description="folder with one directory for each allocation"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import suppress
 from typing import Any, Final
 
@@ -31,6 +30,7 @@ from kube.client import Client, connect
 from kube.errors import ApiError
 from kube.events import Recorder, about
 from kube.objects import Pod
+from observe.signals import on_stop_signal
 from vgpu.inventory import Inventory
 
 SYNC_WAIT_S: Final = 10.0
@@ -45,9 +45,7 @@ log = structlog.get_logger("deviceplugin")
 async def run(settings: DevicePluginSettings) -> None:
     """Until SIGTERM or SIGINT. Raises NoClusterError, OSError when the metrics port is taken."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_stop_signal(stop.set)
     async with connect(settings.kubeconfig) as client:
         plugin = DevicePlugin(settings, client)
         work = asyncio.create_task(plugin.run())

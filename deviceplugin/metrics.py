@@ -7,9 +7,9 @@ from typing import Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from deviceplugin.allocate import Request
+from observe.pages import Pages
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
 
@@ -69,19 +69,14 @@ class Metrics:
 
 async def serve(metrics: Metrics, not_ready: Callable[[], str], host: str, port: int) -> web.AppRunner:
     """Serve until the runner is cleaned up. `not_ready` answers why we are not, empty when we are. Raises OSError."""
+    pages = Pages(metrics.registry, not_ready)
 
-    async def numbers(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def readyz(_: web.Request) -> web.Response:
-        why = not_ready()
-        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+    async def answer(request: web.Request) -> web.Response:
+        page = pages.get(request.path)
+        return web.Response(body=page.body, status=page.status, headers={"Content-Type": page.content_type})
 
     app = web.Application()
-    app.add_routes([web.get("/metrics", numbers), web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/{path:.*}", answer)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()

@@ -6,16 +6,26 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
+from observe.options import config
 from vgpu.names import DEFAULT, Names
 from vgpu.quantity import MEMORY_UNITS_MIB
 
 
 class DevicePluginSettings(BaseSettings):
-    """Settings of one device plugin."""
+    """Tangram's device plugin: offers this node's GPUs in pieces to the kubelet, and gives each container what its pod was assigned.
 
-    model_config = SettingsConfigDict(env_prefix="TANGRAM_DEVICEPLUGIN_", extra="forbid")
+    One runs on each node that has GPUs, as root, beside the arbiter. It finds the driver by looking under the driver root (a folder with lib/libnvidia-ml.so.1 or usr/lib/.../libnvidia-ml.so.1, dev/nvidia0, ...), publishes what it finds as the node's annotation tangram.sh/inventory, and registers tangram.sh/gpu-mem, gpu-core, gpu and mig-<profile> with the kubelet.
+
+    tangram-deviceplugin --node-name "$(hostname)" --kubeconfig ~/.kube/config --driver-root /usr/local/nvidia --access cdi
+
+    Then `kubectl describe node` shows tangram.sh/gpu-mem, and `curl localhost:9402/readyz` says what is missing, if anything.
+
+    Every flag can be set as an environment variable, TANGRAM_DEVICEPLUGIN_ and its name in capitals: TANGRAM_DEVICEPLUGIN_NODE_NAME=node-1.
+    """
+
+    model_config = config("tangram-deviceplugin", "TANGRAM_DEVICEPLUGIN_")
 
     node_name: str = Field(min_length=1, description="name of the node this runs on (required)")
     state_root: Path = Field(

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
-import structlog
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 
 from extender.running import run
 from extender.settings import Settings
+from observe.log import log_json
+from observe.options import read
 from vgpu.errors import TangramError
 
 
 def main() -> None:
     """Entry point of the container."""
-    try:
-        settings = CliApp.run(Settings)
-    except ValidationError as error:
-        sys.exit(f"tangram-extender: {error}")
-    _log_json(settings.log_level)
+    settings = read(Settings)
+    log_json(settings.log_level)
     try:
         uvloop.run(run(settings))
     except (TangramError, OSError) as error:
         sys.exit(f"tangram-extender: {error}")
-
-
-def _log_json(level: str) -> None:
-    number = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(level=max(number, logging.WARNING), format="%(message)s", stream=sys.stdout)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.dict_tracebacks,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(),
-    )
 
 
 if __name__ == "__main__":

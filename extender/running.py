@@ -6,21 +6,17 @@ If one part dies all do, and Kubernetes starts the container again: what matters
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import signal
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import structlog
-import uvicorn
 
 from extender.binding import Binder
 from extender.metrics import Metrics
-from extender.server import operations_app, scheduler_app
+from extender.server import scheduler_app
 from extender.settings import Settings
 from extender.state import UNFINISHED, State, small_node, small_pod
 from extender.verbs import Verbs
@@ -28,27 +24,14 @@ from kube.cache import Cache, Statistics
 from kube.client import Client, connect
 from kube.objects import Node, Pod
 from kube.paths import NODES, PODS
+from observe.pages import Pages
+from observe.serving import Server, listen, operations_app
+from observe.signals import on_stop_signal
 
 HOUSEKEEPING_S: Final = 1.0
 """Between looks at what has lapsed. Each look checks one node's books too."""
 
-KEEP_ALIVE_S: Final = 120
-"""Longer than the 90 s after which Go's HTTP client drops an idle connection, so that the end never comes from us."""
-
-_COMMON: Final[dict[str, Any]] = {
-    "log_config": None, "access_log": False, "lifespan": "off", "server_header": False, "date_header": False,
-    "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": 10, "http": "httptools", "ws": "none",
-}  # fmt: skip
-
 log = structlog.get_logger("extender")
-
-
-class _Server(uvicorn.Server):
-    """Signals are ours, for two servers share them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Extender:
@@ -68,7 +51,7 @@ class Extender:
         self._binder = Binder(self.state, client, timeout_s=settings.bind_timeout_s)
         self._verbs = Verbs(self.state, self._binder, self.metrics, self.not_synced)
         self._sockets = [
-            _listen(settings.metrics_host, settings.metrics_port), _listen(settings.host, settings.port),
+            listen(settings.metrics_host, settings.metrics_port), listen(settings.host, settings.port),
         ]  # fmt: skip
         self.metrics_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
 
@@ -89,8 +72,8 @@ class Extender:
 
     async def run(self) -> None:
         """Until `stopping` is set."""
-        operations = _Server(uvicorn.Config(operations_app(self.metrics.registry, self.not_ready), **_COMMON))
-        verbs = _Server(uvicorn.Config(scheduler_app(self._verbs), **_COMMON))
+        operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
+        verbs = Server(scheduler_app(self._verbs))
         async with asyncio.TaskGroup() as group:
             servers = [
                 group.create_task(server.serve([sock]))
@@ -134,14 +117,5 @@ async def run(settings: Settings) -> None:
     """Until SIGTERM or SIGINT."""
     async with connect(settings.kubeconfig or None) as client:
         extender = Extender(settings, client)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, extender.stopping.set)
+        on_stop_signal(extender.stopping.set)
         await extender.run()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, port))
-    return sock

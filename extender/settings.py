@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
 from extender.reservations import LIFE_S
+from observe.options import config
 from vgpu.names import Names
 from vgpu.quantity import MEMORY_UNITS_MIB
 
@@ -22,13 +23,7 @@ class Settings(BaseSettings):
     Every flag can be set as an environment variable, TANGRAM_EXTENDER_ and its name in capitals: TANGRAM_EXTENDER_MEMORY_UNIT=512Mi.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="TANGRAM_EXTENDER_",
-        cli_prog_name="tangram-extender",
-        cli_kebab_case=True,
-        cli_avoid_json=True,
-        extra="forbid",
-    )
+    model_config = config("tangram-extender", "TANGRAM_EXTENDER_")
 
     domain: str = Field("tangram.sh", min_length=1, description="Domain of every resource and annotation name.")
     memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field(

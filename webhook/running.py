@@ -7,42 +7,19 @@ The port for admission opens once there is a certificate. On SIGTERM the pod say
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
-
-import uvicorn
-from fastapi import FastAPI
 
 from kube.client import connect
+from observe.pages import Pages
+from observe.serving import Server, listen, operations_app
+from observe.signals import on_stop_signal
 from webhook.keeper import FileKeeper, Keeper, SecretKeeper, keep
 from webhook.metrics import Metrics
-from webhook.server import admission_app, operations_app
+from webhook.server import admission_app
 from webhook.settings import Settings
 from webhook.tls import Serving
-
-KEEP_ALIVE_S: Final = 120
-"""Longer than the 90 s after which the API server drops an idle connection (client-go), so that the end never comes from us."""
-
-
-class _Server(uvicorn.Server):
-    """Signals are ours, for two servers share them; `up` is set once the port is open."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Webhook:
@@ -53,7 +30,7 @@ class Webhook:
         self.serving = Serving(self.metrics)
         self.stopping = asyncio.Event()
         self._settings = settings
-        self._sockets = [_listen(settings.host, port) for port in (settings.operations_port, settings.port)]
+        self._sockets = [listen(settings.host, port) for port in (settings.operations_port, settings.port)]
         self.accepting = asyncio.Event()
         self.operations_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
 
@@ -69,8 +46,11 @@ class Webhook:
 
     async def run(self) -> None:
         """Until `stopping` is set. If one part dies all do, and Kubernetes starts the pod again."""
-        operations = _Server(uvicorn.Config(operations_app(self.metrics, self.not_ready), **_COMMON))
-        admission = _Server(self._admission_config(admission_app(self._settings.rules(), self.metrics)))
+        operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
+        admission = Server(
+            admission_app(self._settings.rules(), self.metrics),
+            ssl_context_factory=lambda _config, _default: self.serving.context,
+        )
         async with _keeper(self._settings, self.serving) as keeper, asyncio.TaskGroup() as tasks:
             tasks.create_task(operations.serve([self._sockets[0]]))
             keeping = tasks.create_task(keep(keeper, self.metrics, self._settings.cert_check_s))
@@ -89,15 +69,6 @@ class Webhook:
             keeping.cancel()
             operations.should_exit = admission.should_exit = True
 
-    def _admission_config(self, app: FastAPI) -> uvicorn.Config:
-        return uvicorn.Config(app, ssl_context_factory=lambda _config, _default: self.serving.context, **_COMMON)
-
-
-_COMMON: Final[dict[str, Any]] = {
-    "log_config": None, "access_log": False, "lifespan": "off", "server_header": False, "date_header": False,
-    "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": 10, "http": "httptools", "ws": "none",
-}  # fmt: skip
-
 
 def utc_now() -> datetime:
     """The wall clock, which certificates are judged by."""
@@ -107,9 +78,7 @@ def utc_now() -> datetime:
 async def run(settings: Settings) -> None:
     """Until SIGTERM or SIGINT."""
     webhook = Webhook(settings)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, webhook.stopping.set)
+    on_stop_signal(webhook.stopping.set)
     await webhook.run()
 
 
@@ -120,10 +89,3 @@ async def _keeper(settings: Settings, serving: Serving) -> AsyncIterator[Keeper]
         return
     async with connect(settings.kubeconfig or None) as client:
         yield SecretKeeper(client, settings.places(), serving, utc_now)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, port))
-    return sock

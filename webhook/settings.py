@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings
 
+from observe.options import config
 from vgpu.names import CLASSES, DEFAULT_POLICY, Names
 from vgpu.quantity import MEMORY_UNITS_MIB, MIB, whole_number
 from webhook.keeper import Places
@@ -20,13 +21,7 @@ class Settings(BaseSettings):
     Every flag can be set as an environment variable, TANGRAM_WEBHOOK_ and its name in capitals: TANGRAM_WEBHOOK_MEMORY_UNIT=512Mi. Lists and mappings are JSON there: TANGRAM_WEBHOOK_POLICIES='["binpack"]'.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="TANGRAM_WEBHOOK_",
-        cli_prog_name="tangram-webhook",
-        cli_kebab_case=True,
-        cli_avoid_json=True,
-        extra="forbid",
-    )
+    model_config = config("tangram-webhook", "TANGRAM_WEBHOOK_")
 
     domain: str = Field("tangram.sh", min_length=1, description="Domain of every resource and annotation name.")
     memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field("1Gi", description="What one gpu-mem stands for.")

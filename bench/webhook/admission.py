@@ -96,7 +96,7 @@ def main() -> None:
             "--drain-s",
             "0",
         ]
-        process = subprocess.Popen([sys.executable, "-m", "webhook", *flags], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-m", "webhook", *flags], stderr=subprocess.DEVNULL)
         try:
             wait_for(port)
             tls = ssl.create_default_context(cadata=files[CA_CERT].decode())

@@ -1,0 +1,46 @@
+"""Settings of a program, from its flags and from environment variables, and what is said when one is wrong.
+
+The settings are a pydantic model of the program; its docstring is the head of `--help`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+from vgpu.errors import TangramError
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def config(program: str, prefix: str) -> SettingsConfigDict:
+    """Of a model: flags as `--kebab-case`, environment variables as `<prefix><NAME>`."""
+    return SettingsConfigDict(
+        env_prefix=prefix, cli_prog_name=program, cli_kebab_case=True, cli_avoid_json=True, extra="forbid"
+    )
+
+
+def read(model: type[S], arguments: Sequence[str] | None = None) -> S:
+    """The settings. Ends the process when they are wrong, with a line for each and status 2. No arguments: the process's own."""
+    try:
+        return CliApp.run(model, cli_args=None if arguments is None else list(arguments))
+    except ValidationError as error:
+        said = list(_sentences(error))
+    except SettingsError as error:
+        said = [f"{error}: {error.__cause__}"]
+    except TangramError as error:
+        said = [str(error)]
+    for sentence in said:
+        print(f"{model.model_config['cli_prog_name']}: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _sentences(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        found = "" if problem["type"] == "missing" else f" is {problem.get('input')!r}"
+        yield f"{name}{found}: {problem['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,76 @@
+"""What operators and the kubelet see of a program over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from observe.pages import Pages
+from observe.serving import Server, listen, operations_app
+from observe.signals import on_stop_signal
+
+
+def registry() -> CollectorRegistry:
+    made = CollectorRegistry()
+    Counter("tangram_example_things", "Things.", registry=made).inc()
+    return made
+
+
+def test_metrics_are_the_registry_in_prometheus_text() -> None:
+    page = Pages(registry()).get("/metrics")
+    assert (page.status, page.content_type.split(";")[0]) == (200, "text/plain")
+    assert b"tangram_example_things_total 1.0\n" in page.body
+
+
+def test_a_program_that_is_well_says_ok() -> None:
+    assert [Pages(registry()).get(path).body for path in ("/healthz", "/readyz")] == [b"ok\n", b"ok\n"]
+
+
+def test_one_that_is_not_ready_is_alive_and_says_what_is_missing() -> None:
+    pages = Pages(registry(), not_ready=lambda: "no certificate")
+    assert (pages.get("/readyz").status, pages.get("/readyz").body) == (503, b"no certificate\n")
+    assert pages.get("/healthz").status == 200
+
+
+def test_one_that_is_stuck_is_neither_alive_nor_ready() -> None:
+    pages = Pages(registry(), not_ready=lambda: None, not_alive=lambda: "stuck")
+    assert [pages.get(path).status for path in ("/healthz", "/readyz")] == [503, 503]
+
+
+def test_another_path_is_told_which_there_are() -> None:
+    page = Pages(registry()).get("/")
+    assert page.status == 404
+    assert b"/metrics, /healthz, /readyz" in page.body
+
+
+async def test_the_pages_come_over_http_and_the_server_leaves_signals_alone() -> None:
+    told = asyncio.Event()
+    on_stop_signal(told.set)
+    server, sock = Server(operations_app(Pages(registry(), lambda: "wait"))), listen("127.0.0.1", 0)
+    serving = asyncio.create_task(server.serve([sock]))
+    await asyncio.wait_for(server.up.wait(), 10)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as client:
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.text) == (503, "wait\n")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(told.wait(), 10)
+        assert "tangram_example_things_total" in (await client.get("/metrics")).text
+    server.should_exit = True
+    await asyncio.wait_for(serving, 10)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port {port}: "):
+            listen("127.0.0.1", port)
