@@ -1,0 +1,75 @@
+"""Access mode `nvidia`: NVIDIA's own container runtime reads the variable that the kubelet resolves from the pod's annotation.
+
+The runtime is the real one, over a CDI specification that NVIDIA's own tool generates from the fake driver. That tool cannot describe
+MIG instances of a driver without /proc entries, so these cards have none.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hack.cluster.layout import Layout
+from hack.stack import FAKE_DRIVER_ROOT, ROOT, install_chart, install_fake_driver
+from tests.e2e.cards import CARDS
+from tests.e2e.cluster import Cluster
+from tests.e2e.objects import container, pod, share
+
+SPECIFICATION = "/etc/cdi/nvidia.yaml"
+
+
+def on_the_node(*command: str) -> None:
+    """Run a command where the first node of the local cluster sees its own folders."""
+    shell = [sys.executable, "-m", "hack.cluster", "shell", "--", *command]
+    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}"
+
+
+def generate_specification() -> None:
+    """What an administrator does once on a node: NVIDIA's tool looks at the driver and describes it for the runtime."""
+    on_the_node(
+        "env", f"TANGRAM_FAKE_DRIVER={FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket",
+        str(Layout().bin / "nvidia-ctk"), "cdi", "generate", f"--driver-root={FAKE_DRIVER_ROOT}", f"--dev-root={FAKE_DRIVER_ROOT}",
+        f"--library-search-path={FAKE_DRIVER_ROOT}/lib", "--device-name-strategy=uuid", f"--output={SPECIFICATION}",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nvidia(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster in mode `nvidia`; in mode `cdi` again afterwards."""
+    install_fake_driver(cluster.kubectl, "card a100-80 count=2\n")
+    try:
+        generate_specification()
+        install_chart(
+            cluster.kubectl,
+            {"accessMode": "nvidia", "runtimeClassName": "nvidia", "node": {"plugin": {"extraEnv": []}}},
+        )
+        cluster.wait_for_gpus()
+        yield cluster
+    finally:
+        on_the_node("rm", "-f", SPECIFICATION)
+        install_fake_driver(cluster.kubectl, CARDS)
+        install_chart(cluster.kubectl)
+        cluster.wait_for_gpus("tangram.sh/mig-1g.10gb")
+
+
+def test_pods_have_their_shares_through_nvidias_runtime(nvidia: Cluster, namespace: str) -> None:
+    nvidia.run(namespace, share("a", "8Gi", 30), share("b", "70Gi"), share("c", "60Gi"))
+    for name, size in (("a", "8.0"), ("b", "70.0"), ("c", "60.0")):
+        assert f": {size} GiB, of which" in nvidia.exec(namespace, name, "gpuview")
+        assert nvidia.sees(namespace, name) == nvidia.assigned(namespace, name)
+        assert nvidia.pod(namespace, name)["spec"]["runtimeClassName"] == "nvidia"
+
+
+def test_a_pod_past_its_grant_is_refused_there_too(nvidia: Cluster, namespace: str) -> None:
+    nvidia.create(namespace, share("greedy", "8Gi", run=["gpuview", "grab", "12Gi"]))
+    assert "after 8 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in nvidia.ended(namespace, "greedy", "Failed")
+
+
+def test_a_whole_gpu_and_a_container_without_any(nvidia: Cluster, namespace: str) -> None:
+    nvidia.run(namespace, pod("whole", container(gpu=1), container("none")))
+    assert nvidia.sees(namespace, "whole", "main") == nvidia.assigned(namespace, "whole")
+    assert "no CUDA driver" in nvidia.exec(namespace, "whole", "sh", "-c", "gpuview || true", container="none")
