@@ -68,6 +68,8 @@ class Webhook:
             await asyncio.sleep(self._settings.drain_s)
             keeping.cancel()
             operations.should_exit = admission.should_exit = True
+        for sock in self._sockets:
+            sock.close()  # the port for admission may never have opened
 
 
 def utc_now() -> datetime:
