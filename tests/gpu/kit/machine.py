@@ -1,0 +1,308 @@
+"""One GPU, an arbiter, grants, and processes held by them: what the checks on a real GPU stand on. No cluster.
+
+The GPU is the machine's own, or the fake driver's (`fake=True`), on which everything but the frameworks runs, too. An arbiter
+is a process over a folder of its own, as in tests/integration/shim; a container is a grant folder, and the processes started
+with its environment and in its session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from select import select
+from typing import IO, Any
+
+from tests.gpu.kit.book import NotRun
+
+ROOT = Path(__file__).parents[3]
+KIT = Path(__file__).parent
+MIB = 2**20
+FAKE_UUID = "GPU-0000000a-aaaa-bbbb-cccc-00000000000a"
+ANSWER_S = 90
+"""Longest one call of a tenant may take. Guessed; filling 8 GiB takes well under a second."""
+
+
+class Lines:
+    """A process that answers each line of JSON with one line of JSON."""
+
+    def __init__(self, words: list[str], env: dict[str, str], fds: tuple[int, ...] = (), session: bool = True) -> None:
+        self.process = subprocess.Popen(
+            words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds, start_new_session=session,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._errors: list[bytes] = []
+        self._drain = threading.Thread(target=self._read_errors, daemon=True)
+        self._drain.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._errors.append(line)
+
+    def send(self, *words: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(words).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def receive(self, seconds: float = ANSWER_S) -> dict[str, Any]:
+        """The next line that is a JSON object. TimeoutError, or RuntimeError when the process ended."""
+        assert self.process.stdout is not None
+        end = time.monotonic() + seconds
+        while True:
+            if not select([self.process.stdout], [], [], max(0, end - time.monotonic()))[0]:
+                self.kill()
+                raise TimeoutError(f"process {self.pid} gave no answer within {seconds} s: {self.errors()}")
+            line = self.process.stdout.raw.readline()  # type: ignore[attr-defined]
+            if not line:
+                code = self.process.wait()
+                raise RuntimeError(f"process {self.pid} ended with {code}: {self.errors()}")
+            if line.startswith(b"{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+
+    def errors(self) -> str:
+        self._drain.join(0.5)
+        return b"".join(self._errors[-12:]).decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """Asks it to end by closing its input; kills it when it does not."""
+        if self.process.poll() is None:
+            assert self.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._drain.join(1)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+class Tenant(Lines):
+    """tenant.py as a process."""
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """What the function returned. NotRun when the driver lacks what it needs, RuntimeError when a call was refused."""
+        self.send(function, *arguments)
+        return self.finish(function)
+
+    def finish(self, function: str = "") -> Any:
+        answer = self.receive()
+        if "missing" in answer:
+            raise NotRun(f"this driver has no {answer['missing']}")
+        if "refused" in answer:
+            raise RuntimeError(f"{function}: {answer['refused']}")
+        return answer["ok"]
+
+
+@dataclass
+class Machine:
+    """See the module. `library` is libtangram.so, `build` where the shim was built."""
+
+    folder: Path
+    build: Path
+    library: Path
+    uuid: str
+    fake: bool
+    base: dict[str, str]
+    _running: list[Lines] = field(default_factory=list)
+    _arbiter: subprocess.Popen[bytes] | None = None
+    _log: IO[bytes] | None = None
+    _grants: int = 0
+
+    @property
+    def status_socket(self) -> Path:
+        return self.folder / "status.sock"
+
+    def start_arbiter(self, **settings: str) -> None:
+        """TANGRAM_ARBITER_<NAME> settings; waits until it serves."""
+        env = self.base | {
+            "TANGRAM_ARBITER_GRANTS_DIR": str(self.folder / "grants"),
+            "TANGRAM_ARBITER_METRICS_PORT": "0",
+            "TANGRAM_ARBITER_GRACE_MS": "0",
+            "TANGRAM_ARBITER_STATUS_SOCKET": str(self.status_socket),
+            **{f"TANGRAM_ARBITER_{name.upper()}": value for name, value in settings.items()},
+        }
+        log = self.folder / "arbiter.log"
+        self._log = log.open("ab")
+        began = log.stat().st_size
+        self._arbiter = subprocess.Popen([sys.executable, "-m", "arbiter"], cwd=ROOT, env=env, stderr=self._log)
+
+        def serving() -> bool:
+            assert self._arbiter is not None
+            if self._arbiter.poll() is not None:
+                raise RuntimeError(f"the arbiter ended with {self._arbiter.returncode}: {self.arbiter_log()}")
+            return b'"serving"' in log.read_bytes()[began:]
+
+        self.wait_for(serving, "the arbiter to serve", 20)
+
+    def stop_arbiter(self) -> None:
+        if self._arbiter is not None:
+            self._arbiter.terminate()
+            self._arbiter.wait(10)
+            self._arbiter = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def arbiter_log(self) -> str:
+        return (self.folder / "arbiter.log").read_text(errors="replace")[-1500:]
+
+    def grant(self, mib: int, *lines: str) -> str:
+        """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`."""
+        self._grants += 1
+        key = f"g{self._grants}"
+        folder = self.folder / "grants" / key
+        folder.mkdir(parents=True)
+        head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass standard\nlevel 2\n"
+        middle = "".join(f"{line}\n" for line in lines)
+        (folder / ".new").write_text(f"{head}{middle}card {self.uuid} mib={mib} core_percent=0\nend\n")
+        (folder / ".new").chmod(0o444)
+        (folder / ".new").rename(folder / "grant")
+        self.wait_for((folder / "arbiter.sock").exists, f"{folder}/arbiter.sock")
+        return key
+
+    def env(self, key: str = "", **more: str) -> dict[str, str]:
+        """Of a process in the container `key`; of one outside all containers, without the library, when it is empty."""
+        inside = {
+            "LD_PRELOAD": str(self.library),
+            "TANGRAM_GRANT": str(self.folder / "grants" / key / "grant"),
+        }
+        return self.base | (inside if key else {}) | more
+
+    def tenant(self, key: str = "", way: str = "primary", fds: tuple[int, ...] = (), **env: str) -> Tenant:
+        """A process with a context made in one of `cuda.CONTEXTS`' ways; none for way ''."""
+        made = Tenant([sys.executable, str(KIT / "tenant.py")], self.env(key, **env), fds)
+        self._running.append(made)
+        if way:
+            code = made.ask("start", way)
+            if code:
+                raise RuntimeError(f"a {way} context was refused with {code}: {made.errors()}")
+        return made
+
+    def lines(self, words: list[str], key: str = "", **env: str) -> Lines:
+        made = Lines(words, self.env(key, **env))
+        self._running.append(made)
+        return made
+
+    def watcher(self) -> Watcher:
+        made = Watcher(self.lines([sys.executable, str(KIT / "watch.py"), self.uuid]))
+        assert made.lines.receive() == {"ready": True}
+        return made
+
+    def end_tenants(self, keep: tuple[Lines, ...] = ()) -> None:
+        for one in [one for one in self._running if one not in keep]:
+            one.end()
+            self._running.remove(one)
+
+    @staticmethod
+    def wait_for(condition: Any, what: str, seconds: float = 10) -> float:
+        """Polls what has no event to wait for; seconds it took. TimeoutError."""
+        began, pause = time.monotonic(), threading.Event()
+        while not condition():
+            if time.monotonic() - began > seconds:
+                raise TimeoutError(f"{what}: not within {seconds} s")
+            pause.wait(0.005)
+        return time.monotonic() - began
+
+    def describe(self) -> dict[str, str]:
+        """Of every CSV: gpu, driver, date, commit."""
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        smi = str(self.build / "fake/nvidia-smi") if self.fake else asked[0]
+        said = subprocess.run([smi, *asked[1:]], env=self.base, capture_output=True, text=True, check=True).stdout
+        name, driver = (word.strip() for word in said.splitlines()[0].split(","))
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        commit = os.environ.get("TANGRAM_COMMIT") or git.stdout.strip() or "unknown"
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return {"gpu": f"{name} (fake driver)" if self.fake else name, "driver": driver, "date": today, "commit": commit}
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """watch.py as a process. Bytes."""
+
+    lines: Lines
+
+    def ask(self, *words: Any) -> dict[str, Any]:
+        self.lines.send(*words)
+        return self.lines.receive()
+
+    def now(self, *tenants: Lines) -> int:
+        return sum(int(self.ask("now", one.pid)["bytes"]) for one in tenants)
+
+    def device_peak(self) -> int:
+        return int(self.ask("device")["bytes"])
+
+
+def real_driver() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+@contextlib.contextmanager
+def machine(fake: bool | None = None) -> Iterator[Machine]:
+    """TANGRAM_LIBRARY names a libtangram.so made elsewhere, TANGRAM_SHIM_BUILD a build folder; else it is built."""
+    fake = not real_driver() if fake is None else fake
+    folder = Path(tempfile.mkdtemp(prefix="tg-"))  # a socket's path holds 107 characters
+    folder.chmod(0o755)
+    (folder / "grants").mkdir()
+    build, library = _built(folder, fake)
+    base = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "TANGRAM_GRANT")}
+    base |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "HOME": "/tmp"}
+    driver = None
+    if fake:
+        driver = _start_fake(folder, build)
+        base |= {"LD_LIBRARY_PATH": str(build / "fake"), "TANGRAM_FAKE_DRIVER": str(folder / "driver.sock")}
+    made = Machine(folder, build, library, FAKE_UUID if fake else _uuid(), fake, base)
+    try:
+        yield made
+    finally:
+        made.end_tenants()
+        made.stop_arbiter()
+        if driver is not None:
+            driver.terminate()
+            driver.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _built(folder: Path, fake: bool) -> tuple[Path, Path]:
+    build = Path(os.environ.get("TANGRAM_SHIM_BUILD", folder / "build"))
+    library = Path(os.environ.get("TANGRAM_LIBRARY", build / "libtangram.so"))
+    goals = [*([] if library.exists() else ["lib"]), *(["fake"] if fake else [])]
+    if goals and "TANGRAM_SHIM_BUILD" not in os.environ:
+        subprocess.run(["make", "-s", "-C", str(ROOT / "shim"), f"BUILD={build}", *goals], check=True)
+    return build, library.resolve()
+
+
+def _start_fake(folder: Path, build: Path) -> subprocess.Popen[bytes]:
+    config, socket = folder / "driver", folder / "driver.sock"
+    config.write_text(f"card h200 uuid={FAKE_UUID}\n")
+    started = subprocess.Popen([build / "fake/nvidia-fake-driverd", "--config", config, "--socket", socket])
+    Machine.wait_for(socket.exists, "the fake driver's socket")
+    return started
+
+
+def _uuid() -> str:
+    asked = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]

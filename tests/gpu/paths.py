@@ -1,0 +1,228 @@
+"""Every way to take GPU memory, against a grant: refused at the limit, not before, and never past it in the driver's own books.
+
+Each case is a container of its own, held to LIMIT_MIB. Its process takes blocks of 256, 32 and 2 MiB until each is refused, so
+that it stands at the brim; what it holds then is read from outside, by NVML, with its context. Managed memory is asked for in
+small blocks like the rest: far more than a card has free can hang it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from tests.gpu.kit import machine as m
+from tests.gpu.kit.book import Book
+from tests.gpu.kit.machine import MIB, Lines, Machine, Watcher
+
+LIMIT_MIB = 8192
+SLACK_MIB = 64
+"""How far before the limit a refusal of 2 MiB may come, and how far views may differ. Guessed; the rows show the figure."""
+BLOCKS = [256 * MIB, 32 * MIB, 2 * MIB]
+OUT_OF_MEMORY = 2
+PART = "paths"
+
+PATHS = (
+    "sync", "pitch", "managed", "async", "async per-thread stream", "pool trimmed", "pool destroyed", "vmm",
+    "vmm unmapped handles", "vmm mapped twice", "vmm export and import", "array", "array 3D", "mipmapped array",
+    "graph memory node", "captured allocation",
+)  # fmt: skip
+CONTEXTS = ("primary", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4", "green")
+
+
+class Stage:
+    """What a case gets: the machine, its watcher, and a book to write in."""
+
+    def __init__(self, machine: Machine, watch: Watcher, book: Book) -> None:
+        self.machine, self.watch, self.book = machine, watch, book
+
+    def begin(self) -> None:
+        self.watch.ask("zero")
+
+    def never_past(self, limit_mib: int, *tenants: Lines) -> None:
+        """Rows on the peaks since `begin`: by process, and for the card. After the tenants stand still."""
+        peaks = [self.watch.ask("peak", one.pid) for one in tenants]
+        self.book.fact("samples of the driver's books", peaks[0]["samples"])
+        self.book.check("samples without a figure, or failed", [0, 0], [peaks[-1]["unknown"], peaks[-1]["errors"]])
+        total = sum(peak["bytes"] for peak in peaks) / MIB
+        self.book.at_most("peak by process in the driver's books, MiB", limit_mib, total)
+        self.book.at_most("peak of the card by cuMemGetInfo outside, MiB", limit_mib, self.watch.device_peak() / MIB)
+
+    def at_brim(self, limit_mib: int, *tenants: Lines) -> float:
+        used = self.watch.now(*tenants) / MIB
+        self.book.within("in the driver's books at the refusal, MiB", limit_mib - SLACK_MIB, limit_mib, used)
+        return used
+
+    def view(self, when: str, limit_mib: int, asker: m.Tenant, *tenants: Lines) -> None:
+        """cuMemGetInfo inside agrees with NVML outside."""
+        free, total = (number / MIB for number in asker.ask("info"))
+        self.book.check(f"{when}: total by cuMemGetInfo, MiB", float(limit_mib), total)
+        left = limit_mib - self.watch.now(*(tenants or (asker,))) / MIB
+        self.book.within(f"{when}: free by cuMemGetInfo, MiB", max(0, left - SLACK_MIB), max(0, left) + SLACK_MIB, free)
+
+    def refusals(self, codes: list[int]) -> None:
+        self.book.check("CUresult of each refusal", [OUT_OF_MEMORY] * len(codes), codes)
+
+
+def case_path(stage: Stage, path: str) -> None:
+    """Fill, be refused, give back, take again."""
+    tenant = stage.machine.tenant(stage.machine.grant(LIMIT_MIB))
+    stage.view("at the start", LIMIT_MIB, tenant)
+    for turn in ("first", "second"):
+        filled = tenant.ask("fill", path, BLOCKS, (LIMIT_MIB + 1024) * MIB)
+        stage.book.fact(f"{turn} fill, MiB", filled["taken"] // MIB)
+        stage.refusals(filled["codes"])
+        stage.at_brim(LIMIT_MIB, tenant)
+        stage.view(f"{turn} brim", LIMIT_MIB, tenant)
+        tenant.ask("give", path)
+    stage.view("given back", LIMIT_MIB, tenant)
+    stage.never_past(LIMIT_MIB, tenant)
+    stage.book.check("cuMemFree, cuMemFreeAsync of unknown pointers", [1, 1], tenant.ask("free_unknown"))
+
+
+def case_context(stage: Stage, way: str) -> None:
+    """The context counts, and ending it frees what it held."""
+    tenant = stage.machine.tenant(stage.machine.grant(LIMIT_MIB), way)
+    used = stage.watch.now(tenant) / MIB
+    stage.book.fact("the context in the driver's books, MiB", used)
+    first = tenant.ask("fill", "sync", BLOCKS)
+    stage.refusals(first["codes"])
+    stage.at_brim(LIMIT_MIB, tenant)
+    tenant.ask("end_context")
+    stage.book.check("a new context after its end", 0, tenant.ask("start", way))
+    second = tenant.ask("fill", "sync", BLOCKS)
+    low, high = first["taken"] / MIB - SLACK_MIB, first["taken"] / MIB + SLACK_MIB
+    stage.book.within("MiB taken again without a free", low, high, second["taken"] / MIB)
+    stage.never_past(LIMIT_MIB, tenant)
+
+
+def case_pool_keeps(stage: Stage) -> None:
+    """What a pool keeps is not free, until it is trimmed."""
+    tenant = stage.machine.tenant(stage.machine.grant(LIMIT_MIB))
+    tenant.ask("fill", "pool trimmed", [256 * MIB], LIMIT_MIB * MIB // 2)
+    tenant.ask("give", "pool trimmed", False)
+    kept = tenant.ask("pool_reserved", "pool trimmed") / MIB
+    stage.book.fact("reserved by the pool after all was freed, MiB", kept)
+    stage.view("kept", LIMIT_MIB, tenant)
+    filled = tenant.ask("fill", "sync", BLOCKS)
+    stage.refusals(filled["codes"])
+    stage.at_brim(LIMIT_MIB, tenant)
+    tenant.ask("settle", "pool trimmed")
+    more = tenant.ask("fill", "sync", BLOCKS)
+    stage.book.within("MiB to be had after the trim", kept - SLACK_MIB, kept + SLACK_MIB, more["taken"] / MIB)
+    stage.never_past(LIMIT_MIB, tenant)
+
+
+def case_mixed(stage: Stage) -> None:
+    """All paths at once, in random order, in three processes of one container."""
+    key = stage.machine.grant(LIMIT_MIB)
+    tenants = [stage.machine.tenant(key) for _ in range(3)]
+    for seed, tenant in enumerate(tenants):
+        tenant.send("churn", seed, 400, 512)
+    counts = [tenant.finish("churn") for tenant in tenants]
+    for name in ("taken", "refused"):
+        stage.book.check(name, "> 0", sum(count[name] for count in counts), sum(count[name] for count in counts) > 0)
+    stage.book.check("answered otherwise", 0, sum(count["other"] for count in counts))
+    stage.never_past(LIMIT_MIB, *tenants)
+
+
+def case_racers(stage: Stage) -> None:
+    """Eight processes race for the last MiB."""
+    key = stage.machine.grant(LIMIT_MIB)
+    tenants = [stage.machine.tenant(key) for _ in range(8)]
+    for tenant in tenants:
+        tenant.send("fill", "sync", [32 * MIB, 2 * MIB])
+    stage.refusals([code for tenant in tenants for code in tenant.finish("fill")["codes"]])
+    stage.at_brim(LIMIT_MIB, *tenants)
+    stage.never_past(LIMIT_MIB, *tenants)
+
+
+def case_killed(stage: Stage) -> None:
+    """kill -9 of a process that holds everything: a sibling has it."""
+    key = stage.machine.grant(LIMIT_MIB)
+    sibling, victim = stage.machine.tenant(key), stage.machine.tenant(key)
+    victim.ask("fill", "sync", BLOCKS)
+    refused = sibling.ask("take", "sync", 256 * MIB)
+    stage.book.check("the sibling before", [OUT_OF_MEMORY], refused)
+    stage.never_past(LIMIT_MIB, sibling, victim)
+    victim.kill()
+    took = m.Machine.wait_for(lambda: sibling.ask("take", "sync", 256 * MIB) == [0], "256 MiB for the sibling", 20)
+    stage.book.at_most("seconds until the sibling has 256 MiB", 3.0, round(took, 3))
+    sibling.ask("fill", "sync", BLOCKS)
+    stage.at_brim(LIMIT_MIB, sibling)
+
+
+def case_ipc(stage: Stage) -> None:
+    """A block opened by a second process of the container."""
+    key = stage.machine.grant(LIMIT_MIB)
+    owner, user = stage.machine.tenant(key), stage.machine.tenant(key)
+    stage.refusals([2] if owner.ask("take", "sync", 2048 * MIB) == [0] else [0])
+    before = user.ask("info")[0]
+    stage.book.check("cuIpcOpenMemHandle", 0, user.ask("ipc_open", owner.ask("ipc_get")))
+    cost = (before - user.ask("info")[0]) / MIB
+    stage.book.within("MiB charged for a block of 2048 opened beside its owner", 0, SLACK_MIB, cost)
+    user.ask("fill", "sync", BLOCKS)
+    books = stage.watch.now(owner, user) / MIB
+    stage.book.within("both at the brim in the driver's books, MiB", LIMIT_MIB - SLACK_MIB, LIMIT_MIB, books)
+    stage.never_past(LIMIT_MIB, owner, user)
+    stage.book.check("cuIpcCloseMemHandle", 0, user.ask("ipc_close"))
+
+
+def case_shared_handle(stage: Stage) -> None:
+    """A VMM block passed by descriptor to a second process of the container, and held by it alone in the end."""
+    key = stage.machine.grant(LIMIT_MIB)
+    ours, theirs = socket.socketpair()
+    with ExitStack() as stack:
+        stack.enter_context(ours)
+        stack.enter_context(theirs)
+        owner = stage.machine.tenant(key, fds=(ours.fileno(),))
+        user = stage.machine.tenant(key, fds=(theirs.fileno(),))
+        owner.ask("export_fd", ours.fileno(), 2048 * MIB)
+        before = user.ask("info")[0]
+        stage.book.check("cuMemImportFromShareableHandle", 0, user.ask("import_fd", theirs.fileno()))
+    stage.book.fact("MiB charged for a block of 2048 imported beside its owner", (before - user.ask("info")[0]) // MIB)
+    owner.ask("release_shared")
+    user.ask("fill", "sync", BLOCKS)
+    stage.never_past(LIMIT_MIB, owner, user)
+    user.ask("release_shared")
+    more = user.ask("fill", "sync", BLOCKS)["taken"] / MIB
+    stage.book.within("MiB to be had after the last release", 2048 - SLACK_MIB, 2048 + SLACK_MIB, more)
+
+
+def case_too_small(stage: Stage) -> None:
+    """A context that does not fit in its container is refused, once it is known what one takes."""
+    known = stage.machine.tenant(stage.machine.grant(LIMIT_MIB))
+    context = stage.watch.now(known) / MIB
+    small = stage.machine.tenant(stage.machine.grant(64), way="")
+    code = small.ask("start", "primary")
+    used = stage.watch.now(small) / MIB
+    stage.book.check(f"a context of {context:.0f} MiB in a container of 64", OUT_OF_MEMORY, code)
+    stage.book.at_most("in the driver's books, MiB", 64, used)
+
+
+def cases() -> Iterator[tuple[str, Callable[[Stage], None]]]:
+    """(name, what to do), likeliest to matter first."""
+    for path in PATHS:
+        yield path, lambda stage, path=path: case_path(stage, path)  # type: ignore[misc]
+    for way in CONTEXTS:
+        yield f"context {way}", lambda stage, way=way: case_context(stage, way)  # type: ignore[misc]
+    yield "a pool keeps what is freed", case_pool_keeps
+    yield "eight processes race", case_racers
+    yield "killed while it holds all", case_killed
+    yield "all paths mixed", case_mixed
+    yield "IPC in one container", case_ipc
+    yield "shareable handle in one container", case_shared_handle
+    yield "a container smaller than a context", case_too_small
+
+
+def run_case(machine: Machine, watch: Watcher, book: Book, name: str, case: Callable[[Stage], None]) -> None:
+    stage = Stage(machine, watch, book)
+    with book.one(PART, name):
+        stage.begin()
+        case(stage)
+    machine.end_tenants(keep=(watch.lines,))
+    gone = [pid for pid in watch.ask("now", 0)["processes"] if int(pid) != watch.lines.pid]
+    if gone:
+        machine.wait_for(
+            lambda: len(watch.ask("now", 0)["processes"]) <= 1, f"processes {gone} to leave the card after {name}", 15
+        )
