@@ -13,6 +13,7 @@ from arbiter.container import Limits
 from arbiter.metrics import serve_metrics
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
+from arbiter.status import StatusSocket
 from observe.log import log_json
 from observe.options import read
 
@@ -34,10 +35,12 @@ def _run(settings: ArbiterSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
+    status = StatusSocket(settings.status_socket or settings.grants_dir.absolute().parent / "status.sock", server)
     log.info(
         "serving", grants=str(settings.grants_dir), metrics_port=http.server_port, directories=len(server.containers)
     )
     server.run()
+    status.close()
     http.shutdown()
     http.server_close()
     log.info("stopped")

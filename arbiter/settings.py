@@ -26,6 +26,9 @@ class ArbiterSettings(BaseSettings):
     grants_dir: Path = Field(
         Path("/var/lib/tangram/grants"), description="folder with one directory for each allocation"
     )
+    status_socket: Path | None = Field(
+        None, description="socket that tells who holds what; left out = status.sock beside the grants folder"
+    )
     metrics_host: str = Field("0.0.0.0", description="address that /metrics and /healthz listen on")  # noqa: S104
     metrics_port: int = Field(9403, ge=0, le=65535, description="their port; 0 takes any free one")
     recall_wait_ms: int = Field(

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 def start(folder: Path) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "arbiter", "--grants-dir", str(folder), "--metrics-port", "0", "--metrics-host", "127.0.0.1"],
+        [sys.executable, "-m", "arbiter", "--grants-dir", str(folder), "--metrics-port", "0", "--metrics-host", "127.0.0.1", "--status-socket", str(folder / ".status.sock")],
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     assert process.stderr is not None
