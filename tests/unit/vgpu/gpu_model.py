@@ -1,0 +1,121 @@
+"""A node's GPUs and an arbiter that carries decisions out, in simulated time.
+
+Switches take as long as they were measured to take on an H200 (suspend 0.55-0.75 ms, resume 0.29-0.46 ms), are done one after the
+other, and the GPU belongs to a tenant until its suspend is done. Tenants that are on together get equal parts of their card.
+Nothing here knows the policy: it obeys `Share.decide` and writes down what the GPUs really did.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from math import inf
+
+from vgpu.share import Decision, Settings, Share
+from vgpu.trace import Event, Idle, Join, Switched, Tenant, Work
+
+
+@dataclass
+class Program:
+    """What a tenant does: `always` busy, or requests at given times that need so much GPU time each."""
+
+    tenant: Tenant
+    always: bool = False
+    requests: list[tuple[float, float]] = field(default_factory=list)
+    left_s: float = 0.0
+    on: bool = True
+    arrived: list[float] = field(default_factory=list)
+    latencies_s: list[float] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        return self.always or self.left_s > 0
+
+
+class Node:
+    """Runs programs under a Share until a given time."""
+
+    def __init__(self, programs: dict[str, Program], settings: Settings | None = None, seed: int = 0) -> None:
+        self.share = Share(settings)
+        self.programs = programs
+        self.spans: dict[str, list[tuple[float, float, float]]] = {name: [] for name in programs}
+        """Per tenant (from, until, part of the card): busy and on."""
+        self.events: list[Event] = []
+        self.decisions: list[tuple[float, Decision]] = []
+        self.now_s = 0.0
+        self._switch: tuple[str, bool, float, float] | None = None
+        self._random = random.Random(seed)
+        for name, program in programs.items():
+            self._tell(Join(0.0, name, program.tenant))
+            if program.always:
+                self._tell(Work(0.0, name))
+
+    def run(self, until_s: float) -> None:
+        while self.now_s < until_s:
+            ask_again_s = inf
+            if self._switch is None:
+                decision = self.share.decide(self.now_s)
+                self.decisions.append((self.now_s, decision))
+                ask_again_s = decision.ask_again_s
+                assert ask_again_s > self.now_s
+                self._start_switch(decision)
+            self._pass(min(self._next_s(), ask_again_s, until_s))
+
+    def on_s(self, name: str, since_s: float = 0.0, until_s: float = inf) -> float:
+        """GPU time that a tenant had between two times."""
+        return sum(max(0.0, min(b, until_s) - max(a, since_s)) * part for a, b, part in self.spans[name])
+
+    def _tell(self, event: Event) -> None:
+        self.events.append(event)
+        self.share.apply(event)
+
+    def _start_switch(self, decision: Decision) -> None:
+        """Those who must be off first; then who may be on."""
+        off = [name for name, program in self.programs.items() if program.on and name not in decision.on]
+        on = [name for name, program in self.programs.items() if not program.on and name in decision.on]
+        if off:
+            self._switch = (off[0], False, self.now_s, self.now_s + self._random.uniform(0.00055, 0.00075))
+        elif on:
+            self._switch = (on[0], True, self.now_s, self.now_s + self._random.uniform(0.00029, 0.00046))
+
+    def _parts(self) -> dict[str, float]:
+        crowd: dict[str, int] = {}
+        running = {name: program for name, program in self.programs.items() if program.on and program.busy}
+        for program in running.values():
+            for card in program.tenant.cards:
+                crowd[card] = crowd.get(card, 0) + 1
+        return {name: 1 / max(crowd[card] for card in program.tenant.cards) for name, program in running.items()}
+
+    def _next_s(self) -> float:
+        times = [self._switch[3]] if self._switch else []
+        times += [program.requests[0][0] for program in self.programs.values() if program.requests]
+        for name, part in self._parts().items():
+            if not self.programs[name].always:
+                times.append(self.now_s + self.programs[name].left_s / part)
+        return min(times, default=inf)
+
+    def _pass(self, until_s: float) -> None:
+        until_s = max(until_s, self.now_s)
+        for name, part in self._parts().items():
+            program = self.programs[name]
+            self.spans[name].append((self.now_s, until_s, part))
+            if not program.always:
+                program.left_s -= (until_s - self.now_s) * part
+        self.now_s = until_s
+        for name, program in self.programs.items():
+            if program.arrived and not program.always and program.left_s <= 1e-12:
+                program.left_s = 0.0
+                program.latencies_s += [self.now_s - at for at in program.arrived]
+                program.arrived.clear()
+                self._tell(Idle(self.now_s, name))
+            while program.requests and program.requests[0][0] <= self.now_s:
+                at, work_s = program.requests.pop(0)
+                if not program.busy:
+                    self._tell(Work(self.now_s, name))
+                program.left_s += work_s
+                program.arrived.append(at)
+        if self._switch and self._switch[3] <= self.now_s:
+            name, on, began_s, ended_s = self._switch
+            self.programs[name].on = on
+            self._switch = None
+            self._tell(Switched(self.now_s, name, on, ended_s - began_s))

@@ -1,0 +1,330 @@
+"""The policy of GPU time, under a simulated clock and a GPU whose switches take as long as real ones."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.vgpu.gpu_model import Node, Program
+from vgpu.errors import BadDocument
+from vgpu.share import Settings, Share
+from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work, from_lines, to_lines
+
+LC, STANDARD, BE = "latency-critical", "standard", "best-effort"
+
+
+def tenant(klass: str = STANDARD, cap: float = 0, weight: float = 1, cards: str = "0", level: int = 2) -> Tenant:
+    return Tenant(frozenset(cards), klass, level, cap, weight)
+
+
+def always(klass: str = STANDARD, cap: float = 0, weight: float = 1, cards: str = "0") -> Program:
+    return Program(tenant(klass, cap, weight, cards), always=True)
+
+
+def requests(klass: str, period_s: float, work_s: float, until_s: float, cap: float = 0) -> Program:
+    times = [(0.1 + at * period_s, work_s) for at in range(int((until_s - 0.1) / period_s))]
+    return Program(tenant(klass, cap), requests=times)
+
+
+def share_with(**tenants: Tenant) -> Share:
+    share = Share()
+    for name, one in tenants.items():
+        share.apply(Join(0.0, name, one))
+    return share
+
+
+# -- caps ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cap", [10, 30, 50, 70, 90])
+def test_a_cap_is_met_to_half_a_point_by_a_tenant_that_is_alone(cap: int) -> None:
+    node = Node({"a": always(cap=cap, weight=cap)})
+    node.run(20.0)
+    assert node.on_s("a") / 20 * 100 == pytest.approx(cap, abs=0.5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(5, 60), min_size=2, max_size=4).filter(lambda caps: sum(caps) <= 90), st.integers(0, 9))
+def test_caps_that_leave_room_for_switches_are_all_met_to_half_a_point(caps: list[int], seed: int) -> None:
+    node = Node({f"t{at}": always(cap=cap, weight=cap) for at, cap in enumerate(caps)}, seed=seed)
+    node.run(20.0)
+    for at, cap in enumerate(caps):
+        assert node.on_s(f"t{at}", 1.0) / 19 * 100 == pytest.approx(cap, abs=0.5), (caps, at)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(5, 95), st.floats(0.005, 0.2), st.floats(0.001, 0.3), st.integers(0, 9))
+def test_no_second_gives_more_than_the_cap_and_what_may_be_saved_up(
+    cap: int, period: float, work: float, seed: int
+) -> None:
+    node = Node({"a": requests(STANDARD, period, work, 10.0, cap), "b": always(BE)}, seed=seed)
+    node.run(10.0)
+    most = cap / 100 * (1.0 + 3 * 0.05) + 0.001
+    for since_s in range(9):
+        assert node.on_s("a", since_s, since_s + 1) <= most
+
+
+def test_credit_saved_up_in_idleness_is_three_frames_and_no_more() -> None:
+    node = Node({"a": Program(tenant(cap=20), requests=[(8.0, 100.0)])})
+    node.run(9.0)
+    assert node.on_s("a", 8.0, 9.0) == pytest.approx(0.2 + 0.2 * 3 * 0.05, abs=0.012)
+
+
+def test_a_cap_of_everything_is_never_switched_off_while_alone() -> None:
+    node = Node({"a": always(cap=100, weight=100)})
+    node.run(5.0)
+    assert node.share.usage("a").suspends == 0
+
+
+def test_who_asked_for_no_cap_uses_what_the_capped_leaves() -> None:
+    node = Node({"capped": always(cap=30, weight=30), "free": always(weight=70)})
+    node.run(10.0)
+    assert node.on_s("capped") / 10 == pytest.approx(0.30, abs=0.005)
+    assert node.on_s("free") / 10 > 0.64, "what is left but for the switches"
+
+
+# -- equals ---------------------------------------------------------------------------------------------------------------
+
+
+def test_equals_without_caps_are_left_to_the_driver() -> None:
+    node = Node({name: always() for name in "abc"})
+    node.run(3.0)
+    assert [node.share.usage(name).suspends for name in "abc"] == [0, 0, 0]
+    assert node.on_s("a") == pytest.approx(1.0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.sampled_from([1, 2, 3, 5, 8]), min_size=2, max_size=5).filter(lambda ws: len(set(ws)) > 1))
+def test_equals_with_weights_get_time_in_proportion(weights: list[int]) -> None:
+    node = Node({f"t{at}": always(weight=weight) for at, weight in enumerate(weights)})
+    node.run(20.0)
+    got = [node.on_s(f"t{at}") for at in range(len(weights))]
+    assert sum(got) > 20 * 0.80
+    for weight, seconds in zip(weights, got, strict=True):
+        assert seconds / sum(got) == pytest.approx(weight / sum(weights), abs=0.02)
+
+
+def test_idleness_earns_no_right_to_be_first() -> None:
+    late = Program(tenant(weight=2), requests=[(10.0, 100.0)])
+    node = Node({"early": always(weight=1), "late": late})
+    node.run(11.0)
+    assert node.on_s("early", 10.0, 11.0) > 0.25
+
+
+# -- urgency ----------------------------------------------------------------------------------------------------------------
+
+
+def test_latency_critical_work_clears_the_card_at_once_and_gives_it_back_after_its_grace() -> None:
+    share = share_with(lc=tenant(LC), be=tenant(BE))
+    share.apply(Work(0.0, "be"))
+    assert "be" in share.decide(0.5).on
+    share.apply(Work(1.0, "lc"))
+    assert share.decide(1.0).on == {"lc"}
+    share.apply(Switched(1.0007, "be", False, 0.0007))
+    share.apply(Idle(1.002, "lc"))
+    in_grace = share.decide(1.002)
+    assert in_grace.on == {"lc"}
+    assert in_grace.ask_again_s == pytest.approx(1.0022)
+    assert share.decide(in_grace.ask_again_s).on == {"lc", "be"}
+
+
+def test_a_lower_level_number_goes_first_inside_a_class() -> None:
+    share = share_with(first=tenant(LC, level=0), second=tenant(LC, level=1))
+    share.apply(Work(0.0, "first"))
+    share.apply(Work(0.0, "second"))
+    assert share.decide(0.0).on == {"first"}
+
+
+def test_requests_beside_a_busy_best_effort_tenant_wait_for_one_suspend_only() -> None:
+    node = Node({"lc": requests(LC, 0.010, 0.000250, 5.0), "be": always(BE)})
+    node.run(5.0)
+    latencies = sorted(node.programs["lc"].latencies_s)
+    assert len(latencies) > 450
+    assert latencies[-5] < 0.00125, "its own 0.25 ms, half of it shared, and a suspend"
+    assert node.on_s("be") / 5 > 0.80
+
+
+def test_an_idle_tenant_is_not_switched_for_nothing() -> None:
+    share = share_with(idle=tenant(STANDARD, cap=30, weight=30), busy=tenant(STANDARD, cap=50, weight=50))
+    share.apply(Work(0.0, "busy"))
+    assert share.decide(0.0).on == {"idle", "busy"}
+    share.apply(Switched(0.001, "idle", False, 0.0006))
+    assert share.decide(0.001).on == {"busy"}
+
+
+def test_a_hint_clears_the_card_before_the_request() -> None:
+    share = share_with(lc=tenant(LC), be=tenant(BE))
+    share.apply(Work(0.0, "be"))
+    share.apply(Hint(1.0, "lc", 0.010))
+    before = share.decide(1.0)
+    assert "be" in before.on
+    assert before.ask_again_s == pytest.approx(1.0085)
+    assert share.decide(1.0085).on == {"lc"}
+    assert "be" in share.decide(1.0151).on, "the request never came"
+
+
+def test_a_section_without_an_end_is_over_after_a_second() -> None:
+    share = share_with(lc=tenant(LC), be=tenant(BE))
+    share.apply(Work(0.0, "be"))
+    share.apply(Begin(1.0, "lc"))
+    assert share.decide(1.5).on == {"lc"}
+    assert "be" in share.decide(2.0).on
+    share.apply(Begin(3.0, "lc"))
+    assert share.decide(3.0).on == {"lc"}
+    share.apply(End(3.1, "lc"))
+    assert "be" in share.decide(3.1).on
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([LC, STANDARD]), st.integers(1, 3))
+def test_nobody_with_work_starves_under_more_urgent_work(klass: str, starving: int) -> None:
+    programs = {"urgent": always(klass)} | {f"be{at}": always(BE) for at in range(starving)}
+    node = Node(programs)
+    node.run(12.0)
+    for at in range(starving):
+        spans = [(a, b) for a, b, _ in node.spans[f"be{at}"]]
+        gaps = [b - a for (_, a), (b, _) in pairwise([(0.0, 0.0), *spans, (12.0, 12.0)])]
+        assert max(gaps) < 1.0 + starving * 0.025
+    assert node.on_s("urgent") > 12 * (1 - 0.03 * starving)
+
+
+# -- several cards ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_is_on_with_all_its_cards_and_nobody_else_is_on_any_of_them() -> None:
+    node = Node({"gang": always(cards="01"), "a": always(cards="0"), "b": always(cards="1")})
+    node.run(5.0)
+    for _, decision in node.decisions:
+        assert decision.on in ({"gang"}, {"a", "b"}, {"a"}, {"b"})
+    assert node.on_s("gang") == pytest.approx(2.5, abs=0.15)
+    for name in "ab":
+        assert node.on_s(name) > 2.2, "a card that the gang does not have is not left empty"
+
+
+def test_a_gang_is_not_starved_by_tenants_whose_turns_end_at_different_times() -> None:
+    node = Node(
+        {
+            "gang": always(cards="01"),
+            "a": always(cards="0", weight=2),
+            "b": always(cards="1", weight=3),
+            "c": always(cards="1"),
+        }
+    )
+    node.run(10.0)
+    assert node.on_s("gang") > 10 * 0.12
+
+
+# -- whatever happens -----------------------------------------------------------------------------------------------------------
+
+NAMES = ("a", "b", "c", "d")
+tenants = st.builds(
+    Tenant,
+    st.sampled_from([frozenset("0"), frozenset("1"), frozenset("01")]),
+    st.sampled_from([LC, STANDARD, BE]),
+    st.integers(0, 4),
+    st.sampled_from([0, 10, 30, 100]),
+    st.sampled_from([1.0, 3.0]),
+)
+happenings = st.lists(
+    st.tuples(
+        st.floats(0.0, 0.1),
+        st.sampled_from(NAMES),
+        st.sampled_from(["join", "leave", "work", "idle", "hint", "begin", "end", "obey"]),
+        tenants,
+    ),
+    max_size=60,
+)
+
+
+def play(list_: list[tuple[float, str, str, Tenant]]) -> tuple[Share, list[Event], list[str], float]:
+    """Applies what happens; `obey` switches everybody as decided. Returns the decisions as text too."""
+    share, events, decisions, now_s = Share(), [], [], 0.0
+    on: dict[str, bool] = {}
+    for pause_s, name, what, one in list_:
+        now_s += pause_s
+        made: list[Event] = []
+        if what == "join":
+            made = [Join(now_s, name, one)]
+            on.setdefault(name, True)
+        elif what == "leave":
+            made = [Leave(now_s, name)]
+            on.pop(name, None)
+        elif what == "obey":
+            wanted = share.decide(now_s).on
+            made = [Switched(now_s, other, other in wanted, 0.0006) for other in on if (other in wanted) != on[other]]
+            on = {other: other in wanted for other in on}
+        else:
+            kind = {"work": Work, "idle": Idle, "begin": Begin, "end": End}.get(what)
+            made = [kind(now_s, name) if kind else Hint(now_s, name, 0.004)]
+        for event in made:
+            share.apply(event)
+        events += made
+        decisions.append(str(sorted(share.decide(now_s).on)))
+    return share, events, decisions, now_s
+
+
+@given(happenings)
+def test_no_decision_leaves_a_card_empty_or_gives_it_twice(list_: list[tuple[float, str, str, Tenant]]) -> None:
+    share, events, _, now_s = play(list_)
+    here: dict[str, Tenant] = {}
+    for event in events:
+        if isinstance(event, Join):
+            here[event.name] = event.tenant
+        elif isinstance(event, Leave):
+            here.pop(event.name, None)
+    decision = share.decide(now_s)
+    assert decision.on <= here.keys()
+    assert decision.ask_again_s > now_s
+    assert decision.why.keys() == here.keys()
+    may_run = {name for name, why in decision.why.items() if why not in ("idle", "no credit")}
+    running = may_run & decision.on
+    for card in "01":
+        takers = {name for name in running if card in here[name].cards}
+        if len(takers) > 1:
+            assert {decision.why[name] for name in takers} == {"shares"}
+            assert len({(here[name].klass, here[name].level, here[name].weight) for name in takers}) == 1
+        waiting = [name for name in may_run if here[name].cards == {card}]
+        gangs = [name for name in may_run if len(here[name].cards) > 1]
+        if waiting and not gangs:
+            assert takers, f"card {card} is kept from {waiting}"
+
+
+@given(happenings)
+def test_a_trace_written_down_and_replayed_makes_the_same_decisions(
+    list_: list[tuple[float, str, str, Tenant]],
+) -> None:
+    one, events, _, now_s = play(list_)
+    other = Share()
+    for event in from_lines(to_lines(events)):
+        other.apply(event)
+    assert other.decide(now_s).on == one.decide(now_s).on
+
+
+def test_a_damaged_trace_names_its_line() -> None:
+    lines = to_lines([Work(1.0, "a")]) + b'{"type":"join","at_s":1,"name":"b","tenant":{"cards":[]}}\n'
+    with pytest.raises(BadDocument, match=r"trace line 2: .*without a card"):
+        list(from_lines(lines))
+
+
+def test_events_of_a_tenant_that_left_change_nothing() -> None:
+    share = share_with(a=tenant())
+    share.apply(Leave(1.0, "a"))
+    share.apply(Work(1.1, "a"))
+    share.apply(Switched(1.2, "a", False, 0.001))
+    assert share.decide(2.0).on == frozenset()
+
+
+def test_a_change_of_class_takes_effect_at_the_next_decision() -> None:
+    share = share_with(a=tenant(BE), b=tenant(STANDARD))
+    share.apply(Work(0.0, "a"))
+    share.apply(Work(0.0, "b"))
+    assert share.decide(0.0).on == {"b"}
+    share.apply(Join(0.1, "a", tenant(LC)))
+    assert share.decide(0.1).on == {"a"}
+
+
+def test_settings_name_no_switch_cheaper_than_nothing() -> None:
+    assert Settings().turn_least_s > 5 * Settings().suspend_s

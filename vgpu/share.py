@@ -1,0 +1,379 @@
+"""Who may run on the GPUs of a node now, and until when.
+
+This module is the whole policy of GPU time. It is pure: events bring what happened and when, `decide` answers which tenants are to
+be on and when to ask again. It never reads a clock, a socket or a GPU, so a recorded list of events gives the same decisions again.
+
+The rules, in their order
+    cap        A tenant that asked for a percentage earns that part of each second as credit and pays for the time it is on. Without
+               credit it is off. Debt carries over, so the time it gets is exact in the long run; unused credit is kept for three frames.
+    urgency    Of those that have work, class and then level decide. A more urgent tenant has the card the moment it has work.
+    starvation A tenant that has waited too long gets one slice before everybody else, so urgency cannot starve anybody.
+    share      Equals take turns: least served for its weight goes first, a turn is its weight's part of a frame. Equals without caps
+               and with equal weights are all left on: the driver slices time between them well, and a turn would only cost switches.
+    gangs      A tenant with several cards is on with all of them or with none: its parts spin waiting for each other otherwise.
+    idleness   A card is never kept from one who has work and may run. Who has no work keeps being on or off as it is: a switch
+               costs half a millisecond and gains nothing.
+
+Only time on with work is paid for. A switch is paid by the one who is switched off, as the GPU is his until that is done.
+
+Units: seconds of any one clock that never goes back, percent of one card's time. Names of tenants and cards are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from vgpu.names import CLASSES, DEFAULT_CLASS, DEFAULT_LEVEL
+from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work
+
+LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
+EWMA: Final = 0.1
+"""Part of a new measurement in the expected time of a switch. Guessed: ten switches forget an outlier."""
+LITTLE_S: Final = 1e-9
+"""Below this a time left is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the policy behaves. The defaults are for kernels and requests of milliseconds."""
+
+    frame_s: float = 0.050
+    """One round of turns, and the unit of credit. Measured: 20, 50 and 100 ms are equally exact, and 50 costs few switches."""
+    frames_kept: float = 3.0
+    """Credit that can be saved up, in frames. Specified by the design."""
+    turn_least_s: float = 0.005
+    """No turn is shorter, however small the weight. Guessed: ten times the cost of a switch."""
+    grace_s: float = 200e-6
+    """How long after its last work a latency-critical tenant keeps the card. Measured: suits requests with one synchronise."""
+    starve_after_s: float = 1.0
+    """How long anybody with work and credit waits at most. Guessed."""
+    starve_slice_s: float = 0.020
+    """What it then gets. Guessed."""
+    lead_s: float = 0.0015
+    """How long before an announced request the card is cleared. Measured: then the request runs as if alone."""
+    hint_hold_s: float = 0.005
+    """How long an announced request that does not come keeps the card. Guessed."""
+    section_s: float = 1.0
+    """How long an announced section may last without an end. Specified: what a tenant forgets is bounded."""
+    suspend_s: float = 0.0007
+    """Expected time of a suspend before one was measured. Measured on an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who is to be on. Everybody else is to be off."""
+
+    on: frozenset[str]
+    ask_again_s: float
+    """Nothing changes before then unless an event comes; inf = never."""
+    why: dict[str, str]
+    """One word or two for each tenant, for traces and people."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one tenant got since it joined, seconds."""
+
+    on_s: float = 0.0
+    """On with work: what is paid for."""
+    off_s: float = 0.0
+    """Off with work and credit: it waited for others."""
+    capped_s: float = 0.0
+    """Off with work and without credit: it waited for its own cap."""
+    suspends: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    tenant: Tenant
+    credit_s: float
+    served: float
+    """Seconds on, for each unit of weight. Orders equals."""
+    on: bool = True
+    working: bool = False
+    idle_at_s: float = -inf
+    claim_from_s: float = inf
+    claim_until_s: float = -inf
+    turn_s: float = 0.0
+    """What is left of its turn."""
+    waits_since_s: float | None = None
+    slice_s: float = 0.0
+    """What is left of the slice it was given against starvation."""
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        return CLASSES.index(self.tenant.klass), self.tenant.level
+
+    @property
+    def cap(self) -> float:
+        return self.tenant.cap_percent / 100
+
+
+class Share:
+    """The tenants of a node and what they have had. See the module."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings if settings is not None else Settings()
+        self._states: dict[str, _State] = {}
+        self._now_s = -inf
+        self.suspend_s = self._settings.suspend_s
+        """How long a suspend takes, as lately measured."""
+
+    def usage(self, name: str) -> Usage:
+        """What a tenant got. KeyError when it is not here."""
+        return self._states[name].usage
+
+    def apply(self, event: Event) -> None:
+        """Take note of what happened. Events of tenants that are not here are ignored: they crossed with their leaving."""
+        self._advance(event.at_s)
+        if isinstance(event, Join):
+            self._join(event)
+            return
+        state = self._states.get(event.name)
+        if state is None:
+            return
+        match event:
+            case Leave():
+                del self._states[event.name]
+            case Work():
+                self._work(state)
+            case Idle():
+                state.working, state.idle_at_s, state.turn_s = False, event.at_s, 0.0
+            case Hint(in_s=in_s):
+                state.claim_from_s = max(event.at_s, event.at_s + in_s - self._settings.lead_s)
+                state.claim_until_s = event.at_s + in_s + self._settings.hint_hold_s
+            case Begin():
+                state.claim_from_s, state.claim_until_s = event.at_s, event.at_s + self._settings.section_s
+            case End():
+                state.claim_from_s, state.claim_until_s = inf, -inf
+            case Switched():
+                self._switched(state, event)
+
+    def decide(self, now_s: float) -> Decision:
+        """Who is to be on from now. Cost: O(tenants x log) plus O(cards)."""
+        self._advance(now_s)
+        why: dict[str, str] = {}
+        ready = []
+        for name, state in self._states.items():
+            if not self._active(state):
+                why[name] = "idle"
+            elif not self._solvent(state):
+                why[name], state.turn_s, state.waits_since_s = "no credit", 0.0, None
+            else:
+                ready.append(name)
+        self._feed_the_starving(ready)
+        on = self._choose(ready, why)
+        for name in ready:
+            state = self._states[name]
+            if name in on:
+                state.waits_since_s = None if state.on else state.waits_since_s
+            elif state.waits_since_s is None:
+                state.waits_since_s = now_s
+        taken = {card for name in on for card in self._states[name].tenant.cards}
+        for name, state in self._states.items():
+            if why.get(name) == "idle" and (state.on or not taken.intersection(state.tenant.cards)):
+                on.add(name)
+        return Decision(frozenset(on), self._ask_again_s(ready, on), why)
+
+    def _join(self, event: Join) -> None:
+        """Also for a tenant that is here and changes its class, its cap or its cards."""
+        known = self._states.get(event.name)
+        if known is not None:
+            known.tenant = event.tenant
+            known.credit_s = min(known.credit_s, self._credit_most_s(known))
+            return
+        state = _State(event.tenant, 0.0, self._least_served(event.tenant))
+        state.credit_s = state.cap * self._settings.frame_s
+        self._states[event.name] = state
+
+    def _work(self, state: _State) -> None:
+        if not state.working:
+            if not self._active(state):  # back from idleness: no saved-up right to be first
+                state.served = max(state.served, self._least_served(state.tenant))
+            state.working = True
+
+    def _switched(self, state: _State, event: Switched) -> None:
+        if state.on and not event.on:
+            state.usage.suspends += 1
+            self.suspend_s += EWMA * (event.took_s - self.suspend_s)
+        state.on = event.on
+        if event.on:
+            state.waits_since_s = None
+
+    def _least_served(self, tenant: Tenant) -> float:
+        """Of those it will take turns with."""
+        rivals = [
+            s.served for s in self._states.values() if self._active(s) and not s.tenant.cards.isdisjoint(tenant.cards)
+        ]
+        return min(rivals, default=0.0)
+
+    def _advance(self, now_s: float) -> None:
+        """Time passed: earn, pay and age, by how things stood until now."""
+        if self._now_s == -inf:
+            self._now_s = now_s
+        passed_s = now_s - self._now_s
+        if passed_s <= 0:
+            return
+        crowd = self._crowd()
+        for state in self._states.values():
+            if self._active(state):
+                self._pass_active(state, passed_s, max(crowd.get(card, 1) for card in state.tenant.cards))
+            if state.cap:
+                state.credit_s = min(state.credit_s + state.cap * passed_s, self._credit_most_s(state))
+        self._now_s = now_s
+
+    def _pass_active(self, state: _State, passed_s: float, crowd: int) -> None:
+        if not state.on:
+            if self._solvent(state):
+                state.usage.off_s += passed_s
+            else:
+                state.usage.capped_s += passed_s
+            return
+        paid_s = passed_s / crowd
+        state.credit_s -= paid_s if state.cap else 0.0
+        state.served += paid_s / state.tenant.weight
+        state.usage.on_s += paid_s
+        state.turn_s = _left(state.turn_s, passed_s)
+        state.slice_s = _left(state.slice_s, passed_s)
+
+    def _crowd(self) -> dict[str, int]:
+        """How many tenants with work are on, for each card: the driver slices its time between them."""
+        crowd: dict[str, int] = {}
+        for state in self._states.values():
+            if state.on and self._active(state):
+                for card in state.tenant.cards:
+                    crowd[card] = crowd.get(card, 0) + 1
+        return crowd
+
+    def _credit_most_s(self, state: _State) -> float:
+        return state.cap * self._settings.frame_s * self._settings.frames_kept
+
+    def _active(self, state: _State) -> bool:
+        """Has it work, or is it about to have some?"""
+        if state.working or state.claim_from_s <= self._now_s < state.claim_until_s:
+            return True
+        return state.urgency[0] == LATENCY_CRITICAL and self._now_s < state.idle_at_s + self._settings.grace_s
+
+    def _solvent(self, state: _State) -> bool:
+        """On, it stays until its credit pays just the suspend; off, it waits for a frame's worth: each run costs a switch."""
+        if not 0 < state.cap < 1:
+            return True
+        if state.on:
+            return state.credit_s > self.suspend_s + LITTLE_S
+        return state.credit_s >= state.cap * self._settings.frame_s - LITTLE_S
+
+    def _feed_the_starving(self, ready: Iterable[str]) -> None:
+        for name in ready:
+            state = self._states[name]
+            since_s = state.waits_since_s
+            if (
+                since_s is not None
+                and not state.slice_s
+                and self._now_s - since_s >= self._settings.starve_after_s - LITTLE_S
+            ):
+                state.slice_s = self._settings.starve_slice_s
+
+    def _choose(self, ready: list[str], why: dict[str, str]) -> set[str]:
+        turns = self._cards_by_turns(ready)
+        order = sorted(ready, key=self._order)
+        on: set[str] = set()
+        taken: dict[str, tuple[int, int] | None] = {}
+        """Card -> urgency of those who share it openly, or None when one has it alone."""
+        kept: dict[str, float] = {}
+        """Card -> how long it may be lent before a gang that is next in order can have it."""
+        for name in order:
+            state = self._states[name]
+            cards = state.tenant.cards
+            alone = state.slice_s > 0 or any(turns[card] for card in cards)
+            blocked = [card for card in cards if card in taken and (alone or taken[card] != state.urgency)]
+            if blocked:
+                why[name] = "waits"
+                if len(cards) > 1:
+                    left_s = max(self._left_s(on, card) for card in blocked)
+                    kept.update({card: min(left_s, kept.get(card, inf)) for card in cards if card not in taken})
+                continue
+            lent_s = min((kept[card] for card in cards if card in kept), default=inf)
+            if alone:
+                self._take_turn(state, ready, lent_s)
+            why[name] = "starved" if state.slice_s else "turn" if alone else "shares"
+            on.add(name)
+            taken.update(dict.fromkeys(cards, None if alone else state.urgency))
+        return on
+
+    def _cards_by_turns(self, ready: Iterable[str]) -> dict[str, bool]:
+        """Card -> must its most urgent tenants take turns on it?"""
+        first: dict[str, list[_State]] = {}
+        for name in ready:
+            state = self._states[name]
+            for card in state.tenant.cards:
+                rivals = first.setdefault(card, [])
+                if not rivals or state.urgency < rivals[0].urgency:
+                    first[card] = [state]
+                elif state.urgency == rivals[0].urgency:
+                    rivals.append(state)
+        return {card: self._unequal(states) for card, states in first.items()}
+
+    @staticmethod
+    def _unequal(states: list[_State]) -> bool:
+        weights = {state.tenant.weight for state in states}
+        return len(weights) > 1 or any(state.cap or len(state.tenant.cards) > 1 for state in states)
+
+    def _order(self, name: str) -> tuple[bool, tuple[int, int], bool, float, str]:
+        state = self._states[name]
+        return not state.slice_s, state.urgency, not (state.on and state.turn_s), state.served, name
+
+    def _take_turn(self, state: _State, ready: Iterable[str], lent_s: float) -> None:
+        """Go on with its turn or start one, no longer than the card is lent for."""
+        if state.on and state.turn_s:
+            return
+        rivals = [
+            other.tenant.weight
+            for other in map(self._states.__getitem__, ready)
+            if other.urgency == state.urgency and not other.tenant.cards.isdisjoint(state.tenant.cards)
+        ]
+        part = state.tenant.weight / sum(rivals)
+        state.turn_s = min(lent_s, max(self._settings.turn_least_s, part * self._settings.frame_s))
+
+    def _left_s(self, on: Iterable[str], card: str) -> float:
+        """How long those who have a card keep it at most."""
+        return max((s.turn_s or inf for s in map(self._states.__getitem__, on) if card in s.tenant.cards), default=0.0)
+
+    def _ask_again_s(self, ready: list[str], on: set[str]) -> float:
+        wanted = {card for name in ready if name not in on for card in self._states[name].tenant.cards}
+        return min((self._next_s(name, name in on, wanted) for name in self._states), default=inf)
+
+    def _next_s(self, name: str, on: bool, wanted: set[str]) -> float:
+        """When this tenant alone gives cause to decide anew."""
+        state, now_s, times = self._states[name], self._now_s, [inf]
+        times += [at for at in (state.claim_from_s, state.claim_until_s) if now_s < at < inf]
+        if not state.working and self._active(state):
+            times.append(state.idle_at_s + self._settings.grace_s)
+        if not self._active(state):
+            return min(at for at in times if at > now_s)
+        if 0 < state.cap < 1:
+            frame_s = state.cap * self._settings.frame_s
+            if state.on and self._solvent(state):
+                times.append(now_s + (state.credit_s - self.suspend_s) / (1 - state.cap))
+            elif not self._solvent(state):
+                times.append(now_s + (frame_s - state.credit_s) / state.cap)
+        if on and state.turn_s and not wanted.isdisjoint(state.tenant.cards):
+            times.append(now_s + state.turn_s)
+        if on and state.slice_s:
+            times.append(now_s + state.slice_s)
+        if state.waits_since_s is not None and not state.slice_s:
+            times.append(state.waits_since_s + self._settings.starve_after_s)
+        return min((at for at in times if at > now_s), default=inf)
+
+
+def _left(left_s: float, passed_s: float) -> float:
+    """What is left; a rest that is only rounding is nothing."""
+    return left_s - passed_s if left_s - passed_s > LITTLE_S else 0.0
+
+
+def default_tenant(cards: Iterable[str]) -> Tenant:
+    """A tenant that asked for nothing in particular."""
+    return Tenant(frozenset(cards), DEFAULT_CLASS, DEFAULT_LEVEL)

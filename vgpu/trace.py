@@ -1,0 +1,100 @@
+"""What happens to the tenants of a node's GPUs, as a list of events that can be written down and replayed.
+
+An arbiter that records its events hands over a file from which `vgpu.share` makes the same decisions again, so a report of a
+wrong decision is a file. One event is one JSON object on a line, with `type` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from vgpu.errors import BadDocument
+from vgpu.names import CLASSES, DEFAULT_CLASS, DEFAULT_LEVEL, LEVELS
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """What a tenant asked for. `cards`: all that it uses; several make it a gang."""
+
+    cards: frozenset[str]
+    klass: str = DEFAULT_CLASS
+    level: int = DEFAULT_LEVEL
+    cap_percent: float = 0.0
+    """Of each of its cards; 0 = no cap."""
+    weight: float = 1.0
+    """Its part among equals."""
+
+    def __post_init__(self) -> None:
+        if not self.cards:
+            raise BadDocument("tenant without a card: at least one is needed")
+        if self.klass not in CLASSES:
+            raise BadDocument(f"class {self.klass!r} of a tenant: one of {', '.join(CLASSES)}")
+        if self.level not in LEVELS:
+            raise BadDocument(f"level {self.level} of a tenant: {LEVELS[0]} to {LEVELS[-1]}")
+        if not 0 <= self.cap_percent <= 100:
+            raise BadDocument(f"cap of {self.cap_percent} percent: 0 (none) to 100")
+        if not self.weight > 0:
+            raise BadDocument(f"weight {self.weight} of a tenant: more than 0")
+
+
+class _Event(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
+    at_s: float
+    name: str
+
+
+class Join(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """A tenant came, with everything on; or one that is here changed."""
+
+    tenant: Tenant
+
+
+class Leave(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """It is gone."""
+
+
+class Work(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """It has work for the GPU now."""
+
+
+class Idle(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """Its last work is done."""
+
+
+class Hint(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """It says that work comes in `in_s` seconds."""
+
+    in_s: float
+
+
+class Begin(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """It says that a section of work begins."""
+
+
+class End(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """It says that the section, or what it announced, is over."""
+
+
+class Switched(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """It is on or off now; that took `took_s`."""
+
+    on: bool
+    took_s: float
+
+
+Event = Join | Leave | Work | Idle | Hint | Begin | End | Switched
+_decoder = msgspec.json.Decoder(Event)
+
+
+def to_lines(events: Iterable[Event]) -> bytes:
+    """The events as JSON lines."""
+    return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+
+
+def from_lines(lines: bytes) -> Iterator[Event]:
+    """The events of `to_lines`. Raises BadDocument that names the line."""
+    for number, line in enumerate(lines.splitlines(), 1):
+        try:
+            yield _decoder.decode(line)
+        except (msgspec.MsgspecError, BadDocument) as error:
+            raise BadDocument(f"trace line {number}: {error}") from None
