@@ -28,6 +28,7 @@ lint: .venv/.synced ## style, types, layer contracts, generated files
 	$(RUN) mypy
 	$(RUN) lint-imports
 	hack/verify-proto
+	hack/verify-reference
 
 unit: .venv/.synced shim ## the tests that need no cluster (about two minutes)
 	$(RUN) pytest

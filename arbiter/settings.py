@@ -30,7 +30,7 @@ class ArbiterSettings(BaseSettings):
         None, description="socket that tells who holds what; left out = status.sock beside the grants folder"
     )
     metrics_host: str = Field("0.0.0.0", description="address that /metrics and /healthz listen on")  # noqa: S104
-    metrics_port: int = Field(9403, ge=0, le=65535, description="their port; 0 takes any free one")
+    metrics_port: int = Field(9403, ge=0, le=65535, description="port of /metrics and /healthz; 0 takes any free one")
     recall_wait_ms: int = Field(
         50, ge=1, le=1000, description="how long an allocation waits for its siblings' unused memory"
     )

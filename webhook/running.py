@@ -30,9 +30,9 @@ class Webhook:
         self.serving = Serving(self.metrics)
         self.stopping = asyncio.Event()
         self._settings = settings
-        self._sockets = [listen(settings.host, port) for port in (settings.operations_port, settings.port)]
+        self._sockets = [listen(settings.host, port) for port in (settings.metrics_port, settings.port)]
         self.accepting = asyncio.Event()
-        self.operations_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
+        self.metrics_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
 
     def not_ready(self) -> str | None:
         """What is missing before pods may be sent here."""

@@ -43,7 +43,7 @@ class Settings(BaseSettings):
 
     host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a pod's own address
     port: int = Field(8443, ge=0, le=65535, description="HTTPS port of /mutate.")
-    operations_port: int = Field(8080, ge=0, le=65535, description="HTTP port of /healthz, /readyz and /metrics.")
+    metrics_port: int = Field(8080, ge=0, le=65535, description="HTTP port of /healthz, /readyz and /metrics.")
     drain_s: float = Field(
         5.0,
         ge=0,
@@ -52,10 +52,11 @@ class Settings(BaseSettings):
     )
 
     cert_mode: Literal["self", "files"] = Field(
-        "self", description="self: own CA in a Secret. files: a folder that cert-manager keeps fresh."
+        "self",
+        description="Where the certificate is from. self: own CA in a Secret. files: a folder that cert-manager keeps fresh.",
     )
     cert_folder: Path = Field(Path("/certs"), description="Folder with tls.crt and tls.key (cert mode files).")
-    cert_check_s: float = Field(60.0, gt=0, description="Seconds between looks at the certificates.")
+    cert_check_s: float = Field(60.0, gt=0, le=86_400, description="Seconds between looks at the certificates.")
     namespace: str = Field("tangram", description="Namespace of the Secret and the Service.")
     secret_name: str = Field("tangram-webhook-certs", description="Secret of CA and certificate (cert mode self).")
     configuration_name: str = Field(

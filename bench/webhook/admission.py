@@ -91,7 +91,7 @@ def main() -> None:
             folder,
             "--port",
             str(port),
-            "--operations-port",
+            "--metrics-port",
             "0",
             "--drain-s",
             "0",

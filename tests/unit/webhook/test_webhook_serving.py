@@ -41,7 +41,7 @@ def trusting(files: dict[str, bytes]) -> ssl.SSLContext:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Webhook]:
     settings = Settings(
-        _cli_parse_args=False, host="127.0.0.1", port=0, operations_port=0, cert_mode="files", cert_folder=folder,
+        _cli_parse_args=False, host="127.0.0.1", port=0, metrics_port=0, cert_mode="files", cert_folder=folder,
         cert_check_s=0.05, drain_s=0,
     )  # fmt: skip
     webhook = Webhook(settings)
@@ -74,10 +74,10 @@ async def test_admission_is_answered_over_tls_and_counted(tmp_path: Path) -> Non
             assert (response["uid"], response["allowed"], response["patchType"]) == ("u-1", True, "JSONPatch")
             garbage = await client.post(url, content=b"{")
             assert (garbage.status_code, garbage.text[:28]) == (400, "the body (1 bytes) is no Adm")
-            page = (await client.get(f"http://127.0.0.1:{webhook.operations_port}/metrics")).text
+            page = (await client.get(f"http://127.0.0.1:{webhook.metrics_port}/metrics")).text
             assert 'tangram_webhook_admissions_total{result="mutated"} 1.0' in page
             assert 'tangram_webhook_admissions_total{result="bad_request"} 1.0' in page
-            ready = await client.get(f"http://127.0.0.1:{webhook.operations_port}/readyz")
+            ready = await client.get(f"http://127.0.0.1:{webhook.metrics_port}/readyz")
             assert (ready.status_code, ready.text) == (200, "ok\n")
 
 
@@ -100,7 +100,7 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
 
 async def test_without_a_certificate_it_lives_but_is_not_ready(tmp_path: Path) -> None:
     async with running(tmp_path) as webhook, httpx.AsyncClient() as client:
-        base = f"http://127.0.0.1:{webhook.operations_port}"
+        base = f"http://127.0.0.1:{webhook.metrics_port}"
         async with asyncio.timeout(10):
             while True:
                 try:
@@ -118,14 +118,14 @@ async def test_a_webhook_that_is_stopping_says_so_and_still_answers(tmp_path: Pa
     files = renewed({}, (NAME,), datetime.now(UTC))
     write(tmp_path, files)
     settings = Settings(
-        _cli_parse_args=False, host="127.0.0.1", port=0, operations_port=0, cert_mode="files", cert_folder=tmp_path, drain_s=1,
+        _cli_parse_args=False, host="127.0.0.1", port=0, metrics_port=0, cert_mode="files", cert_folder=tmp_path, drain_s=1,
     )  # fmt: skip
     webhook = Webhook(settings)
     task = asyncio.create_task(webhook.run())
     await asyncio.wait_for(webhook.accepting.wait(), 10)
     webhook.stopping.set()
     async with httpx.AsyncClient(verify=trusting(files)) as client:
-        assert (await client.get(f"http://127.0.0.1:{webhook.operations_port}/readyz")).text == "stopping\n"
+        assert (await client.get(f"http://127.0.0.1:{webhook.metrics_port}/readyz")).text == "stopping\n"
         answer = await client.post(f"https://{NAME}:{webhook.port}/mutate", content=msgspec.json.encode(REVIEW))
         assert answer.status_code == 200
     await asyncio.wait_for(task, 20)

@@ -1,0 +1,31 @@
+"""What an operator may be warned by, for the metrics that are worth it. Expressions are PromQL; times and limits are guesses to start from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ALERTS: Final = {
+    "tangram_webhook_admissions_total": '`rate(...{result="error"}[5m]) > 0` for 10 min: it refuses pods because of faults of its own',
+    "tangram_webhook_admission_duration_seconds": "99th percentile > 0.1 s for 10 min: the API server waits for it with each pod that asks for GPUs",
+    "tangram_webhook_certificate_not_after_timestamp_seconds": "`... - time() < 7 * 86400`: the certificate was not renewed",
+    "tangram_webhook_certificate_failures_total": "`increase(...[1h]) > 10`: certificates cannot be kept; the one in use stays until it expires",
+    "tangram_extender_request_duration_seconds": '99th percentile of `verb="filter"` > 0.05 s for 10 min: scheduling is slow',
+    "tangram_extender_requests_total": '`rate(...{outcome="error"}[5m]) > 0` for 10 min: calls of kube-scheduler fail',
+    "tangram_extender_reservations": '`...{stage="in_doubt"} > 0` for 5 min: the API server does not say whether pods were bound',
+    "tangram_extender_reservations_expired_total": "`rate(...[10m]) > 0.1`: kube-scheduler chooses nodes and then does not bind",
+    "tangram_extender_unassigned_pods": "`> 0` for 5 min: something else than Tangram's scheduler binds pods that ask for GPUs",
+    "tangram_extender_excluded_nodes": "`> 0` for 15 min: an inventory or an assignment cannot be read; the log names the node",
+    "tangram_extender_overcommitted_cards": "`> 0` for 5 min: a GPU went or shrank under running pods",
+    "tangram_extender_nodes_mended_total": "`increase(...[1h]) > 0`: the books were wrong, which is a fault of Tangram: please report it",
+    "tangram_extender_cache_age_seconds": "`> 120`: the API server is not heard, and placement goes by old facts",
+    "tangram_extender_cache_synced": "`== 0` for 5 min: it cannot list pods or nodes, and answers no filter call",
+    "tangram_extender_cache_unknown_objects": "`> 0` for 15 min: objects that this version cannot decode; their last known state counts",
+    "tangram_deviceplugin_call_seconds": "99th percentile > 1 s for 10 min: containers start slowly; the kubelet gives up at 30 s (PreStartContainer)",
+    "tangram_deviceplugin_refusals_total": "`increase(...[10m]) > 0`: containers do not start; an Event on the pod says why",
+    "tangram_deviceplugin_gpu_healthy": "`== 0` for 5 min: a GPU is out of use",
+    "tangram_deviceplugin_drift_devices": "`!= 0` for 15 min: the kubelet and the assignments disagree about a GPU",
+    "tangram_deviceplugin_xids_total": "`increase(...[10m]) > 0`: NVIDIA's list of XIDs says whether hardware or a program is at fault",
+    "tangram_arbiter_leased_bytes": "`... > tangram_arbiter_limit_bytes` for 5 min: processes held more than their limit when the arbiter came back",
+    "tangram_arbiter_connections": "`> 1000`: near the 1,024 processes that one container may have",
+    "tangram_arbiter_bad_packets_total": "`increase(...[10m]) > 0`: a process in a container speaks to the arbiter as the library would not",
+}  # fmt: skip
