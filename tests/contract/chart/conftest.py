@@ -11,7 +11,7 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES
 from tests.contract.chart.apiserver import ApiServer, running
-from tests.contract.chart.rendering import Helm
+from tests.contract.chart.rendering import NAMESPACE, Helm
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +26,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     programs = build(cache_folder(), [KUBERNETES, ETCD], Steps())
     with running(programs, tmp_path_factory.mktemp("api")) as server:
         yield server
+
+
+@pytest.fixture
+def release_namespace(api: ApiServer) -> str:
+    """The release's namespace, which is there."""
+    found = api("GET", "/api/v1/namespaces")["items"]
+    if NAMESPACE not in {thing["metadata"]["name"] for thing in found}:
+        api("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    return NAMESPACE

@@ -22,7 +22,7 @@ OURS, FOREIGN = "gpu.example.com/inventory", "example.com/kept"
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
     """The chart's file, as a module."""
-    spec = importlib.util.spec_from_file_location("strip_annotations", CHART / "files/strip_annotations.py")
+    spec = importlib.util.spec_from_file_location("clean_up", CHART / "files/clean_up.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -40,6 +40,9 @@ def through_http(api: ApiServer) -> Iterator[str]:
 
         def do_PATCH(self) -> None:
             self.pass_on(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def do_DELETE(self) -> None:
+            self.pass_on(None)
 
         def pass_on(self, body: bytes | None) -> None:
             assert self.headers["Authorization"] == "Bearer token"
@@ -84,16 +87,36 @@ def test_the_inventory_goes_from_every_node_and_nothing_else(
         api("DELETE", f"{NODES}/{quote(name)}")
 
 
+def test_the_lease_of_leader_election_goes(
+    program: ModuleType, helm: Helm, api: ApiServer, through_http: str, release_namespace: str
+) -> None:
+    """At the path that the Job is told; that it is gone already is no error."""
+    (container,) = helm.objects().one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
+    (path,) = container["command"][3:]
+    leases, _, name = path.rpartition("/")
+    meta = {"name": name, "namespace": release_namespace}
+    api("POST", leases, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})
+    assert program.delete(program.Api(through_http, "token", None), path) is True
+    assert program.delete(program.Api(through_http, "token", None), path) is False
+
+
+def test_without_leader_election_there_is_no_lease_to_delete(helm: Helm) -> None:
+    objects = helm.objects({"scheduler": {"leaderElect": False, "replicas": 1}})
+    (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
+    assert len(container["command"]) == 3
+    assert "tangram-cleanup" not in objects.of("Role")
+
+
 def test_the_job_strips_the_annotation_of_the_charts_domain(helm: Helm) -> None:
     objects = helm.objects({"domain": "gpu.example.com"})
     job = objects.one("Job", "tangram-cleanup")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"][-1] == OURS
-    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "Job"):
+    assert container["command"][2] == OURS
+    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ConfigMap", "Job"):
         hook = objects.one(kind, "tangram-cleanup")["metadata"]["annotations"]
         assert hook["helm.sh/hook"] == "post-delete"
         assert hook["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
     assert (
-        objects.one("ConfigMap", "tangram-cleanup")["data"]["strip_annotations.py"].strip()
-        == (CHART / "files/strip_annotations.py").read_text().strip()
+        objects.one("ConfigMap", "tangram-cleanup")["data"]["clean_up.py"].strip()
+        == (CHART / "files/clean_up.py").read_text().strip()
     )

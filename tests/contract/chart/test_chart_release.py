@@ -21,7 +21,6 @@ from tests.contract.chart.rendering import CHART, EXAMPLES, NAMESPACE, Helm
 
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/tangram-webhook"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/tangram-webhook-tls"
-LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/tangram-scheduler"
 KINDS = (
     "/api/v1/{ns}/serviceaccounts", "/api/v1/{ns}/secrets", "/api/v1/{ns}/configmaps", "/api/v1/{ns}/services",
     "/apis/apps/v1/{ns}/daemonsets", "/apis/apps/v1/{ns}/deployments", "/apis/batch/v1/{ns}/jobs",
@@ -43,11 +42,7 @@ def names(api: ApiServer) -> set[tuple[str, str]]:
 
 
 @pytest.fixture
-def before(api: ApiServer) -> set[tuple[str, str]]:
-    metadata = {"name": NAMESPACE}
-    found = api("GET", "/api/v1/namespaces")["items"]
-    if NAMESPACE not in {thing["metadata"]["name"] for thing in found}:
-        api("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+def before(api: ApiServer, release_namespace: str) -> set[tuple[str, str]]:
     return names(api)
 
 
@@ -87,13 +82,6 @@ def test_an_upgrade_keeps_what_the_webhook_wrote(helm: Helm, installed: ApiServe
         (webhook,) = installed("GET", CONFIGURATION)["webhooks"]
         assert webhook["clientConfig"]["caBundle"] == bundle
     assert webhook["timeoutSeconds"] == 7
-
-
-def test_an_upgrade_leaves_the_active_scheduler_in_office(helm: Helm, installed: ApiServer) -> None:
-    office = {"holderIdentity": "one", "leaseDurationSeconds": 15, "leaseTransitions": 3}
-    installed("PUT", LEASE, installed("GET", LEASE) | {"spec": office})
-    run(helm, installed, "upgrade", "--set", "podAnnotations.upgraded=yes")
-    assert installed("GET", LEASE)["spec"] == office
 
 
 def test_uninstalling_leaves_nothing(helm: Helm, api: ApiServer, before: set[tuple[str, str]]) -> None:

@@ -1,7 +1,7 @@
-"""Take the inventory annotation off every node, after the release is gone.
+"""Take the inventory annotation off every node, and delete what components made by themselves, after the release is gone.
 
 Runs once, as a hook, in Tangram's image, with nothing but the standard library: by then there is nothing else left of Tangram
-to import its settings or rights from. A node that is deleted meanwhile is no error.
+to import its settings or rights from. What is gone already is no error.
 """
 
 from __future__ import annotations
@@ -63,14 +63,27 @@ def strip(api: Api, annotation: str) -> int:
     return len(names)
 
 
+def delete(api: Api, path: str) -> bool:
+    """Delete one object by its path. Returns whether it was there."""
+    try:
+        api.call("DELETE", path)
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise
+        return False
+    return True
+
+
 def main(arguments: list[str]) -> int:
-    """`strip_annotations.py ANNOTATION`."""
-    (annotation,) = arguments
+    """`clean_up.py ANNOTATION [PATH ...]`: the annotation of nodes, and the API's paths of objects."""
+    annotation, *paths = arguments
     trust = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     host = f"[{host}]" if ":" in host else host
     api = Api(f"https://{host}:{port}", (ACCOUNT / "token").read_text(), trust)
     print(f"annotation {annotation} taken off {strip(api, annotation)} nodes")
+    for path in paths:
+        print(f"{path}: {'deleted' if delete(api, path) else 'not there'}")
     return 0
 
 
