@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import structlog
 
 from arbiter.container import Limits
+from arbiter.contexts import Measuring
+from arbiter.meter import Meter
 from arbiter.metrics import serve_metrics
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
@@ -31,16 +33,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(settings: ArbiterSettings) -> None:
     log = structlog.get_logger()
     os.umask(0o022)
-    server = Server(settings.grants_dir, _limits(settings))
+    meter = Meter(settings.driver_root, settings.grants_dir.absolute().name)
+    measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
+    server = Server(settings.grants_dir, _limits(settings), measuring=measuring)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
     status = StatusSocket(settings.status_socket or settings.grants_dir.absolute().parent / "status.sock", server)
+    meter.start()
     log.info(
         "serving", grants=str(settings.grants_dir), metrics_port=http.server_port, directories=len(server.containers)
     )
     server.run()
     status.close()
+    meter.close()
     http.shutdown()
     http.server_close()
     log.info("stopped")

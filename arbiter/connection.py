@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vgpu import wire
 
@@ -32,12 +32,13 @@ class Connection:
     greeted: bool = False
     """It said HELLO."""
     welcomed: bool = False
-    seq: int = 0
+    unheld: set[int] = field(default_factory=set)
+    """Cards on which it makes a context for which nothing is held, because nobody knows yet what one takes."""
 
     def receive(self) -> tuple[int, wire.Message] | None:
         """The next message; None when there is none now. Raises Gone, BadDocument."""
         try:
-            packet = self.sock.recv(wire.PACKET_LIMIT + 1)
+            packet = self.sock.recv(wire.REQUEST_LIMIT + 1)
         except BlockingIOError:
             return None
         except OSError as error:

@@ -17,12 +17,16 @@ from uuid import UUID
 
 import structlog
 
+from arbiter import host
 from arbiter.connection import Connection, Gone, peer_pid
+from arbiter.contexts import Contexts, Measuring, Waiting
+from arbiter.meter import Reading
 from arbiter.page import Page
 from vgpu import wire
 from vgpu.codec import GRANT_BYTES_LIMIT, grant_from_text
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
+from vgpu.guard import Excess, Held, Lookout
 from vgpu.ledger import Denied, Event, Granted, Ledger, Wanted
 from vgpu.names import CLASSES
 
@@ -50,17 +54,23 @@ class Limits:
 class Container:
     """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state theirs."""
 
-    def __init__(self, folder: Path, limits: Limits, clock: Callable[[], float], opens_at_s: float) -> None:
+    def __init__(
+        self, folder: Path, limits: Limits, clock: Callable[[], float], opens_at_s: float, measuring: Measuring
+    ) -> None:
         self.folder = folder
         self.grant: Grant | None = None
         """The last one that could be read."""
         self.inode = folder.stat().st_ino
         self.ledger = Ledger([])
         self.connections: dict[int, Connection] = {}
+        self.contexts = Contexts()
+        self.lookout = Lookout()
         self.bad_packets = 0
+        self.kills = 0
         self._trouble = ""
         """Why the grant file as it is now cannot be used."""
         self._limits, self._clock, self._opens_at_s = limits, clock, opens_at_s
+        self._measuring = measuring
         self._page = Page()
         self._numbers = 0
         self._quiet_until_s = 0.0
@@ -96,7 +106,8 @@ class Container:
         else:
             for connection in [c for c in self.connections.values() if c.welcomed]:
                 self._drop(connection)
-            self.ledger = Ledger(limits_bytes, self._opens_at_s, self._limits.recall_wait_s)
+            self.ledger = Ledger(limits_bytes, self._opens_at_s, self._limits.recall_wait_s, self._may_answer)
+            self.contexts, self.lookout = Contexts(), Lookout(self._measuring.slack_bytes)
         self._uuids = uuids
         _log.info("grant read", pod=f"{grant.namespace}/{grant.pod}", container=grant.container, grant=self.folder.name)
         self._answer_waiting()
@@ -151,6 +162,18 @@ class Container:
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
+    def take(self, reading: Reading) -> None:
+        """NVML was read: charge contexts, answer who waits for it, see who is over the limit."""
+        if self.grant is None:
+            return
+        uuids = [card.uuid for card in self.grant.cards]
+        welcomed = [connection for connection in self.connections.values() if connection.welcomed]
+        self._tell(self.contexts.measure(self.ledger, uuids, welcomed, reading, self._clock()))
+        for waiting in self.contexts.answered(reading):
+            self._measured(waiting, uuids[waiting.card] in reading.cards)
+        self._look(self.grant, reading, self.contexts.held(self.folder.name, self.ledger, uuids, welcomed, reading))
+        self._show()
+
     def gone(self) -> list[Connection]:
         """Connections that ended since this was asked last. Their sockets are still open, for the poller to forget."""
         gone, self._gone = self._gone, []
@@ -178,6 +201,10 @@ class Container:
                 self._tell(self.ledger.give_back(process, card, amount, seq, now_s))
             case wire.Usage(card, used, leased):
                 self.ledger.state(process, card, used, leased)
+            case wire.Context(card, step, estimate):
+                self._context(connection, card, step, estimate, seq)
+            case wire.Processes(card):
+                self._list(connection, card, seq)
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
 
@@ -204,6 +231,77 @@ class Container:
         connection.welcomed = True
         self._show()
         connection.send(0, wire.Welcome(cards), self._page.fd)
+
+    def _context(self, connection: Connection, card: int, step: wire.Step, estimate_bytes: int, seq: int) -> None:
+        now_s, process = self._clock(), connection.number
+        if step == wire.Step.BEGIN:
+            cost = self._measuring.costs.get(self._uuid(card), 0)
+            events = self.ledger.begin_context(process, card, seq, cost, now_s)
+            if self.ledger.part_of(process, card).context_bytes == 0:
+                connection.unheld.add(card)
+            self._tell(events)
+            return
+        self.ledger.end_context(process, card, now_s)
+        made = step == wire.Step.DONE
+        if made:
+            self.ledger.restate_context(process, card, estimate_bytes)
+        waiting = Waiting(process, card, seq, now_s, exact=made and card in connection.unheld, made=made)
+        connection.unheld.discard(card)
+        if self._measuring.works and self._measuring.meter is not None:
+            self.contexts.wait(waiting)
+            self._measuring.meter.hurry()
+        else:
+            self._measured(waiting, known=False)
+
+    def _measured(self, waiting: Waiting, known: bool) -> None:
+        connection = self.connections.get(waiting.process)
+        if connection is None:
+            return
+        part = self.ledger.part_of(waiting.process, waiting.card)
+        known = known and part.measured_bytes is not None
+        if known and waiting.made:
+            self._measuring.costs[self._uuid(waiting.card)] = part.context_bytes
+        unleased = self.ledger.unleased_bytes(waiting.card)
+        self._page.show(waiting.card, unleased)
+        answer = wire.Measured(waiting.card, known, part.context_bytes, unleased)
+        self._attempt(connection, lambda: connection.send(waiting.seq, answer))
+
+    def _list(self, connection: Connection, card: int, seq: int) -> None:
+        uuid = self._uuid(card)
+        listed = [
+            wire.ListedProcess(other.pid_in_container, part.measured_bytes or part.used_bytes + part.context_bytes)
+            for other in self.connections.values()
+            if other.welcomed and (part := self.ledger.part_of(other.number, card))
+        ]
+        listed += [
+            wire.ListedProcess(host.pid_inside(pid), measured)
+            for pid, measured in self.contexts.strangers.get(uuid, {}).items()
+        ]
+        there = [process for process in listed if process.used_bytes and process.pid]
+        connection.send(seq, wire.ProcessList(card, tuple(there[: wire.PROCESSES_LIMIT])))
+
+    def _uuid(self, card: int) -> str:
+        cards = self.grant.cards if self.grant is not None else ()
+        if card >= len(cards):
+            raise BadDocument(f"packet names card {card}: this container has {len(cards)}, from 0")
+        return cards[card].uuid
+
+    def _may_answer(self, process: int) -> bool:
+        connection = self.connections.get(process)
+        return connection is not None and connection.pid != 0 and host.runs(connection.pid)
+
+    def _look(self, grant: Grant, reading: Reading, held: dict[str, list[Held]]) -> None:
+        newly = self.lookout.look({card.uuid: card.mib * MIB for card in grant.cards}, held)
+        about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.guard}
+        for excess in newly:
+            _log.error("a container holds more GPU memory than it was granted", **about, **_excess(excess))
+        if grant.guard != "kill":
+            return
+        for excess in self.lookout.excesses:
+            seen = reading.seen.get(excess.offender)
+            if excess.uuid in held and seen is not None and host.kill(excess.offender, seen.started):
+                self.kills += 1
+                _log.error("killed the process that went around its limit", **about, **_excess(excess))
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
@@ -247,6 +345,7 @@ class Container:
         if self.connections.pop(connection.number, None) is None:
             return
         self._gone.append(connection)
+        self.contexts.forget(connection.number)
         if connection.welcomed:
             self._tell(self.ledger.leave(connection.number, self._clock()))
 
@@ -263,6 +362,16 @@ def _same_place(one: Grant, other: Grant) -> bool:
         other.container,
         [card.uuid for card in other.cards],
     )
+
+
+def _excess(excess: Excess) -> dict[str, object]:
+    return {
+        "gpu": excess.uuid,
+        "pid": excess.offender,
+        "command": host.command_of(excess.offender),
+        "measured_mib": excess.measured_bytes // MIB,
+        "limit_mib": excess.limit_bytes // MIB,
+    }
 
 
 def _uuid_bytes(uuid: str) -> bytes:

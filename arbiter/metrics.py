@@ -24,6 +24,8 @@ _GAUGES: Final = {
     "limit": "GPU memory the container may hold",
     "leased": "GPU memory leased by the container's processes; never above the limit unless re-stated after a restart",
     "used": "GPU memory the container's processes last said they allocated",
+    "context": "GPU memory of the container's contexts: what NVML counts beside the allocations",
+    "over_limit": "GPU memory that NVML counts beyond the limit, for a container that is over it; else 0",
 }
 
 
@@ -41,10 +43,18 @@ class LedgerCollector(Collector):
         }
         connections = GaugeMetricFamily("tangram_arbiter_connections", "processes connected", labels=_CARD_LABELS[:3])
         bad = CounterMetricFamily("tangram_arbiter_bad_packets", "packets that ended their connection")
-        total_bad = 0
+        kills = CounterMetricFamily(
+            "tangram_arbiter_kills", "processes killed because their container was over its limit"
+        )
+        measures = GaugeMetricFamily(
+            "tangram_arbiter_measures", "1 while NVML is read; 0 = contexts are unknown and the guard sees nothing"
+        )
+        measures.add_metric([], int(self._server.measuring.works))
+        total_bad = total_kills = 0
         with self._server.lock:
             for container in self._server.containers.values():
                 total_bad += container.bad_packets
+                total_kills += container.kills
                 grant = container.grant
                 if grant is None:
                     continue
@@ -55,9 +65,16 @@ class LedgerCollector(Collector):
                     gauges["limit"].add_metric(labels, card.mib * 2**20)
                     gauges["leased"].add_metric(labels, container.ledger.leased_bytes(number))
                     gauges["used"].add_metric(labels, container.ledger.used_bytes(number))
+                    gauges["context"].add_metric(labels, container.ledger.context_bytes(number))
+                    over = sum(
+                        e.measured_bytes - e.limit_bytes for e in container.lookout.excesses if e.uuid == card.uuid
+                    )
+                    gauges["over_limit"].add_metric(labels, over)
             total_bad += self._server.bad_packets_before
+            total_kills += self._server.kills_before
         bad.add_metric([], total_bad)
-        return [*gauges.values(), connections, bad]
+        kills.add_metric([], total_kills)
+        return [*gauges.values(), connections, bad, kills, measures]
 
 
 class _Quiet(WSGIRequestHandler):

@@ -18,6 +18,7 @@ import structlog
 
 from arbiter.connection import Connection
 from arbiter.container import Container, Limits
+from arbiter.contexts import Measuring
 from arbiter.watch import Watch
 
 RESCAN_S: Final = 1.0
@@ -29,15 +30,20 @@ class Server:
     """Serves every directory under `grants_dir`. `lock` is held while anything changes, so a reader may take it to look."""
 
     def __init__(
-        self, grants_dir: Path, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        grants_dir: Path,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        measuring: Measuring | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
         self.lock = threading.Lock()
         self.turned_at_s = clock()
         """When the loop last came round; /healthz looks at it."""
-        self.bad_packets_before = 0
-        """Of directories that are gone, so that the counter never falls."""
+        self.bad_packets_before = self.kills_before = 0
+        """Of directories that are gone, so that the counters never fall."""
+        self.measuring = measuring if measuring is not None else Measuring()
         self._folder, self._clock = grants_dir, clock
         self._limits = limits if limits is not None else Limits()
         self._stopping = False
@@ -46,6 +52,8 @@ class Server:
         self._watch = Watch(grants_dir)
         self._poller.register(self._stop_out, selectors.EVENT_READ, self._stopped)
         self._poller.register(self._watch.fd, selectors.EVENT_READ, self._folder_changed)
+        if self.measuring.meter is not None:
+            self._poller.register(self.measuring.meter.fd, selectors.EVENT_READ, self._measured)
         self._broken: set[str] = set()
         self._rescan(opens_at_s=clock() + self._limits.grace_s)
         self._rescan_at_s = clock() + RESCAN_S
@@ -70,6 +78,20 @@ class Server:
     def _stopped(self) -> None:
         os.read(self._stop_out, 64)
 
+    def _measured(self) -> None:
+        meter = self.measuring.meter
+        if meter is None:
+            return
+        for reading in meter.taken():
+            for container in self.containers.values():
+                container.take(reading)
+                self._forget(container)
+
+    def _want_cards(self) -> None:
+        if self.measuring.meter is not None:
+            grants = [container.grant for container in self.containers.values() if container.grant is not None]
+            self.measuring.meter.want(card.uuid for grant in grants for card in grant.cards)
+
     def _pause_s(self) -> float:
         deadlines = [d for c in self.containers.values() if (d := c.deadline_s()) is not None]
         return max(0.0, min([self._rescan_at_s, *deadlines]) - self._clock())
@@ -93,6 +115,7 @@ class Server:
             if name is not None and name in self.containers:
                 self.containers[name].load()
                 self._forget(self.containers[name])
+        self._want_cards()
 
     def _rescan(self, opens_at_s: float = 0.0) -> None:
         """Bring the containers in step with the folder."""
@@ -104,12 +127,13 @@ class Server:
         for name in sorted(there.keys() - self.containers.keys()):
             if not name.startswith("."):
                 self._add(name, opens_at_s)
+        self._want_cards()
 
     def _add(self, name: str, opens_at_s: float) -> None:
         folder = self._folder / name
         self._watch.follow(folder)
         try:
-            container = Container(folder, self._limits, self._clock, opens_at_s)
+            container = Container(folder, self._limits, self._clock, opens_at_s, self.measuring)
         except OSError as error:
             if name not in self._broken:  # tried again at each rescan, said once
                 _log.error("grant directory cannot be served", grant=name, reason=str(error))
@@ -125,6 +149,7 @@ class Server:
         container.close()
         self._forget(container)
         self.bad_packets_before += container.bad_packets
+        self.kills_before += container.kills
         _log.info("grant directory is gone", grant=name)
 
     def _accept(self, container: Container) -> None:

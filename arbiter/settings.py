@@ -29,6 +29,13 @@ class ArbiterSettings(BaseSettings):
     status_socket: Path | None = Field(
         None, description="socket that tells who holds what; left out = status.sock beside the grants folder"
     )
+    driver_root: Path = Field(Path("/"), description="where the NVIDIA driver's files are, as seen from here")
+    guard_slack_mib: int = Field(
+        64,
+        ge=0,
+        le=1_048_576,
+        description="MiB by which NVML's count of a container may pass its limit before that is reported",
+    )
     metrics_host: str = Field("0.0.0.0", description="address that /metrics and /healthz listen on")  # noqa: S104
     metrics_port: int = Field(9403, ge=0, le=65535, description="port of /metrics and /healthz; 0 takes any free one")
     recall_wait_ms: int = Field(

@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import structlog
+from msgspec import structs
 
+from arbiter import host
+from arbiter.connection import Connection
 from arbiter.container import Container, bound_socket
 from arbiter.server import Server
+from vgpu.ledger import Ledger
 from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
 
 SEND_S: Final = 2.0
 """A reader that takes longer for one document is hung up on. Guessed."""
-COMMAND_CHARACTERS: Final = 200
 _log = structlog.get_logger()
 
 
@@ -78,23 +81,12 @@ def _container(key: str, container: Container) -> ContainerStatus | None:
             core_percent=card.core_percent,
             leased_bytes=ledger.leased_bytes(number),
             used_bytes=ledger.used_bytes(number),
-            context_bytes=0,
+            context_bytes=ledger.context_bytes(number),
         )
         for number, card in enumerate(grant.cards)
     )
-    processes = tuple(
-        ProcessStatus(
-            pid=connection.pid,
-            pid_in_container=connection.pid_in_container,
-            command="",
-            cards=tuple(
-                ProcessCard(card.uuid, ledger.used_by(connection.number, number), 0)
-                for number, card in enumerate(grant.cards)
-            ),
-        )
-        for connection in container.connections.values()
-        if connection.welcomed
-    )
+    uuids = [card.uuid for card in grant.cards]
+    connected = [_connected(c, ledger, uuids) for c in container.connections.values() if c.welcomed]
     return ContainerStatus(
         key=key,
         pod=f"{grant.namespace}/{grant.pod}",
@@ -102,25 +94,36 @@ def _container(key: str, container: Container) -> ContainerStatus | None:
         container=grant.container,
         klass=grant.klass,
         level=grant.level,
-        guard="report",
-        over=False,
+        guard=grant.guard,
+        over=bool(container.lookout.excesses),
         cards=cards,
-        processes=processes,
+        processes=(*connected, *_strangers(container.contexts.strangers)),
     )
+
+
+def _connected(connection: Connection, ledger: Ledger, uuids: list[str]) -> ProcessStatus:
+    parts = [ledger.part_of(connection.number, number) for number in range(len(uuids))]
+    cards = (
+        ProcessCard(uuid, part.used_bytes, part.context_bytes, part.measured_bytes)
+        for uuid, part in zip(uuids, parts, strict=True)
+    )
+    return ProcessStatus(connection.pid, connection.pid_in_container, "", tuple(cards))
+
+
+def _strangers(held: Mapping[str, Mapping[int, int]]) -> Iterator[ProcessStatus]:
+    """Processes of the container that never connected: nothing explains what they hold."""
+    for pid in sorted({pid for by_pid in held.values() for pid in by_pid}):
+        cards = (ProcessCard(uuid, 0, 0, by_pid[pid]) for uuid, by_pid in held.items() if pid in by_pid)
+        yield ProcessStatus(pid, 0, "", tuple(cards))
 
 
 def _with_commands(container: ContainerStatus) -> ContainerStatus:
-    processes = tuple(
-        msgspec.structs.replace(process, command=command_of(process.pid)) for process in container.processes
+    processes = (
+        structs.replace(
+            process,
+            command=host.command_of(process.pid),
+            pid_in_container=process.pid_in_container or host.pid_inside(process.pid),
+        )
+        for process in container.processes
     )
-    return msgspec.structs.replace(container, processes=processes)
-
-
-def command_of(pid: int) -> str:
-    """The command line, as `ps` shows it; empty for a process that is gone."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    text = words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    return "".join(c if c.isprintable() else "?" for c in text)[:COMMAND_CHARACTERS]
+    return structs.replace(container, processes=tuple(processes))

@@ -1,13 +1,14 @@
 """Who of a container's processes holds how much of its limit.
 
 One ledger serves one grant: its cards, the processes connected to it (named by any number), and what each has leased. It is
-pure: calls bring what happened and the time, and return what is to be told to whom. Nothing is ever leased beyond the limit;
-only a process that re-states what it already holds, after the arbiter came back, can bring the sum above it, and then nothing
-more is leased until it is below again.
+pure: calls bring what happened and the time, and return what is to be told to whom. Nothing is ever leased beyond the limit.
+Two things can bring the sum above it, and then nothing more is leased until it is below again: what a process re-states after
+the arbiter came back, and contexts that grow (`context`), which nobody can refuse.
 
 An ask that does not fit is held while the other processes are asked to return what they do not use. All of them are asked at
 once, each for all that is missing: what comes back too much is unused anyway, and one round is all that a waiting allocation
-can afford. Asks for one card are decided in the order they came.
+can afford. Asks for one card are decided in the order they came. A sibling that could answer and has not (the machine is busy)
+is waited for longer than one that cannot: stopped or dead.
 
 Units: bytes; time in seconds of any one clock.
 """
@@ -15,14 +16,18 @@ Units: bytes; time in seconds of any one clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
+from vgpu.context import ContextMeasure
 from vgpu.errors import BadDocument
 
 RECALL_WAIT_S: Final = 0.05
 """How long an ask waits for its siblings. Specified: an allocation may not hang on a process that is stopped."""
+RECALL_MOST_S: Final = 0.5
+"""And for those that are alive and not stopped. Specified; a busy machine schedules everybody within it."""
 SHARE_OF_REST: Final = 4
 """Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
 
@@ -59,11 +64,24 @@ class Wanted:
 Event = Granted | Denied | Wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process's part of a card."""
+
+    leased_bytes: int
+    used_bytes: int
+    context_bytes: int
+    measured_bytes: int | None
+    """NVML's last word; None before the first."""
+
+
 @dataclass(slots=True)
 class _Holding:
     leased_bytes: int = 0
     used_bytes: int = 0
+    context: ContextMeasure = field(default_factory=ContextMeasure)
     asked: bool = False
+    """Since it connected: a statement is no re-statement any more."""
     recall: int = 0
     """Number of the recall it has not answered; 0 = none."""
 
@@ -74,7 +92,10 @@ class _Ask:
     seq: int
     need_bytes: int
     want_bytes: int
+    context: bool = False
+    """The bytes are for a context, not for allocations."""
     recalled: bool = False
+    asked_at_s: float = 0.0
     until_s: float = 0.0
     waits_for: set[int] = field(default_factory=set)
 
@@ -85,17 +106,31 @@ class _Card:
     holdings: dict[int, _Holding] = field(default_factory=dict)
     asks: deque[_Ask] = field(default_factory=deque)
     leased_bytes: int = 0
+    context_bytes: int = 0
+
+
+def _nobody(_: int) -> bool:
+    return False
 
 
 class Ledger:
-    """Leases of one grant. `opens_at_s`: until then asks are held, so that processes can re-state what they hold."""
+    """Leases of one grant.
+
+    `opens_at_s`: until then asks are held, so that processes can re-state what they hold.
+    `may_answer`: is this process alive and not stopped? Asked of siblings that owe an answer.
+    """
 
     def __init__(
-        self, limits_bytes: Sequence[int], opens_at_s: float = 0.0, recall_wait_s: float = RECALL_WAIT_S
+        self,
+        limits_bytes: Sequence[int],
+        opens_at_s: float = 0.0,
+        recall_wait_s: float = RECALL_WAIT_S,
+        may_answer: Callable[[int], bool] = _nobody,
     ) -> None:
         self._cards = [_Card(limit) for limit in limits_bytes]
         self._opens_at_s = opens_at_s
         self._recall_wait_s = recall_wait_s
+        self._may_answer = may_answer
         self._recalls = 0
 
     def join(self, process: int) -> None:
@@ -111,6 +146,7 @@ class Ledger:
             if holding is None:
                 continue
             card.leased_bytes -= holding.leased_bytes
+            card.context_bytes -= holding.context.bytes
             card.asks = deque(ask for ask in card.asks if ask.process != process)
             for ask in card.asks:
                 ask.waits_for.discard(process)
@@ -120,18 +156,47 @@ class Ledger:
     def ask(self, process: int, card: int, seq: int, need_bytes: int, want_bytes: int, now_s: float) -> list[Event]:
         """A process asks for at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
-        queue = self._cards[card].asks
-        if any(ask.process == process for ask in queue):
-            raise BadDocument(f"LEASE of card {card} while an earlier one is not answered: one at a time")
         holding.asked = True
-        queue.append(_Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
+        self._queue(card, _Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
         return self._decide(card, now_s)
+
+    def begin_context(self, process: int, card: int, seq: int, estimate_bytes: int, now_s: float) -> list[Event]:
+        """A process is about to make its first context on a card, which may take `estimate_bytes`. Raises BadDocument."""
+        holding = self._holding(process, card)
+        context = holding.context
+        holding.asked = True
+        need_bytes = max(0, estimate_bytes - context.bytes)
+        self._queue(card, _Ask(process, seq, need_bytes, need_bytes, context=True))
+        context.counts_from_s = inf
+        return self._decide(card, now_s)
+
+    def end_context(self, process: int, card: int, now_s: float) -> None:
+        """Its contexts are made, or gone: readings from now on count. Raises BadDocument."""
+        self._holding(process, card).context.counts_from_s = now_s
+
+    def restate_context(self, process: int, card: int, context_bytes: int) -> None:
+        """A process that came back says what its contexts take; it stands until it is measured. Raises BadDocument."""
+        context = self._holding(process, card).context
+        if context.measured_bytes is None and context.bytes == 0:
+            self._charge(card, context, min(context_bytes, self._cards[card].limit_bytes))
+
+    def measure(
+        self, process: int, card: int, measured_bytes: int, at_s: float, now_s: float, *, exact: bool = False
+    ) -> list[Event]:
+        """NVML counted so much for a process at `at_s`. `exact`: it can have allocated nothing meanwhile."""
+        holding = self._cards[card].holdings[process]
+        context = holding.context
+        before_bytes = context.bytes
+        context.read(measured_bytes, holding.used_bytes, holding.leased_bytes, at_s, exact=exact)
+        self._cards[card].context_bytes += context.bytes - before_bytes
+        return self._decide(card, now_s) if context.bytes < before_bytes else []
 
     def give_back(self, process: int, card: int, amount_bytes: int, seq: int, now_s: float) -> list[Event]:
         """A process returns a part of its lease, or answers the recall `seq`. Raises BadDocument."""
         holding = self._holding(process, card)
         if amount_bytes > holding.leased_bytes:
             raise BadDocument(f"RETURN of {amount_bytes} bytes of card {card}: 0 to {holding.leased_bytes} are leased")
+        holding.context.moved(holding.leased_bytes)
         holding.leased_bytes -= amount_bytes
         self._cards[card].leased_bytes -= amount_bytes
         if holding.recall and seq == holding.recall:
@@ -146,7 +211,10 @@ class Ledger:
         if not holding.asked:
             self._cards[card].leased_bytes += leased_bytes - holding.leased_bytes
             holding.leased_bytes = leased_bytes
+            self._charge(card, holding.context, 0)  # a reading before this took its allocations for contexts
+            holding.context = ContextMeasure()
         holding.used_bytes = min(used_bytes, holding.leased_bytes)
+        holding.context.moved(holding.leased_bytes)
 
     def expire(self, now_s: float) -> list[Event]:
         """Time passed: decide what has waited long enough."""
@@ -164,25 +232,43 @@ class Ledger:
         return self.expire(now_s)
 
     def unleased_bytes(self, card: int) -> int:
-        """What no process holds."""
-        return max(0, self._cards[card].limit_bytes - self._cards[card].leased_bytes)
+        """What no process holds, for allocations or contexts."""
+        of = self._cards[card]
+        return max(0, of.limit_bytes - of.leased_bytes - of.context_bytes)
 
     def leased_bytes(self, card: int) -> int:
-        """What all processes hold together."""
+        """What all processes hold together for allocations."""
         return self._cards[card].leased_bytes
+
+    def context_bytes(self, card: int) -> int:
+        """What their contexts take together."""
+        return self._cards[card].context_bytes
 
     def used_bytes(self, card: int) -> int:
         """What they last said they use."""
         return sum(holding.used_bytes for holding in self._cards[card].holdings.values())
 
-    def used_by(self, process: int, card: int) -> int:
-        """What one process last said it uses."""
-        return self._cards[card].holdings[process].used_bytes
+    def part_of(self, process: int, card: int) -> Part:
+        """What one process has of a card."""
+        holding = self._cards[card].holdings[process]
+        context = holding.context
+        return Part(holding.leased_bytes, holding.used_bytes, context.bytes, context.measured_bytes)
 
     def _holding(self, process: int, card: int) -> _Holding:
         if card >= len(self._cards):
             raise BadDocument(f"packet names card {card}: this container has {len(self._cards)}, from 0")
         return self._cards[card].holdings[process]
+
+    def _queue(self, card: int, ask: _Ask) -> None:
+        queue = self._cards[card].asks
+        if any(other.process == ask.process and other.context == ask.context for other in queue):
+            what = "CONTEXT" if ask.context else "LEASE"
+            raise BadDocument(f"{what} of card {card} while an earlier one is not answered: one at a time")
+        queue.append(ask)
+
+    def _charge(self, card: int, context: ContextMeasure, context_bytes: int) -> None:
+        self._cards[card].context_bytes += context_bytes - context.bytes
+        context.bytes = context_bytes
 
     def _decide(self, number: int, now_s: float) -> list[Event]:
         """Answer asks from the head of the queue until one has to wait."""
@@ -194,11 +280,13 @@ class Ledger:
             if ask.need_bytes <= free_bytes:
                 events.append(self._grant(number, ask, free_bytes))
             elif not ask.recalled and (wanted := self._recall(number, ask, ask.need_bytes - free_bytes)):
-                ask.until_s = now_s + self._recall_wait_s
+                ask.asked_at_s, ask.until_s = now_s, now_s + self._recall_wait_s
                 return events + wanted
-            elif ask.waits_for and now_s < ask.until_s:
+            elif ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s)):
                 return events
             else:
+                if ask.context:
+                    card.holdings[ask.process].context.counts_from_s = now_s
                 events.append(Denied(ask.process, number, ask.seq))
             card.asks.popleft()
         return events
@@ -207,9 +295,20 @@ class Ledger:
         spare_bytes = 0 if ask.recalled else (free_bytes - ask.need_bytes) // SHARE_OF_REST
         granted_bytes = min(ask.want_bytes, ask.need_bytes + spare_bytes)
         card = self._cards[number]
-        card.holdings[ask.process].leased_bytes += granted_bytes
+        holding = card.holdings[ask.process]
+        if ask.context:
+            self._charge(number, holding.context, holding.context.bytes + granted_bytes)
+            return Granted(ask.process, number, ask.seq, holding.context.bytes)
+        holding.leased_bytes += granted_bytes
+        holding.context.moved(holding.leased_bytes)
         card.leased_bytes += granted_bytes
         return Granted(ask.process, number, ask.seq, granted_bytes)
+
+    def _worth_waiting(self, ask: _Ask, now_s: float) -> bool:
+        """The short wait is over: is there somebody who will answer?"""
+        ask.waits_for = {process for process in ask.waits_for if self._may_answer(process)}
+        ask.until_s = min(now_s + self._recall_wait_s, ask.asked_at_s + RECALL_MOST_S)
+        return bool(ask.waits_for) and now_s < ask.until_s
 
     def _recall(self, number: int, ask: _Ask, missing_bytes: int) -> list[Event]:
         """Ask every sibling that holds something. One that still owes an answer is not waited for again."""

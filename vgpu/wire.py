@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from vgpu.errors import BadDocument, NewerVersion
@@ -17,8 +18,12 @@ MAGIC: Final = 0x52474E54
 """'TNGR' in memory."""
 VERSION: Final = 1
 CARDS_LIMIT: Final = 64
-PACKET_LIMIT: Final = 4096
-"""No message is longer: a WELCOME of 64 cards has 2,072 bytes."""
+PROCESSES_LIMIT: Final = 1024
+"""Of a PROCESS_LIST; who is beyond it is left out."""
+PACKET_LIMIT: Final = 16_448
+"""No message is longer: a PROCESS_LIST of 1,024 processes has 16,408 bytes."""
+REQUEST_LIMIT: Final = 4096
+"""Nothing that a library sends is longer."""
 PAGE_BYTES: Final = 4096
 """The page of unleased bytes that comes with WELCOME: one u64 for each card."""
 LIBRARY_VERSION_BYTES: Final = 32
@@ -33,6 +38,10 @@ _LEASED = struct.Struct("<IIQQ")
 _AMOUNT = struct.Struct("<IIQ")
 _USAGE = struct.Struct("<IIQQ")
 _ERROR = struct.Struct(f"<I{ERROR_TEXT_BYTES}s")
+_CONTEXT = struct.Struct("<IIQ")
+_MEASURED = struct.Struct("<IIQQ")
+_CARD_ONLY = struct.Struct("<II")
+_PROCESS = struct.Struct("<IIQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +122,73 @@ class Error:
     text: str
 
 
-Message = Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error
+class Step(IntEnum):
+    """Of a process's contexts on one card, all together."""
+
+    BEGIN = 1
+    """The first is about to be made."""
+    DONE = 2
+    """It was made, or this process had some when it connected again."""
+    GONE = 3
+    """The last was destroyed, or the first could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Library: my contexts on a card. BEGIN is answered by a Leased, the others by a Measured."""
+
+    card: int
+    step: Step
+    estimate_bytes: int
+    """What it was last told that its contexts take; 0 = never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Arbiter: what NVML counts for the process beside its allocations."""
+
+    card: int
+    known: bool
+    context_bytes: int
+    unleased_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Library: who of this container is on the card?"""
+
+    card: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProcess:
+    """One process of the container, as the container numbers it."""
+
+    pid: int
+    used_bytes: int
+    """With its contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessList:
+    """Arbiter: the answer to Processes."""
+
+    card: int
+    processes: tuple[ListedProcess, ...]
+
+
+Message = (
+    Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
+)
 
 _TYPES: Final[dict[type[Message], int]] = {
     Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
+    Context: 9, Measured: 10, Processes: 11, ProcessList: 12,
 }  # fmt: skip
 _NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
 _BODY_BYTES: Final = {
     1: _HELLO.size, 3: _LEASE.size, 4: _LEASED.size, 5: _AMOUNT.size, 6: _AMOUNT.size, 7: _USAGE.size, 8: _ERROR.size,
+    9: _CONTEXT.size, 10: _MEASURED.size, 11: _CARD_ONLY.size,
 }  # fmt: skip
 
 
@@ -148,6 +216,16 @@ def _body(message: Message) -> bytes:
             return _USAGE.pack(card, 0, used, leased)
         case Error(code, text):
             return _ERROR.pack(code, text.encode()[: ERROR_TEXT_BYTES - 1])
+        case Context(card, step, estimate):
+            return _CONTEXT.pack(card, step, estimate)
+        case Measured(card, known, context, unleased):
+            return _MEASURED.pack(card, int(known), context, unleased)
+        case Processes(card):
+            return _CARD_ONLY.pack(card, 0)
+        case ProcessList(card, processes):
+            return _CARD_ONLY.pack(card, len(processes)) + b"".join(
+                _PROCESS.pack(process.pid, 0, process.used_bytes) for process in processes
+            )
 
 
 def decode(packet: bytes) -> tuple[int, Message]:
@@ -168,6 +246,8 @@ def decode(packet: bytes) -> tuple[int, Message]:
         raise BadDocument(f"packet announces a body of {body_bytes} bytes and carries {len(body)}")
     if number == _TYPES[Welcome]:
         return seq, _welcome(body)
+    if number == _TYPES[ProcessList]:
+        return seq, _process_list(body)
     if number not in _BODY_BYTES:
         raise BadDocument(f"packet is of type {number}: types are 1 to {max(_NAMES)}")
     if len(body) != _BODY_BYTES[number]:
@@ -192,6 +272,14 @@ def _message(number: int, body: bytes) -> Message:
         case 7:
             card, _, used, leased = _USAGE.unpack(body)
             return Usage(_card(card), used, leased)
+        case 9:
+            card, step, estimate = _CONTEXT.unpack(body)
+            return Context(_card(card), _step(step), estimate)
+        case 10:
+            card, known, context, unleased = _MEASURED.unpack(body)
+            return Measured(_card(card), bool(known), context, unleased)
+        case 11:
+            return Processes(_card(_CARD_ONLY.unpack(body)[0]))
         case _:
             code, text = _ERROR.unpack(body)
             return Error(code, _text(text))
@@ -207,6 +295,24 @@ def _welcome(body: bytes) -> Welcome:
             f"WELCOME of {count} cards has a body of {len(body)} bytes: at most {CARDS_LIMIT} cards of {_CARD.size}"
         )
     return Welcome(tuple(WelcomeCard(*_CARD.unpack_from(body, _WELCOME.size + i * _CARD.size)) for i in range(count)))
+
+
+def _process_list(body: bytes) -> ProcessList:
+    if len(body) < _CARD_ONLY.size:
+        raise BadDocument(f"packet PROCESS_LIST has a body of {len(body)} bytes: it must be at least {_CARD_ONLY.size}")
+    card, count = _CARD_ONLY.unpack_from(body)
+    if count > PROCESSES_LIMIT or len(body) != _CARD_ONLY.size + count * _PROCESS.size:
+        raise BadDocument(
+            f"packet PROCESS_LIST of {count} processes has a body of {len(body)} bytes: at most {PROCESSES_LIMIT} of {_PROCESS.size}"
+        )
+    listed = (_PROCESS.unpack_from(body, _CARD_ONLY.size + i * _PROCESS.size) for i in range(count))
+    return ProcessList(_card(card), tuple(ListedProcess(pid, used) for pid, _, used in listed))
+
+
+def _step(step: int) -> Step:
+    if not Step.BEGIN <= step <= Step.GONE:
+        raise BadDocument(f"packet CONTEXT has step {step}: steps are {Step.BEGIN} to {Step.GONE}")
+    return Step(step)
 
 
 def _card(card: int) -> int:

@@ -76,8 +76,12 @@ def test_metrics_count_limits_leases_uses_and_connections(node: Node) -> None:
         "tangram_arbiter_limit_bytes": 1000 * MIB,
         "tangram_arbiter_leased_bytes": 300 * MIB + 1,
         "tangram_arbiter_used_bytes": 200 * MIB,
+        "tangram_arbiter_context_bytes": 0,
+        "tangram_arbiter_over_limit_bytes": 0,
         "tangram_arbiter_connections": 1,
         "tangram_arbiter_bad_packets_total": 0,
+        "tangram_arbiter_kills_total": 0,
+        "tangram_arbiter_measures": 0,
     }
 
 

@@ -1,0 +1,106 @@
+"""The contexts of one container's processes: who waits for a measure, and what a reading of NVML means for the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from arbiter.connection import Connection
+from arbiter.meter import Meter, Reading
+from vgpu.guard import Held
+from vgpu.ledger import Event, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A process that said DONE or GONE and is owed a MEASURED."""
+
+    process: int
+    card: int
+    seq: int
+    since_s: float
+    exact: bool
+    """It allocates nothing until it is answered."""
+    made: bool
+    """DONE: what is found is what a context takes."""
+
+
+@dataclass(slots=True)
+class Measuring:
+    """What all containers of a node share."""
+
+    meter: Meter | None = None
+    costs: dict[str, int] = field(default_factory=dict)
+    """UUID -> what the last context made there took."""
+    slack_bytes: int = 0
+    """How far a container may be beyond its limit before the guard minds."""
+
+    @property
+    def works(self) -> bool:
+        """Will there be a reading?"""
+        return self.meter is not None and not self.meter.trouble
+
+
+class Contexts:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.strangers: dict[str, dict[int, int]] = {}
+        """UUID -> pid -> bytes of processes of this container that never connected, in the last reading."""
+        self._waiting: list[Waiting] = []
+
+    def wait(self, waiting: Waiting) -> None:
+        """Answer this one from a reading that begins after it asked."""
+        self._waiting.append(waiting)
+
+    def forget(self, process: int) -> None:
+        """It hung up."""
+        self._waiting = [waiting for waiting in self._waiting if waiting.process != process]
+
+    def answered(self, reading: Reading) -> list[Waiting]:
+        """Who can be answered now."""
+        due = [w for w in self._waiting if w.since_s <= reading.at_s]
+        self._waiting = [w for w in self._waiting if w not in due]
+        return due
+
+    def measure(
+        self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading, now_s: float
+    ) -> list[Event]:
+        """Tell the ledger what each connected process holds. A pid that connected twice counts once: the older has it all."""
+        exact = {(w.process, w.card) for w in self._waiting if w.exact and w.since_s <= reading.at_s}
+        events: list[Event] = []
+        pids: set[int] = set()
+        for connection in connections:
+            if connection.pid in pids or connection.pid == 0:
+                continue
+            pids.add(connection.pid)
+            for card, uuid in enumerate(uuids):
+                measured = reading.cards[uuid].get(connection.pid, 0) if uuid in reading.cards else None
+                if measured is not None:
+                    sure = (connection.number, card) in exact
+                    events += ledger.measure(connection.number, card, measured, reading.at_s, now_s, exact=sure)
+        return events
+
+    def held(
+        self, key: str, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading
+    ) -> dict[str, list[Held]]:
+        """What NVML counts for this container's processes, for the guard: the connected ones and those that have its mount."""
+        by_pid = {connection.pid: connection.number for connection in reversed(list(connections))}
+        found: dict[str, list[Held]] = {}
+        for card, uuid in enumerate(uuids):
+            if uuid not in reading.cards:
+                continue
+            found[uuid] = []
+            self.strangers[uuid] = {}
+            for pid, measured in reading.cards[uuid].items():
+                of = reading.seen[pid].key
+                if measured is None or (of != key if of is not None else pid not in by_pid):
+                    continue
+                explained = 0
+                if pid in by_pid:
+                    part = ledger.part_of(by_pid[pid], card)
+                    explained = part.leased_bytes + part.context_bytes
+                else:
+                    self.strangers[uuid][pid] = measured
+                found[uuid].append(Held(pid, measured, explained))
+        return found

@@ -1,0 +1,89 @@
+"""Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
+
+The kernel alone is asked: nothing here is what a tenant says of itself. Which container a process belongs to is told by what is
+mounted at /run/tangram in its mount namespace: a directory of the grants folder, put there by the node and read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+MOUNT_POINT: Final = "/run/tangram"
+COMMAND_CHARACTERS: Final = 200
+_STOPPED: Final = frozenset("TtZXx")
+"""States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
+
+
+def command_of(pid: int) -> str:
+    """The command line, as `ps` shows it; empty for a process that is gone."""
+    words = _read(pid, "cmdline")
+    text = words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    return "".join(c if c.isprintable() else "?" for c in text)[:COMMAND_CHARACTERS]
+
+
+def runs(pid: int) -> bool:
+    """Is it there and not stopped?"""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in _STOPPED
+
+
+def started_at(pid: int) -> int:
+    """With its pid this names a process for good: in clock ticks since boot; 0 = gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def pid_inside(pid: int) -> int:
+    """Its number in its own pid namespace; 0 = gone."""
+    for line in _read(pid, "status").split(b"\n"):
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
+    return 0
+
+
+def grant_of(pid: int, folder: str) -> str | None:
+    """Name of the grant directory that is mounted in its namespace, of a grants folder that has the name `folder`."""
+    return grant_in(_read(pid, "mountinfo").decode(errors="replace"), folder)
+
+
+def grant_in(mountinfo: str, folder: str) -> str | None:
+    """The same from the text of /proc/<pid>/mountinfo. A mount over another hides it, so the last one counts."""
+    found = None
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 4 and fields[4] == MOUNT_POINT:
+            parent, _, key = fields[3].rpartition("/")
+            found = key if parent.rpartition("/")[2] == folder and key else None
+    return found
+
+
+def kill(pid: int, started: int) -> bool:
+    """End the process that had this pid and start. Answers whether it was still there."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not started or started_at(pid) != started:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the command's name, which may hold anything."""
+    return _read(pid, "stat").decode(errors="replace").rpartition(") ")[2].split()
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""

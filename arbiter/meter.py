@@ -1,0 +1,152 @@
+"""What NVML says each process holds, read once a second and whenever somebody waits for it.
+
+NVML can take milliseconds, on a sick card seconds: it has a thread of its own, and the loop gets finished readings through a
+descriptor that it polls. Without NVML there are no readings, `trouble` says why, and leases go on without measured contexts.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from arbiter import host
+from nvml.errors import NvmlError
+from nvml.session import opened
+from nvml.usage import processes
+
+PERIOD_S: Final = 1.0
+"""Specified."""
+RETRY_S: Final = 10.0
+"""Between attempts to open NVML. Guessed."""
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process that holds memory of a card, as the host knows it."""
+
+    started: int
+    key: str | None
+    """Of the grant directory mounted in its namespace."""
+    pid_inside: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at the cards. A card that did not answer is not in it."""
+
+    at_s: float
+    """When it began."""
+    cards: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
+    """UUID -> host pid -> bytes; None where the driver does not tell."""
+    seen: Mapping[int, Seen] = field(default_factory=dict)
+    """Every pid of `cards`."""
+
+
+class Meter:
+    """Reads the cards that `want` named. `fd` is readable when `taken` has something."""
+
+    def __init__(self, driver_root: Path, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.trouble = "NVML is not open yet"
+        """Why there are no readings; empty when there are."""
+        self.fd, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._driver_root, self._folder, self._clock = driver_root, folder, clock
+        self._changed = threading.Condition()
+        self._wanted: tuple[str, ...] = ()
+        self._hurry = self._closing = False
+        self._readings: deque[Reading] = deque(maxlen=64)
+        self._known: dict[int, Seen] = {}
+        self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
+
+    def start(self) -> None:
+        """Begin reading."""
+        self._thread.start()
+
+    def want(self, uuids: Iterable[str]) -> None:
+        """These cards from the next reading on."""
+        self._wanted = tuple(sorted(set(uuids)))
+
+    def hurry(self) -> None:
+        """Somebody waits for a reading that begins from now on."""
+        with self._changed:
+            self._hurry = True
+            self._changed.notify()
+
+    def taken(self) -> list[Reading]:
+        """Readings since this was asked last."""
+        try:
+            os.read(self.fd, 4096)
+        except BlockingIOError:
+            return []
+        return [self._readings.popleft() for _ in range(len(self._readings))]
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self.fd)
+        os.close(self._bell)
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                with opened(self._driver_root):
+                    _log.info("NVML is open", was=self.trouble)
+                    self.trouble = ""
+                    self._read_cards()
+            except NvmlError as error:
+                if str(error) != self.trouble:
+                    _log.warning("contexts are not measured", reason=str(error), retry_s=RETRY_S)
+                self.trouble = str(error)
+                self._tell(Reading(self._clock()))  # who waits learns that nothing is known
+                self._wait(RETRY_S, hurried=False)
+
+    def _read_cards(self) -> None:
+        """Until `close`, or until no card answers: then NVML wants to be opened anew."""
+        while not self._closing:
+            began_s = self._clock()
+            cards: dict[str, dict[int, int | None]] = {}
+            failed = None
+            for uuid in self._wanted:
+                try:
+                    cards[uuid] = {process.pid: process.used_bytes for process in processes(uuid)}
+                except NvmlError as error:
+                    failed = error
+            if failed is not None and not cards:
+                raise failed
+            self._tell(Reading(began_s, cards, self._look_up(pid for held in cards.values() for pid in held)))
+            self._wait(max(0.0, began_s + PERIOD_S - self._clock()), hurried=True)
+
+    def _look_up(self, pids: Iterable[int]) -> dict[int, Seen]:
+        """What the host knows of them; what was known of the same process is not asked again."""
+        seen = {}
+        for pid in pids:
+            before, started = self._known.get(pid), host.started_at(pid)
+            if before is None or before.started != started or before.key is None:
+                before = Seen(started, host.grant_of(pid, self._folder), host.pid_inside(pid))
+            seen[pid] = before
+        self._known = seen
+        return seen
+
+    def _tell(self, reading: Reading) -> None:
+        self._readings.append(reading)
+        try:
+            os.write(self._bell, b"r")
+        except BlockingIOError:
+            return  # the loop has not come round for thousands of readings: the bell rings already
+
+    def _wait(self, seconds: float, *, hurried: bool) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or (hurried and self._hurry), seconds)
+            self._hurry = False

@@ -1,0 +1,65 @@
+"""What part of a process's memory on a card is its contexts: all that NVML counts and its allocations do not explain.
+
+NVML says what a process holds, at a moment. What it has allocated at that moment is not known to the byte: it states it at most
+once a second and takes from its lease meanwhile. So a reading alone gives a range: at least what is more than the lease, at
+most all of it. Inside the range the measure stays what it was. A reading becomes exact when the process's books stood still
+around it for `CALM_S`: a change before it would have been stated by then.
+
+The lower end of the range is always charged. With it, lease and context together are never less than what NVML saw, whatever
+a process says of itself.
+
+Units: bytes; seconds of any one clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+CALM_S: Final = 1.5
+"""Longer than the second in which a library states a change (docs/reference/protocol.md)."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    measured_bytes: int
+    used_bytes: int
+    at_s: float
+
+
+@dataclass(slots=True)
+class ContextMeasure:
+    """Of one process on one card."""
+
+    bytes: int = 0
+    """What is charged."""
+    counts_from_s: float = 0.0
+    """Readings from before then only raise the measure: what is held for a context may not have been there yet."""
+    measured_bytes: int | None = None
+    """NVML's last word on all that the process holds."""
+    _most_leased: list[int] = field(default_factory=lambda: [0, 0])
+    """The largest lease since the reading before last, and since the last: a reading may be that old when it comes."""
+    _calm: list[_Reading] = field(default_factory=list)
+    """Readings since the books last moved."""
+
+    def moved(self, leased_bytes: int) -> None:
+        """The process's lease or its statement changed."""
+        self._calm.clear()
+        self._most_leased[1] = max(self._most_leased[1], leased_bytes)
+
+    def read(
+        self, measured_bytes: int, used_bytes: int, leased_bytes: int, at_s: float, *, exact: bool = False
+    ) -> None:
+        """NVML counted `measured_bytes` at `at_s`. `exact`: the process is known to have allocated nothing meanwhile."""
+        self.measured_bytes = measured_bytes
+        least = max(0, measured_bytes - max(*self._most_leased, leased_bytes))
+        self._most_leased = [self._most_leased[1], leased_bytes]
+        if at_s < self.counts_from_s:
+            self.bytes = max(self.bytes, least)
+            return
+        self.bytes = min(max(self.bytes, least), measured_bytes)
+        self._calm.append(_Reading(measured_bytes, used_bytes, at_s))
+        sure = [reading for reading in self._calm if exact or at_s - reading.at_s >= CALM_S]
+        if sure:
+            self.bytes = max(0, sure[-1].measured_bytes - sure[-1].used_bytes)
+            self._calm = self._calm[len(sure) :]
