@@ -1,0 +1,221 @@
+"""tangramctl: the command line. What a command needs is imported when it is called: help answers at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tangramctl.errors import Trouble
+
+ABOUT = """Give a command a share of a GPU, on any Linux machine, and see who holds what.
+
+\b
+  tangramctl run --gpu-mem 8Gi -- python train.py
+  tangramctl ps
+
+No cluster is needed. On a node of a Tangram cluster, ps (as root) also shows the pods' containers.
+"""
+
+RUN = """Run a command with a share of one GPU: it sees a GPU of the size asked for, and cannot take more.
+
+\b
+  tangramctl run --gpu-mem 8Gi -- python train.py
+  tangramctl run --gpu-mem 8Gi --gpu-core 30 --class best-effort -- python train.py
+  tangramctl run --gpu-mem 20Gi --gpu 1 -- ./server     on GPU 1, and no other
+  tangramctl run --gpu-mem 8Gi --wait -- ./nightly      when there is room
+  tangramctl run --gpu-mem 8Gi -- bash                  a shell; all that starts in it shares the 8 GiB
+  tangramctl run --fake cards.txt --gpu-mem 8Gi -- nvidia-smi     no GPU needed
+
+The GPU with the least free memory that has room is chosen. The command replaces tangramctl: exit code, signals and terminal are its own.
+Before it runs: 2 bad option, 69 no GPU, 70 Tangram is broken, 75 no room, 126 and 127 as in a shell.
+"""
+
+PS = """Show the runs of this user, and as root on a cluster's node its containers, with what they hold.
+
+\b
+  tangramctl ps
+  tangramctl ps --watch
+  tangramctl ps --json | jq '.entries[] | select(.over)'
+
+LIMIT is what was granted, LEASED what the processes may use without asking, USED what they allocated, CONTEXT what CUDA itself takes.
+"""
+
+app = typer.Typer(
+    name="tangramctl",
+    help=ABOUT,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich help costs 250 ms and breaks the examples
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+arbiter_app = typer.Typer(
+    help="The arbiter behind the runs: it starts with the first run and ends by itself a minute after the last.",
+    no_args_is_help=True,
+)
+app.add_typer(arbiter_app, name="arbiter")
+
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        envvar="TANGRAMCTL_STATE",
+        metavar="DIR",
+        help="State folder: one book of runs and one arbiter each. Default /run/tangramctl for root, else $XDG_RUNTIME_DIR/tangramctl.",
+    ),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"tangramctl {version('tangram')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What stands before the command."""
+
+
+@app.command(help=RUN, context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")],
+    gpu_mem: Annotated[
+        str,
+        typer.Option(
+            "--gpu-mem", metavar="SIZE", help="GPU memory: 8Gi, 512Mi; a plain number is GiB. CUDA's own is inside."
+        ),
+    ],
+    gpu_core: Annotated[
+        int,
+        typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="GPU time, percent of one GPU. 0: no cap."),
+    ] = 0,
+    klass: Annotated[
+        str, typer.Option("--class", metavar="CLASS", help="latency-critical, standard or best-effort.")
+    ] = "standard",
+    level: Annotated[int, typer.Option("--level", metavar="N", help="Order inside the class, 0 first, 0 to 4.")] = 2,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="CARD",
+            help="Index or UUID, or several by comma: one of these. Default: of $CUDA_VISIBLE_DEVICES, else any.",
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until a GPU has room.")] = False,
+    clear: Annotated[
+        bool,
+        typer.Option(
+            "--clear", help="Zero memory before the command is handed it, so that it reads nobody's leavings."
+        ),
+    ] = False,
+    fake: Annotated[
+        Path | None,
+        typer.Option(
+            "--fake", metavar="FILE", help="Pretend to have the GPUs that FILE describes, one a line: card t4"
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr which GPU was chosen.")] = False,
+    library: Annotated[
+        Path | None,
+        typer.Option(
+            "--library",
+            envvar="TANGRAMCTL_LIBRARY",
+            metavar="FILE",
+            help="libtangram.so. Default: packaged, build/shim, /opt/tangram/lib.",
+        ),
+    ] = None,
+    idle_s: Annotated[
+        float,
+        typer.Option(
+            "--idle-s",
+            envvar="TANGRAMCTL_IDLE_S",
+            metavar="SECONDS",
+            min=0,
+            max=86400,
+            help="How long an arbiter started now stays after the last run.",
+        ),
+    ] = 60.0,
+    state: State = None,
+) -> None:
+    """See RUN."""
+    from tangramctl.machine import default_root
+    from tangramctl.run import Options
+    from tangramctl.run import run as start
+
+    options = Options(
+        gpu_mem=gpu_mem, gpu_core=gpu_core, klass=klass, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
+        fake=fake, library=library, state=state or default_root(), idle_s=idle_s, command=tuple(command),
+    )  # fmt: skip
+    with _answering():
+        start(options)
+
+
+@app.command(help=PS)
+def ps(
+    json: Annotated[bool, typer.Option("--json", help="A document for programs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show again every second until stopped.")] = False,
+    state: State = None,
+) -> None:
+    """See PS."""
+    from tangramctl.ps import ps as show
+
+    with _answering():
+        show(state, json=json, watch=watch)
+
+
+@arbiter_app.command(help="Say whether it runs. Exit code 3 when it does not.")
+def status(state: State = None) -> None:
+    """Of the state folder, and of each fake machine below it."""
+    from tangramctl.ps import arbiter_status
+
+    with _answering():
+        raise typer.Exit(0 if arbiter_status(state) else 3)
+
+
+@arbiter_app.command(help="End it. Refused while runs live, which could then get no more memory: --force.")
+def stop(
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while runs live; the next run or ps starts it again.")
+    ] = False,
+    state: State = None,
+) -> None:
+    """Of the state folder, and of each fake machine below it."""
+    from tangramctl.ps import arbiter_stop
+
+    with _answering():
+        arbiter_stop(state, force=force)
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Trouble inside is a sentence and an exit code. An interrupt ends this process as it ends any other."""
+    try:
+        yield
+    except Trouble as trouble:
+        print(f"tangramctl: {trouble}", file=sys.stderr)
+        raise typer.Exit(trouble.code) from None
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def main() -> None:
+    """The console script, also as a kubectl plugin."""
+    app(prog_name="kubectl tangram" if Path(sys.argv[0]).name == "kubectl-tangram" else "tangramctl")
+
+
+if __name__ == "__main__":
+    main()

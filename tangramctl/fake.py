@@ -1,0 +1,55 @@
+"""A machine of its own for each description given to --fake: runs with the same file and text share its cards."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from tangramctl.errors import BadOption
+from tangramctl.machine import Machine, make
+
+LARGEST_BYTES: Final = 64 * 1024
+
+
+def faked(machine: Machine, file: Path, programs: Path) -> Machine:
+    """The state root of this description, made when it is not there. Raises BadOption, Broken.
+
+    It is found by the file's path and text: who edits the file gets new cards, and runs on the old ones keep theirs.
+    """
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise BadOption(
+            f"--fake is {file}: {error.strerror}; it must be a description of cards (docs/reference/fake-driver.md)"
+        ) from None
+    if len(text) > LARGEST_BYTES:
+        raise BadOption(f"--fake is {file}, with more than {LARGEST_BYTES} bytes: it must be a description of cards")
+    digest = hashlib.sha256(bytes(file.resolve()) + b"\0" + text).hexdigest()[:12]
+    found = Machine(machine.root / "fake" / digest, programs)
+    with machine.locked():
+        make(machine.root / "fake")
+        make(found.root)
+        if not found.driver_config.exists():
+            found.driver_config.write_bytes(text)
+            (found.root / "driver").mkdir(exist_ok=True)
+        _point(found.root / "driver/lib", programs)
+        (found.root / "description").write_text(f"{file.resolve()}\n")
+    return found
+
+
+def known(machine: Machine) -> list[tuple[Machine, str]]:
+    """Every fake machine that was made below this one, with its description's path."""
+    found = []
+    for root in sorted((machine.root / "fake").glob("[0-9a-f]*")):
+        described, lib = root / "description", root / "driver/lib"
+        if described.exists() and lib.is_symlink():
+            found.append((Machine(root, lib.readlink()), described.read_text().strip()))
+    return found
+
+
+def _point(link: Path, target: Path) -> None:
+    if not link.is_symlink() or link.readlink() != target:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)

@@ -1,0 +1,191 @@
+"""The daemon of a state root: keeps one arbiter running while there are runs, and ends with it some time after the last.
+
+    python -m tangramctl.keeper ROOT LOCK_FD IDLE_S [FAKE_DRIVER_FOLDER]
+
+It is born with the keeper's lock in hand (a descriptor that `service.ensure` took and passed on), so there is one of it however
+many runs start at once; the lock is free the moment it is dead. It takes away what dead runs left, starts the arbiter again when
+it died, and asks for nothing: whoever wants to know its pid reads keeper.json. Its children die with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, NoReturn
+
+from tangramctl.book import runs
+from tangramctl.errors import Trouble
+from tangramctl.machine import Machine
+from tangramctl.proc import carried, start_ticks
+from tangramctl.service import answers
+
+LOOK_S: Final = 0.5
+"""How often it looks for runs that have ended. Guessed: short for a person, and 20 us a run."""
+STOP_S: Final = 5.0
+"""How long a child may take to end before it is killed. Guessed."""
+QUICK_S: Final = 2.0
+QUICK_DEATHS: Final = 3
+"""An arbiter that lives less than QUICK_S so many times in a row will not be started again."""
+DRIVER_LOOK_S: Final = 0.02
+_SIGNALS: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG, linux/prctl.h."""
+_libc = ctypes.CDLL(None)
+
+
+class GaveUp(Exception):
+    """A child does not run; the text is for the person whose run waits."""
+
+
+class Keeper:
+    """The arbiter of one state root, and on a fake machine its driver."""
+
+    def __init__(self, machine: Machine, lock_fd: int, idle_s: float) -> None:
+        self._machine, self._idle_s = machine, idle_s
+        self._lock_inode = os.fstat(lock_fd).st_ino
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._arbiter: subprocess.Popen[bytes] | None = None
+        self._quick_deaths = 0
+        self._arbiter_since_s = 0.0
+        self._busy_until_s = time.monotonic()
+
+    def keep(self) -> None:
+        """Until it is told to stop, or idle. Raises GaveUp."""
+        self._start_driver()
+        self._start_arbiter()
+        while True:
+            came = signal.sigtimedwait(_SIGNALS, LOOK_S)
+            if came is not None and came.si_signo in (signal.SIGTERM, signal.SIGINT):
+                return
+            if not self._still_ours():
+                return  # the session is over and took its folder along
+            self._mend()
+            with self._machine.locked():
+                if self._idle():
+                    self._stop_children()  # before a new run can take the arbiter for one that stays
+                    return
+
+    def stop(self) -> None:
+        """End the children. No run is granted anything meanwhile."""
+        if not self._still_ours():
+            self._stop_children()
+            return
+        with self._machine.locked():
+            self._stop_children()
+
+    def _still_ours(self) -> bool:
+        try:
+            return self._machine.keeper_lock.stat().st_ino == self._lock_inode
+        except FileNotFoundError:
+            return False
+
+    def _stop_children(self) -> None:
+        for child in (self._arbiter, self._driver):
+            if child is None or child.poll() is not None:
+                continue
+            child.terminate()
+            try:
+                child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def _idle(self) -> bool:
+        """No run for the whole of the idle time."""
+        if runs(self._machine):
+            self._busy_until_s = time.monotonic()
+        return time.monotonic() - self._busy_until_s >= self._idle_s
+
+    def _mend(self) -> None:
+        if self._driver is not None and self._driver.poll() is not None:
+            raise GaveUp(f"the fake driver ended with {self._driver.returncode}")
+        if self._arbiter is not None and self._arbiter.poll() is not None:
+            quick = time.monotonic() - self._arbiter_since_s < QUICK_S
+            self._quick_deaths = self._quick_deaths + 1 if quick else 0
+            if self._quick_deaths >= QUICK_DEATHS:
+                raise GaveUp(
+                    f"the arbiter ended with {self._arbiter.returncode} as soon as it was started: {self._last_words()}"
+                )
+            self._start_arbiter()
+
+    def _last_words(self) -> str:
+        lines = self._machine.log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def _start_arbiter(self) -> None:
+        """Processes that an earlier arbiter served get time to say what they hold before anything new is lent."""
+        machine = self._machine
+        grants = {str(folder / "grant") for folder in machine.grants.iterdir()}
+        grace = [] if carried(grants) else ["--grace-ms", "0"]
+        command = [
+            sys.executable, "-P", "-m", "arbiter", "--grants-dir", str(machine.grants), "--metrics-host", "127.0.0.1",
+            "--metrics-port", "0", "--log-level", "warning", *grace,
+        ]  # fmt: skip
+        env = os.environ | machine.driver_env() | {"TANGRAM_ARBITER_STATUS_SOCKET": str(machine.status_socket)}
+        if machine.programs is not None:
+            env["TANGRAM_ARBITER_DRIVER_ROOT"] = str(machine.root / "driver")
+        self._arbiter = subprocess.Popen(command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL)
+        self._arbiter_since_s = time.monotonic()
+        self._tell(self._arbiter.pid)
+
+    def _start_driver(self) -> None:
+        machine = self._machine
+        if machine.programs is None:
+            return
+        command = [
+            str(machine.programs / "nvidia-fake-driverd"), "--config", str(machine.driver_config),
+            "--socket", str(machine.driver_socket),
+        ]  # fmt: skip
+        said = machine.root / "driver.log"
+        with said.open("w") as log:
+            self._driver = subprocess.Popen(
+                command, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
+            )
+        while not answers(machine.driver_socket):
+            if self._driver.poll() is not None:
+                why = said.read_text(errors="replace").strip().removeprefix("nvidia-fake-driverd: ")
+                raise GaveUp(f"the fake driver does not start: {why}")
+            signal.sigtimedwait({signal.SIGCHLD}, DRIVER_LOOK_S)
+
+    def _tell(self, arbiter_pid: int) -> None:
+        pid = os.getpid()
+        fresh = self._machine.keeper_file.with_suffix(".new")
+        told = {"pid": pid, "start_ticks": start_ticks(pid), "arbiter_pid": arbiter_pid, "idle_s": self._idle_s}
+        fresh.write_text(json.dumps(told))
+        fresh.rename(self._machine.keeper_file)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def main() -> NoReturn:
+    """See the module."""
+    root, lock_fd, idle_s, *programs = sys.argv[1:]
+    if os.fork() != 0:
+        os._exit(0)  # the run that started it becomes a command, which expects no child it did not make
+    os.set_inheritable(int(lock_fd), False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    machine = Machine(Path(root), Path(programs[0]) if programs else None)
+    keeper = Keeper(machine, int(lock_fd), float(idle_s))
+    code = 0
+    try:
+        keeper.keep()
+    except (GaveUp, Trouble, OSError) as error:
+        with contextlib.suppress(OSError):  # the folder itself may be what is gone
+            machine.trouble.write_text(f"{error}\n")
+        code = 1
+    keeper.stop()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""One state root: the runs of one machine, or of one user on it, and of one driver.
+
+    ROOT/lock              held while the book is read and changed
+    ROOT/keeper.lock       held by the keeper for as long as it lives
+    ROOT/keeper.json       its pid and the arbiter's
+    ROOT/arbiter.log       what both had to say
+    ROOT/status.sock       the arbiter's status socket
+    ROOT/grants/KEY/       one run: grant, run.json, arbiter.sock
+    ROOT/fake/DIGEST/      a state root like this one for each description given to --fake, with driver.sock
+
+Root's is /run/tangramctl. Another user's is $XDG_RUNTIME_DIR/tangramctl, or /tmp/tangramctl-UID where a session has none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tangramctl.errors import Broken
+
+SOCKET_PATH_LIMIT: Final = 107
+"""Characters of a unix socket's path. Specified by Linux (sun_path)."""
+_LONGEST_BELOW: Final = len("/fake/0123456789ab/grants/0123456789abcdef/.arbiter.sock.new")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The paths of one state root."""
+
+    root: Path
+    programs: Path | None = None
+    """Folder with the fake driver; None on the real one."""
+
+    @property
+    def grants(self) -> Path:
+        return self.root / "grants"
+
+    @property
+    def status_socket(self) -> Path:
+        return self.root / "status.sock"
+
+    @property
+    def keeper_lock(self) -> Path:
+        return self.root / "keeper.lock"
+
+    @property
+    def keeper_file(self) -> Path:
+        return self.root / "keeper.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "arbiter.log"
+
+    @property
+    def trouble(self) -> Path:
+        """Why the keeper gave up."""
+        return self.root / "trouble"
+
+    @property
+    def driver_socket(self) -> Path:
+        return self.root / "driver.sock"
+
+    @property
+    def driver_config(self) -> Path:
+        return self.root / "driver.conf"
+
+    def grant(self, key: str) -> Path:
+        return self.grants / key / "grant"
+
+    def driver_env(self) -> dict[str, str]:
+        """What a program needs in its environment to meet the fake driver; nothing for the real one."""
+        if self.programs is None:
+            return {}
+        return {"TANGRAM_FAKE_DRIVER": str(self.driver_socket), "LD_LIBRARY_PATH": str(self.programs)}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else reads or changes the book inside."""
+        with held(self.root / "lock", fcntl.LOCK_EX):
+            yield
+
+
+def default_root() -> Path:
+    """Where this user's state belongs."""
+    if os.geteuid() == 0:
+        return Path("/run/tangramctl")
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    if session and Path(session).is_dir() and os.access(session, os.W_OK):
+        return Path(session) / "tangramctl"
+    return Path(f"/tmp/tangramctl-{os.geteuid()}")  # noqa: S108  made with mode 0700 and checked for its owner
+
+
+def prepared(root: Path) -> Machine:
+    """The state root, made when it is not there. Raises Broken when another user has put something in its place."""
+    root = root.absolute()
+    if len(str(root)) + _LONGEST_BELOW > SOCKET_PATH_LIMIT:
+        most = SOCKET_PATH_LIMIT - _LONGEST_BELOW
+        raise Broken(
+            f"state folder {root} has {len(str(root))} characters: it must have 1 to {most}, as sockets lie below it"
+        )
+    make(root)
+    return Machine(root)
+
+
+def make(root: Path) -> None:
+    """The folders of a state root. What root gives out, a command that drops its rights must reach; a user's is his own."""
+    mode = 0o755 if os.geteuid() == 0 else 0o700
+    try:
+        root.mkdir(mode=mode, parents=True, exist_ok=True)
+        found = root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Broken(
+                f"state folder {root} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: "
+                f"it must be a folder of user {os.geteuid()} that nobody else may write"
+            )
+        (root / "grants").mkdir(mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise Broken(f"state folder {root} cannot be made: {error.strerror}") from None
+
+
+@contextmanager
+def held(path: Path, how: int) -> Iterator[None]:
+    """The file's lock, waited for."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+def try_lock(path: Path) -> int | None:
+    """A descriptor that holds the file's lock, or None while somebody else does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

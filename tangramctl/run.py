@@ -1,0 +1,212 @@
+"""`tangramctl run`: grant this process a share of a card, then become the command.
+
+Nothing of tangramctl stays behind in between, so exit code, signals, terminal and standard streams are the command's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from nvml.errors import NvmlError
+from tangramctl import ask as asking
+from tangramctl import book, cards, service
+from tangramctl.choose import Holding, choose
+from tangramctl.errors import BadOption, CannotRun, NoGpu, NoRoom, NotFound
+from tangramctl.fake import faked
+from tangramctl.library import fake_driver, library
+from tangramctl.machine import Machine, prepared
+from tangramctl.proc import GRANT_VARIABLE
+from vgpu.grant import Slice
+from vgpu.inventory import Inventory
+from vgpu.request import PodAsk
+
+MOUNT: Final = Path("/run/tangram")
+"""Where the library looks first for a grant: it is there in a container of a Tangram cluster only."""
+WAIT_LOOK_S: Final = 0.5
+_RESTORED: Final = ("SIGPIPE", "SIGXFSZ")
+"""What Python ignores for itself, and a command must not inherit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """As `tangramctl run` was given them."""
+
+    gpu_mem: str
+    gpu_core: int
+    klass: str
+    level: int
+    gpu: str | None
+    wait: bool
+    clear: bool
+    verbose: bool
+    fake: Path | None
+    library: Path | None
+    state: Path
+    idle_s: float
+    command: tuple[str, ...]
+
+
+def run(options: Options) -> NoReturn:
+    """Becomes the command. Raises Trouble when it cannot, having granted nothing."""
+    _refuse_inside()
+    mib = asking.memory_mib(options.gpu_mem)
+    asking.ask(mib, options.gpu_core, options.klass, options.level, frozenset())
+    preload = library(options.library)
+    programs = None if options.fake is None else fake_driver(preload)
+    path = _before(str(programs), os.environ.get("PATH")) if programs else os.environ.get("PATH")
+    program = _program(options.command[0], path)
+    machine = _machine(options, programs)
+    granted = _granted(machine, mib, options)
+    try:
+        service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
+        if options.verbose:
+            print(_granted_text(granted, machine), file=sys.stderr)
+        _become(program, options.command, _environment(machine, granted, preload))
+    except BaseException:
+        book.remove(machine, granted)
+        raise
+
+
+def _refuse_inside() -> None:
+    grant = os.environ.get(GRANT_VARIABLE)
+    if MOUNT.exists():
+        raise BadOption(f"this is a container with a share of its own ({MOUNT} is there): run the command as it is")
+    if grant and Path(grant).exists():
+        raise BadOption(f"this is inside a run already ({GRANT_VARIABLE} is {grant}): run the command as it is")
+
+
+def _program(name: str, path: str | None) -> str:
+    found = shutil.which(name, path=path)
+    if found is not None:
+        return found
+    if os.sep in name and Path(name).exists():
+        raise CannotRun(f"{name} cannot be executed: it is a folder, or lacks the right x")
+    raise NotFound(f"{name}: no such command" + ("" if os.sep in name else " on PATH"))
+
+
+def _machine(options: Options, programs: Path | None) -> Machine:
+    machine = prepared(options.state)
+    if options.fake is None or programs is None:
+        return machine
+    machine = faked(machine, options.fake, programs)
+    service.await_socket(machine, machine.driver_socket, options.idle_s)
+    return machine
+
+
+def _granted(machine: Machine, mib: int, options: Options) -> book.Run:
+    """Enters the run into the book, waiting for room where that is wished."""
+    with cards.driver(machine) as inventory:
+        ask = asking.ask(mib, options.gpu_core, options.klass, options.level, _allowed(options, inventory))
+        full: NoRoom | None = None
+        try:
+            return _grant(machine, inventory, ask, options)
+        except NoRoom as error:
+            if not options.wait:
+                raise NoRoom(f"{error}\nwait for room with --wait, or ask for less") from None
+            full = error
+        with _progress() as show:
+            pause = threading.Event()
+            while True:
+                show(str(full))
+                pause.wait(WAIT_LOOK_S)
+                try:
+                    return _grant(machine, inventory, ask, options)
+                except NoRoom as error:
+                    full = error
+
+
+def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
+    """The cards that may be chosen; empty = any. What the caller's environment hides stays hidden."""
+    if options.gpu is not None:
+        return asking.cards_named(options.gpu, inventory, "--gpu")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return frozenset()
+    if visible.strip() in ("", "-1", "NoDevFiles"):
+        raise NoGpu(f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU: unset it, or give --gpu")
+    return asking.cards_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
+
+
+def _grant(machine: Machine, inventory: Inventory, ask: PodAsk, options: Options) -> book.Run:
+    try:
+        foreign = cards.foreign_mib(inventory, machine)
+    except NvmlError as error:
+        raise NoGpu(f"the GPUs of this machine cannot be read: {error}") from None
+    with machine.locked():
+        held = [Holding(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in book.runs(machine)]
+        piece = choose(ask, inventory, held, foreign)
+        terms = book.Terms(ask.klass, ask.level, options.clear, _model(inventory, piece))
+        return book.write(machine, options.command, piece, terms)
+
+
+def _model(inventory: Inventory, piece: Slice) -> str:
+    card = inventory.card(piece.uuid)
+    return card.model if card is not None else ""
+
+
+def _progress() -> Any:
+    """A line that changes where a person watches, one line where nobody does."""
+    if not sys.stderr.isatty():
+        said: list[str] = []
+
+        def once(text: str) -> None:
+            if not said:
+                said.append(text)
+                print(f"tangramctl: waiting: {text}", file=sys.stderr, flush=True)
+
+        return nullcontext(once)
+    from tangramctl.screen import spinner
+
+    return spinner()
+
+
+def _environment(machine: Machine, granted: book.Run, preload: Path) -> dict[str, str]:
+    """The command's: the caller's own, with the library, the grant and the card."""
+    env = _own_environment()
+    for name, value in machine.driver_env().items():
+        env[name] = _before(value, env.get(name)) if name == "LD_LIBRARY_PATH" else value
+    if machine.programs is not None:
+        env["PATH"] = _before(str(machine.programs), env.get("PATH"))  # nvidia-smi
+    env["LD_PRELOAD"] = _before(str(preload), env.get("LD_PRELOAD"))
+    env[GRANT_VARIABLE] = str(machine.grant(granted.key))
+    env["CUDA_VISIBLE_DEVICES"] = granted.uuid
+    return env
+
+
+def _own_environment() -> dict[str, str]:
+    """As the caller gave it: Python sets LC_CTYPE in its own copy where the locale is C (PEP 538)."""
+    given = Path("/proc/self/environ").read_bytes().split(b"\0")
+    names = {word.partition(b"=")[0] for word in given}
+    return {name: value for name, value in os.environ.items() if name != "LC_CTYPE" or b"LC_CTYPE" in names}
+
+
+def _before(first: str, rest: str | None) -> str:
+    return f"{first}:{rest}" if rest else first
+
+
+def _granted_text(run: book.Run, machine: Machine) -> str:
+    core = f", {run.core_percent} % of its time" if run.core_percent else ""
+    return (
+        f"tangramctl: {run.mib} MiB{core} of GPU {run.index} ({run.model}, {run.uuid}); "
+        f"{run.klass}, level {run.level}; grant {machine.grant(run.key)}"
+    )
+
+
+def _become(program: str, command: tuple[str, ...], env: Mapping[str, str]) -> NoReturn:
+    for name in _RESTORED:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(program, command, env)
+    except OSError as error:
+        raise CannotRun(f"{program} cannot be executed: {error.strerror}") from None

@@ -1,0 +1,151 @@
+"""Start the keeper when none is there, wait until a socket of its arbiter answers, find it, stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tangramctl.errors import Broken
+from tangramctl.machine import Machine, try_lock
+from tangramctl.proc import start_ticks
+
+WAIT_S: Final = 30.0
+"""For a socket to answer. Guessed: a start takes half a second, 16 at once on a busy machine some more."""
+LOOK_S: Final = 0.02
+STARTS: Final = 2
+"""Keepers that a run starts before it believes that none will live."""
+STOP_S: Final = 15.0
+IDLE_S: Final = 60.0
+"""How long a keeper stays after the last run, unless told otherwise. Guessed: the next run saves the start, half a second."""
+_PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")
+"""Of a run's environment. Not its LD_PRELOAD, grant or visible cards: the arbiter outlives it and serves others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """The keeper that runs now."""
+
+    pid: int
+    arbiter_pid: int
+    idle_s: float
+
+
+def ensure(machine: Machine, idle_s: float) -> bool:
+    """Start a keeper unless there is one. True when this call started it."""
+    lock = try_lock(machine.keeper_lock)
+    if lock is None:
+        return False
+    try:
+        machine.trouble.unlink(missing_ok=True)
+        programs = [] if machine.programs is None else [str(machine.programs)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "tangramctl.keeper",
+            str(machine.root),
+            str(lock),
+            str(idle_s),
+            *programs,
+        ]
+        with machine.log.open("w") as log:
+            starter = subprocess.Popen(
+                command, env=_environment(), cwd="/", pass_fds=[lock], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+            code = starter.wait()
+    finally:
+        os.close(lock)  # the keeper's copy holds on
+    if code != 0:
+        raise Broken(f"the keeper of {machine.root} does not start: {_tail(machine.log)}")
+    return True
+
+
+def await_socket(machine: Machine, path: Path, idle_s: float) -> None:
+    """Return when somebody accepts connections there, starting a keeper when none is there to. Raises Broken."""
+    pause = threading.Event()
+    until_s = time.monotonic() + WAIT_S
+    started = 0
+    while not answers(path):
+        if started >= STARTS and (lock := try_lock(machine.keeper_lock)) is not None:
+            os.close(lock)
+            raise Broken(_why(machine))
+        if started < STARTS:
+            started += ensure(machine, idle_s)
+        if time.monotonic() >= until_s:
+            raise Broken(f"no arbiter answers at {path} after {WAIT_S:.0f} s: {_tail(machine.log)}")
+        pause.wait(LOOK_S)
+
+
+def answers(path: Path) -> bool:
+    """Does somebody accept connections on this socket?"""
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+        with socket.socket(socket.AF_UNIX, kind) as sock:
+            try:
+                sock.connect(str(path))
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def running(machine: Machine) -> Keepers | None:
+    """The keeper that runs now, or None."""
+    try:
+        told = json.loads(machine.keeper_file.read_text())
+        if start_ticks(told["pid"]) == told["start_ticks"]:
+            return Keepers(told["pid"], told["arbiter_pid"], told["idle_s"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return None
+
+
+def stop(machine: Machine) -> Keepers | None:
+    """End the keeper and what it keeps; which it was, or None when there was none. Raises Broken when it does not end."""
+    found = running(machine)
+    if found is None:
+        return None
+    try:
+        os.kill(found.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return found
+    pause = threading.Event()
+    until_s = time.monotonic() + STOP_S
+    while time.monotonic() < until_s:
+        lock = try_lock(machine.keeper_lock)
+        if lock is not None:
+            os.close(lock)
+            return found
+        pause.wait(LOOK_S)
+    raise Broken(f"the keeper, process {found.pid}, does not end within {STOP_S:.0f} s")
+
+
+def _environment() -> dict[str, str]:
+    passed = {
+        name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("TANGRAM_ARBITER_")
+    }
+    return passed | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+
+
+def _why(machine: Machine) -> str:
+    try:
+        return machine.trouble.read_text().strip()
+    except FileNotFoundError:
+        return f"the arbiter of {machine.root} does not stay up: {_tail(machine.log)}"
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else f"nothing is in {log}"

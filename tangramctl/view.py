@@ -1,0 +1,196 @@
+"""What `tangramctl ps` says: runs from the book, with what the arbiters say of their memory; pods of a cluster's node beside them.
+
+An arbiter that does not answer costs its numbers (null, `?`) and a note, never the list.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tangramctl import fake, service
+from tangramctl.book import Run, runs
+from tangramctl.errors import Broken
+from tangramctl.machine import Machine
+from vgpu.errors import BadDocument
+from vgpu.status import ContainerStatus, Status, decode_status
+
+VERSION: Final = 1
+CLUSTER_SOCKET: Final = Path("/var/lib/tangram/status.sock")
+"""Of the arbiter of a cluster's node; root alone may read it."""
+ANSWER_S: Final = 2.0
+DOCUMENT_LIMIT: Final = 16 * 2**20
+
+
+class CardView(msgspec.Struct, frozen=True):
+    """One card of a run or container. Bytes; None where no arbiter says."""
+
+    uuid: str
+    index: int | None
+    model: str | None
+    limit_bytes: int
+    core_percent: int
+    leased_bytes: int | None = None
+    used_bytes: int | None = None
+    context_bytes: int | None = None
+
+
+class ProcessView(msgspec.Struct, frozen=True):
+    """A process that uses a card under the grant."""
+
+    pid: int
+    command: str
+    used_bytes: int
+    context_bytes: int
+
+
+class Entry(msgspec.Struct, frozen=True, rename={"klass": "class"}):
+    """A run, or a container of a pod."""
+
+    kind: str
+    """run or container"""
+    key: str
+    name: str
+    """The user of a run; namespace/pod/container."""
+    pid: int | None
+    command: str
+    started_unix: int | None
+    klass: str
+    level: int
+    over: bool
+    fake: str | None
+    """The description that its cards come from; None on real ones."""
+    cards: tuple[CardView, ...]
+    processes: tuple[ProcessView, ...] | None
+
+
+class View(msgspec.Struct, frozen=True):
+    """The document of `ps --json`."""
+
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
+    version: int = VERSION
+
+
+def look(machine: Machine, cluster_socket: Path = CLUSTER_SOCKET) -> View:
+    """Everything that holds a share here. Starts an arbiter for runs that lost theirs. Raises Broken."""
+    entries: list[Entry] = []
+    notes: list[str] = []
+    for place, described in [(machine, None), *fake.known(machine)]:
+        found, note = _of_machine(place, described)
+        entries += found
+        notes += note
+    if os.access(cluster_socket, os.W_OK):
+        try:
+            entries += [_container(status) for status in asked(cluster_socket).containers]
+        except (OSError, BadDocument) as error:
+            notes.append(f"the node's arbiter at {cluster_socket} does not tell of pods: {error}")
+    return View(tuple(entries), tuple(notes))
+
+
+def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], list[str]]:
+    with machine.locked():
+        there = runs(machine)
+    if not there:
+        return [], []
+    notes: list[str] = []
+    told: dict[str, ContainerStatus] = {}
+    try:
+        service.await_socket(machine, machine.status_socket, service.IDLE_S)
+        told = {status.key: status for status in asked(machine.status_socket).containers}
+    except (OSError, BadDocument, Broken) as error:
+        notes.append(f"the arbiter of {machine.root} does not tell what is used: {error}")
+    return [_run(run, told.get(run.key), described) for run in there], notes
+
+
+def asked(path: Path) -> Status:
+    """The status document of the arbiter behind a socket. Raises OSError, BadDocument."""
+    received = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(ANSWER_S)
+        sock.connect(str(path))
+        while part := sock.recv(65536):
+            received += part
+            if len(received) > DOCUMENT_LIMIT:
+                raise BadDocument(f"status document has more than {DOCUMENT_LIMIT} bytes")
+    return decode_status(bytes(received))
+
+
+def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Entry:
+    found = {card.uuid: card for card in status.cards} if status is not None else {}
+    said = found.get(run.uuid)
+    card = CardView(
+        uuid=run.uuid,
+        index=run.index,
+        model=run.model,
+        limit_bytes=run.mib * 2**20,
+        core_percent=run.core_percent,
+        leased_bytes=said.leased_bytes if said else None,
+        used_bytes=said.used_bytes if said else None,
+        context_bytes=said.context_bytes if said else None,
+    )
+    return Entry(
+        kind="run",
+        key=run.key,
+        name=run.user,
+        pid=run.pid,
+        command=run.name,
+        started_unix=run.started_unix,
+        klass=run.klass,
+        level=run.level,
+        over=status.over if status else False,
+        fake=described,
+        cards=(card,),
+        processes=_processes(status) if status else None,
+    )
+
+
+def _container(status: ContainerStatus) -> Entry:
+    cards = tuple(
+        CardView(
+            uuid=card.uuid,
+            index=None,
+            model=None,
+            limit_bytes=card.limit_bytes,
+            core_percent=card.core_percent,
+            leased_bytes=card.leased_bytes,
+            used_bytes=card.used_bytes,
+            context_bytes=card.context_bytes,
+        )
+        for card in status.cards
+    )
+    return Entry(
+        kind="container",
+        key=status.key,
+        name=f"{status.pod}/{status.container}",
+        pid=None,
+        command=status.processes[0].command if status.processes else "",
+        started_unix=None,
+        klass=status.klass,
+        level=status.level,
+        over=status.over,
+        fake=None,
+        cards=cards,
+        processes=_processes(status),
+    )
+
+
+def _processes(status: ContainerStatus) -> tuple[ProcessView, ...]:
+    return tuple(
+        ProcessView(
+            process.pid,
+            process.command,
+            sum(card.used_bytes for card in process.cards),
+            sum(card.context_bytes for card in process.cards),
+        )
+        for process in status.processes
+    )
+
+
+def encode(view: View) -> bytes:
+    """As `ps --json` prints it."""
+    return msgspec.json.format(msgspec.json.encode(view), indent=2)
