@@ -77,13 +77,21 @@ class Book:
     def failed(self) -> list[Row]:
         return [row for row in self.rows if row.ok == "no"]
 
+    def extend(self, other: Book) -> None:
+        """The rows of a book that was kept beside this one."""
+        for row in other.rows:
+            self._keep(row)
+
     def _add(self, check: str, wanted: object, seen: object, ok: str) -> None:
         row = Row(self.part, self.case, check, str(wanted), str(seen), ok)
+        self._keep(row)
+        if ok in ("no", "not run"):
+            print(f"{row.ok:8} {row.part}: {row.case}: {row.check}: wanted {row.wanted}, seen {row.seen}", flush=True)
+
+    def _keep(self, row: Row) -> None:
         self.rows.append(row)
         if self.file is not None:
             csv.writer(self.file).writerow((row.part, row.case, row.check, row.wanted, row.seen, row.ok))
-        if ok in ("no", "not run"):
-            print(f"{row.ok:8} {row.part}: {row.case}: {row.check}: wanted {row.wanted}, seen {row.seen}", flush=True)
 
 
 class _Guard:

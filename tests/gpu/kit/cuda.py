@@ -466,13 +466,9 @@ def green() -> Any:
     return made
 
 
-def _end_primary(made: Any) -> None:
-    must("cuDevicePrimaryCtxReset_v2", c_int(0))
-    must("cuDevicePrimaryCtxRelease_v2", c_int(0))
-
-
 CONTEXTS: Final[dict[str, tuple[Any, Any]]] = {
-    "primary": (primary, _end_primary),
+    "primary": (primary, lambda _: must("cuDevicePrimaryCtxRelease_v2", c_int(0))),
+    "primary, reset": (primary, lambda _: must("cuDevicePrimaryCtxReset_v2", c_int(0))),
     "cuCtxCreate_v2": (made_v2, lambda made: must("cuCtxDestroy_v2", made)),
     "cuCtxCreate_v3": (made_v3, lambda made: must("cuCtxDestroy_v2", made)),
     "cuCtxCreate_v4": (made_v4, lambda made: must("cuCtxDestroy_v2", made)),

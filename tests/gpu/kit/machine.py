@@ -241,13 +241,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """watch.py as a process. Bytes."""
+    """watch.py as a process. Bytes. Several threads may ask."""
 
     lines: Lines
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, *words: Any) -> dict[str, Any]:
-        self.lines.send(*words)
-        return self.lines.receive()
+        with self._turn:
+            self.lines.send(*words)
+            return self.lines.receive()
 
     def now(self, *tenants: Lines) -> int:
         return sum(int(self.ask("now", one.pid)["bytes"]) for one in tenants)

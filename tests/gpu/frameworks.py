@@ -1,0 +1,112 @@
+"""What frameworks do at a limit below their wish: their own error, life after it, and never past the limit in the driver's books.
+
+Each case is a program of programs/ in a container of its own. A framework that this machine lacks is a row `not run`. Cases run
+several at a time, since most of their time is import; a machine's cores decide how many.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.kit.book import Book, NotRun
+from tests.gpu.kit.machine import MIB, Lines, Machine, Watcher
+
+PROGRAMS = Path(__file__).parent / "programs"
+LIMIT_MIB = 8192
+PART = "frameworks"
+CASE_S = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    words: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def _torch(name: str, configuration: str) -> Case:
+    return Case(name, ("torch_fill.py",), {"PYTORCH_CUDA_ALLOC_CONF": configuration} if configuration else {})
+
+
+CASES = (
+    _torch("torch caching allocator", ""),
+    _torch("torch expandable segments", "expandable_segments:True"),
+    _torch("torch cudaMallocAsync", "backend:cudaMallocAsync"),
+    Case("torch graphs", ("torch_graphs.py",)),
+    Case("torch graphs, cudaMallocAsync", ("torch_graphs.py",), {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    Case("torch DataParallel", ("torch_parallel.py",)),
+    Case("torch NCCL, one rank", ("torch_nccl.py", "one")),
+    Case("torch NCCL, two ranks", ("torch_nccl.py", "two")),
+    Case("torch DataLoader, fork server", ("torch_loader.py",)),
+    Case("jax preallocated", ("jax_fill.py",)),
+    Case("jax growing", ("jax_fill.py",), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".9"}),
+    Case("jax platform allocator", ("jax_fill.py",), {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
+    Case("cupy default pool", ("cupy_fill.py", "default")),
+    Case("cupy managed pool", ("cupy_fill.py", "managed")),
+    Case("cupy async pool", ("cupy_fill.py", "async")),
+)  # fmt: skip
+
+
+def run_case(machine: Machine, watch: Watcher, case: Case) -> Book:
+    """The rows of one case."""
+    book = Book()
+    with book.one(PART, case.name):
+        key = machine.grant(LIMIT_MIB)
+        python = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
+        program, *words = case.words
+        child = machine.lines(
+            [python, str(PROGRAMS / program), *words], key, TANGRAM_TEST_LIMIT_MIB=str(LIMIT_MIB), **case.env
+        )
+        _follow(book, watch, child)
+        peak = watch.ask("peak", child.pid)
+        book.at_most("peak by process in the driver's books, MiB", LIMIT_MIB, peak["bytes"] / MIB)
+        book.check("exit status", 0, child.process.wait(30))
+    return book
+
+
+def _follow(book: Book, watch: Watcher, child: Lines) -> None:
+    said = False
+    while True:
+        try:
+            line = child.receive(CASE_S)
+        except RuntimeError as error:
+            if not said or child.process.returncode != 0:
+                raise RuntimeError(f"the program broke off: {error}") from None
+            return
+        said = True
+        _row(book, watch, child, line)
+
+
+def _row(book: Book, watch: Watcher, child: Lines, line: dict[str, Any]) -> None:
+    if "not_run" in line:
+        raise NotRun(line["not_run"])
+    if "check" in line:
+        book.check(line["check"], line["wanted"], line["seen"], line["ok"])
+    elif "fact" in line:
+        book.fact(line["fact"], line["seen"])
+    elif "brim" in line:
+        used = watch.now(child) / MIB
+        book.within("in the driver's books at the refusal, MiB", LIMIT_MIB - line["brim"], LIMIT_MIB, used)
+        child.send("go on")
+
+
+def run(machine: Machine, watch: Watcher, book: Book, until: Callable[[], bool] = lambda: False) -> None:
+    """All cases; the rows of each as it ends. `until`: whether the time is up, for the cases not begun."""
+    at_once = max(1, min(5, (os.cpu_count() or 1) // 3))
+
+    def one(case: Case) -> Book:
+        if until():
+            late = Book(part=PART, case=case.name)
+            late.not_run("the case", "no time left in the budget")
+            return late
+        return run_case(machine, watch, case)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for made in pool.map(one, CASES):
+            book.extend(made)

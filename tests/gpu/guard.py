@@ -1,0 +1,152 @@
+"""A program that goes past the library: the arbiter notices, tells, and ends it where the grant says so.
+
+The program stands in a mount namespace with the grant folder at /run/tangram, as a container has it; needs root. What the
+arbiter knows is read from its status socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.kit.book import Book, NotRun
+from tests.gpu.kit.machine import MIB, Machine, Watcher
+
+PART = "guard"
+PROGRAM = Path(__file__).parent / "programs/bypass.c"
+LIMIT_MIB = 2048
+SOON_S = 5.0
+"""Specified as 'within seconds': two readings a second apart, and what they take."""
+CALM_S = 4.0
+ENTER = 'mount -t tmpfs tangram /run && mkdir /run/tangram && mount --bind "$0" /run/tangram && exec "$@"'
+
+
+def built(machine: Machine, static: bool) -> Path:
+    made = machine.folder / ("bypass-static" if static else "bypass-dynamic")
+    if not made.exists():
+        words = ["gcc", "-O1", "-w", *(["-static"] if static else []), "-o", str(made), str(PROGRAM), "-ldl"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotRun(f"{' '.join(words[:3])}: {done.stderr.strip()[-200:]}")
+    return made
+
+
+class Inside:
+    """A process in the mount namespace of a container."""
+
+    def __init__(self, machine: Machine, key: str, *words: str, library: bool = False) -> None:
+        env = machine.base | ({"LD_PRELOAD": str(machine.library)} if library else {})
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", ENTER, str(machine.folder / "grants" / key), *words],
+            env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def status(machine: Machine, key: str) -> dict[str, Any]:
+    """What the arbiter says of one container."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(5)
+        sock.connect(str(machine.status_socket))
+        document = b"".join(iter(lambda: sock.recv(65536), b""))
+    found = [one for one in json.loads(document)["containers"] if one["key"] == key]
+    if len(found) != 1:
+        raise LookupError(f"status document: {len(found)} containers with key {key}, expected 1")
+    one: dict[str, Any] = found[0]
+    return one
+
+
+def stays(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether it is true for so long: asked ten times a second."""
+    end, pause = time.monotonic() + seconds, threading.Event()
+    while time.monotonic() < end:
+        if not condition():
+            return False
+        pause.wait(0.1)
+    return True
+
+
+def _reported(machine: Machine, book: Book, static: bool) -> None:
+    key = machine.grant(LIMIT_MIB, "guard report")
+    bypass = Inside(machine, key, str(built(machine, static)), str(LIMIT_MIB + 512))
+    try:
+        said = bypass.said()
+        book.check("the program past its grant", f"held {LIMIT_MIB + 512}", said)
+        if said.startswith("held"):
+            took = machine.wait_for(lambda: status(machine, key)["over"], "the arbiter to say over", 20)
+            book.at_most("seconds until the arbiter says over", SOON_S, round(took, 2))
+            listed = [one for one in status(machine, key)["processes"] if one["pid"] == bypass.process.pid]
+            measured = listed[0]["cards"][0]["measured_bytes"] // MIB if listed else 0
+            book.check("its MiB in the status document", f">= {LIMIT_MIB + 512}", measured, measured >= LIMIT_MIB + 512)
+            book.check("lives on when it is only reported", True, bypass.process.poll() is None)
+    finally:
+        bypass.end()
+    took = machine.wait_for(lambda: not status(machine, key)["over"], "the arbiter to say no more over", 20)
+    book.at_most("seconds until it is over no more after the end", SOON_S, round(took, 2))
+
+
+def _killed(machine: Machine, book: Book) -> None:
+    key = machine.grant(LIMIT_MIB, "guard kill")
+    program = str(built(machine, static=False))
+    sibling = Inside(machine, key, program, "256", library=True)
+    bypass = None
+    try:
+        book.check("a sibling with the library", "held 256", sibling.said())
+        bypass = Inside(machine, key, program, str(LIMIT_MIB + 512))
+        book.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
+        began = time.monotonic()
+        code = bypass.process.wait(20)
+        book.at_most("seconds until it is killed", SOON_S, round(time.monotonic() - began, 2))
+        book.check("its exit", -signal.SIGKILL, code)
+        alive = stays(lambda: sibling.process.poll() is None, 1.5)
+        book.check("the sibling lives", True, alive)
+    finally:
+        for one in (sibling, bypass):
+            if one is not None:
+                one.end()
+
+
+def _calm(machine: Machine, book: Book, watch: Watcher) -> None:
+    """A program of the library that stands at its limit is not over it."""
+    key = machine.grant(LIMIT_MIB, "guard kill")
+    inside = Inside(machine, key, str(built(machine, static=False)), str(LIMIT_MIB + 512), library=True)
+    try:
+        book.check("refused at the limit", "refused 2", inside.said())
+        calm = stays(lambda: not status(machine, key)["over"] and inside.process.poll() is None, CALM_S)
+        book.check(f"not called over, and alive, for {CALM_S:g} s at the brim", True, calm)
+        used = watch.ask("now", os.getsid(inside.process.pid))["processes"].get(str(inside.process.pid), 0) / MIB
+        book.within("in the driver's books, MiB", LIMIT_MIB - 128, LIMIT_MIB, used)
+    finally:
+        inside.end()
+
+
+def cases(machine: Machine, watch: Watcher, book: Book) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "bypass, static", lambda: _reported(machine, book, static=True)
+    yield "bypass, dynamic", lambda: _reported(machine, book, static=False)
+    yield "bypass, killed", lambda: _killed(machine, book)
+    yield "at the brim with the library", lambda: _calm(machine, book, watch)
+
+
+def run(machine: Machine, watch: Watcher, book: Book) -> None:
+    """All cases, as root only: a mount namespace needs it."""
+    for name, case in cases(machine, watch, book):
+        with book.one(PART, name):
+            if os.geteuid() != 0:
+                raise NotRun("needs root for a mount namespace")
+            case()

@@ -1,0 +1,63 @@
+"""CUDA graphs with private pools: right results, the framework's own error when a capture does not fit, and life after it."""
+
+from __future__ import annotations
+
+import report
+from report import LIMIT_MIB, MIB
+
+try:
+    import torch
+except ImportError as error:
+    report.absent(str(error))
+
+
+def captured(mib: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
+    """A graph whose private pool holds `mib` of intermediate results."""
+    x = torch.full((1024, 1024), 2.0, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            x @ x
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    kept = []
+    with torch.cuda.graph(graph):
+        for _ in range(mib // 128):
+            kept.append(torch.full((128 * MIB // 4,), 1.0, device="cuda"))
+        y = x @ x
+    return graph, x, y
+
+
+def main() -> None:
+    report.fact("version", f"torch {torch.__version__}, {torch.cuda.get_allocator_backend()}")
+    graph, x, y = captured(1024)
+    x.fill_(1.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    report.check("a replay is right", 1024.0, float(y[0, 0].item()))
+    seen = "none"
+    try:
+        captured(LIMIT_MIB)
+    except Exception as error:  # noqa: BLE001  what it is is the question
+        seen = report.kind(error)
+    report.check("error of a capture that does not fit", "torch.OutOfMemoryError", seen)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    x.fill_(3.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    report.check("the first graph replays after it", 9.0 * 1024, float(y[0, 0].item()))
+    again, x2, y2 = captured(1024)
+    again.replay()
+    torch.cuda.synchronize()
+    report.check("a new capture after it is right", 4.0 * 1024, float(y2[0, 0].item()))
+    del again, x2, y2, graph, x, y
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    report.within(
+        "mem_get_info free when the graphs are gone, MiB", LIMIT_MIB - 2048, LIMIT_MIB, torch.cuda.mem_get_info()[0] / MIB
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""All that only a GPU can show, in one command, within a time budget; the CSVs are written even when something fails.
+
+    python3 tests/gpu/run.py --out results [--only paths,frameworks,leftovers,guard,bench] [--budget 480] [--fake]
+
+Parts that the budget has no room for are rows `not run`. Exit status 1 when a row is `no`. TANGRAM_LIBRARY names a
+libtangram.so built elsewhere, else it is built with gcc; TANGRAM_COMMIT names the commit where there is no git.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from tests.gpu import frameworks, guard, leftovers, paths
+from tests.gpu.kit.book import Book
+from tests.gpu.kit.machine import Machine, Watcher, machine
+
+PARTS = ("paths", "guard", "frameworks", "leftovers", "bench")
+"""In this order; a part gets what is left of the budget."""
+BENCH_S = 200
+"""Kept for the benchmark while the parts before it run, when it is asked for."""
+
+
+def _paths(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
+    for name, case in paths.cases():
+        if until():
+            book.part, book.case = paths.PART, name
+            book.not_run("the case", "no time left in the budget")
+        else:
+            paths.run_case(here, watch, book, name, case)
+
+
+def _frameworks(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
+    frameworks.run(here, watch, book, until)
+
+
+def _guard(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
+    guard.run(here, watch, book)
+
+
+def _leftovers(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
+    leftovers.run(here, watch, book)
+
+
+RUN = {"paths": _paths, "frameworks": _frameworks, "guard": _guard, "leftovers": _leftovers}
+
+
+def _bench(out: Path, seconds: float, fake: bool) -> int:
+    words = [sys.executable, str(ROOT / "bench/shim/on_gpu.py"), str(out), "--budget", str(int(seconds))]
+    return subprocess.run([*words, *(["--fake"] if fake else [])], check=False, timeout=seconds + 60).returncode
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the CSVs")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
+    parser.add_argument("--budget", type=float, default=480, help="seconds for everything")
+    parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
+    given = parser.parse_args()
+    asked = given.only.split(",")
+    if unknown := set(asked) - set(PARTS):
+        parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    began, failed = time.monotonic(), 0
+    end = began + given.budget - (min(BENCH_S, given.budget / 2) if "bench" in asked else 0)
+    with machine(given.fake) as here:
+        for part in (one for one in PARTS if one in asked and one != "bench"):
+            failed += _one(part, here, given.out, lambda: time.monotonic() > end)
+            print(f"{part}: done after {time.monotonic() - began:.0f} s", flush=True)
+        shutil.copy(here.folder / "arbiter.log", given.out / "arbiter.log")
+        fake = here.fake
+    if "bench" in asked:
+        failed += _bench(given.out, began + given.budget - time.monotonic(), fake)
+    return 1 if failed else 0
+
+
+def _one(part: str, here: Machine, out: Path, until: Callable[[], bool]) -> int:
+    """One part into its own CSV, with an arbiter of its own; how many rows are `no`."""
+    book = Book.at(out / f"{part}.csv")
+    with book.one(part, "machine"):
+        for name, value in here.describe().items():
+            book.fact(name, value)
+    with book.one(part, "the part"):
+        here.start_arbiter()
+        watch = here.watcher()
+        RUN[part](here, watch, book, until)
+    here.end_tenants()
+    here.stop_arbiter()
+    counts = {ok: sum(row.ok == ok for row in book.rows) for ok in ("yes", "no", "not run")}
+    print(f"{part}: {counts}, threads {threading.active_count()}", flush=True)
+    return counts["no"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
