@@ -6,6 +6,8 @@ One node, not a list: with more than one left the scheduler scores them, and its
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from extender.reasons import BINDING, BOUND, NO_EVICTION_HELPS
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
@@ -24,9 +26,9 @@ def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
     try:
         ask = state.ask_of(pod)
     except BadAsk as error:
-        return _nowhere(dict.fromkeys(candidates, str(error)), unresolvable=True)
+        return FilterResult(unresolvable=dict.fromkeys(candidates, str(error)))
     if not ask:
-        return FilterResult(candidates)
+        return FilterResult(list(candidates))
     if not pod.uid:
         return FilterResult(error=f"pod {pod.key} has no metadata.uid: a place cannot be held for it")
     state.expire()
@@ -34,13 +36,13 @@ def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
         node, reason = firm
         if node in candidates:
             return FilterResult([node])
-        return _nowhere(dict.fromkeys(candidates, reason))
+        return _nowhere({reason: candidates})
     state.cancel(pod.uid)
     answer = state.place(ask, candidates)
     if isinstance(answer, Placement):
         state.reserve(pod.uid, pod.key, ask, answer)
         return FilterResult([answer.node])
-    return _nowhere(answer.reasons)
+    return _nowhere(answer.nodes)
 
 
 def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:
@@ -54,6 +56,9 @@ def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:
     return (claim.node, BINDING) if reservation.firm else None
 
 
-def _nowhere(reasons: dict[str, str], *, unresolvable: bool = False) -> FilterResult:
-    lost = {node: why for node, why in reasons.items() if unresolvable or why in NO_EVICTION_HELPS}
-    return FilterResult([], {node: why for node, why in reasons.items() if node not in lost}, lost)
+def _nowhere(nodes: Mapping[str, Iterable[str]]) -> FilterResult:
+    failed: dict[str, str] = {}
+    unresolvable: dict[str, str] = {}
+    for reason, those in nodes.items():
+        (unresolvable if reason in NO_EVICTION_HELPS else failed).update(dict.fromkeys(those, reason))
+    return FilterResult([], failed, unresolvable)

@@ -173,15 +173,15 @@ class State:
         """The best of the candidates, or why each cannot take the pod."""
         answer = place(self.fleet, ask, candidates, self.claims.only(ask, self.names))
         if isinstance(answer, NoRoom):
-            return NoRoom({node: self._reason(node, reason) for node, reason in answer.reasons.items()})
+            for node in answer.nodes.pop(NO_INVENTORY, ()):
+                answer.nodes.setdefault(self._reason(node), []).append(node)
         return answer
 
-    def _reason(self, node: str, reason: str) -> str:
-        if reason != NO_INVENTORY:
-            return reason
+    def _reason(self, node: str) -> str:
+        """Why a node without an inventory that counts takes no pods."""
         if node in self._blocked:
             return UNREADABLE_ASSIGNMENT
-        return self._excluded.get(node, reason if node in self._nodes else UNKNOWN_NODE)
+        return self._excluded.get(node, NO_INVENTORY if node in self._nodes else UNKNOWN_NODE)
 
     def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""

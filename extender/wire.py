@@ -15,8 +15,47 @@ class FilterArgs(msgspec.Struct, frozen=True):
     """ExtenderArgs."""
 
     pod: Pod = msgspec.field(name="Pod")
-    node_names: list[str] | None = msgspec.field(name="NodeNames", default=None)
+    node_names: tuple[str, ...] | None = msgspec.field(name="NodeNames", default=None)
     """None when the scheduler sends whole nodes, because it is not configured with nodeCacheCapable."""
+
+
+class FilterReader:
+    """Reads the bodies of filter calls.
+
+    The names of the nodes are most of a body: 440 kB and 3 ms of reading and looking up for 10,000 (measured). They are the last
+    field, and where they are byte for byte what they were in the last call, so is the tuple that is answered. What stands before
+    them is then read as a whole object of its own, so nothing that looks like the list inside a pod can be taken for it.
+    """
+
+    def __init__(self) -> None:
+        self._args = msgspec.json.Decoder(FilterArgs)
+        self._names = msgspec.json.Decoder(_Names)
+        self._last: tuple[bytes, tuple[str, ...] | None] = b"", None
+
+    def read(self, body: bytes) -> FilterArgs:
+        """Raises MsgspecError or UnicodeDecodeError."""
+        try:
+            return self._in_two(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return self._args.decode(body)
+
+    def _in_two(self, body: bytes) -> FilterArgs:
+        tail, names = self._last
+        if not (tail and body.endswith(tail)):
+            at = body.rfind(b',"NodeNames":[')
+            if at < 0:
+                return self._args.decode(body)
+            tail = body[at:]
+            names = self._names.decode(b"{" + tail[1:]).node_names
+            self._last = tail, names
+        args = self._args.decode(body[: -len(tail)] + b"}")
+        return FilterArgs(args.pod, names)
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """The last field of ExtenderArgs, alone."""
+
+    node_names: tuple[str, ...] = msgspec.field(name="NodeNames")
 
 
 class FilterResult(msgspec.Struct, frozen=True):

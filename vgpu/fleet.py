@@ -13,13 +13,14 @@ A node is a column; its cards are rows by index. A node that leaves frees its co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from vgpu.grant import Slice
-from vgpu.inventory import AccessMode, Card, Inventory, MigInstance
+from vgpu.inventory import AccessMode, Card, Inventory
 from vgpu.request import FULL_CORE_PERCENT
 
 Ints: TypeAlias = npt.NDArray[np.int32]
@@ -29,6 +30,29 @@ Columns: TypeAlias = npt.NDArray[np.intp]
 
 FIRST_CAPACITY: Final = (8, 64)
 """(cards, nodes) to begin with; both double when full. Pulled out of the air."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Names that were asked about, looked up."""
+
+    asked: Sequence[str]
+    columns: Columns
+    """Of those that are known, in the order asked."""
+    strangers: Sequence[str]
+    """Those that are not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instances:
+    """MIG instances of one profile, per card."""
+
+    offered: Ints
+    """(cards, nodes) instances that exist and may be given."""
+    free: Ints
+    """(cards, nodes) of those, how many nobody holds."""
+    free_mib: Ints
+    """(cards, nodes) memory of the free ones together."""
 
 
 class Fleet:
@@ -52,10 +76,13 @@ class Fleet:
         self.inventory: dict[str, Inventory] = {}
         self.mig_tenants: dict[str, dict[str, int]] = {}
         """Node -> MIG instance UUID -> tenants that hold it; instances that nobody holds are left out."""
-        self.with_mig: set[str] = set()
-        """Nodes that have MIG instances."""
+        self.mig: dict[str, Instances] = {}
+        """Profile -> its instances, counted from the inventories and `mig_tenants`."""
+        self.width = 0
+        """Columns from here on were never used."""
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))
-        self._asked_last: tuple[list[str], list[str], Columns] | None = None
+        self._asked_last: Candidates | None = None
+        self._homes: dict[str, list[tuple[str, int]]] | None = None
 
     def __len__(self) -> int:
         return len(self.column)
@@ -63,30 +90,52 @@ class Fleet:
     def __contains__(self, node: str) -> bool:
         return node in self.column
 
-    def columns_of(self, candidates: Sequence[str]) -> tuple[list[str], Columns]:
-        """The candidates that are known, in order, and their columns.
+    def look_up(self, asked: Sequence[str]) -> Candidates:
+        """Which of these nodes are known, and where.
 
-        The scheduler asks about the same nodes again and again, so the last answer is kept: comparing 10,000 names takes
-        0.1 ms, looking them up 1.2 ms (measured).
+        The last answer is kept. Given the same tuple again it costs nothing; comparing 10,000 equal names takes 0.1 ms, looking
+        them up 0.6 ms (measured).
         """
-        if self._asked_last is None or self._asked_last[0] != candidates:
-            asked = list(candidates)
-            known = [name for name in asked if name in self.column]
-            columns: Columns = np.fromiter((self.column[name] for name in known), np.intp, len(known))
-            self._asked_last = asked, known, columns
-        return self._asked_last[1], self._asked_last[2]
+        last = self._asked_last
+        if last is not None and (asked is last.asked or asked == last.asked):
+            return last
+        kept = tuple(asked)
+        try:
+            columns: Columns = np.fromiter(map(self.column.__getitem__, kept), np.intp, len(kept))
+            found = Candidates(kept, columns, ())
+        except KeyError:
+            known = [self.column[name] for name in kept if name in self.column]
+            found = Candidates(kept, np.array(known, np.intp), [name for name in kept if name not in self.column])
+        self._asked_last = found
+        return found
+
+    def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
+        """(node, row) of every card with this UUID, or that carries the MIG instance with it.
+
+        Written down at the first question after an inventory changed: 20 ms for 80,000 cards, which few pods ever need.
+        """
+        if self._homes is None:
+            self._homes = {}
+            for node, inventory in self.inventory.items():
+                for row, card in enumerate(inventory.cards):
+                    for known in (card.uuid, *(instance.uuid for instance in card.instances)):
+                        self._homes.setdefault(known, []).append((node, row))
+        return self._homes.get(uuid, ())
 
     def set_node(self, name: str, inventory: Inventory, held: Iterable[Slice] = ()) -> None:
         """Add a node, or replace what is known of it. `held` is what all its pods occupy: nothing else is kept."""
         at = self.column[name] if name in self.column else self._new_column(name)
+        if self.inventory.get(name) is not inventory:
+            self._homes = None
         while len(inventory.cards) > len(self.total_mib):
             self._grow(axis=0)
         self._clear(at)
         self.inventory[name] = inventory
         self.mig_tenants[name] = {}
-        (self.with_mig.add if inventory.profiles else self.with_mig.discard)(name)
         for row, card in enumerate(inventory.cards):
             self._set_card(row, at, card)
+            for profile in {instance.profile for instance in card.instances}:
+                self._count_instances(name, row, profile)
         for piece in held:
             self.debit(name, piece)
 
@@ -95,10 +144,9 @@ class Fleet:
         at = self.column.pop(name, None)
         if at is None:
             return
-        self._asked_last = None
+        self._asked_last = self._homes = None
         del self.inventory[name], self.mig_tenants[name]
         self.names[at] = ""
-        self.with_mig.discard(name)
         self._clear(at)
         self._free_columns.append(at)
 
@@ -113,16 +161,6 @@ class Fleet:
     def access(self, node: str) -> AccessMode:
         """How containers of this node get their devices."""
         return self.inventory[node].access
-
-    def free_instances(self, node: str, profile: str) -> list[tuple[Card, MigInstance]]:
-        """(card, instance) of every MIG instance of a profile that is offered and nobody holds, in order of cards."""
-        taken = self.mig_tenants[node]
-        return [
-            (card, instance)
-            for card in self.inventory[node].cards
-            for instance in card.offered_instances
-            if instance.profile == profile and instance.uuid not in taken
-        ]
 
     def overcommitted(self) -> list[tuple[str, str, int, int]]:
         """(node, UUID, free MiB, free percent) of every card and MIG instance with less than nothing left: I1 is broken."""
@@ -157,6 +195,7 @@ class Fleet:
             "free_mib": self.free_mib.copy(),
             "free_percent": self.free_percent.copy(),
             "tenants": self.tenants.copy(),
+            **{f"free {profile}": instances.free.copy() for profile, instances in self.mig.items()},
         }
 
     def _apply(self, node: str, piece: Slice, sign: int) -> None:
@@ -168,6 +207,9 @@ class Fleet:
             held[piece.uuid] = held.get(piece.uuid, 0) + sign
             if not held[piece.uuid]:
                 del held[piece.uuid]
+            for at_row, card in enumerate(self.inventory[node].cards):
+                if any(instance.uuid == piece.uuid for instance in card.instances):
+                    self._count_instances(node, at_row, piece.profile)
             return
         row = self._row(node, piece)
         if row is None:
@@ -189,8 +231,18 @@ class Fleet:
         self.shareable[row, at] = card.shareable
         self.model[row, at] = self.models.setdefault(card.model, len(self.models))
 
+    def _count_instances(self, node: str, row: int, profile: str) -> None:
+        """Write down how many instances of a profile a card offers, and what of them is free."""
+        if profile not in self.mig:
+            self.mig[profile] = Instances(*(np.zeros_like(self.total_mib) for _ in range(3)))
+        known, at, taken = self.mig[profile], self.column[node], self.mig_tenants[node]
+        offered = [i for i in self.inventory[node].cards[row].offered_instances if i.profile == profile]
+        free = [instance.mib for instance in offered if instance.uuid not in taken]
+        known.offered[row, at], known.free[row, at], known.free_mib[row, at] = len(offered), len(free), sum(free)
+
     def _clear(self, at: int) -> None:
-        for array in (self.total_mib, self.free_mib, self.free_percent, self.tenants):
+        instances = [array for known in self.mig.values() for array in (known.offered, known.free, known.free_mib)]
+        for array in (self.total_mib, self.free_mib, self.free_percent, self.tenants, *instances):
             array[:, at] = 0
         self.shareable[:, at] = False
         self.model[:, at] = -1
@@ -202,14 +254,21 @@ class Fleet:
         at = self._free_columns.pop()
         self.column[name] = at
         self.names[at] = name
+        self.width = max(self.width, at + 1)
         return at
 
     def _grow(self, axis: int) -> None:
         before = self.total_mib.shape[axis]
         for field in ("total_mib", "free_mib", "free_percent", "tenants", "shareable"):
-            array = getattr(self, field)
-            setattr(self, field, np.concatenate([array, np.zeros_like(array)], axis=axis))
+            setattr(self, field, _doubled(getattr(self, field), axis))
+        for profile, known in self.mig.items():
+            arrays = (known.offered, known.free, known.free_mib)
+            self.mig[profile] = Instances(*(_doubled(array, axis) for array in arrays))
         self.model = np.concatenate([self.model, np.full_like(self.model, -1)], axis=axis)
         if axis == 1:
             self.names.extend([""] * before)
             self._free_columns.extend(range(2 * before - 1, before - 1, -1))
+
+
+def _doubled(array: Any, axis: int) -> Any:
+    return np.concatenate([array, np.zeros_like(array)], axis=axis)

@@ -47,6 +47,13 @@ class Books:
     untouched: Bools
     """Allowed, and nobody has any of it."""
 
+    def at(self, columns: Columns) -> Books:
+        """A copy, of these nodes only."""
+        return Books(
+            self.free_mib[:, columns], self.free_percent[:, columns],
+            self.allowed[:, columns], self.untouched[:, columns],
+        )  # fmt: skip
+
 
 def pack(books: Books, needs: Sequence[Need], wholes: int) -> tuple[Bools, list[Columns]]:
     """Cards for every need, and `wholes` untouched cards besides that no need shares.

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
 
 import numpy as np
 
-from vgpu.fleet import Fleet
+from vgpu.fleet import Candidates, Fleet
 from vgpu.grant import Assignment
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk
@@ -43,9 +44,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why a pod goes nowhere: node -> one of the constant reasons above."""
+    """Why a pod goes nowhere."""
 
-    reasons: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, list[str]] = field(default_factory=dict)
+    """One of the constant reasons above -> the nodes that it holds for."""
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Node -> reason."""
+        return {node: reason for reason, nodes in self.nodes.items() for node in nodes}
 
 
 def place(
@@ -56,46 +63,43 @@ def place(
     `only` narrows a node's cards to the UUIDs given: a pod of the same size is starting there, and the kubelet may swap
     the two pods' devices (contract.md section 3).
     """
-    asked = list(candidates)
-    names, _ = fleet.columns_of(asked)
+    asked = fleet.look_up(candidates if isinstance(candidates, tuple) else tuple(candidates))
     table = Table(fleet, ask, asked, only)
     if not table.fits.any():
-        return NoRoom(_strangers(fleet, asked) | _reasons(table, only))
+        return _no_room(table, asked, only)
     scores = POLICIES[ask.policy](table.outcome())
-    best = scores[table.fits].min()
-    at = min(np.flatnonzero(table.fits & (scores == best)).tolist(), key=names.__getitem__)
-    return Placement(names[at], table.assignment(at))
+    best = np.flatnonzero(table.fits & (scores == scores[table.fits].min())).tolist()
+    at = min(best, key=table.names.__getitem__) if len(best) > 1 else best[0]
+    return Placement(table.names[at], table.assignment(at))
 
 
 def explain(
     fleet: Fleet, ask: PodAsk, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
 ) -> dict[str, str]:
     """Per candidate that cannot take the pod, the reason; those that can are left out."""
-    asked = list(candidates)
-    return _strangers(fleet, asked) | _reasons(Table(fleet, ask, asked, only), only)
+    asked = fleet.look_up(tuple(candidates))
+    return _no_room(Table(fleet, ask, asked, only), asked, only).reasons
 
 
-def _strangers(fleet: Fleet, asked: list[str]) -> dict[str, str]:
-    return {name: NO_INVENTORY for name in asked if name not in fleet or not fleet.inventory[name].cards}
-
-
-def _reasons(table: Table, only: Mapping[str, Set[str]] | None) -> dict[str, str]:
-    """Per known candidate that does not fit, the reason that helps most."""
+def _no_room(table: Table, asked: Candidates, only: Mapping[str, Set[str]] | None) -> NoRoom:
+    """Per candidate that does not fit, the reason that helps most."""
     fleet, ask = table.fleet, table.ask
-    full = [table.names[at] for at in np.flatnonzero(~table.fits) if fleet.inventory[table.names[at]].cards]
-    if not full:
-        return {}
-    empty = Table(fleet, ask, full, emptied=True)
-    waiting = [name for name in full if name in (only or {})]
-    now = Table(fleet, ask, full)
-    swaps = set(waiting) & {name for name, fits in zip(full, now.fits.tolist(), strict=True) if fits}
-    busy = NO_WHOLE if any(part.kind == "whole" for part in ask.containers) else NO_ROOM
-    reasons = {}
-    for at, name in enumerate(full):
-        if not empty.fits[at]:
-            reasons[name] = TOO_LARGE if empty.fits_mig[at] else NO_MIG_EVER
-        elif name in swaps:
-            reasons[name] = SWAP_RISK
-        else:
-            reasons[name] = busy if now.fits_mig[at] else NO_MIG
-    return reasons
+    full = table.asked & ~table.fits
+    empty = Table(fleet, ask, asked, emptied=True)
+    now = Table(fleet, ask, asked) if only else table
+    found = [
+        (NO_INVENTORY, (fleet.model[:, table.view] < 0).all(axis=0)),
+        (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
+        (TOO_LARGE, ~empty.fits),
+        (SWAP_RISK, now.fits),
+        (NO_MIG, ~now.fits_mig),
+        (NO_WHOLE if any(part.kind == "whole" for part in ask.containers) else NO_ROOM, full),
+    ]
+    nodes: dict[str, list[str]] = {}
+    for reason, holds in found:
+        if named := list(compress(table.names, (full & holds).tolist())):
+            nodes[reason] = named
+        full &= ~holds
+    if asked.strangers:
+        nodes.setdefault(NO_INVENTORY, []).extend(asked.strangers)
+    return NoRoom(nodes)

@@ -23,12 +23,12 @@ SHIFT: Final = np.int64(32)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the candidate nodes would look after the pod is placed on them. Columns are candidates."""
+    """How the nodes would look after the pod is placed on them. What it says of a node that does not fit means nothing."""
 
-    free_mib: Ints
-    """(cards, nodes) left after the pod, 0 on cards that it may not use."""
     loosest_mib: Ints
     """(nodes,) left after the pod on the roomiest card that it would take; a card taken whole counts with its size."""
+    node_free_mib: Ints
+    """(nodes,) left after the pod on all cards that it may use."""
 
 
 Policy: TypeAlias = Callable[[Outcome], Scores]
@@ -36,8 +36,7 @@ Policy: TypeAlias = Callable[[Outcome], Scores]
 
 def binpack(outcome: Outcome) -> Scores:
     """The tightest GPU; among equals the node that is left with least."""
-    node_free = outcome.free_mib.clip(min=0).sum(axis=0, dtype=np.int64)
-    scores: Scores = (outcome.loosest_mib.astype(np.int64) << SHIFT) + node_free
+    scores: Scores = (outcome.loosest_mib.astype(np.int64) << SHIFT) + outcome.node_free_mib
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Try one pod on every candidate node at once, on copies of their columns.
+"""Try one pod on every candidate node at once.
 
 What is promised
     A candidate fits exactly when its cards hold the pod, for pods of up to `EXACT_CONTAINERS` containers with a share and
@@ -8,7 +8,12 @@ What is promised
     Where an init container asks for a share too, all shares of the pod lie on one set of cards: the kubelet hands an init
     container's devices on to the app containers, so anything else would make its books differ from ours.
 
-Units and shapes as in `fleet`; a column is a candidate.
+How it is kept short
+    Most pods have one share. For them the fleet's own arrays are read as they are and nothing is written; which cards they
+    are is looked up for the chosen node only. Everything else is tried on copies, of the nodes only that sums do not rule out.
+
+Units and shapes as in `fleet`. A column is a node in view: every one that the fleet has when most were asked for, since
+reading all of them is quicker than picking out many; else those asked for.
 """
 
 from __future__ import annotations
@@ -19,8 +24,9 @@ from typing import Final
 
 import numpy as np
 
-from vgpu.fleet import Bools, Columns, Fleet, Ints
+from vgpu.fleet import Bools, Candidates, Columns, Fleet, Ints
 from vgpu.grant import Assignment, Slice
+from vgpu.instances import Counts, choose, on_node
 from vgpu.inventory import Card, MigInstance
 from vgpu.packing import Books, Need, pack
 from vgpu.policy import Outcome
@@ -43,9 +49,10 @@ class _Bundle:
 
 
 class Table:
-    """The candidates that the fleet knows, and what placing the pod on each would mean.
+    """The nodes in view, and what placing the pod on each would mean.
 
-    names       the candidates known, in the order asked
+    names       by node in view; longer than the arrays where the fleet has room for more
+    asked       (nodes,) whether the node is a candidate: nothing else is said of those that are not
     fits        (nodes,) whether the pod fits
     fits_mig    (nodes,) whether its MIG instances alone do
     """
@@ -54,93 +61,149 @@ class Table:
         self,
         fleet: Fleet,
         ask: PodAsk,
-        candidates: Sequence[str],
+        candidates: Candidates,
         only: Mapping[str, Set[str]] | None = None,
         *,
         emptied: bool = False,
     ) -> None:
         """`emptied`: as if no pod held anything."""
         self.fleet, self.ask, self._only, self._emptied = fleet, ask, only or {}, emptied
-        self._conditions = bool(ask.models or ask.not_models or ask.uuids or ask.not_uuids)
-        self.names, self._columns = fleet.columns_of(candidates)
-        self._every = np.arange(len(self.names))
-        books = self._books(self._every)
-        self._wholes = [part for part in ask.containers if part.kind == "whole"]
+        self._look_at(candidates.columns)
         self._bundles = _bundles([part for part in ask.containers if part.kind == "share"])
-        self._allowed = books.allowed.copy() if any(part.kind == "mig" for part in ask.containers) else books.allowed
-        """Grows by the MIG cards taken, so that the policy sees them."""
-        several = len(self._bundles) + bool(self._wholes) > 1
-        self._free = books.free_mib.copy() if several else books.free_mib
-        self._percent = books.free_percent.copy() if several else books.free_percent
+        self._wholes = [part for part in ask.containers if part.kind == "whole"]
+        self._profiles = {
+            part.profile: peak(_of_profile(ask, part.profile), lambda one: one.cards)
+            for part in ask.containers
+            if part.kind == "mig"
+        }
+        self._counts = {profile: self._instances(profile) for profile in self._profiles}
+        self.fits_mig = self.asked.copy()
+        for profile, wanted in self._profiles.items():
+            self.fits_mig &= self._counts[profile].enough(wanted)
+        self._left: Ints | None = None
+        """(cards, nodes) left on each card after the pod, of a pod that is one share."""
+        self._loosest_mib: Ints = np.zeros(len(self.asked), np.int32)
+        self._node_free_mib: Ints | None = None
+        self._live: Columns = np.zeros(0, np.intp)
+        """Nodes in view that other pods were tried on."""
         self._rows: list[Columns] = []
-        self._mig: dict[str, dict[int, list[tuple[Card, MigInstance]]]] = {}
-        self._loosest: Ints = np.zeros(len(self.names), np.int32)
-        self.fits = self._place(books)
-        self.fits_mig = self._take_instances()
-        self.fits &= self.fits_mig
+        """Per bundle, then for the whole GPUs: (cards taken, live nodes)."""
+        if len(self._bundles) == 1 and not self._wholes and not self._profiles:
+            self.fits = self._place_one(self._books(), self._bundles[0].need)
+        else:
+            self.fits = self._place_several(self._books())
+
+    def _look_at(self, columns: Columns) -> None:
+        """Choose what is in view."""
+        self.view: slice | Columns
+        """Of the fleet's columns."""
+        if 2 * len(columns) >= self.fleet.width:
+            self.view, self.names = slice(0, self.fleet.width), self.fleet.names
+            self.asked: Bools = np.zeros(self.fleet.width, np.bool_)
+            self.asked[columns] = True
+        else:
+            self.view, self.names = columns, [self.fleet.names[at] for at in columns.tolist()]
+            self.asked = np.ones(len(columns), np.bool_)
 
     def outcome(self) -> Outcome:
         """What the policy sees."""
-        return Outcome(np.where(self._allowed, self._free, np.int32(0)), self._loosest)
+        node_free = self._node_free_mib
+        if node_free is None:
+            need = self._bundles[0].need
+            node_free = _node_free(self._books()) - np.int32(need.mib * need.cards)
+        return Outcome(self._loosest_mib, node_free)
 
     def assignment(self, at: int) -> Assignment:
-        """The cards of every container on candidate number `at`, which must fit."""
+        """The cards of every container on node `at` in view, which must fit."""
         cards = self.fleet.inventory[self.names[at]].cards
+        taken = self._taken(at)
         given: dict[str, tuple[Slice, ...]] = {}
-        for bundle, rows in zip(self._bundles, self._rows, strict=False):
+        for bundle, rows in zip(self._bundles, taken, strict=False):
             for ask in bundle.asks:
                 given[ask.container] = tuple(
-                    Slice(cards[row].uuid, cards[row].index, ask.mib, ask.core_percent) for row in rows[:, at].tolist()
+                    Slice(cards[row].uuid, cards[row].index, ask.mib, ask.core_percent) for row in rows
                 )
         if self._wholes:
             pieces = [
                 Slice(cards[row].uuid, cards[row].index, cards[row].mib, FULL_CORE_PERCENT, "whole")
-                for row in self._rows[-1][:, at].tolist()
+                for row in taken[-1]
             ]
             given |= _dealt(pieces, self._wholes)
-        for profile, chosen in self._mig.items():
+        for profile, wanted in self._profiles.items():
             pieces = [
                 Slice(instance.uuid, card.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
-                for card, instance in chosen[at]
+                for card, instance in choose(self._instances_on(self.names[at], profile), wanted)
             ]
             given |= _dealt(pieces, _of_profile(self.ask, profile))
         ordered = {ask.container: given[ask.container] for ask in self.ask.containers}
         init = frozenset(ask.container for ask in self.ask.containers if ask.init)
         return Assignment(ordered, init, self.ask.klass, self.ask.level)
 
-    def _books(self, at: Columns) -> Books:
-        """What is free on the candidates numbered `at`, before the pod."""
-        fleet, columns = self.fleet, self._columns[at]
-        allowed = fleet.shareable.take(columns, axis=1)
-        self._narrow(allowed, at)
+    def _taken(self, at: int) -> list[list[int]]:
+        """Per bundle, then for the whole GPUs: the rows taken on a node."""
+        if self._left is not None:
+            order = self._left[:, at].argsort(kind="stable")
+            return [order[: self._bundles[0].need.cards].tolist()]
+        live = int(np.searchsorted(self._live, at))
+        return [rows[:, live].tolist() for rows in self._rows]
+
+    # --- what the pod may use ---
+
+    def _books(self) -> Books:
+        """What is free on the nodes in view, before the pod. Not to be written to."""
+        fleet, view = self.fleet, self.view
+        allowed = self._allowed()
         if self._emptied:
-            total = fleet.total_mib.take(columns, axis=1)
+            total = fleet.total_mib[:, view]
             return Books(total, np.full_like(total, FULL_CORE_PERCENT), allowed, allowed)
-        untouched = allowed
-        if any(part.kind == "whole" for part in self.ask.containers):
-            untouched = allowed & (fleet.tenants.take(columns, axis=1) == 0)
-        return Books(fleet.free_mib.take(columns, axis=1), fleet.free_percent.take(columns, axis=1), allowed, untouched)
+        untouched = allowed & (fleet.tenants[:, view] == 0) if self._wholes else allowed
+        return Books(fleet.free_mib[:, view], fleet.free_percent[:, view], allowed, untouched)
 
-    def _narrow(self, allowed: Bools, at: Columns) -> None:
-        """Take out the cards that the pod's conditions or `only` exclude."""
-        fleet, ask = self.fleet, self.ask
+    def _allowed(self) -> Bools:
+        """(cards, nodes) cards that the pod may have a share of, or whole, when nobody else has them."""
+        ask, allowed = self.ask, self.fleet.shareable[:, self.view] & self.asked
         if ask.models or ask.not_models:
-            codes = [
-                code
-                for model, code in fleet.models.items()
-                if (not ask.models or model in ask.models) and model not in ask.not_models
-            ]
-            allowed &= np.isin(fleet.model.take(self._columns[at], axis=1), codes)
-        if not (ask.uuids or ask.not_uuids or self._only):
-            return
-        for column, name in enumerate([self.names[i] for i in at.tolist()]):
-            if ask.uuids or ask.not_uuids or name in self._only:
-                for row, card in enumerate(fleet.inventory[name].cards):
-                    allowed[row, column] &= self._may_use(name, card, card.uuid)
+            allowed &= self._models()
+        if ask.uuids:
+            named = np.zeros_like(allowed)
+            for row, at in self._homes(ask.uuids):
+                named[row, at] = True
+            allowed &= named
+        for row, at in self._homes(ask.not_uuids):
+            allowed[row, at] = False
+        for name, uuids in self._only.items():
+            at = self._position(name)
+            for row, card in enumerate(self.fleet.inventory[name].cards if at >= 0 else ()):
+                allowed[row, at] &= card.uuid in uuids
+        return allowed
 
-    def _may_use(self, name: str, card: Card, *uuids: str) -> bool:
-        """Do the pod's conditions and `only` allow a card, or an instance on it? `uuids` are those it answers to."""
-        ask, known = self.ask, set(uuids)
+    def _models(self) -> Bools:
+        """(cards, nodes) whether the pod's conditions allow the model."""
+        ask = self.ask
+        allowed = np.zeros(
+            len(self.fleet.models) + 1, np.bool_
+        )  # the last one is for rows without a card, which say -1
+        for model, code in self.fleet.models.items():
+            allowed[code] = (not ask.models or model in ask.models) and model not in ask.not_models
+        by_card: Bools = allowed[self.fleet.model[:, self.view]]
+        return by_card
+
+    def _homes(self, uuids: Set[str]) -> list[tuple[int, int]]:
+        """(row, node in view) of the cards that have or carry these UUIDs."""
+        found = [(row, self._position(node)) for uuid in uuids for node, row in self.fleet.homes(uuid)]
+        return [(row, at) for row, at in found if at >= 0]
+
+    def _position(self, name: str) -> int:
+        """Where in view a node is, -1 when it is no candidate."""
+        column = self.fleet.column.get(name, -1)
+        if isinstance(self.view, slice):
+            return column if column >= 0 and self.asked[column] else -1
+        found = np.flatnonzero(self.view == column)
+        return int(found[0]) if len(found) else -1
+
+    def _may_use(self, name: str, card: Card, instance: MigInstance) -> bool:
+        """Do the pod's conditions and `only` allow an instance? It answers to its own UUID and to its card's."""
+        ask, known = self.ask, {card.uuid, instance.uuid}
         return (
             (not ask.models or card.model in ask.models)
             and card.model not in ask.not_models
@@ -149,104 +212,122 @@ class Table:
             and (name not in self._only or bool(known & self._only[name]))
         )
 
-    def _place(self, books: Books) -> Bools:
-        """Shares and whole GPUs. Returns (nodes,) whether all of them fit."""
+    def _instances(self, profile: str) -> Counts:
+        """Instances of a profile that the pod may use."""
+        ask, known = self.ask, self.fleet.mig.get(profile)
+        if known is None:
+            nothing = np.zeros((len(self.fleet.total_mib), len(self.asked)), np.int32)
+            return Counts(nothing, nothing)
+        usable = self._models() if ask.models or ask.not_models else np.True_
+        free = (known.offered if self._emptied else known.free)[:, self.view] * usable
+        free_mib = known.free_mib[:, self.view] * usable
+        one_by_one = {at for _, at in self._homes(ask.uuids | ask.not_uuids)}
+        one_by_one |= {at for at in map(self._position, self._only) if at >= 0}
+        if ask.uuids:
+            free[:], free_mib[:] = 0, 0
+        for at in one_by_one:
+            free[:, at], free_mib[:, at] = 0, 0
+            rows = {card.uuid: row for row, card in enumerate(self.fleet.inventory[self.names[at]].cards)}
+            for card, instance in self._instances_on(self.names[at], profile):
+                free[rows[card.uuid], at] += 1
+                free_mib[rows[card.uuid], at] += instance.mib
+        return Counts(free, free_mib)
+
+    def _instances_on(self, name: str, profile: str) -> list[tuple[Card, MigInstance]]:
+        found = on_node(self.fleet, name, profile, emptied=self._emptied)
+        return [(card, instance) for card, instance in found if self._may_use(name, card, instance)]
+
+    # --- trying ---
+
+    def _place_one(self, books: Books, need: Need) -> Bools:
+        """One share. Returns (nodes,) whether it fits."""
+        can = books.allowed & (books.free_mib >= need.mib) & (books.free_percent >= need.percent)
+        left = self._left = np.where(can, books.free_mib - np.int32(need.mib), NEVER)
+        if need.cards > len(left):
+            return np.zeros(len(self.asked), np.bool_)
+        kth = need.cards - 1
+        self._loosest_mib = left.min(axis=0) if kth == 0 else np.partition(left, kth, axis=0)[kth]
+        fits: Bools = self._loosest_mib != NEVER
+        return fits
+
+    def _place_several(self, before: Books) -> Bools:
+        """Shares, whole GPUs and MIG instances, on the nodes that no sum rules out. Returns (nodes,) whether all fit."""
         needs = [bundle.need for bundle in self._bundles]
         wholes = peak(self._wholes, lambda ask: ask.cards)
-        fits: Bools = np.ones(len(self.names), np.bool_)
-        whole_rows: list[Columns] = []
+        live = self._live = np.flatnonzero(self.fits_mig & _plausible(before, needs, wholes))
+        books = before.at(live)
+        after = Books(books.free_mib.copy(), books.free_percent.copy(), books.allowed, books.untouched)
+        live_fits = self._take_tightest(after, needs, wholes)
+        if len(self._rows) > 1 and len(needs) <= EXACT_CONTAINERS:
+            stuck = np.flatnonzero(~live_fits)
+            live_fits[stuck] = self._take_exactly(books.at(stuck), after, needs, wholes, stuck)
+        loosest, node_free = self._loosest(after), _node_free(after)
+        for profile, wanted in self._profiles.items():
+            taken, left_mib = self._counts[profile].at(live).take(wanted)
+            np.maximum(loosest, np.where(taken > 0, left_mib, 0).max(axis=0, initial=0), out=loosest)
+            node_free += left_mib.sum(axis=0, dtype=np.int32)
+        fits: Bools = np.zeros(len(self.asked), np.bool_)
+        self._node_free_mib = np.zeros(len(self.asked), np.int32)
+        fits[live], self._loosest_mib[live], self._node_free_mib[live] = live_fits, loosest, node_free
+        return fits
+
+    def _take_tightest(self, after: Books, needs: Sequence[Need], wholes: int) -> Bools:
+        """Each need on the tightest cards that hold it. Returns (live nodes,) whether all are held."""
+        fits: Bools = np.ones(len(self._live), np.bool_)
+        every, whole_rows = np.arange(len(self._live)), []
         if wholes:
-            total = self.fleet.total_mib.take(self._columns, axis=1)
-            rows, found = _tightest(np.where(books.untouched, total, NEVER), wholes)
-            self._debit_whole(rows, self._every)
+            total = self.fleet.total_mib[:, self.view][:, self._live]
+            rows, found = _tightest(np.where(after.untouched, total, NEVER), wholes)
+            _debit(after, None, rows, every)
             whole_rows, fits = [rows], fits & found
         for need in needs:
-            can = self._allowed & (self._free >= need.mib) & (self._percent >= need.percent)
-            rows, found = _tightest(np.where(can, self._free - np.int32(need.mib), NEVER), need.cards)
-            self._debit(need, rows, self._every)
+            can = after.allowed & (after.free_mib >= need.mib) & (after.free_percent >= need.percent)
+            rows, found = _tightest(np.where(can, after.free_mib - np.int32(need.mib), NEVER), need.cards)
+            _debit(after, need, rows, every)
             self._rows.append(rows)
             fits &= found
         self._rows += whole_rows
-        if len(self._rows) > 1 and len(needs) <= EXACT_CONTAINERS and not fits.all():
-            fits |= self._place_exactly(needs, wholes, np.flatnonzero(~fits & _plausible(books, needs, wholes)))
-        self._note_loosest()
         return fits
 
-    def _place_exactly(self, needs: Sequence[Need], wholes: int, at: Columns) -> Bools:
-        """Place again where the tightest cards led nowhere. Returns (nodes,) where there was another way."""
-        fits: Bools = np.zeros(len(self.names), np.bool_)
-        if not len(at):
-            return fits
-        books = self._books(at)
-        found, ways = pack(books, needs, wholes)
-        fits[at] = found
-        self._free[:, at], self._percent[:, at] = books.free_mib, books.free_percent
-        for known, rows in zip(self._rows, ways, strict=False):
-            known[:, at] = rows
-        for need, rows in zip(needs, ways, strict=False):
-            self._debit(need, rows, at)
-        if wholes:
-            self._debit_whole(ways[-1], at)
+    def _take_exactly(self, books: Books, after: Books, needs: Sequence[Need], wholes: int, stuck: Columns) -> Bools:
+        """Place again where the tightest cards led nowhere. Returns (stuck nodes,) where there was another way."""
+        if not len(stuck):
+            return np.zeros(0, np.bool_)
+        fits, ways = pack(books, needs, wholes)
+        after.free_mib[:, stuck], after.free_percent[:, stuck] = books.free_mib, books.free_percent
+        wanted: list[Need | None] = [*needs, None]
+        for known, rows, need in zip(self._rows, ways, wanted, strict=False):
+            known[:, stuck] = rows
+            _debit(after, need, rows, stuck)
         return fits
 
-    def _debit(self, need: Need, rows: Columns, at: Columns) -> None:
-        self._free[rows, at] -= np.int32(need.mib)
-        self._percent[rows, at] -= np.int32(need.percent)
-
-    def _debit_whole(self, rows: Columns, at: Columns) -> None:
-        self._free[rows, at] = 0
-        self._percent[rows, at] = 0
-
-    def _note_loosest(self) -> None:
+    def _loosest(self, after: Books) -> Ints:
+        """(live nodes,) left on the roomiest card taken; a card taken whole counts with its size."""
+        loosest: Ints = np.zeros(len(self._live), np.int32)
+        every = np.arange(len(self._live))
         for at, rows in enumerate(self._rows):
             if at < len(self._bundles):
-                left = self._free[rows, self._every]
+                left = after.free_mib[rows, every]
             else:
-                left = self.fleet.total_mib[rows, self._columns]
-            np.maximum(self._loosest, left.max(axis=0), out=self._loosest)
+                left = self.fleet.total_mib[:, self.view][:, self._live][rows, every]
+            np.maximum(loosest, left.max(axis=0), out=loosest)
+        return loosest
 
-    def _take_instances(self) -> Bools:
-        """MIG instances, from the cards with the fewest free. Returns (nodes,) whether there are enough."""
-        fits: Bools = np.ones(len(self.names), np.bool_)
-        for profile in dict.fromkeys(ask.profile for ask in self.ask.containers if ask.kind == "mig"):
-            wanted = peak(_of_profile(self.ask, profile), lambda ask: ask.cards)
-            chosen = self._mig[profile] = {}
-            enough: Bools = np.zeros(len(self.names), np.bool_)
-            for at, name in enumerate(self.names):
-                free = self._instances(name, profile) if name in self.fleet.with_mig else []
-                if len(free) >= wanted:
-                    enough[at] = True
-                    chosen[at] = self._tightest_instances(at, free, wanted)
-            fits &= enough
-        return fits
 
-    def _instances(self, name: str, profile: str) -> list[tuple[Card, MigInstance]]:
-        """Instances of a profile that are free and that the pod may use."""
-        if self._emptied:
-            cards = self.fleet.inventory[name].cards
-            offered = [(card, i) for card in cards for i in card.offered_instances if i.profile == profile]
-        else:
-            offered = self.fleet.free_instances(name, profile)
-        if not self._conditions and name not in self._only:
-            return offered
-        return [(card, i) for card, i in offered if self._may_use(name, card, card.uuid, i.uuid)]
+def _node_free(books: Books) -> Ints:
+    """(nodes,) free MiB on the cards that the pod may use."""
+    counts = books.allowed & (books.free_mib > 0)
+    free: Ints = np.add.reduce(np.where(counts, books.free_mib, np.int32(0)), axis=0, dtype=np.int32)
+    return free
 
-    def _tightest_instances(
-        self, at: int, free: list[tuple[Card, MigInstance]], wanted: int
-    ) -> list[tuple[Card, MigInstance]]:
-        """`wanted` of `free`, and on their cards what is left, for the policy."""
-        left: dict[str, int] = {}
-        for card, instance in free:
-            left[card.uuid] = left.get(card.uuid, 0) + instance.mib
-        chosen = sorted(free, key=lambda found: (left[found[0].uuid], found[0].index))[:wanted]
-        for card, instance in chosen:
-            left[card.uuid] -= instance.mib
-        rows = {card.uuid: row for row, card in enumerate(self.fleet.inventory[self.names[at]].cards)}
-        for uuid, mib in left.items():
-            self._free[rows[uuid], at] = mib
-            self._allowed[rows[uuid], at] = True
-        self._loosest[at] = max(self._loosest[at], *(left[card.uuid] for card, _ in chosen))
-        return chosen
+
+def _debit(after: Books, need: Need | None, rows: Columns, at: Columns) -> None:
+    """Take the rows of a need, or whole cards, off the books of nodes `at`."""
+    if need is None:
+        after.free_mib[rows, at], after.free_percent[rows, at] = 0, 0
+    else:
+        after.free_mib[rows, at] -= np.int32(need.mib)
+        after.free_percent[rows, at] -= np.int32(need.percent)
 
 
 def _tightest(left: Ints, cards: int) -> tuple[Columns, Bools]:
@@ -262,11 +343,12 @@ def _tightest(left: Ints, cards: int) -> tuple[Columns, Bools]:
 
 def _plausible(books: Books, needs: Sequence[Need], wholes: int) -> Bools:
     """(nodes,) no sum rules the needs out: most nodes that are full are told apart here, cheaply."""
-    free = np.where(books.allowed, books.free_mib, 0).clip(min=0).sum(axis=0, dtype=np.int64)
-    percent = np.where(books.allowed, books.free_percent, 0).clip(min=0).sum(axis=0, dtype=np.int64)
-    plausible: Bools = free >= sum(need.mib * need.cards for need in needs)
-    plausible &= percent >= sum(need.percent * need.cards for need in needs)
-    plausible &= np.count_nonzero(books.untouched, axis=0) >= wholes
+    plausible: Bools = _node_free(books) >= sum(need.mib * need.cards for need in needs)
+    if any(need.percent for need in needs):
+        percent = np.where(books.allowed, books.free_percent, np.int32(0)).clip(min=0).sum(axis=0)
+        plausible &= percent >= sum(need.percent * need.cards for need in needs)
+    if wholes:
+        plausible &= np.count_nonzero(books.untouched, axis=0) >= wholes
     for need in needs:
         can = books.allowed & (books.free_mib >= need.mib) & (books.free_percent >= need.percent)
         plausible &= np.count_nonzero(can, axis=0) >= need.cards

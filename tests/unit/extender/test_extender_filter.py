@@ -48,7 +48,7 @@ class Cluster:
         self.state.pod_changed(built.build(), None)
 
     def filter(self, built: PodBuilder, *names: str) -> FilterResult:
-        candidates = list(names) or [f"n{at}" for at in range(1, 4)]
+        candidates = names or tuple(f"n{at}" for at in range(1, 4))
         return filter_nodes(self.state, FilterArgs(built.build(), candidates))
 
     def free_mib(self, name: str) -> list[int]:

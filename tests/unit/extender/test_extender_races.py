@@ -137,7 +137,7 @@ class Races(RuleBasedStateMachine):
         self.filter_one(self.some(data, self.truth), names)
 
     def filter_one(self, name: str, names: list[str]) -> None:
-        result = filter_nodes(self.state, FilterArgs(msgspec.convert(self.truth[name], Pod), names))
+        result = filter_nodes(self.state, FilterArgs(msgspec.convert(self.truth[name], Pod), tuple(names)))
         assert not result.error
         assert set(result.node_names) <= set(names)
         if result.node_names:

@@ -66,10 +66,10 @@ def test_a_fleet_grows_past_its_first_capacity_in_nodes_and_cards() -> None:
 def test_a_node_that_leaves_is_not_among_the_candidates_and_its_column_is_clean_for_the_next() -> None:
     fleet = Fleet()
     fleet.set_node("old", Inventory((Card("c", 0, "t4", 10), Card("d", 1, "t4", 10))))
-    assert fleet.columns_of(["old", "new"])[0] == ["old"]
+    assert fleet.look_up(("old", "new")).strangers == ["new"]
     fleet.remove_node("old")
     fleet.set_node("new", Inventory((Card("e", 0, "t4", 10),)))
-    assert fleet.columns_of(["old", "new"])[0] == ["new"]
+    assert fleet.look_up(("old", "new")).strangers == ["old"]
     assert not fleet.shareable[1, fleet.column["new"]]
 
 
