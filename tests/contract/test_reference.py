@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import BaseModel, Field
 
-from hack.reference.__main__ import PAGES, complaints, difference
+from hack.reference.__main__ import PAGES, ROOT, complaints, difference
 from hack.reference.metrics import breaches, rows
 from hack.reference.page import with_tables
 from hack.reference.programs import PROGRAMS
@@ -31,6 +32,13 @@ def test_every_program_of_the_project_has_a_section() -> None:
     }
     for page in PAGES:
         assert [program.package for program in PROGRAMS if f"\n## {program.package}\n" not in page.read_text()] == []
+
+
+def test_every_metric_of_an_alert_in_the_chart_is_one_that_a_program_tells() -> None:
+    rule = (ROOT / "deploy/helm/tangram/templates/monitoring/prometheusrule.yaml").read_text()
+    named = set(re.findall(r"\btangram_\w+", rule))
+    assert named
+    assert named - {row.name for program in PROGRAMS for row in rows(program.registry())} == set()
 
 
 def test_a_metric_is_found_with_its_labels_before_it_has_a_value() -> None:
