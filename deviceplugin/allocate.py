@@ -19,7 +19,7 @@ from vgpu.contract import uuid_of
 from vgpu.errors import Refused
 from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
-from vgpu.names import Names
+from vgpu.names import DEFAULT_GUARD, Guard, Names
 from vgpu.request import FULL_CORE_PERCENT, Ask
 
 
@@ -39,6 +39,8 @@ class Tenant:
     """The kubelet has not said yet that it took it (no status.startTime)."""
     leaving: bool = False
     """It is being deleted."""
+    guard: Guard = DEFAULT_GUARD
+    """What its user wants done when it holds more memory than it was granted."""
 
     def __str__(self) -> str:
         return f"pod {self.namespace}/{self.name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -12,6 +12,7 @@ import structlog
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
 from deviceplugin.grants import Grants
+from deviceplugin.guard import REASON, Guard, Offence, Trouble
 from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
@@ -21,6 +22,7 @@ from deviceplugin.podresources import KubeletSilent, PodResources
 from deviceplugin.pods import NodePods
 from deviceplugin.prestart import PreStart, Swapped, Unserved
 from deviceplugin.publish import Publisher
+from deviceplugin.removal import Remover
 from deviceplugin.server import Service
 from deviceplugin.settings import DevicePluginSettings
 from deviceplugin.upkeep import Upkeep, restore
@@ -79,8 +81,10 @@ class DevicePlugin:
         self.books = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, books=self.books, ledger=self.ledger, grants=self.grants,
-            inventory=self.offer.inventory, fetch=self._fetch,
+            inventory=self.offer.inventory, fetch=self._fetch, guard=settings.guard_policy, clear=settings.clear_memory,
         )  # fmt: skip
+        self.remover = Remover(client, self.metrics.removed)
+        self.guard = Guard(settings.status, self.pods.pod, self)
         self.publisher = Publisher(client, settings.node_name, self.offer)
         self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
         self.machine = Machine(
@@ -89,7 +93,7 @@ class DevicePlugin:
         )  # fmt: skip
         self.upkeep = Upkeep(
             names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
-            metrics=self.metrics,
+            remover=self.remover, metrics=self.metrics,
         )  # fmt: skip
         self._installing = "the library is not installed yet"
 
@@ -104,10 +108,12 @@ class DevicePlugin:
                     self.publisher.run,
                     self.machine.run,
                     self.upkeep.run,
+                    self.guard.run,
                     self._to_kubelet,
                 ):
                     group.create_task(part())
         finally:
+            await self.remover.close()
             await self.books.close()
             await http.cleanup()
 
@@ -141,8 +147,21 @@ class DevicePlugin:
         self.recorder.event(about(pod), reason, str(error), "Warning")
         if isinstance(error, Swapped):
             self.metrics.swaps.inc()
-            task = asyncio.get_running_loop().create_task(self._replace(pod))
-            task.add_done_callback(_log_failure)
+            self.remover.remove(pod, "swapped")
+
+    def over_limit(self, pod: Pod, offence: Offence) -> None:
+        """A container holds more memory than it was granted: tell the pod's user, and do what its policy says."""
+        self.recorder.event(about(pod, offence.container), REASON, offence.note, "Warning")
+        if offence.policy == "evict":
+            self.remover.remove(pod, "over-limit")
+
+    def over_limit_now(self, containers: int) -> None:
+        """So many containers are over their limit."""
+        self.metrics.over_limit.set(containers)
+
+    def arbiter_silent(self, trouble: Trouble) -> None:
+        """The arbiter did not say who is over its limit."""
+        self.metrics.arbiter_silent.labels(trouble).inc()
 
     async def _to_kubelet(self) -> None:
         await self._install()
@@ -190,18 +209,3 @@ class DevicePlugin:
             raise
         except msgspec.MsgspecError as error:
             raise ApiError(0, "Undecodable", str(error), verb="GET", path=paths.pod(namespace, name)) from None
-
-    async def _replace(self, pod: Pod) -> None:
-        """Evict the pod, so that its controller makes another. A pod that does not run yet is in no disruption budget's way."""
-        meta = pod.metadata
-        body: dict[str, Any] = {
-            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta.name, "namespace": meta.namespace},
-            "deleteOptions": {"preconditions": {"uid": meta.uid}},
-        }  # fmt: skip
-        await self._client.send("POST", paths.pod(meta.namespace, meta.name, "eviction"), body)
-        self.metrics.evictions.inc()
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        log.warning("a pod with swapped devices was not evicted; its next start tries again", error=str(error))

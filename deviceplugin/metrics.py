@@ -40,8 +40,21 @@ class Metrics:
             "tangram_deviceplugin_swaps_total",
             "Containers that the kubelet gave the devices of another pod of the same size.", registry=self.registry,
         )  # fmt: skip
-        self.evictions = Counter(
-            "tangram_deviceplugin_evictions_total", "Pods that had to be replaced because of a swap.",
+        self.removals = Counter(
+            "tangram_deviceplugin_pods_removed_total", "Pods deleted so that their controllers make others.", ("reason",),
+            registry=self.registry,
+        )  # fmt: skip
+        self.failed_removals = Counter(
+            "tangram_deviceplugin_pod_removals_failed_total", "Pods that had to go and could not be deleted.", ("reason",),
+            registry=self.registry,
+        )  # fmt: skip
+        self.over_limit = Gauge(
+            "tangram_deviceplugin_over_limit_containers",
+            "Containers that the arbiter finds holding more memory than they were granted.", registry=self.registry,
+        )  # fmt: skip
+        self.arbiter_silent = Counter(
+            "tangram_deviceplugin_arbiter_status_failures_total",
+            "Times that the arbiter's status was not there (unreachable) or not understood (unreadable).", ("reason",),
             registry=self.registry,
         )  # fmt: skip
         self.xids = Counter(
@@ -59,6 +72,10 @@ class Metrics:
     def refused(self, call: str, request: Request) -> None:
         """A call was refused."""
         self.refusals.labels(call, request.resource).inc()
+
+    def removed(self, reason: str, done: bool) -> None:
+        """The removal of a pod ended."""
+        (self.removals if done else self.failed_removals).labels(reason).inc()
 
     def set_drift(self, found: Mapping[tuple[str, str], int]) -> None:
         """Replace what is told of drift."""

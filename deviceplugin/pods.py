@@ -37,9 +37,10 @@ def read(pod: Pod, order: tuple[int, str], names: Names, unit_mib: int) -> Tenan
     if pod.finished:
         return None
     try:
-        asks = asks_of(pod, names, unit_mib).containers
+        ask = asks_of(pod, names, unit_mib)
     except BadAsk as error:
         return Unreadable(pod, _raw_requests(pod, names), f"pod {pod.key}: {error}")
+    asks = ask.containers
     if not asks:
         return None
     wants = tuple(Request(r, n) for ask in asks for r, n in ask.resources(names).items())
@@ -57,7 +58,7 @@ def read(pod: Pod, order: tuple[int, str], names: Names, unit_mib: int) -> Tenan
         return Unreadable(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {wrong}")
     meta = pod.metadata
     waiting, leaving = pod.status.start_time is None, meta.deletion_timestamp is not None
-    return Tenant(meta.uid, meta.namespace, meta.name, order, asks, assignment, waiting, leaving)
+    return Tenant(meta.uid, meta.namespace, meta.name, order, asks, assignment, waiting, leaving, ask.guard)
 
 
 def _raw_requests(pod: Pod, names: Names) -> tuple[Request, ...]:

@@ -27,7 +27,7 @@ from kube.objects import Pod
 from vgpu.contract import grant_for, grant_key
 from vgpu.errors import Refused
 from vgpu.inventory import Inventory
-from vgpu.names import Names
+from vgpu.names import DEFAULT_GUARD, Guard, Names, stricter
 
 WATCH_WAIT_S: Final = 2.0
 """For the watch to bring the pod before it is asked for by name."""
@@ -104,11 +104,14 @@ class PreStart:
         grants: Grants,
         inventory: Callable[[], Inventory],
         fetch: Callable[[str, str], Awaitable[Pod | None]],
+        guard: Guard = DEFAULT_GUARD,
+        clear: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._names, self._unit_mib = names, unit_mib
         self._pods, self._books, self._ledger, self._grants = pods, books, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
+        self._guard, self._clear = guard, clear
         self._starts: dict[tuple[str, frozenset[str]], int] = {}
 
     async def __call__(self, resource: str, ids: Sequence[str]) -> None:
@@ -201,7 +204,10 @@ class PreStart:
         record = self._grants.record(key)
         given = record.cards if record else tenant.assignment.uuids(container)
         self._verify_devices(starting, frozenset(given))
-        grant = grant_for(tenant.assignment, container, namespace=tenant.namespace, pod=tenant.name, uid=tenant.uid)
+        grant = grant_for(
+            tenant.assignment, container, namespace=tenant.namespace, pod=tenant.name, uid=tenant.uid,
+            guard=stricter(tenant.guard, self._guard), clear=self._clear,
+        )  # fmt: skip
         self._own(starting, ids, record)
         self._grants.write(key, grant)
         await self._arbiter_listens(key, starting.pod)

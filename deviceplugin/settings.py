@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from observe.options import config
-from vgpu.names import DEFAULT, Names
+from vgpu.names import DEFAULT, DEFAULT_GUARD, Guard, Names
 from vgpu.quantity import MEMORY_UNITS_MIB
 
 
@@ -50,9 +50,18 @@ class DevicePluginSettings(BaseSettings):
     library: Path = Field(
         Path("/opt/tangram/lib/libtangram.so"), description="the interception library that containers are given"
     )
+    guard_policy: Guard = Field(
+        DEFAULT_GUARD, description="what happens to a container over its limit; a pod may ask for more, not for less"
+    )
+    clear_memory: bool = Field(False, description="whether memory is zeroed before a container is handed it")
+    status_socket: Path | None = Field(
+        None, description="where the arbiter says who holds what; the default is status.sock in state-root"
+    )
     kubeconfig: str | None = Field(None, description="a kubeconfig file; the default is the pod's service account")
     metrics_host: str = Field("0.0.0.0", description="address that /metrics, /healthz and /readyz listen on")  # noqa: S104
-    metrics_port: int = Field(9402, ge=0, le=65535, description="their port; 0 takes any free one")
+    metrics_port: int = Field(
+        9402, ge=0, le=65535, description="port of /metrics, /healthz and /readyz; 0 takes any free one"
+    )
     health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each card whether it is well")
     probe_s: float = Field(
         60.0, gt=0, le=86_400, description="seconds between looks at which cards and MIG instances exist"
@@ -78,6 +87,11 @@ class DevicePluginSettings(BaseSettings):
     def pod_resources(self) -> Path:
         """The kubelet's pod resources socket."""
         return self.pod_resources_socket or self.kubelet_dir / "pod-resources/kubelet.sock"
+
+    @property
+    def status(self) -> Path:
+        """Where the arbiter says who holds what."""
+        return self.status_socket or self.state_root / "status.sock"
 
     @property
     def device_plugins(self) -> Path:

@@ -16,6 +16,7 @@ from deviceplugin.metrics import Metrics
 from deviceplugin.podresources import Holding, KubeletSilent, PodResources
 from deviceplugin.pods import NodePods, initialized
 from deviceplugin.prestart import PreStart
+from deviceplugin.removal import Remover
 from vgpu.contract import grant_key
 from vgpu.names import Names
 
@@ -58,10 +59,10 @@ class Upkeep:
 
     def __init__(
         self, names: Names, *, books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, prestart: PreStart,
-        metrics: Metrics,
+        remover: Remover, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._names, self._books, self._pods, self._ledger = names, books, pods, ledger
-        self._grants, self._prestart, self._metrics = grants, prestart, metrics
+        self._grants, self._prestart, self._remover, self._metrics = grants, prestart, remover, metrics
         self._drift: Drift = {}
 
     async def run(self) -> None:
@@ -86,6 +87,7 @@ class Upkeep:
             return
         self._ledger.forget_the_gone()
         self._prestart.forget_the_gone()
+        self._remover.forget_the_gone(self._pods.pods().keys())
         kept = needed(holdings, self._pods, self._ledger, self._grants, self._names)
         gone = self._grants.collect(kept, now=time.time(), older_than_s=GARBAGE_AGE_S)
         if gone:

@@ -36,12 +36,13 @@ PATIENCE_S = 20.0
 
 
 class Api(FakeApi):
-    """The fake API server, with what a device plugin writes: a node's annotations, Events, evictions."""
+    """The fake API server, with what a device plugin writes: a node's annotations, Events, deletions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[dict[str, Any]] = []
-        self.evicted: list[str] = []
+        self.deleted: list[tuple[str, dict[str, Any]]] = []
+        """Pod, options."""
         self.news = asyncio.Event()
         self.put({"kind": "Node", "metadata": {"name": NODE, "uid": "node"}})
 
@@ -66,9 +67,9 @@ class Api(FakeApi):
         if request.method == "POST" and request.path.endswith("/events"):
             self.events.append(await request.json())
             return web.json_response({}, status=201)
-        if request.method == "POST" and request.path.endswith("/eviction"):
-            self.evicted.append(request.path.split("/")[-2])
-            return web.json_response({}, status=201)
+        if request.method == "DELETE" and "/pods/" in request.path:
+            self.deleted.append((request.path.split("/")[-1], await request.json()))
+            return web.json_response({})
         return await super()._answer(request)
 
 
@@ -327,6 +328,17 @@ class Node:
         listening.listen(16)
         self.arbiters.append(listening)
         return folder
+
+    async def arbiter_says(self, document: bytes) -> asyncio.Server:
+        """Answer with this on the status socket, as the arbiter does: to whoever connects, then hang up."""
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(document)
+            writer.close()
+            await writer.wait_closed()
+
+        (self.state / "status.sock").unlink(missing_ok=True)
+        return await asyncio.start_unix_server(answer, self.state / "status.sock")
 
     def grant_folder(self, pod: str, container: str = "main") -> Path:
         answer = self.kubelet.answers[pod, container, DEFAULT.gpu_mem]

@@ -35,11 +35,11 @@ Start = Callable[..., AbstractAsyncContextManager[Node]]
 @pytest.fixture
 def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
     @asynccontextmanager
-    async def start(cards: str = TWO_CARDS, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
+    async def start(*options: str, cards: str = TWO_CARDS, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
         folder = Path(tempfile.mkdtemp(prefix="dp-"))
         try:
             async with node(fake_driver(cards), folder, access=access, seed=seed) as made:
-                await made.start_plugin()
+                await made.start_plugin(*options)
                 await made.ready()
                 yield made
         finally:
@@ -213,9 +213,10 @@ async def test_devices_swapped_by_the_kubelet_fail_the_start_and_have_the_pod_re
         with pytest.raises(grpc.aio.AioRpcError, match="mixed up two pods of the same size"):
             await made.kubelet.start_container("a", "main")
         async with asyncio.timeout(10):
-            while not (made.api.evicted and made.api.events):
+            while not (made.api.deleted and made.api.events):
                 await made.api.news.wait()
-        assert made.api.evicted == ["a"]
+        ((name, options),) = made.api.deleted
+        assert (name, options["preconditions"]) == ("a", {"uid": "uid-default-a"})
         assert made.api.events[0]["reason"] == "DevicesSwapped"
 
 
@@ -276,7 +277,7 @@ async def test_without_an_arbiter_the_container_does_not_start(running: Start) -
 
 
 async def test_whole_cards_and_mig_instances_are_given_by_uuid(running: Start) -> None:
-    async with running("card a100-40\ncard a100-40\nmig 1 3g.20gb 2g.10gb\n") as made:
+    async with running(cards="card a100-40\ncard a100-40\nmig 1 3g.20gb 2g.10gb\n") as made:
         has = inventory(made)
         instance = next(i for i in has.cards[1].instances if i.profile == "2g.10gb")
         assert made.kubelet.healthy(GPU) == {has.cards[0].uuid}

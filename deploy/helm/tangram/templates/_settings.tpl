@@ -140,6 +140,9 @@ securityContext:
 
 {{/* What must not be, in sentences. The schema has the rest. */}}
 {{- define "tangram.check" -}}
+{{- if and (eq .Values.arbiter.guard.policy "evict") (not .Values.policy.enabled) -}}
+{{- fail "arbiter.guard.policy is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be report or kill" -}}
+{{- end -}}
 {{- if and (not .Values.scheduler.leaderElect) (gt (int .Values.scheduler.replicas) 1) -}}
 {{- fail (printf "scheduler.replicas is %d with scheduler.leaderElect=false: several active schedulers would give one GPU away twice; it must be 0 or 1" (int .Values.scheduler.replicas)) -}}
 {{- end -}}

@@ -1,0 +1,157 @@
+"""Follow what the arbiter says of containers over their limit: an Event on the pod, and its removal where the policy is `evict`.
+
+The arbiter compares, and kills where the policy is `kill`; it has no way to the API server. This module reads its status socket,
+and decides nothing but what is new. An arbiter that does not answer changes nothing: what was told stays told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import structlog
+
+from kube.objects import Pod
+from vgpu.errors import BadDocument
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, decode_status
+
+EVERY_S: Final = 0.8
+"""Between looks. The arbiter's readings are a second apart, so each is seen."""
+DEADLINE_S: Final = 2.0
+"""For one answer, which takes milliseconds."""
+LARGEST_DOCUMENT: Final = 16 * 2**20
+"""Bytes. A node of 110 pods with 64 processes each is some 2 MB."""
+MIB: Final = 2**20
+COMMAND_LIMIT: Final = 80
+"""Characters of a command line in an Event."""
+
+REASON: Final = "OverMemoryLimit"
+_FOLLOWS: Final = {
+    "evict": "the pod is deleted",
+    "kill": "the processes that get around the library are killed",
+    "report": "nothing more is done",
+}
+
+Trouble = Literal["unreachable", "unreadable"]
+
+log = structlog.get_logger("deviceplugin.guard")
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """A container that is over its limit."""
+
+    uid: str
+    container: str
+    policy: str
+    note: str
+    """The sentence for a person."""
+
+
+def offences(status: Status) -> list[Offence]:
+    """Every container that the arbiter found over its limit."""
+    return [Offence(c.uid, c.container, c.guard, _note(c)) for c in status.containers if c.over]
+
+
+def _note(found: ContainerStatus) -> str:
+    follows = f"policy {found.guard}: {_FOLLOWS.get(found.guard, 'nothing more is done')}"
+    held = {card.uuid: sum(_held(part) for _, part in _on(found.processes, card)) for card in found.cards}
+    worst = max(found.cards, key=lambda card: held[card.uuid] - card.limit_bytes, default=None)
+    if worst is None:
+        return f"container {found.container} holds more GPU memory than it was granted; {follows}"
+    text = (
+        f"container {found.container} holds {held[worst.uuid] // MIB} MiB of {worst.uuid} and was granted "
+        f"{worst.limit_bytes // MIB} MiB"
+    )
+    largest = max(_on(found.processes, worst), key=lambda pair: _held(pair[1]), default=None)
+    if largest is not None:
+        process, part = largest
+        command = process.command[:COMMAND_LIMIT] or "of unknown name"
+        text += f", {_held(part) // MIB} MiB of it by process {process.pid} ({command})"
+    return f"{text}; {follows}"
+
+
+def _on(processes: Iterable[ProcessStatus], card: CardStatus) -> list[tuple[ProcessStatus, ProcessCard]]:
+    return [(process, part) for process in processes for part in process.cards if part.uuid == card.uuid]
+
+
+def _held(part: ProcessCard) -> int:
+    """Bytes: as NVML says, else as we count."""
+    return part.used_bytes + part.context_bytes if part.measured_bytes is None else part.measured_bytes
+
+
+class Observer(Protocol):
+    """Who acts on what is new."""
+
+    def over_limit(self, pod: Pod, offence: Offence) -> None:
+        """A container is over its limit that was not, or that nobody told of yet."""
+
+    def over_limit_now(self, containers: int) -> None:
+        """So many are."""
+
+    def arbiter_silent(self, trouble: Trouble) -> None:
+        """The status could not be had this time."""
+
+
+class Guard:
+    """Looks every `EVERY_S`. `pod` answers the pod of a UID when the watch knows it."""
+
+    def __init__(self, socket: Path, pod: Callable[[str], Pod | None], observer: Observer) -> None:
+        self._socket, self._pod, self._observer = socket, pod, observer
+        self._told: frozenset[tuple[str, str, str]] = frozenset()
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.once()
+            await asyncio.sleep(EVERY_S)
+
+    async def once(self) -> None:
+        """One look. Never raises for what the arbiter does."""
+        try:
+            status = decode_status(await read_document(self._socket))
+        except OSError as error:
+            log.debug("the arbiter's status is not to be had", socket=str(self._socket), error=str(error))
+            self._observer.arbiter_silent("unreachable")
+            return
+        except BadDocument as error:
+            if str(error) != self._trouble:
+                log.warning("the arbiter's status cannot be read", socket=str(self._socket), error=str(error))
+            self._trouble = str(error)
+            self._observer.arbiter_silent("unreadable")
+            return
+        self._trouble = ""
+        self._follow(offences(status))
+
+    def _follow(self, found: list[Offence]) -> None:
+        told = set()
+        for offence in found:
+            key = (offence.uid, offence.container, offence.policy)
+            if key not in self._told:
+                pod = self._pod(offence.uid)
+                if pod is None:
+                    continue  # the watch may be late: look again
+                log.warning("over the memory limit", pod=pod.key, uid=pod.uid, note=offence.note)
+                self._observer.over_limit(pod, offence)
+            told.add(key)
+        self._told = frozenset(told)
+        self._observer.over_limit_now(len(found))
+
+
+async def read_document(socket: Path) -> bytes:
+    """All that the arbiter writes to whoever connects. Raises OSError, TimeoutError, BadDocument when it is too long."""
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_unix_connection(str(socket))
+        try:
+            document = bytearray()
+            while part := await reader.read(65536):
+                document += part
+                if len(document) > LARGEST_DOCUMENT:
+                    raise BadDocument(f"status document: more than {LARGEST_DOCUMENT} bytes: at most that is read")
+            return bytes(document)
+        finally:
+            writer.close()

@@ -1,0 +1,135 @@
+"""A plugin process and an arbiter that says who is over the limit: what users see, what is deleted, what a broken arbiter changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.fake import fake_driver
+from tests.integration.deviceplugin.harness import Node
+from tests.integration.deviceplugin.test_plugin import Start, inventory, running, sharing
+from vgpu.codec import grant_from_text
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+
+__all__ = ["fake_driver", "running"]
+
+MIB = 2**20
+SILENT = "tangram_deviceplugin_arbiter_status_failures_total"
+
+
+def over(pod: str, uuid: str, guard: str, *, over: bool = True) -> ContainerStatus:
+    """A container granted 4096 MiB; one process holds 5000, another 96."""
+    cards = (CardStatus(uuid, 4096 * MIB, 0, 0, 0, 0),)
+    processes = tuple(
+        ProcessStatus(pid, 1, command, (ProcessCard(uuid, 0, 0, mib * MIB),))
+        for pid, command, mib in ((4711, "/bin/miner --all", 5000), (4712, "sh", 96))
+    )
+    uid = f"uid-default-{pod}"
+    return ContainerStatus("k", f"default/{pod}", uid, "main", "standard", 2, guard, over, cards, processes)
+
+
+async def admitted(made: Node, name: str) -> str:
+    """A pod that runs; the UUID of its card."""
+    one = sharing(name, inventory(made), 0, 4)
+    made.api.put(one.plain())
+    await made.kubelet.admit(one.plain())
+    return inventory(made).cards[0].uuid
+
+
+async def told(made: Node, count: int) -> list[str]:
+    async with asyncio.timeout(10):
+        while len(made.api.events) < count:
+            await made.api.news.wait()
+    return [event["note"] for event in made.api.events]
+
+
+async def count(made: Node, metric: str) -> float:
+    _, numbers = await made.get("/metrics")
+    return sum(float(line.rpartition(" ")[2]) for line in numbers.splitlines() if line.startswith(metric))
+
+
+async def until_more(made: Node, metric: str, than: float) -> None:
+    async with asyncio.timeout(10):
+        while await count(made, metric) <= than:  # noqa: ASYNC110 (in another process: there is no event to wait for)
+            await asyncio.sleep(0.05)
+
+
+async def test_a_container_over_its_limit_is_told_of_once_and_its_pod_stays(running: Start) -> None:
+    async with running() as made:
+        uuid = await admitted(made, "a")
+        async with await made.arbiter_says(encode_status(Status((over("a", uuid, "report"),)))):
+            (note,) = await told(made, 1)
+            await until_more(made, "tangram_deviceplugin_over_limit_containers", 0)
+        assert note == (
+            f"container main holds 5096 MiB of {uuid} and was granted 4096 MiB, 5000 MiB of it by process 4711"
+            " (/bin/miner --all); policy report: nothing more is done"
+        )
+        (event,) = made.api.events
+        assert (event["reason"], event["type"]) == ("OverMemoryLimit", "Warning")
+        assert event["regarding"]["fieldPath"] == "spec.containers{main}"
+        assert made.api.deleted == []
+
+
+async def test_with_policy_evict_the_pod_is_deleted_once(running: Start) -> None:
+    async with running() as made:
+        uuid = await admitted(made, "a")
+        document = encode_status(Status((over("a", uuid, "evict"),)))
+        async with await made.arbiter_says(document):
+            await told(made, 1)
+            await made.logged("pod deleted", pod="default/a", reason="over-limit")
+        before = await count(made, SILENT)
+        await until_more(made, SILENT, before)  # at least one look without an arbiter
+        async with await made.arbiter_says(document):
+            await told(made, 1)
+            await until_more(made, "tangram_deviceplugin_over_limit_containers", 0)
+        ((name, options),) = made.api.deleted
+        assert (name, options["preconditions"]) == ("a", {"uid": "uid-default-a"})
+        assert len(made.api.events) == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b'"version":1', b'"version":2'),
+        lambda _: b"",
+    ],
+    ids=["cut off", "newer", "nothing"],
+)
+async def test_a_status_that_cannot_be_read_is_counted_and_changes_nothing(
+    running: Start, broken: Callable[[bytes], bytes]
+) -> None:
+    async with running() as made:
+        uuid = await admitted(made, "a")
+        document = encode_status(Status((over("a", uuid, "evict"),)))
+        async with await made.arbiter_says(broken(document)):
+            await until_more(made, f'{SILENT}{{reason="unreadable"}}', 1)
+        assert made.api.events == []
+        assert made.api.deleted == []
+        assert (await made.get("/readyz"))[0] == 200
+        warned = [line for line in made.log if line["event"] == "the arbiter's status cannot be read"]
+        assert len(warned) == 1
+        async with await made.arbiter_says(document):
+            await told(made, 1)
+
+
+async def test_without_an_arbiter_only_a_number_tells(running: Start) -> None:
+    async with running() as made:
+        await until_more(made, f'{SILENT}{{reason="unreachable"}}', 0)
+        assert [line for line in made.log if line["level"] in ("warning", "error")] == []
+        assert (await made.get("/readyz"))[0] == 200
+
+
+@pytest.mark.parametrize(("wish", "operator", "expected"), [("evict", "report", "evict"), ("evict", "kill", "kill"), ("", "report", "report")])  # fmt: skip
+async def test_the_grant_carries_the_stricter_policy(running: Start, wish: str, operator: str, expected: str) -> None:
+    async with running("--guard-policy", operator, "--clear-memory", "true") as made:
+        one = sharing("a", inventory(made), 0, 4)
+        one = one.annotated(over_limit=wish) if wish else one
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        folder = made.arbiter_listens("a")
+        await made.kubelet.start_container("a", "main")
+        grant = grant_from_text((folder / "grant").read_text())
+        assert (grant.guard, grant.clear) == (expected, True)

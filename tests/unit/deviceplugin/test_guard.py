@@ -1,0 +1,205 @@
+"""What the arbiter's status means: who is over, the sentence for a person, and what is new since the last look."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deviceplugin.guard import Guard, Offence, Trouble, offences
+from kube.objects import Pod
+from tests.builders import pod
+from tests.unit.deviceplugin.builders import uuid
+from vgpu.names import GUARDS
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+
+MIB = 2**20
+
+
+def card(number: int, limit_mib: int = 4096) -> CardStatus:
+    return CardStatus(uuid(number), limit_mib * MIB, 0, 0, 0, 0)
+
+
+def process(pid: int, command: str, **held: int) -> ProcessStatus:
+    """`c0=100` = NVML says 100 MiB on card 0."""
+    cards = (ProcessCard(uuid(int(name[1:])), 0, 0, mib * MIB) for name, mib in held.items())
+    return ProcessStatus(pid, 1, command, tuple(cards))
+
+
+def container(name: str = "a", guard: str = "report", *, over: bool = True) -> ContainerStatus:
+    return ContainerStatus(
+        f"key-{name}", f"default/{name}", f"uid-default-{name}", "main", "standard", 2, guard, over,
+        (card(0),), (process(7, "miner", c0=5000),),
+    )  # fmt: skip
+
+
+@dataclass
+class Told:
+    offences: list[Offence] = field(default_factory=list)
+    now: list[int] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+    def over_limit(self, pod: Pod, offence: Offence) -> None:
+        assert pod.uid == offence.uid
+        self.offences.append(offence)
+
+    def over_limit_now(self, containers: int) -> None:
+        self.now.append(containers)
+
+    def arbiter_silent(self, trouble: Trouble) -> None:
+        self.troubles.append(trouble)
+
+
+@dataclass
+class Looking:
+    """A guard whose arbiter says what the test wants."""
+
+    socket: Path
+    known: dict[str, Pod] = field(default_factory=lambda: {p.uid: p for p in (pod("a").build(), pod("b").build())})
+    told: Told = field(default_factory=Told)
+
+    def __post_init__(self) -> None:
+        self.guard = Guard(self.socket, self.known.get, self.told)
+
+    async def look(self, document: bytes | None) -> None:
+        if document is None:
+            self.socket.unlink(missing_ok=True)
+            await self.guard.once()
+            return
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(document)
+            writer.close()
+
+        self.socket.unlink(missing_ok=True)
+        async with await asyncio.start_unix_server(answer, self.socket):
+            await self.guard.once()
+
+    async def look_at(self, *containers: ContainerStatus) -> None:
+        await self.look(encode_status(Status(containers)))
+
+
+@pytest.fixture
+def looking() -> Iterator[Looking]:
+    with tempfile.TemporaryDirectory(prefix="g-") as folder:
+        yield Looking(Path(folder) / "status.sock")
+
+
+def note(found: ContainerStatus) -> str:
+    ((offence,)) = offences(Status((found,)))
+    return offence.note
+
+
+def test_the_sentence_names_the_worst_card_and_its_largest_process() -> None:
+    found = msgspec.structs.replace(
+        container(guard="evict"), cards=(card(0, 8192), card(1)),
+        processes=(process(1, "sh", c0=8000, c1=100), process(2, "miner", c1=4000), process(3, "idle", c0=1)),
+    )  # fmt: skip
+    assert note(found) == (
+        f"container main holds 4100 MiB of {uuid(1)} and was granted 4096 MiB, 4000 MiB of it by process 2 (miner);"
+        " policy evict: the pod is deleted"
+    )
+
+
+def test_the_sentence_does_with_what_is_known() -> None:
+    no_processes = msgspec.structs.replace(container(), processes=())
+    assert note(no_processes).startswith(f"container main holds 0 MiB of {uuid(0)} and was granted 4096 MiB; policy")
+    no_cards = msgspec.structs.replace(container(guard="kill"), cards=())
+    assert note(no_cards).startswith("container main holds more GPU memory than it was granted; policy kill: the proc")
+    unmeasured = ProcessStatus(9, 0, "", (ProcessCard(uuid(0), 3 * MIB, 2 * MIB),))
+    assert "5 MiB of it by process 9 (of unknown name)" in note(
+        msgspec.structs.replace(container(), processes=(unmeasured,))
+    )
+
+
+@given(st.lists(st.booleans(), max_size=5), st.text(max_size=3000), st.sampled_from([*GUARDS, "of tomorrow"]))
+def test_only_who_is_over_is_an_offence_and_its_sentence_fits_an_event(
+    over: list[bool], command: str, guard: str
+) -> None:
+    held = (process(1, command, c0=5000),)
+    containers = tuple(
+        msgspec.structs.replace(container(f"p{i}", guard, over=is_over), processes=held)
+        for i, is_over in enumerate(over)
+    )
+    found = offences(Status(containers))
+    assert [o.uid for o in found] == [f"uid-default-p{i}" for i, is_over in enumerate(over) if is_over]
+    assert all(len(o.note) < 1024 for o in found)
+
+
+async def test_what_stays_over_is_told_once_and_what_comes_back_again(looking: Looking) -> None:
+    for _ in range(3):
+        await looking.look_at(container("a"), container("b", over=False))
+    assert [o.uid for o in looking.told.offences] == ["uid-default-a"]
+    await looking.look_at(container("a"), container("b"))
+    await looking.look_at(container("a", over=False), container("b"))
+    await looking.look_at(container("a"), container("b"))
+    assert [o.uid[-1] for o in looking.told.offences] == ["a", "b", "a"]
+    assert looking.told.now == [1, 1, 1, 2, 1, 2]
+
+
+async def test_a_policy_that_became_stricter_is_told_again(looking: Looking) -> None:
+    await looking.look_at(container("a", "report"))
+    await looking.look_at(container("a", "evict"))
+    assert [o.policy for o in looking.told.offences] == ["report", "evict"]
+
+
+async def test_a_pod_that_the_watch_brings_late_is_told_of_late(looking: Looking) -> None:
+    late = looking.known.pop("uid-default-a")
+    await looking.look_at(container("a"))
+    assert looking.told.offences == []
+    looking.known[late.uid] = late
+    await looking.look_at(container("a"))
+    await looking.look_at(container("a"))
+    assert len(looking.told.offences) == 1
+
+
+async def test_an_arbiter_that_fails_changes_nothing_of_what_was_told(looking: Looking) -> None:
+    whole = encode_status(Status((container("a"),)))
+    await looking.look(whole)
+    newer = whole.replace(b'"version":1', b'"version":2')
+    for broken in (None, b"", whole[:-1], newer, b"\xff", b"[" * 100_000):
+        await looking.look(broken)
+    await looking.look(whole)
+    assert len(looking.told.offences) == 1
+    assert looking.told.now == [1, 1]
+    assert looking.told.troubles == ["unreachable", *["unreadable"] * 5]
+
+
+async def test_an_arbiter_that_hangs_up_in_the_middle_or_says_too_much_is_no_crash(
+    looking: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deviceplugin.guard.LARGEST_DOCUMENT", 1000)
+    await looking.look(b" " * 200_000)
+    assert looking.told.troubles == ["unreadable"]
+
+    async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'{"version":1,')
+        writer.transport.abort()
+
+    looking.socket.unlink()
+    async with await asyncio.start_unix_server(reset, looking.socket):
+        await looking.guard.once()
+    assert len(looking.told.troubles) == 2
+
+
+async def test_an_arbiter_that_says_nothing_is_left_in_time(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deviceplugin.guard.DEADLINE_S", 0.05)
+    hung, done = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hung.set()
+        await done.wait()
+        writer.close()
+
+    async with await asyncio.start_unix_server(hang, looking.socket):
+        await looking.guard.once()
+        done.set()
+    assert hung.is_set()
+    assert looking.told.troubles == ["unreachable"]
