@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contract.chart.apiserver import ApiServer, Denied
-from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm
+from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Refused
 
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
@@ -52,6 +52,7 @@ def wait_until_in_force(api: ApiServer) -> None:
     refused(lambda: patched_until_denied(api, f"{PODS}/{pod(api)}", GPUS))
     name = pod(api)
     refused(lambda: bind_until_denied(api, name))
+    refused(lambda: delete_until_denied(api))
 
 
 def patched_until_denied(api: ApiServer, path: str, key: str) -> None:
@@ -66,6 +67,11 @@ def bind_until_denied(api: ApiServer, name: str) -> None:
         except Denied as error:
             if "tangram" in str(error):
                 raise
+
+
+def delete_until_denied(api: ApiServer) -> None:
+    for _ in range(2000):
+        api("DELETE", f"{PODS}/{pod(api)}", user=PLUGIN)
 
 
 def refused(act: Callable[[], object]) -> str:
@@ -93,6 +99,7 @@ def pod(
     *containers: dict[str, Any],
     annotations: dict[str, str] | None = None,
     user: str = "jane",
+    namespace: str = "default",
     **spec: Any,
 ) -> str:
     """Create a pod; its name."""
@@ -104,7 +111,7 @@ def pod(
         "metadata": metadata,
         "spec": {"containers": list(containers) or [container()], **spec},
     }
-    api("POST", PODS, body, user=user)
+    api("POST", PODS.replace("default", namespace), body, user=user)
     return name
 
 
@@ -268,6 +275,85 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
     assert f"nothing of node {name} but the annotation {INVENTORY}" in message
+
+
+INIT_SHARE = {"initContainers": [container("init", SHARE)]}
+
+
+@pytest.mark.parametrize(
+    ("containers", "spec"),
+    [([container(limits=SHARE)], {}), ([container(limits={"tangram.sh/gpu": "1"})], {}), ([container()], INIT_SHARE)],
+    ids=["share", "whole GPU", "init container"],
+)
+def test_the_plugin_deletes_pods_with_gpus_on_its_own_node(
+    policies: ApiServer, containers: list[dict[str, Any]], spec: dict[str, Any]
+) -> None:
+    name = pod(policies, *containers, **spec)
+    bind(policies, name, OURS, SCHEDULER)
+    for elsewhere in ("elsewhere", ""):
+        message = refused(lambda at=elsewhere: policies("DELETE", f"{PODS}/{name}", user=PLUGIN, node=at))
+        assert f'on node "{elsewhere}" may not delete pod default/{name} of node "somewhere"' in message
+    policies("DELETE", f"{PODS}/{name}", user=PLUGIN, node="somewhere")
+
+
+def test_the_plugin_deletes_no_pod_without_gpus_and_none_that_is_bound_nowhere(policies: ApiServer) -> None:
+    plain, unbound = pod(policies), pod(policies, container(limits=SHARE))
+    bind(policies, plain, {}, SCHEDULER)
+    message = refused(lambda: policies("DELETE", f"{PODS}/{plain}", user=PLUGIN, node="somewhere"))
+    assert f"may not delete pod default/{plain}: it must be one that asks for GPUs of tangram.sh" in message
+    for caller in ("somewhere", ""):
+        refused(lambda at=caller: policies("DELETE", f"{PODS}/{unbound}", user=PLUGIN, node=at))
+    for name in (plain, unbound):
+        policies("DELETE", f"{PODS}/{name}", user="jane")
+
+
+def test_a_pod_that_took_the_name_of_a_deleted_one_is_not_deleted(policies: ApiServer) -> None:
+    name = pod(policies, container(limits=SHARE))
+    bind(policies, name, OURS, SCHEDULER)
+    former = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "of-the-former"}}
+    with pytest.raises(Denied, match="UID in the precondition"):
+        policies("DELETE", f"{PODS}/{name}", former, user=PLUGIN, node="somewhere")
+    assert policies("GET", f"{PODS}/{name}")
+
+
+def test_a_token_bound_to_one_node_deletes_no_pod_of_another(helm: Helm, policies: ApiServer) -> None:
+    """No impersonation: the claim is the API server's own, the rights are the chart's."""
+    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    grant_rights(helm, policies, accounts)
+    for where in ("node-a", "node-b"):
+        node(policies, where)
+    plugin = {"serviceAccountName": "tangram-node", "nodeName": "node-a"}
+    bound = pod(policies, namespace=NAMESPACE, **plugin)
+    uid = policies("GET", f"/api/v1/namespaces/{NAMESPACE}/pods/{bound}")["metadata"]["uid"]
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": bound, "uid": uid}
+    wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": reference}}
+    token = policies("POST", f"{accounts}/tangram-node/token", wanted)["status"]["token"]
+    here, there = (pod(policies, container(limits=SHARE), nodeName=where) for where in ("node-a", "node-b"))
+    message = refused(lambda: policies("DELETE", f"{PODS}/{there}", token=token))
+    assert f'on node "node-a" may not delete pod default/{there} of node "node-b"' in message
+    with pytest.raises(Denied, match="cannot create resource"):
+        policies("POST", f"{PODS}/{here}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction"}, token=token)
+    with pytest.raises(Denied, match="cannot deletecollection"):
+        policies("DELETE", PODS, token=token)
+    policies("DELETE", f"{PODS}/{here}", token=token)
+
+
+def grant_rights(helm: Helm, api: ApiServer, accounts: str) -> None:
+    """The account of the device plugin, as the chart has it."""
+    rendered, rbac = helm.objects(), "/apis/rbac.authorization.k8s.io/v1"
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    api.apply(namespace, "/api/v1/namespaces")
+    api.apply(rendered.one("ServiceAccount", "tangram-node"), accounts)
+    api.apply(rendered.one("ClusterRole", "tangram-node"), f"{rbac}/clusterroles")
+    api.apply(rendered.one("ClusterRoleBinding", "tangram-node"), f"{rbac}/clusterrolebindings")
+
+
+def test_without_the_policy_the_plugin_has_no_right_to_delete(helm: Helm) -> None:
+    for enabled in (True, False):
+        role = helm.objects({"policy": {"enabled": enabled}}).one("ClusterRole", "tangram-node")
+        assert any("delete" in rule["verbs"] for rule in role["rules"]) == enabled
+    with pytest.raises(Refused, match=r"arbiter\.guard\.policy is evict with policy\.enabled=false"):
+        helm.objects({"policy": {"enabled": False}, "arbiter": {"guard": {"policy": "evict"}}})
 
 
 def test_trusted_users_may_bind_where_an_existing_scheduler_runs_the_extender(helm: Helm) -> None:
