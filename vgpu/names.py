@@ -131,11 +131,12 @@ class Names:
     def gpus_of(self, container: str) -> str:
         """Annotation that we write with the Binding: comma list of GPU UUIDs of one container, read by fieldRef.
 
-        A container name that would push the key past Kubernetes' limit is replaced by its SHA-256, shortened.
+        A container name that would push the key past Kubernetes' limit is replaced by `sha256_` and its SHA-256, shortened. No
+        container can have that for its name: names of containers have no underscore.
         """
         name = f"gpus.{container}"
         if len(name) > ANNOTATION_NAME_LIMIT:
-            name = f"gpus.{hashlib.sha256(container.encode()).hexdigest()[:32]}"
+            name = f"gpus.sha256_{hashlib.sha256(container.encode()).hexdigest()[:32]}"
         return f"{self.domain}/{name}"
 
     @property

@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.chart.apiserver import ApiServer, Denied
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Refused
+from vgpu.names import DEFAULT
 
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
@@ -182,7 +183,7 @@ LONG = "a-container-with-a-name-so-long-that-its-annotation-is-hashed"
     [
         [container(limits=SHARE)],
         [container(limits=SHARE, **visible_from(GPUS))],
-        [container(LONG, SHARE, **visible_from("tangram.sh/gpus.0123456789abcdef0123456789abcdef"))],
+        [container(LONG, SHARE, **visible_from(DEFAULT.gpus_of(LONG)))],
         [container(limits=SHARE), container("beside", **visible("void"))],
         [container(limits=SHARE), container("beside", {"nvidia.com/gpu": "1"}, **visible("GPU-3"))],
         [container(**visible("all"))],
@@ -202,10 +203,20 @@ def test_pods_that_take_only_what_they_are_given_come_in(policies: ApiServer, co
         ([container(limits=SHARE, **visible_from("tangram.sh/gpus.other"))], "main"),
         ([container(limits=SHARE, **visible_from("mine"))], "main"),
         ([container(LONG, SHARE, **visible_from("mine"))], LONG),
+        ([container(LONG, SHARE, **visible_from("tangram.sh/gpus.other"))], LONG),
         ([container(limits=SHARE), container("beside", **visible("all"))], "beside"),
         ([container(limits=SHARE), container("beside", **visible_from("mine"))], "beside"),
     ],
-    ids=["all", "index", "another's", "own annotation", "own annotation, long", "all beside", "own annotation beside"],
+    ids=[
+        "all",
+        "index",
+        "another's",
+        "own annotation",
+        "own annotation, long",
+        "another's, long",
+        "all beside",
+        "own annotation beside",
+    ],
 )
 def test_a_pod_that_takes_gpus_by_the_variable_is_denied(
     policies: ApiServer, containers: list[dict[str, Any]], culprit: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 import pytest
@@ -65,3 +66,10 @@ def test_an_annotation_name_stays_within_63_characters(container: str) -> None:
     name = DEFAULT.gpus_of(container).partition("/")[2]
     assert len(name) <= 63
     assert len(container) > 58 or name == f"gpus.{container}"
+
+
+@given(st.text("abcdef0123456789", min_size=59, max_size=63))
+def test_no_container_has_the_annotation_of_another_with_a_long_name(long: str) -> None:
+    digest = DEFAULT.gpus_of(long).partition("/gpus.")[2]
+    assert not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", digest), "a container may have this for its name"
+    assert re.fullmatch(r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?", f"gpus.{digest}"), "Kubernetes refuses this key"
