@@ -1,26 +1,64 @@
 /* async.c - memory ordered by a stream, from the device's own pool or one of the program's, in both stream flavours.
  *
- * A pointer is counted from the call that hands it out to the call that gives it up, whenever the stream gets there. Nothing
- * here waits for a stream. Memory of a pool on another device than the current one is charged to the current one until pools
- * themselves are followed.
+ * The pool pays (pool.c). Inside a capture nothing is taken yet: such an allocation becomes a node of a graph, and is counted
+ * when the graph is launched (graph.c). Nothing here waits for a stream, but for one case: a pool that grew past what could be
+ * paid for gives the allocation back, and has to wait for the stream to do so.
  */
 #include "hook.h"
 #include "memory.h"
+#include "pool.h"
 
-#define ALLOC_ASYNC(name, params, ...)                                                                                         \
+static CUresult free_in_order(CUdeviceptr at, CUstream stream, bool per_thread)
+{
+    return per_thread ? tangram.driver.cuMemFreeAsync_ptsz(at, stream) : tangram.driver.cuMemFreeAsync(at, stream);
+}
+
+static CUresult undo(struct pool *pool, CUdeviceptr at, CUstream stream, bool per_thread)
+{
+    free_in_order(at, stream, per_thread);
+    if (per_thread && tangram.driver.cuStreamSynchronize_ptsz != NULL)
+        tangram.driver.cuStreamSynchronize_ptsz(stream);
+    else
+        tangram.driver.cuStreamSynchronize(stream);
+    pool_trim(pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at, size_t bytes, CUstream stream, bool per_thread)
+{
+    struct pool *pool = growth->pool;
+    if (rc == CUDA_SUCCESS)
+        atomic_fetch_add(&pool->live, 1);
+    bool paid = growth_end(growth);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (!paid || !table_own((struct owned){*at, bytes, pool->card, pool})) {
+        pool_freed(pool);
+        return undo(pool, *at, stream, per_thread);
+    }
+    if (UNLIKELY(tangram.grant.clear))
+        clear_in_order(*at, bytes, stream, per_thread);
+    return rc;
+}
+
+#define ALLOC_ASYNC(name, params, find_pool, per_thread, ...)                                                                  \
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
-        struct card *card = current_card();                                                                                    \
-        if (card == NULL)                                                                                                      \
+        struct growth growth;                                                                                                  \
+        if (grant_ready() == GRANT_NONE)                                                                                       \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
-        if (!lease_reserve(card, bytes))                                                                                       \
+        if (UNLIKELY(capturing(stream, per_thread)))                                                                           \
+            return clear_captured(tangram.driver.name(__VA_ARGS__), at, bytes, stream, per_thread);                            \
+        struct pool *from = find_pool;                                                                                         \
+        if (from == NULL || from->card == NULL || bytes == 0)                                                                  \
+            return tangram.driver.name(__VA_ARGS__);                                                                           \
+        if (!growth_begin(&growth, from, bytes))                                                                               \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
-        CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
-        return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);                                                          \
+        return settle_async(tangram.driver.name(__VA_ARGS__), &growth, at, bytes, stream, per_thread);                         \
     }
 
-#define FREE_ASYNC(name)                                                                                                       \
+#define FREE_ASYNC(name, per_thread)                                                                                           \
     EXPORT CUresult name(CUdeviceptr at, CUstream stream)                                                                      \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
@@ -28,15 +66,17 @@
         if (!table_disown(at, &was))                                                                                           \
             return tangram.driver.name(at, stream);                                                                            \
         CUresult rc = tangram.driver.name(at, stream);                                                                         \
-        settle_free(rc, &was);                                                                                                 \
+        if (rc != CUDA_SUCCESS || was.of != NULL || !late_free(&was, stream, per_thread))                                      \
+            settle_free(rc, &was);                                                                                             \
         return rc;                                                                                                             \
     }
 
-ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * at, size_t bytes, CUstream stream), at, bytes, stream)
-ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUstream stream), at, bytes, stream)
-ALLOC_ASYNC(cuMemAllocFromPoolAsync, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream), at, bytes,
-            pool, stream)
-ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream), at,
-            bytes, pool, stream)
-FREE_ASYNC(cuMemFreeAsync)
-FREE_ASYNC(cuMemFreeAsync_ptsz)
+ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * at, size_t bytes, CUstream stream), pool_of_stream(stream), false, at, bytes, stream)
+ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUstream stream), pool_of_stream(stream), true, at, bytes,
+            stream)
+ALLOC_ASYNC(cuMemAllocFromPoolAsync, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream),
+            pool_of_handle(pool), false, at, bytes, pool, stream)
+ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream),
+            pool_of_handle(pool), true, at, bytes, pool, stream)
+FREE_ASYNC(cuMemFreeAsync, false)
+FREE_ASYNC(cuMemFreeAsync_ptsz, true)

@@ -38,12 +38,69 @@ struct card *card_of_device(CUdevice device)
     return card;
 }
 
-struct card *current_card(void)
+/* CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN of CUDA 13.5: a part of a device's memory, its number in the low byte. */
+enum { LOCATION_PART_OF_DEVICE = 6 };
+
+struct card *card_of_location(const CUmemLocation *location)
+{
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return card_of_device(location->id);
+    return (int)location->type == LOCATION_PART_OF_DEVICE ? card_of_device(location->id & 0xff) : NULL;
+}
+
+static struct card *learn_current_card(void)
 {
     CUdevice device;
-    if (grant_ready() == GRANT_NONE || tangram.driver.cuCtxGetDevice == NULL)
-        return NULL;
-    if (tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    int devices = 0;
+    if (tangram.driver.cuCtxGetDevice == NULL || tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
         return NULL; /* no context: the driver's own error is the answer */
-    return card_of_device(device);
+    struct card *card = card_of_device(device);
+    if (tangram.driver.cuDeviceGetCount != NULL && tangram.driver.cuDeviceGetCount(&devices) == CUDA_SUCCESS && devices == 1)
+        atomic_store_explicit(&tangram.only_card, card ? card : &tangram.unshared, memory_order_release);
+    return card;
+}
+
+/* Asked at every allocation. A process with one device needs no question; one with several remembers, thread by thread, the
+ * card of the context it saw last, until some context is destroyed. */
+struct card *current_card(void)
+{
+    static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
+        CUcontext context;
+        unsigned contexts_gone;
+        struct card *card;
+    } seen;
+    struct card *only = atomic_load_explicit(&tangram.only_card, memory_order_acquire);
+    if (only != NULL)
+        return only == &tangram.unshared ? NULL : only;
+    if (grant_ready() == GRANT_NONE)
+        return NULL;
+    CUcontext context = NULL;
+    unsigned gone = atomic_load_explicit(&tangram.contexts_gone, memory_order_acquire);
+    if (tangram.driver.cuCtxGetCurrent == NULL || tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+        context = NULL;
+    if (context != NULL && context == seen.context && gone == seen.contexts_gone)
+        return seen.card;
+    seen.card = learn_current_card();
+    seen.context = context;
+    seen.contexts_gone = gone;
+    return seen.card;
+}
+
+/* The device whose pool a stream allocates from. Streams 0 to 2 are the default ones of the current context. */
+bool device_of_stream(CUstream stream, CUdevice *device)
+{
+    CUcontext context;
+    if (atomic_load_explicit(&tangram.only_card, memory_order_acquire) != NULL) {
+        *device = 0;
+        return true;
+    }
+    if ((uintptr_t)stream <= 2)
+        return tangram.driver.cuCtxGetDevice(device) == CUDA_SUCCESS;
+    if (tangram.driver.cuStreamGetDevice != NULL)
+        return tangram.driver.cuStreamGetDevice(stream, device) == CUDA_SUCCESS;
+    if (tangram.driver.cuStreamGetCtx == NULL || tangram.driver.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
+        tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    bool known = tangram.driver.cuCtxGetDevice(device) == CUDA_SUCCESS;
+    return tangram.driver.cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS && known;
 }

@@ -141,6 +141,23 @@ static bool card_line(struct reader *in, struct grant *grant)
 }
 
 /* Fills grant->card from the text. False, with a sentence in `why`, when it is not a grant of version 1 in every line. */
+static bool is_line(const struct reader *in, const char *text)
+{
+    return is(in->line, in->length, text);
+}
+
+/* The lines that may stand before the cards, and then the line behind them. The guard is the node's business. */
+static bool options(struct reader *in, struct grant *grant)
+{
+    if (!next_line(in, CARD_LINE ", or end"))
+        return false;
+    if ((is_line(in, "guard report") || is_line(in, "guard evict") || is_line(in, "guard kill")) &&
+        !next_line(in, CARD_LINE ", or end"))
+        return false;
+    grant->clear = is_line(in, "clear yes");
+    return !(grant->clear || is_line(in, "clear no")) || next_line(in, CARD_LINE ", or end");
+}
+
 bool grant_read(const char *text, size_t length, struct grant *grant, char *why, size_t why_bytes)
 {
     struct reader in = {.at = text, .end = text + length, .line = text, .why = why, .why_bytes = why_bytes};
@@ -170,14 +187,11 @@ bool grant_read(const char *text, size_t length, struct grant *grant, char *why,
     value = field(&in, "level", &n);
     if (value == NULL || n != 1 || *value < '0' || *value > '4')
         return refuse(&in, "level 0-4");
-    for (;;) {
-        if (!next_line(&in, CARD_LINE ", or end"))
+    if (!options(&in, grant))
+        return false;
+    while (!is_line(&in, "end"))
+        if (!card_line(&in, grant) || !next_line(&in, CARD_LINE ", or end"))
             return false;
-        if (is(in.line, in.length, "end"))
-            break;
-        if (!card_line(&in, grant))
-            return false;
-    }
     if (in.at != in.end)
         return next_line(&in, "nothing after end") && refuse(&in, "nothing after end");
     return true;

@@ -54,6 +54,11 @@ static bool ask(struct card *card, uint64_t bytes)
     return false;
 }
 
+bool lease_take(struct card *card, uint64_t bytes)
+{
+    return !card->closed && take(card, bytes);
+}
+
 /* False = refuse the allocation. Nothing is taken then. */
 bool lease_reserve(struct card *card, uint64_t bytes)
 {

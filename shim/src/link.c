@@ -1,30 +1,25 @@
-/* link.c - the connection to the arbiter, and the thread that reads it.
+/* link.c - the connection to the arbiter, and what is asked over it.
  *
- * The thread is made when memory is first asked for. It connects, answers recalls, and when the arbiter goes away it comes
- * back to it and states what this process holds. While it is away what is leased stays usable and nothing new is leased;
- * who asks waits until the arbiter has been away for RESTART_MS (PATIENCE_MS if it was never there), and after that is refused
- * at once.
+ * HELLO is said when the driver is initialised, so that the arbiter has answered by the time memory is wanted. The first
+ * answers are read by the thread that waits for them, which saves it waiting for another to wake up; then a thread of our own
+ * reads (reader.c). While the arbiter is away what is leased stays usable and nothing new is leased; who asks waits until it has
+ * been away for RESTART_MS (PATIENCE_MS if it was never there), and after that is refused at once.
  */
 #include "process.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
-    PATIENCE_MS = 2000,     /* for an arbiter that was never met, and for an answer; specified */
-    RESTART_MS = 5000,      /* for one that went away: a restarted container is back by then; guessed */
-    WELCOME_MS = 3000,      /* the arbiter itself waits up to 2 s for the grant */
-    RETRY_FIRST_MS = 5,     /* guessed */
-    RETRY_MOST_MS = 200,    /* below the arbiter's grace after a start, in which it waits for statements */
-    STATEMENT_MS = 1000,    /* use is told, and surplus returned, at most this often; guessed */
-    SURPLUS_LOOKS = 100,    /* 5 ms */
-    THREAD_STACK = 256 * 1024
+    PATIENCE_MS = 2000, /* for an arbiter that was never met, and for an answer; specified */
+    RESTART_MS = 5000,  /* for one that went away: a restarted container is back by then; guessed */
+    MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
+    SEQ_MASK = 0x3fffffff, /* the top bit is the arbiter's own */
+    SEQ_CONTEXT = 0x40000000 /* so that the answer to a CONTEXT is no lease, however late it comes */
 };
 
 static struct link *const link_ = &tangram.link;
@@ -35,16 +30,24 @@ static void wait_until(uint64_t deadline_ms)
     pthread_cond_timedwait(&link_->changed, &link_->lock, &at);
 }
 
-static struct card *card_of_wire(uint32_t wire)
+static uint32_t next_seq(void)
 {
-    for (unsigned i = 0; i < tangram.grant.cards; i++)
-        if (atomic_load(&tangram.grant.card[i].wire) == (int)wire)
-            return &tangram.grant.card[i];
-    return NULL;
+    link_->seq = (link_->seq + 1) & SEQ_MASK;
+    return link_->seq == 0 ? ++link_->seq : link_->seq;
 }
 
-/* Locked. What this process holds, in full: the arbiter takes it as it is when it has just come back. */
-static bool state_use(struct card *card)
+bool link_readable(int fd, int ms)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    int rc;
+    do
+        rc = poll(&ready, 1, ms);
+    while (rc < 0 && errno == EINTR);
+    return rc > 0;
+}
+
+/* What this process holds, in full: the arbiter takes it as it is when it has just come back. */
+bool link_state_use(struct card *card)
 {
     uint64_t leased = atomic_load(&card->leased_bytes), unused = atomic_load(&card->unused_bytes);
     struct wire_usage usage = {
@@ -53,21 +56,16 @@ static bool state_use(struct card *card)
         .leased_bytes = leased,
     };
     atomic_store(&card->stated_bytes, usage.used_bytes);
-    return wire_send(link_->fd, WIRE_USAGE, ++link_->seq, &usage, sizeof usage);
+    return wire_send(link_->fd, WIRE_USAGE, next_seq(), &usage, sizeof usage);
 }
 
 /* Locked. */
-static bool state_changes(void)
+static bool say_context(struct card *card, enum wire_step step, uint32_t seq)
 {
-    for (unsigned i = 0; i < tangram.grant.cards; i++) {
-        struct card *card = &tangram.grant.card[i];
-        uint64_t leased = atomic_load(&card->leased_bytes), unused = atomic_load(&card->unused_bytes);
-        if (atomic_load(&card->wire) < 0 || leased - unused == atomic_load(&card->stated_bytes))
-            continue;
-        if (!state_use(card))
-            return false;
-    }
-    return true;
+    struct wire_context context = {.card = (uint32_t)atomic_load(&card->wire),
+                                   .step = (uint32_t)step,
+                                   .estimate_bytes = atomic_load(&tangram.contexts.of[card->at].bytes)};
+    return wire_send(link_->fd, WIRE_CONTEXT, seq, &context, sizeof context);
 }
 
 static void map_page(int fd)
@@ -83,13 +81,17 @@ static bool welcome(const struct wire_welcome *in)
 {
     for (unsigned i = 0; i < tangram.grant.cards; i++) {
         struct card *card = &tangram.grant.card[i];
+        struct card_contexts *contexts = &tangram.contexts.of[i];
         atomic_store(&card->wire, -1);
+        contexts->chunk_seq = 0;
         for (uint32_t w = 0; w < in->cards; w++) {
             if (memcmp(in->card[w].uuid, card->uuid, sizeof card->uuid) != 0)
                 continue;
             atomic_store(&card->limit_bytes, in->card[w].limit_bytes);
             atomic_store(&card->wire, (int)w);
-            if (atomic_load(&card->leased_bytes) > 0 && !state_use(card))
+            if (atomic_load(&card->leased_bytes) > 0 && !link_state_use(card))
+                return false;
+            if (atomic_load(&contexts->bytes) > 0 && !say_context(card, WIRE_DONE, next_seq() | SEQ_CONTEXT))
                 return false;
         }
     }
@@ -98,33 +100,32 @@ static bool welcome(const struct wire_welcome *in)
     return true;
 }
 
-static bool wait_readable(int fd, int ms)
-{
-    struct pollfd ready = {.fd = fd, .events = POLLIN};
-    int rc;
-    do
-        rc = poll(&ready, 1, ms);
-    while (rc < 0 && errno == EINTR);
-    return rc > 0;
-}
-
-/* A connection that has been welcomed, or false. */
-static bool meet(int patience_ms)
+/* A connection that has said HELLO, or -1. */
+static int say_hello(void)
 {
     struct wire_hello hello = {.pid = (uint32_t)getpid(), .library_version = TANGRAM_VERSION};
-    struct wire_packet packet;
-    int passed = -1;
     int fd = wire_connect(tangram.grant.socket);
-    if (fd < 0)
-        return false;
-    bool good = wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello) && wait_readable(fd, patience_ms) &&
-                wire_receive(fd, &packet, &passed) && passed >= 0 && packet.header.type == WIRE_WELCOME;
+    if (fd >= 0 && !wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Takes fd over. *hung_up: nobody read the HELLO. */
+static bool welcomed(int fd, int patience_ms, bool *hung_up)
+{
+    int passed = -1;
+    bool came = link_readable(fd, patience_ms);
+    bool good = came && wire_receive(fd, &link_->packet, &passed);
+    *hung_up = came && !good;
+    good = good && passed >= 0 && link_->packet.header.type == WIRE_WELCOME;
     pthread_mutex_lock(&link_->lock);
     if (good) {
         map_page(passed);
         link_->fd = fd;
         link_->seq = 1;
-        good = atomic_load(&link_->page) != NULL && welcome(&packet.body.welcome);
+        good = atomic_load(&link_->page) != NULL && welcome(&link_->packet.body.welcome);
         if (!good)
             link_->fd = -1;
     }
@@ -136,176 +137,85 @@ static bool meet(int patience_ms)
     return good;
 }
 
-/* Not locked. What was freed and not needed since goes back, so that siblings see it as free. Until the arbiter's page shows
- * it, it is kept in `returning_bytes`: a program that asks in that moment must not find it gone. */
-static void return_surplus(struct card *card)
+/* A connection that has been welcomed, or false. One that was greeted may have ended meanwhile, with the arbiter of that time. */
+bool link_meet(int patience_ms)
 {
-    const _Atomic uint64_t *page = atomic_load(&link_->page);
-    int wire = atomic_load(&card->wire);
-    uint64_t surplus = wire >= 0 ? lease_take_surplus(card) : 0;
-    if (surplus == 0)
-        return;
-    uint64_t before = atomic_load(&page[wire]);
-    atomic_store(&card->returning_bytes, surplus);
-    link_return(card, surplus);
-    struct timespec moment = {0, 50000};
-    for (unsigned i = 0; i < SURPLUS_LOOKS && atomic_load(&page[wire]) == before; i++)
-        nanosleep(&moment, NULL);
-    atomic_store(&card->returning_bytes, 0);
-}
-
-/* Locked. What is granted is ours from here on, and is stated if the connection ends now, whether or not the thread that asked
- * has woken up. A lease that nobody waits for any more is unused. */
-static void leased(uint32_t seq, const struct wire_leased *in)
-{
-    struct card *card = card_of_wire(in->card);
-    uint64_t granted = card == NULL || in->refused ? 0 : in->granted_bytes;
-    if (granted > 0)
-        atomic_fetch_add(&card->leased_bytes, granted);
-    if (seq == link_->awaited) {
-        link_->answer = *in;
-        link_->answer.granted_bytes = granted;
-        link_->answered = true;
-        pthread_cond_broadcast(&link_->changed);
-    } else if (granted > 0) {
-        atomic_fetch_add(&card->unused_bytes, granted);
-    }
-}
-
-/* Locked. Always answered, with 0 bytes if need be: the arbiter waits for it. */
-static bool recall(uint32_t seq, const struct wire_amount *in)
-{
-    struct card *card = card_of_wire(in->card);
-    struct wire_amount back = {.card = in->card};
-    if (card == NULL)
-        return false;
-    back.bytes = lease_take_unused(card, in->bytes);
-    if (!wire_send(link_->fd, WIRE_RETURN, seq, &back, sizeof back)) {
-        atomic_fetch_add(&card->unused_bytes, back.bytes);
-        return false;
-    }
-    atomic_fetch_sub(&card->leased_bytes, back.bytes);
-    return true;
-}
-
-static bool handle(const struct wire_packet *packet)
-{
-    bool good = true;
     pthread_mutex_lock(&link_->lock);
-    switch (packet->header.type) {
-    case WIRE_LEASED:
-        leased(packet->header.seq, &packet->body.leased);
-        break;
-    case WIRE_RECALL:
-        good = recall(packet->header.seq, &packet->body.amount);
-        break;
-    default: /* ERROR, or what has no place here: the connection is over either way */
-        good = false;
-    }
+    int fd = link_->greeted;
+    link_->greeted = -1;
     pthread_mutex_unlock(&link_->lock);
-    return good;
+    bool hung_up = false;
+    if (fd >= 0 && welcomed(fd, patience_ms, &hung_up))
+        return true;
+    if (fd >= 0 && !hung_up)
+        return false;
+    fd = say_hello();
+    return fd >= 0 && welcomed(fd, patience_ms, &hung_up);
 }
 
-static void serve(void)
+void link_greet(void)
 {
-    struct wire_packet packet;
-    int passed;
-    for (bool good = true; good;) {
-        if (wait_readable(link_->fd, STATEMENT_MS)) {
-            good = wire_receive(link_->fd, &packet, &passed) && handle(&packet);
-            if (passed >= 0)
-                close(passed);
-        } else {
-            pthread_mutex_lock(&link_->lock);
-            good = state_changes();
-            pthread_mutex_unlock(&link_->lock);
-            for (unsigned i = 0; i < tangram.grant.cards; i++)
-                return_surplus(&tangram.grant.card[i]);
-        }
+    int saved = errno;
+    if (grant_ready() == GRANT_GOOD) {
+        forks_watch();
+        pthread_mutex_lock(&link_->lock);
+        if (!link_->begun && link_->greeted < 0)
+            link_->greeted = say_hello();
+        pthread_mutex_unlock(&link_->lock);
     }
-    pthread_mutex_lock(&link_->lock);
+    errno = saved;
+}
+
+/* Locked. */
+void link_lost(void)
+{
     if (close(link_->fd) != 0)
         errno = 0; /* the program closed it under us */
     link_->fd = -1;
     link_->connected = false;
     link_->lost_at_ms = now_ms();
     pthread_cond_broadcast(&link_->changed);
-    pthread_mutex_unlock(&link_->lock);
 }
 
-/* The first connection is there when the thread begins. */
-static bool met_before(void)
+/* Locked. The reader is started when the first answer is there. Without one nobody would answer a recall: no connection then. */
+static bool reader_needed(void)
 {
-    pthread_mutex_lock(&link_->lock);
-    bool connected = link_->connected;
-    pthread_mutex_unlock(&link_->lock);
-    return connected;
-}
-
-static void *reader(void *unused)
-{
-    (void)unused;
-    for (unsigned pause_ms = RETRY_FIRST_MS;;) {
-        if (met_before() || meet(WELCOME_MS)) {
-            serve();
-            pause_ms = RETRY_FIRST_MS;
-        }
-        struct timespec pause = {0, (long)pause_ms * 1000000};
-        nanosleep(&pause, NULL);
-        pause_ms = pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : pause_ms * 2;
-    }
-    return NULL;
-}
-
-/* Locked. The thread takes no signals: those are the program's. */
-static bool start_reader(void)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_attr_t attributes;
-    pthread_t thread;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, THREAD_STACK);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&thread, &attributes, reader, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return started;
-}
-
-/* Locked. The first connection is made by the thread that asks, which saves it waiting for another to wake up; the reader has
- * it from then on. Threads that come meanwhile wait for `connected`. */
-static bool start(void)
-{
-    if (link_->running)
-        return true;
-    link_->running = true;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&link_->changed, &clock);
-    pthread_condattr_destroy(&clock);
-    link_->lost_at_ms = now_ms();
-
-    pthread_mutex_unlock(&link_->lock);
-    meet(PATIENCE_MS);
-    pthread_mutex_lock(&link_->lock);
-    if (start_reader())
+    if (link_->threaded || reader_start())
         return true;
     if (link_->connected)
-        close(link_->fd); /* nobody would answer a recall */
-    link_->fd = -1;
-    link_->connected = link_->running = false;
+        link_lost();
+    link_->begun = false;
     return false;
+}
+
+/* Locked. The first connection is made by the thread that asks. Threads that come meanwhile wait for `connected`. */
+static void begin(void)
+{
+    link_->begun = link_->meeting = true;
+    if (!link_->clocked) {
+        pthread_condattr_t clock;
+        pthread_condattr_init(&clock);
+        pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+        pthread_cond_init(&link_->changed, &clock);
+        pthread_condattr_destroy(&clock);
+        link_->clocked = true;
+    }
+    link_->lost_at_ms = now_ms();
+    pthread_mutex_unlock(&link_->lock);
+    link_meet(PATIENCE_MS);
+    pthread_mutex_lock(&link_->lock);
+    link_->meeting = false;
+    pthread_cond_broadcast(&link_->changed);
 }
 
 /* Locked. */
 static bool connected_in_time(void)
 {
-    if (!start())
-        return false;
+    if (!link_->begun)
+        begin();
     while (!link_->connected) {
+        if (!link_->meeting && !reader_needed())
+            return false;
         bool met = atomic_load(&link_->page) != NULL;
         uint64_t deadline_ms = link_->lost_at_ms + (met ? RESTART_MS : PATIENCE_MS);
         if (now_ms() >= deadline_ms)
@@ -319,19 +229,75 @@ bool link_wait(void)
 {
     forks_watch();
     pthread_mutex_lock(&link_->lock);
-    bool there = connected_in_time();
+    bool there = connected_in_time() && reader_needed();
     pthread_mutex_unlock(&link_->lock);
     return there;
 }
 
-/* Locked. The answer to the LEASE just sent; false when none came. */
-static bool answered_in_time(void)
+/* Locked on entry and exit. Reads one packet in the reader's place. */
+static void pump(uint64_t deadline_ms)
 {
+    uint64_t now = now_ms();
+    int passed = -1;
+    link_->pumping = true;
+    pthread_mutex_unlock(&link_->lock);
+    bool good = true;
+    if (link_readable(link_->fd, deadline_ms > now ? (int)(deadline_ms - now) : 0))
+        good = wire_receive(link_->fd, &link_->packet, &passed) && link_handle(&link_->packet);
+    if (passed >= 0)
+        close(passed);
+    pthread_mutex_lock(&link_->lock);
+    link_->pumping = false;
+    if (!good)
+        link_lost();
+    pthread_cond_broadcast(&link_->changed);
+}
+
+/* Locked. Until the answer is there: false when it is not, in time or at all. */
+static bool answered_in_time(struct awaited *awaited, int patience_ms)
+{
+    uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
+    while (!awaited->answered && link_->connected && now_ms() < deadline_ms) {
+        if (link_->threaded || link_->pumping)
+            wait_until(deadline_ms);
+        else
+            pump(deadline_ms);
+    }
+    awaited->seq = 0;
+    return awaited->answered;
+}
+
+/* Locked. */
+static bool return_unused(struct card *card, uint64_t bytes)
+{
+    struct wire_amount back = {.card = (uint32_t)atomic_load(&card->wire), .bytes = bytes};
+    bool sent = link_->connected && wire_send(link_->fd, WIRE_RETURN, next_seq(), &back, sizeof back);
+    if (sent)
+        atomic_fetch_sub(&card->leased_bytes, bytes);
+    else
+        atomic_fetch_add(&card->unused_bytes, bytes);
+    return sent;
+}
+
+/* Locked. A chunk was asked for when the context was made, and may be on its way. True when it, or a part, is enough. */
+static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
+{
+    struct card_contexts *contexts = &tangram.contexts.of[card->at];
+    if (contexts->chunk_seq == 0)
+        return false;
     uint64_t deadline_ms = now_ms() + PATIENCE_MS;
-    while (!link_->answered && link_->connected && now_ms() < deadline_ms)
-        wait_until(deadline_ms);
-    link_->awaited = 0;
-    return link_->answered;
+    while (contexts->chunk_seq != 0 && link_->connected && now_ms() < deadline_ms) {
+        if (link_->threaded || link_->pumping)
+            wait_until(deadline_ms);
+        else
+            pump(deadline_ms);
+    }
+    if (lease_take(card, need_bytes))
+        return true;
+    uint64_t unused = lease_take_unused(card, UINT64_MAX);
+    if (unused > 0)
+        return_unused(card, unused);
+    return false;
 }
 
 /* Asks for at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. */
@@ -347,21 +313,28 @@ enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_
             answer = LINK_REFUSED; /* the arbiter's grant does not name it */
             break;
         }
-        link_->awaited = ++link_->seq;
-        link_->answered = false;
-        if (!wire_send(link_->fd, WIRE_LEASE, link_->awaited, &lease, sizeof lease))
+        if (chunk_is_enough(card, need_bytes)) {
+            answer = LINK_GRANTED;
             break;
-        if (!answered_in_time()) {
+        }
+        if (!link_->connected)
+            continue;
+        link_->lease = (struct awaited){.seq = next_seq()};
+        if (!wire_send(link_->fd, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease))
+            break;
+        if (!answered_in_time(&link_->lease, PATIENCE_MS)) {
             if (link_->connected)
                 break; /* it is there and says nothing */
             continue;  /* it went away meanwhile: ask the next one */
         }
         answer = LINK_REFUSED;
-        if (!link_->answer.refused && link_->answer.granted_bytes >= need_bytes) {
-            atomic_fetch_add(&card->unused_bytes, link_->answer.granted_bytes - need_bytes);
+        if (!link_->lease_answer.refused && link_->lease_answer.granted_bytes >= need_bytes) {
+            atomic_fetch_add(&card->unused_bytes, link_->lease_answer.granted_bytes - need_bytes);
             answer = LINK_GRANTED;
         }
     }
+    if (link_->begun)
+        reader_needed();
     pthread_mutex_unlock(&link_->lock);
     errno = saved;
     return answer;
@@ -374,11 +347,7 @@ void link_return(struct card *card, uint64_t bytes)
         return;
     int saved = errno;
     pthread_mutex_lock(&link_->lock);
-    struct wire_amount back = {.card = (uint32_t)atomic_load(&card->wire), .bytes = bytes};
-    if (link_->connected && wire_send(link_->fd, WIRE_RETURN, ++link_->seq, &back, sizeof back))
-        atomic_fetch_sub(&card->leased_bytes, bytes);
-    else
-        atomic_fetch_add(&card->unused_bytes, bytes);
+    return_unused(card, bytes);
     pthread_mutex_unlock(&link_->lock);
     errno = saved;
 }
@@ -392,4 +361,98 @@ bool link_unleased(struct card *card, uint64_t *bytes)
         return false;
     *bytes = atomic_load_explicit(&page[wire], memory_order_relaxed);
     return true;
+}
+
+/* Locked. The first allocation will want a lease: ask for it while the driver is busy with the context. */
+static void ask_chunk_ahead(struct card *card)
+{
+    struct card_contexts *contexts = &tangram.contexts.of[card->at];
+    struct wire_lease lease = {.card = (uint32_t)atomic_load(&card->wire), .want_bytes = lease_chunk_bytes(card)};
+    if (contexts->chunk_seq != 0 || atomic_load(&card->leased_bytes) != 0)
+        return;
+    uint32_t seq = next_seq();
+    if (wire_send(link_->fd, WIRE_LEASE, seq, &lease, sizeof lease))
+        contexts->chunk_seq = seq;
+}
+
+/* Before the first context on a card. *estimated: the arbiter knew what it will take, and holds that. */
+enum link_answer link_context_begin(struct card *card, bool *estimated)
+{
+    enum link_answer answer = LINK_ABSENT;
+    int saved = errno;
+    forks_watch();
+    pthread_mutex_lock(&link_->lock);
+    while (answer == LINK_ABSENT && connected_in_time()) {
+        if (atomic_load(&card->wire) < 0) {
+            answer = LINK_REFUSED;
+            break;
+        }
+        link_->context = (struct awaited){.seq = next_seq() | SEQ_CONTEXT};
+        if (!say_context(card, WIRE_BEGIN, link_->context.seq))
+            break;
+        ask_chunk_ahead(card);
+        if (!answered_in_time(&link_->context, PATIENCE_MS)) {
+            if (link_->connected)
+                break;
+            continue;
+        }
+        answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+        *estimated = link_->context_answer.granted_bytes > 0;
+    }
+    if (link_->begun)
+        reader_needed();
+    pthread_mutex_unlock(&link_->lock);
+    errno = saved;
+    return answer;
+}
+
+/* After the first context was made or the last is gone. */
+void link_context_end(struct card *card, enum wire_step step, bool wait)
+{
+    int saved = errno;
+    pthread_mutex_lock(&link_->lock);
+    if (link_->connected && atomic_load(&card->wire) >= 0) {
+        uint32_t seq = next_seq() | SEQ_CONTEXT;
+        if (wait)
+            link_->measured = (struct awaited){.seq = seq};
+        if (say_context(card, step, seq) && wait)
+            answered_in_time(&link_->measured, MEASURE_MS);
+    }
+    pthread_mutex_unlock(&link_->lock);
+    errno = saved;
+}
+
+/* The container's processes on a card. False when the arbiter does not say. One thread at a time. */
+bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    bool known = false;
+    int saved = errno;
+    if (!link_wait())
+        return false;
+    pthread_mutex_lock(&one);
+    pthread_mutex_lock(&link_->lock);
+    if (link_->connected && atomic_load(&card->wire) >= 0) {
+        struct wire_card_only ask = {.card = (uint32_t)atomic_load(&card->wire)};
+        link_->processes = (struct awaited){.seq = next_seq()};
+        link_->listed = out;
+        link_->listed_room = room;
+        known = wire_send(link_->fd, WIRE_PROCESSES, link_->processes.seq, &ask, sizeof ask) &&
+                answered_in_time(&link_->processes, PATIENCE_MS);
+        link_->listed = NULL;
+        *count = link_->listed_count;
+    }
+    pthread_mutex_unlock(&link_->lock);
+    pthread_mutex_unlock(&one);
+    errno = saved;
+    return known;
+}
+
+void link_forget(void)
+{
+    if (link_->fd >= 0)
+        close(link_->fd); /* our copy: the parent's stays open */
+    if (link_->greeted >= 0)
+        close(link_->greeted);
+    *link_ = (struct link){.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, .greeted = -1};
 }

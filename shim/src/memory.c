@@ -10,10 +10,17 @@
 #include "memory.h"
 
 #include "hook.h"
+#include "pool.h"
+
+bool reserve(struct card *card, uint64_t bytes)
+{
+    return lease_reserve(card, bytes) ||
+           (atomic_load(&card->limit_bytes) >= bytes && pools_reclaim(card) && lease_reserve(card, bytes));
+}
 
 CUresult settle(CUresult rc, CUdeviceptr at, uint64_t bytes, struct card *card)
 {
-    if (rc == CUDA_SUCCESS && !table_own(at, bytes, card)) {
+    if (rc == CUDA_SUCCESS && !table_own((struct owned){.at = at, .bytes = bytes, .card = card})) {
         tangram.driver.cuMemFree_v2(at); /* what we cannot count, we do not hand out */
         rc = CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -24,10 +31,31 @@ CUresult settle(CUresult rc, CUdeviceptr at, uint64_t bytes, struct card *card)
 
 void settle_free(CUresult rc, const struct owned *was)
 {
+    if (rc != CUDA_SUCCESS)
+        table_own(*was);
+    else if (was->of != NULL)
+        pool_freed(was->of);
+    else
+        lease_give_back(was->card, was->bytes);
+}
+
+void settle_handle(CUresult rc, const struct owned *was)
+{
     if (rc == CUDA_SUCCESS)
         lease_give_back(was->card, was->bytes);
     else
-        table_own(was->at, was->bytes, was->card);
+        table_own(*was);
+}
+
+/* What cannot be zeroed is not handed out. */
+static CUresult cleared(CUresult rc, CUdeviceptr *at, uint64_t bytes)
+{
+    if (!UNLIKELY(tangram.grant.clear) || rc != CUDA_SUCCESS)
+        return rc;
+    rc = clear_now(*at, bytes);
+    if (rc != CUDA_SUCCESS)
+        cuMemFree_v2(*at);
+    return rc;
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
@@ -36,19 +64,21 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
     struct card *card = current_card();
     if (card == NULL) /* this card is not shared: stay out of the way */
         return tangram.driver.cuMemAlloc_v2(at, bytes);
-    if (!lease_reserve(card, bytes))
+    if (!reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAlloc_v2(at, bytes);
-    return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+    return cleared(settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card), at, bytes);
 }
 
+/* Charged in full where it is made, wherever its pages are: a card that is oversubscribed through managed memory would slow its
+ * neighbours down. Its pages come from the driver zeroed. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned int flags)
 {
     NEEDS(cuMemAllocManaged);
     struct card *card = current_card();
     if (card == NULL)
         return tangram.driver.cuMemAllocManaged(at, bytes, flags);
-    if (!lease_reserve(card, bytes))
+    if (!reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocManaged(at, bytes, flags);
     return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
@@ -62,18 +92,18 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width,
     if (card == NULL)
         return tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
     uint64_t bytes, padded;
-    if (__builtin_mul_overflow(width, height, &bytes) || !lease_reserve(card, bytes))
+    if (__builtin_mul_overflow(width, height, &bytes) || !reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
     if (rc == CUDA_SUCCESS) {
-        if (__builtin_mul_overflow(*pitch, height, &padded) || padded < bytes || !lease_reserve(card, padded - bytes)) {
+        if (__builtin_mul_overflow(*pitch, height, &padded) || padded < bytes || !reserve(card, padded - bytes)) {
             tangram.driver.cuMemFree_v2(*at);
             rc = CUDA_ERROR_OUT_OF_MEMORY;
         } else {
             bytes = padded;
         }
     }
-    return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+    return cleared(settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card), at, bytes);
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr at)

@@ -13,10 +13,22 @@
             return CUDA_ERROR_NOT_SUPPORTED;                                                                                   \
     } while (0)
 
+/* Takes bytes of the card from the lease, with what idle pools give up when it would be refused otherwise. */
+bool reserve(struct card *card, uint64_t bytes);
+
 /* After the driver answered `rc` to an allocation of reserved bytes: own the pointer, or give the reservation back. */
 CUresult settle(CUresult rc, CUdeviceptr at, uint64_t bytes, struct card *card);
 
 /* After the driver answered `rc` to a free of a pointer that was disowned for it. */
 void settle_free(CUresult rc, const struct owned *was);
+
+/* The same of anything that is known by OWNED_AS. */
+void settle_handle(CUresult rc, const struct owned *was);
+
+/* clear.c: zeroes memory that is about to be handed to the program, where the grant asks for it. */
+CUresult clear_now(CUdeviceptr at, uint64_t bytes);
+CUresult clear_on(CUdevice device, CUdeviceptr at, uint64_t bytes);
+void clear_in_order(CUdeviceptr at, uint64_t bytes, CUstream stream, bool per_thread);
+CUresult clear_captured(CUresult rc, CUdeviceptr *at, uint64_t bytes, CUstream stream, bool per_thread);
 
 #endif

@@ -8,7 +8,7 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *at, unsigned int bytes)
     struct card *card = current_card();
     if (card == NULL)
         return tangram.driver.cuMemAlloc(at, bytes);
-    if (!lease_reserve(card, bytes))
+    if (!reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAlloc(at, bytes);
     return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
@@ -23,7 +23,7 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *at, unsigned int *pitch, unsigne
     if (card == NULL)
         return tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
     uint64_t bytes = ((uint64_t)width + 511) / 512 * 512 * height;
-    if (!lease_reserve(card, bytes))
+    if (!reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
     return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);

@@ -16,6 +16,8 @@ struct tangram tangram = {
     .asking = PTHREAD_MUTEX_INITIALIZER,
     .link = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
+    .pools_lock = PTHREAD_MUTEX_INITIALIZER,
+    .late_lock = PTHREAD_MUTEX_INITIALIZER,
     /* a mutex of zeros is an unlocked one on Linux, so the shards need no line here */
 };
 
@@ -26,10 +28,18 @@ static void in_child(void)
     tangram.setup = unlocked;
     tangram.asking = unlocked;
     tangram.vmm.lock = unlocked;
+    tangram.pools_lock = unlocked;
+    tangram.late_lock = unlocked;
     for (unsigned i = 0; i < SHARDS; i++)
         tangram.shard[i].lock = unlocked;
     table_forget_all();
     vmm_forget_all();
+    pools_forget_all();
+    late_forget_all();
+    atomic_store(&tangram.unsettled, false);
+    atomic_store(&tangram.graphs, 0);
+    atomic_store(&tangram.only_card, NULL);
+    atomic_fetch_add(&tangram.contexts_gone, 1);
 
     if (tangram.link.fd >= 0)
         close(tangram.link.fd); /* our copy: the parent's stays open */

@@ -40,17 +40,22 @@ enum grant_state { GRANT_UNREAD, GRANT_NONE, GRANT_GOOD, GRANT_BAD };
 
 struct grant {
     _Atomic int state; /* enum grant_state */
+    bool clear;        /* zero memory before the program has it */
     unsigned cards;
     struct card card[CARDS_LIMIT];
     struct card closed;
     char socket[256]; /* path of the arbiter's socket */
 };
 
+/* Something that holds device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
 struct owned {
     uint64_t at; /* 0 = empty slot */
     uint64_t bytes;
     struct card *card;
+    void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
+enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH };
+#define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
 
 struct shard {
     pthread_mutex_t lock;
@@ -90,6 +95,9 @@ struct vmm {
     size_t mappings, mappings_room;
 };
 
+struct pool; /* pool.h */
+struct late; /* late.c */
+
 struct driver {
 #define HOOK(name, base, since, ptds, params) CUresult(*name) params;
 #define REAL(name, params) CUresult(*name) params;
@@ -114,6 +122,14 @@ struct tangram {
     struct link link;
     pthread_mutex_t asking; /* one thread at a time asks for a lease */
     struct vmm vmm;
+    _Atomic(struct card *) only_card; /* the card of the process's one device; NULL = not known, or several devices */
+    _Atomic unsigned contexts_gone;   /* counts, so that what threads remember of contexts is dropped */
+    pthread_mutex_t pools_lock;
+    _Atomic(struct pool *) pools; /* every pool that was met; a list that only grows */
+    _Atomic bool unsettled;       /* a pool or a late free may give something back at the next synchronisation */
+    pthread_mutex_t late_lock;
+    struct late *late;
+    _Atomic unsigned graphs; /* executable graphs that allocate */
 };
 
 extern struct tangram tangram;
@@ -137,10 +153,13 @@ bool uuid_parse(const char *text, size_t length, uint8_t uuid[16]);
 /* card.c: the card that is meant, or NULL when the process's allocation there is none of our business. */
 struct card *current_card(void);
 struct card *card_of_device(CUdevice device);
+struct card *card_of_location(const CUmemLocation *location);
 struct card *card_of_uuid(const uint8_t uuid[16]);
+bool device_of_stream(CUstream stream, CUdevice *device);
 
 /* lease.c */
 bool lease_reserve(struct card *card, uint64_t bytes);
+bool lease_take(struct card *card, uint64_t bytes); /* without asking anybody */
 void lease_give_back(struct card *card, uint64_t bytes);
 uint64_t lease_take_unused(struct card *card, uint64_t most_bytes);
 uint64_t lease_take_surplus(struct card *card);
@@ -158,10 +177,19 @@ int wire_connect(const char *path);
 bool wire_send(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
 bool wire_receive(int fd, struct wire_packet *packet, int *passed_fd);
 
-/* table.c: device pointers that this process owns. */
-bool table_own(uint64_t at, uint64_t bytes, struct card *card);
+/* table.c: what this process owns. An entry under a key that is taken replaces the old one: the driver gave the address out
+ * anew, so what was there is gone. */
+bool table_own(struct owned entry);
 bool table_disown(uint64_t at, struct owned *was);
+bool table_find(uint64_t at, struct owned *found);
 void table_forget_all(void);
+/* After the driver destroyed a context of that card (NULL: of any card), or reset it: whatever died with it is not counted any
+ * more. Call it after the driver's success, without locks. */
+void table_forget_context(CUcontext context, struct card *card);
+
+/* pool.c, late.c: in a forked child */
+void pools_forget_all(void);
+void late_forget_all(void);
 
 /* vmm.c */
 void vmm_forget_all(void);

@@ -1,4 +1,4 @@
-/* table.c - the device pointers this process owns, and their sizes.
+/* table.c - the device memory this process owns, by pointer or handle.
  *
  * Open addressing in 64 shards, each behind its own lock for the few steps of one operation. A removal moves later entries
  * back instead of leaving marks, so a table that lives for days does not slow down.
@@ -7,7 +7,18 @@
 
 #include <stdlib.h>
 
+#include "pool.h"
+
 enum { FIRST_SLOTS = 64 };
+
+/* What was there is gone without a free of its own. */
+static void bury(const struct owned *was)
+{
+    if (was->at >> 59 == 0 && was->of != NULL)
+        pool_freed(was->of);
+    else
+        lease_give_back(was->card, was->bytes);
+}
 
 /* Fibonacci hashing: driver pointers differ in their middle bits only. The top bits choose the shard. */
 static uint64_t mix(uint64_t at)
@@ -49,19 +60,37 @@ static bool grow(struct shard *shard)
     return true;
 }
 
-/* False when there is no memory to remember it in, or the pointer is NULL. */
-bool table_own(uint64_t at, uint64_t bytes, struct card *card)
+/* Locked. NULL when it is not there. */
+static struct owned *seek(struct shard *shard, uint64_t at)
 {
-    struct shard *shard = shard_of(mix(at));
-    if (at == 0)
+    if (shard->used == 0)
+        return NULL;
+    size_t i = home(at, shard->slots);
+    while (shard->slot[i].at != 0 && shard->slot[i].at != at)
+        i = (i + 1) & (shard->slots - 1);
+    return shard->slot[i].at == at ? &shard->slot[i] : NULL;
+}
+
+/* False when there is no memory to remember it in, or the pointer is NULL. */
+bool table_own(struct owned entry)
+{
+    struct shard *shard = shard_of(mix(entry.at));
+    struct owned dead = {.at = 0};
+    if (entry.at == 0)
         return false;
     pthread_mutex_lock(&shard->lock);
-    bool room = (shard->used + 1) * 4 <= shard->slots * 3 || grow(shard);
-    if (room) {
-        place(shard->slot, shard->slots, (struct owned){at, bytes, card});
+    struct owned *old = seek(shard, entry.at);
+    bool room = old != NULL || (shard->used + 1) * 4 <= shard->slots * 3 || grow(shard);
+    if (old != NULL) {
+        dead = *old;
+        *old = entry;
+    } else if (room) {
+        place(shard->slot, shard->slots, entry);
         shard->used++;
     }
     pthread_mutex_unlock(&shard->lock);
+    if (UNLIKELY(dead.at != 0))
+        bury(&dead);
     return room;
 }
 
@@ -79,26 +108,82 @@ static void close_gap(struct shard *shard, size_t gap)
     shard->used--;
 }
 
-/* Takes the pointer out, with what it was. False when it is none of ours. */
+/* Takes the entry out, with what it was. False when it is none of ours. */
 bool table_disown(uint64_t at, struct owned *was)
 {
     struct shard *shard = shard_of(mix(at));
-    bool found = false;
     if (at == 0)
         return false;
     pthread_mutex_lock(&shard->lock);
-    if (shard->used > 0) {
-        size_t i = home(at, shard->slots);
-        while (shard->slot[i].at != 0 && shard->slot[i].at != at)
-            i = (i + 1) & (shard->slots - 1);
-        found = shard->slot[i].at == at;
-        if (found) {
-            *was = shard->slot[i];
-            close_gap(shard, i);
-        }
+    struct owned *slot = seek(shard, at);
+    if (slot != NULL) {
+        *was = *slot;
+        close_gap(shard, (size_t)(slot - shard->slot));
     }
     pthread_mutex_unlock(&shard->lock);
-    return found;
+    return slot != NULL;
+}
+
+bool table_find(uint64_t at, struct owned *found)
+{
+    struct shard *shard = shard_of(mix(at));
+    pthread_mutex_lock(&shard->lock);
+    struct owned *slot = at != 0 ? seek(shard, at) : NULL;
+    if (slot != NULL)
+        *found = *slot;
+    pthread_mutex_unlock(&shard->lock);
+    return slot != NULL;
+}
+
+static unsigned kind_of(const struct owned *entry)
+{
+    return (unsigned)(entry->at >> 59);
+}
+
+/* Did it die with the context? Pools belong to the device and outlive contexts. Of plain memory the driver is asked, so that
+ * nothing need be noted when it is allocated. Arrays cannot be asked for when they are gone, so they say whose they were. */
+static bool is_dead(const struct owned *entry, CUcontext context)
+{
+    int type;
+    switch (kind_of(entry)) {
+    case 0:
+    case OWNED_IPC: {
+        CUdeviceptr at = kind_of(entry) == 0 ? entry->at : OWNED_AS(OWNED_IPC, entry->at);
+        return tangram.driver.cuPointerGetAttribute != NULL &&
+               tangram.driver.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_ERROR_INVALID_VALUE;
+    }
+    case OWNED_ARRAY:
+    case OWNED_MIPMAP:
+        return entry->of == (void *)context;
+    default:
+        return false;
+    }
+}
+
+static size_t copy_of_shard(struct shard *shard, struct owned **entries)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&shard->lock);
+    *entries = malloc(shard->used * sizeof **entries + 1);
+    for (size_t i = 0; i < shard->slots && *entries != NULL; i++)
+        if (shard->slot[i].at != 0)
+            (*entries)[count++] = shard->slot[i];
+    pthread_mutex_unlock(&shard->lock);
+    return count;
+}
+
+void table_forget_context(CUcontext context, struct card *card)
+{
+    atomic_fetch_add(&tangram.contexts_gone, 1);
+    for (unsigned i = 0; i < SHARDS; i++) {
+        struct owned *entries, was;
+        size_t count = copy_of_shard(&tangram.shard[i], &entries);
+        for (size_t j = 0; j < count; j++)
+            if ((card == NULL || entries[j].card == card) && is_dead(&entries[j], context) &&
+                table_disown(entries[j].at, &was))
+                bury(&was);
+        free(entries);
+    }
 }
 
 /* In a forked child. The tables may be half changed by a thread that is not here, so they are left, not freed. */

@@ -1,8 +1,10 @@
-/* vmm.c - physical memory made apart from addresses (cuMemCreate, cuMemMap), as expandable segments use it.
+/* vmm.c - physical memory made apart from addresses (cuMemCreate, cuMemMap), as expandable segments use it, and what another
+ * process made and this one imports.
  *
  * A block is charged to the card it lies on, `prop->location`, when it is made, and is held until its last handle is released
  * and its last mapping is gone: the driver keeps the memory that long. The driver may give a handle's number out again while
- * a mapping of the old block lives, so blocks are told apart by us and not by their handles.
+ * a mapping of the old block lives, so blocks are told apart by us and not by their handles. The size of an imported block is
+ * not told before it is mapped: it is charged then, to this process as well as to the one that made it.
  */
 #include "hook.h"
 #include "memory.h"
@@ -13,6 +15,8 @@
 struct block {
     uint64_t bytes, holders; /* handles and mappings */
     struct card *card;
+    bool imported; /* its size grows with what is mapped of it */
+    bool clean;    /* nothing of another tenant can be in it */
 };
 
 static struct vmm *const vmm = &tangram.vmm;
@@ -81,12 +85,12 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
 {
     NEEDS(cuMemCreate);
     struct card *card = NULL;
-    if (prop != NULL && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        card = card_of_device(prop->location.id);
+    if (prop != NULL)
+        card = card_of_location(&prop->location);
     if (card == NULL) /* host memory, or a card that is not shared */
         return tangram.driver.cuMemCreate(handle, bytes, prop, flags);
     struct block *block = malloc(sizeof *block);
-    if (block == NULL || !lease_reserve(card, bytes)) {
+    if (block == NULL || !reserve(card, bytes)) {
         free(block);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -99,6 +103,28 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     if (rc != CUDA_SUCCESS)
         let_go(block, 1);
     return rc;
+}
+
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, CUmemAllocationHandleType type)
+{
+    NEEDS(cuMemImportFromShareableHandle);
+    CUmemAllocationProp prop;
+    CUresult rc = tangram.driver.cuMemImportFromShareableHandle(handle, os_handle, type);
+    if (rc != CUDA_SUCCESS || grant_ready() == GRANT_NONE || tangram.driver.cuMemGetAllocationPropertiesFromHandle == NULL)
+        return rc;
+    if (tangram.driver.cuMemGetAllocationPropertiesFromHandle(&prop, *handle) != CUDA_SUCCESS)
+        return rc; /* a multicast object has no memory of its own */
+    struct card *card = card_of_location(&prop.location);
+    if (card == NULL)
+        return rc;
+    struct block *block = malloc(sizeof *block);
+    if (block != NULL)
+        *block = (struct block){.holders = 1, .card = card, .imported = true, .clean = true};
+    if (block != NULL && own_handle(*handle, block))
+        return rc;
+    free(block);
+    tangram.driver.cuMemRelease(*handle);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* The number may be given out again as soon as the driver has it back, so our entry goes first and returns if it fails. */
@@ -164,6 +190,27 @@ static bool own_mapping(uint64_t at, uint64_t bytes, struct block *block)
     return true;
 }
 
+/* Pays for an imported block as far as it is mapped. False: refuse. *extra is what was paid now. */
+static bool pay_for(struct block *block, uint64_t upto, uint64_t *extra)
+{
+    *extra = 0;
+    if (!block->imported)
+        return true;
+    pthread_mutex_lock(&vmm->lock);
+    if (upto > block->bytes) {
+        *extra = upto - block->bytes;
+        block->bytes = upto; /* before it is paid: another mapping of the same block pays for the rest only */
+    }
+    pthread_mutex_unlock(&vmm->lock);
+    if (*extra == 0 || reserve(block->card, *extra))
+        return true;
+    pthread_mutex_lock(&vmm->lock);
+    block->bytes -= *extra;
+    pthread_mutex_unlock(&vmm->lock);
+    *extra = 0;
+    return false;
+}
+
 EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags)
 {
@@ -177,9 +224,14 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     }
     pthread_mutex_unlock(&vmm->lock);
 
-    CUresult rc = tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
     if (block == NULL)
-        return rc;
+        return tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
+    uint64_t extra;
+    if (!pay_for(block, offset + bytes, &extra)) {
+        let_go(block, 1);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult rc = tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
     bool owned = false;
     if (rc == CUDA_SUCCESS) {
         pthread_mutex_lock(&vmm->lock);
@@ -190,8 +242,47 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
             rc = CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
+    if (!owned && extra > 0) {
+        pthread_mutex_lock(&vmm->lock);
+        block->bytes -= extra;
+        pthread_mutex_unlock(&vmm->lock);
+        lease_give_back(block->card, extra);
+    }
     if (!owned)
         let_go(block, 1);
+    return rc;
+}
+
+/* The next mapping of a block that has to be zeroed, at or after *at; marks the block as clean. False: none. */
+static bool take_dirty(uint64_t *at, uint64_t end, uint64_t *bytes)
+{
+    bool found = false;
+    pthread_mutex_lock(&vmm->lock);
+    for (size_t i = first_mapping(*at); i < vmm->mappings && vmm->mapping[i].at < end && !found; i++) {
+        struct mapping *mapping = &vmm->mapping[i];
+        found = mapping->block != NULL && !mapping->block->clean;
+        if (found) {
+            *at = mapping->at;
+            *bytes = mapping->bytes;
+            mapping->block->clean = mapping->bytes >= mapping->block->bytes;
+        }
+    }
+    pthread_mutex_unlock(&vmm->lock);
+    return found;
+}
+
+/* A block can be written only once it is mapped and access is given: that is where it is zeroed. */
+EXPORT CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
+{
+    NEEDS(cuMemSetAccess);
+    CUresult rc = tangram.driver.cuMemSetAccess(at, bytes, access, count);
+    uint64_t dirty = at, length;
+    if (!UNLIKELY(tangram.grant.clear))
+        return rc;
+    while (rc == CUDA_SUCCESS && access[0].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && take_dirty(&dirty, at + bytes, &length)) {
+        rc = clear_on(access[0].location.id, dirty, length);
+        dirty += length;
+    }
     return rc;
 }
 

@@ -16,12 +16,6 @@
 
 enum { DIRECT = 1, LOOKED_UP = 2, PROC_ADDRESS = 3 };
 
-typedef struct CUctx_st *CUcontext;
-typedef struct {
-    CUmemLocation location;
-    int flags;
-} CUmemAccessDesc;
-
 /* X(exported name, name for cuGetProcAddress, its version, parameters) */
 #define FUNCTIONS(X)                                                                                                           \
     X(cuInit, "cuInit", 2000, (unsigned int flags))                                                                            \

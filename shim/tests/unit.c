@@ -102,7 +102,7 @@ static void the_table_agrees_with_an_array(void)
         if (size[i] == 0) {
             assert(!table_disown(at, &was));
             size[i] = 1 + step;
-            assert(table_own(at, size[i], NULL));
+            assert(table_own((struct owned){.at = at, .bytes = size[i]}));
         } else {
             assert(table_disown(at, &was) && was.at == at && was.bytes == size[i]);
             size[i] = 0;
@@ -114,7 +114,7 @@ static void the_table_agrees_with_an_array(void)
     for (unsigned i = 0; i < SHARDS; i++)
         used += tangram.shard[i].used;
     assert(live == used);
-    assert(!table_own(0, 1, NULL) && !table_disown(0, &was));
+    assert(!table_own((struct owned){.bytes = 1}) && !table_disown(0, &was));
 }
 
 int main(void)

@@ -1,0 +1,38 @@
+/* context.h - what is kept of this process's contexts. process.h includes this. */
+#ifndef TANGRAM_CONTEXT_H
+#define TANGRAM_CONTEXT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+enum { CONTEXT_CARDS = 64, CONTEXT_DEVICES = 64 };
+
+struct context_made {
+    CUcontext context;
+    struct card *card;
+};
+
+struct card_contexts {
+    unsigned count;         /* that live or are being made */
+    bool open;              /* BEGIN was answered, and neither DONE nor GONE was said yet */
+    bool estimated;         /* the arbiter held something for the first */
+    _Atomic uint64_t bytes; /* what they take, as the arbiter said last */
+    uint32_t chunk_seq;     /* of the lease that was asked for ahead; 0 = none. Under link.lock */
+};
+
+struct contexts {
+    pthread_mutex_t lock; /* guards what follows; held while the arbiter is asked, never while the driver is called */
+    struct card_contexts of[CONTEXT_CARDS]; /* by card->at */
+    struct context_made *made;
+    size_t count, room;
+    _Atomic(CUcontext) primary[CONTEXT_DEVICES]; /* that were retained and live; NULL = not */
+};
+
+void contexts_forget_all(void); /* in a forked child */
+
+#endif

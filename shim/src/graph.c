@@ -1,0 +1,215 @@
+/* graph.c - graphs with memory of their own.
+ *
+ * An allocation node, explicit or captured, is an address without memory until the graph is launched; the memory then stays
+ * reserved for the device's graphs until it is trimmed. So what a graph allocates is added up when it is instantiated, taken
+ * from the lease before its first launch, and settled against what the driver says it holds for graphs (pool.c). A graph
+ * that was launched since the last trim has its memory and pays nothing. A process whose graphs allocate nothing pays one
+ * load a launch.
+ */
+#include "hook.h"
+#include "memory.h"
+#include "pool.h"
+
+#include <stdlib.h>
+
+enum { DEPTH_LIMIT = 64 /* children of children; the driver's own limit is not documented */ };
+
+struct need {
+    struct pool *pool;
+    uint64_t bytes;
+    _Atomic unsigned trims; /* of the pool, at the last launch, and 1 more; 0 = never launched */
+};
+
+struct graph {
+    unsigned needs;
+    struct need need[DEVICES_LIMIT];
+};
+
+static bool add_node(struct graph *sum, CUgraphNode node)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS how;
+    if (tangram.driver.cuGraphMemAllocNodeGetParams == NULL || tangram.driver.cuGraphMemAllocNodeGetParams(node, &how) != CUDA_SUCCESS)
+        return false;
+    if (card_of_location(&how.poolProps.location) == NULL)
+        return true;
+    struct pool *pool = pool_of_graphs(how.poolProps.location.id & 0xff);
+    unsigned i = 0;
+    while (i < sum->needs && sum->need[i].pool != pool)
+        i++;
+    if (pool == NULL || i == DEVICES_LIMIT)
+        return false;
+    sum->need[i].pool = pool;
+    sum->need[i].bytes += (how.bytesize + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+    sum->needs = i == sum->needs ? i + 1 : sum->needs;
+    return true;
+}
+
+/* False when the graph could not be read: then it is not known what it takes. */
+static bool add_up(struct graph *sum, CUgraph graph, unsigned depth)
+{
+    size_t count = 0;
+    if (depth > DEPTH_LIMIT || tangram.driver.cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS)
+        return false;
+    CUgraphNode *node = malloc(count * sizeof *node + 1);
+    bool good = node != NULL && (count == 0 || tangram.driver.cuGraphGetNodes(graph, node, &count) == CUDA_SUCCESS);
+    for (size_t i = 0; i < count && good; i++) {
+        CUgraphNodeType type;
+        CUgraph child;
+        if (tangram.driver.cuGraphNodeGetType(node[i], &type) != CUDA_SUCCESS)
+            good = false;
+        else if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+            good = add_node(sum, node[i]);
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && tangram.driver.cuGraphChildGraphNodeGetGraph != NULL)
+            good = tangram.driver.cuGraphChildGraphNodeGetGraph(node[i], &child) == CUDA_SUCCESS && add_up(sum, child, depth + 1);
+    }
+    free(node);
+    return good;
+}
+
+/* What instantiating or launching may take, one growth a device. */
+static bool begin(struct graph *graph, struct growth *growth)
+{
+    for (unsigned i = 0; i < graph->needs; i++) {
+        struct need *need = &graph->need[i];
+        bool has_it = atomic_load(&need->trims) == atomic_load(&need->pool->trims) + 1;
+        if (growth_begin(&growth[i], need->pool, has_it ? 0 : need->bytes))
+            continue;
+        while (i-- > 0)
+            growth_end(&growth[i]);
+        return false;
+    }
+    return true;
+}
+
+/* More than was asked for cannot be undone once a graph runs: it is settled with what is freed next. */
+static void end(struct graph *graph, struct growth *growth, bool has_run)
+{
+    for (unsigned i = 0; i < graph->needs; i++) {
+        if (has_run)
+            atomic_store(&graph->need[i].trims, atomic_load(&graph->need[i].pool->trims) + 1);
+        growth_end(&growth[i]);
+    }
+}
+
+struct making {
+    struct graph *graph; /* NULL when it allocates nothing */
+    struct growth growth[DEVICES_LIMIT];
+};
+
+static bool make_begin(struct making *making, CUgraph graph, bool uploads)
+{
+    making->graph = NULL;
+    if (grant_ready() == GRANT_NONE || tangram.driver.cuGraphGetNodes == NULL || tangram.driver.cuGraphNodeGetType == NULL)
+        return true;
+    struct graph *sum = calloc(1, sizeof *sum);
+    if (sum == NULL)
+        return false;
+    if (!add_up(sum, graph, 0) || sum->needs == 0) {
+        free(sum); /* a graph that cannot be read is not a graph: the driver's error is the answer */
+        return true;
+    }
+    making->graph = sum;
+    if (!uploads || begin(sum, making->growth))
+        return true;
+    free(sum);
+    return false;
+}
+
+static CUresult make_end(struct making *making, CUresult rc, CUgraphExec *exec, bool uploads)
+{
+    struct graph *graph = making->graph;
+    if (graph == NULL)
+        return rc;
+    if (uploads)
+        end(graph, making->growth, rc == CUDA_SUCCESS);
+    if (rc != CUDA_SUCCESS) {
+        free(graph);
+        return rc;
+    }
+    if (!table_own((struct owned){OWNED_AS(OWNED_GRAPH, (uintptr_t)*exec), 0, graph->need[0].pool->card, graph})) {
+        tangram.driver.cuGraphExecDestroy(*exec);
+        free(graph);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    atomic_fetch_add(&tangram.graphs, 1);
+    for (unsigned i = 0; i < graph->needs; i++)
+        pool_settle(graph->need[i].pool);
+    return rc;
+}
+
+#define INSTANTIATE(name, params, uploads, ...)                                                                                \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        struct making making;                                                                                                  \
+        bool at_once = uploads;                                                                                                \
+        if (!make_begin(&making, graph, at_once))                                                                              \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+        return make_end(&making, tangram.driver.name(__VA_ARGS__), exec, at_once);                                             \
+    }
+
+#define UPLOADS (how != NULL && (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0)
+INSTANTIATE(cuGraphInstantiate, (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t room), false, exec,
+            graph, error, log, room)
+INSTANTIATE(cuGraphInstantiate_v2, (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t room), false, exec,
+            graph, error, log, room)
+INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags),
+            (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0, exec, graph, flags)
+INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *how), UPLOADS, exec,
+            graph, how)
+INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *how), UPLOADS,
+            exec, graph, how)
+
+static CUresult run(CUresult (*call)(CUgraphExec, CUstream), CUgraphExec exec, CUstream stream, bool per_thread)
+{
+    struct owned found;
+    struct growth growth[DEVICES_LIMIT];
+    if (!table_find(OWNED_AS(OWNED_GRAPH, (uintptr_t)exec), &found) || capturing(stream, per_thread))
+        return call(exec, stream);
+    if (!begin(found.of, growth))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = call(exec, stream);
+    end(found.of, growth, rc == CUDA_SUCCESS);
+    return rc;
+}
+
+#define RUN(name, per_thread)                                                                                                  \
+    EXPORT CUresult name(CUgraphExec exec, CUstream stream)                                                                    \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        if (atomic_load_explicit(&tangram.graphs, memory_order_relaxed) == 0)                                                  \
+            return tangram.driver.name(exec, stream);                                                                          \
+        return run(tangram.driver.name, exec, stream, per_thread);                                                             \
+    }
+
+RUN(cuGraphLaunch, false)
+RUN(cuGraphLaunch_ptsz, true)
+RUN(cuGraphUpload, false)
+RUN(cuGraphUpload_ptsz, true)
+
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    NEEDS(cuGraphExecDestroy);
+    struct owned was;
+    bool ours = atomic_load(&tangram.graphs) > 0 && table_disown(OWNED_AS(OWNED_GRAPH, (uintptr_t)exec), &was);
+    CUresult rc = tangram.driver.cuGraphExecDestroy(exec);
+    if (ours && rc == CUDA_SUCCESS) {
+        atomic_fetch_sub(&tangram.graphs, 1);
+        free(was.of);
+    } else if (ours) {
+        table_own(was);
+    }
+    return rc;
+}
+
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    NEEDS(cuDeviceGraphMemTrim);
+    struct pool *pool = grant_ready() == GRANT_NONE ? NULL : pool_of_graphs(device);
+    if (pool != NULL)
+        atomic_fetch_add(&pool->trims, 1); /* before the call: a launch that passes us must not think it has its memory */
+    CUresult rc = tangram.driver.cuDeviceGraphMemTrim(device);
+    if (pool != NULL && pool->card != NULL)
+        pool_settle(pool);
+    return rc;
+}

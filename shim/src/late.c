@@ -1,0 +1,108 @@
+/* late.c - plain memory freed in the order of a stream, and what our own calls need around a capture.
+ *
+ * cuMemFreeAsync takes memory of cuMemAlloc, too. The driver has it back when the stream gets there, so it is counted until
+ * an event recorded behind the free has passed.
+ */
+#include <stdlib.h>
+
+#include "pool.h"
+
+struct late {
+    struct late *next;
+    CUevent event;
+    struct owned was;
+};
+
+/* False when no event could be recorded: then the program's next synchronisation of everything is not seen either, and the
+ * memory is given back at once. */
+bool late_free(const struct owned *was, CUstream stream, bool per_thread)
+{
+    struct late *late = malloc(sizeof *late);
+    CUresult rc = CUDA_ERROR_NOT_SUPPORTED;
+    if (late != NULL && tangram.driver.cuEventCreate != NULL)
+        rc = tangram.driver.cuEventCreate(&late->event, CU_EVENT_DISABLE_TIMING);
+    if (rc != CUDA_SUCCESS) {
+        free(late);
+        return false;
+    }
+    rc = per_thread && tangram.driver.cuEventRecord_ptsz != NULL ? tangram.driver.cuEventRecord_ptsz(late->event, stream)
+                                                                 : tangram.driver.cuEventRecord(late->event, stream);
+    if (rc != CUDA_SUCCESS) {
+        tangram.driver.cuEventDestroy_v2(late->event);
+        free(late);
+        return false;
+    }
+    late->was = *was;
+    pthread_mutex_lock(&tangram.late_lock);
+    late->next = tangram.late;
+    tangram.late = late;
+    pthread_mutex_unlock(&tangram.late_lock);
+    atomic_store(&tangram.unsettled, true);
+    return true;
+}
+
+enum { CUDA_ERROR_NOT_READY_YET = 600 };
+
+/* The list is taken whole, so that no lock of ours is held while the driver is asked. */
+bool late_settle(bool *left)
+{
+    pthread_mutex_lock(&tangram.late_lock);
+    struct late *list = tangram.late, *kept = NULL, **last = &kept;
+    tangram.late = NULL;
+    pthread_mutex_unlock(&tangram.late_lock);
+    *left = false;
+    if (list == NULL)
+        return false;
+    bool came = false;
+    CUstreamCaptureMode mode = relax();
+    for (struct late *late = list, *next; late != NULL; late = next) {
+        next = late->next;
+        if ((int)tangram.driver.cuEventQuery(late->event) == CUDA_ERROR_NOT_READY_YET) {
+            *last = late;
+            last = &late->next;
+            continue;
+        }
+        tangram.driver.cuEventDestroy_v2(late->event); /* passed, or gone with its context */
+        lease_give_back(late->was.card, late->was.bytes);
+        came = true;
+        free(late);
+    }
+    relax_end(mode);
+    if (kept == NULL)
+        return came;
+    pthread_mutex_lock(&tangram.late_lock);
+    *last = tangram.late;
+    tangram.late = kept;
+    pthread_mutex_unlock(&tangram.late_lock);
+    *left = true;
+    return came;
+}
+
+void late_forget_all(void)
+{
+    tangram.late = NULL;
+}
+
+/* Does what goes to this stream now become part of a graph, instead of being done? */
+bool capturing(CUstream stream, bool per_thread)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (per_thread && tangram.driver.cuStreamIsCapturing_ptsz != NULL)
+        return tangram.driver.cuStreamIsCapturing_ptsz(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return tangram.driver.cuStreamIsCapturing != NULL && tangram.driver.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUstreamCaptureMode relax(void)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (tangram.driver.cuThreadExchangeStreamCaptureMode != NULL)
+        tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
+void relax_end(CUstreamCaptureMode before)
+{
+    if (tangram.driver.cuThreadExchangeStreamCaptureMode != NULL)
+        tangram.driver.cuThreadExchangeStreamCaptureMode(&before);
+}

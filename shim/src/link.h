@@ -1,0 +1,64 @@
+/* link.h - the connection to the arbiter: what is kept of it, and what its files offer each other and the rest.
+ *
+ * link.c connects and asks; reader.c is the thread that reads from then on. process.h includes this.
+ */
+#ifndef TANGRAM_LINK_H
+#define TANGRAM_LINK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "wire.h"
+
+struct card;
+
+/* A packet whose answer a thread waits for. */
+struct awaited {
+    uint32_t seq; /* 0 = none */
+    bool answered;
+};
+
+struct link {
+    pthread_mutex_t lock; /* guards what follows, and every send */
+    pthread_cond_t changed;
+    bool clocked;   /* `changed` is set up */
+    bool begun;     /* somebody met the arbiter, or tries to */
+    bool meeting;   /* a thread that asks is doing so */
+    bool threaded;  /* the reader thread is there */
+    bool pumping;   /* it is not, and a thread that waits for an answer reads in its place */
+    bool connected; /* WELCOME was read */
+    int fd;
+    int greeted;         /* a connection on which HELLO was said and WELCOME not read; -1 = none */
+    uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
+    uint32_t seq;
+    struct awaited lease, context, measured, processes;
+    struct wire_leased lease_answer, context_answer;
+    struct wire_process *listed; /* where the process list goes that is waited for */
+    uint32_t listed_room, listed_count;
+    struct wire_packet packet;              /* of whoever reads: one at a time */
+    const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
+};
+
+/* link.c */
+enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
+void link_greet(void); /* says HELLO and waits for nothing */
+enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes);
+void link_return(struct card *card, uint64_t bytes);
+bool link_wait(void); /* until connected, for a bounded time */
+bool link_unleased(struct card *card, uint64_t *bytes);
+enum link_answer link_context_begin(struct card *card, bool *estimated);
+void link_context_end(struct card *card, enum wire_step step, bool wait);
+bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count);
+void link_forget(void); /* in a forked child */
+
+/* Between link.c and reader.c. "Locked" = the caller holds link.lock. */
+bool link_meet(int patience_ms);      /* not locked */
+bool link_readable(int fd, int ms);   /* not locked */
+bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */
+void link_lost(void);                 /* locked */
+bool link_state_use(struct card *card); /* locked */
+bool reader_start(void);              /* locked */
+
+#endif

@@ -1,0 +1,97 @@
+/* pools.c - making, trimming and destroying pools, and the synchronisations at which the driver shrinks them. */
+#include "hook.h"
+#include "memory.h"
+#include "pool.h"
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    NEEDS(cuMemPoolCreate);
+    CUresult rc = tangram.driver.cuMemPoolCreate(pool, properties);
+    if (rc != CUDA_SUCCESS || grant_ready() == GRANT_NONE)
+        return rc;
+    struct card *card = card_of_location(&properties->location);
+    if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED && card == NULL)
+        card = current_card(); /* managed memory without a place is charged where it is made, as cuMemAllocManaged is */
+    if (pool_made(*pool, properties->location.id, card))
+        return rc;
+    tangram.driver.cuMemPoolDestroy(*pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The driver keeps what the program still has, or what a stream has yet to free, until that is freed: so it is counted. What is
+ * held beyond the trim is just that. */
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
+{
+    NEEDS(cuMemPoolDestroy);
+    struct pool *pool = pool_of_handle(handle);
+    if (pool == NULL || pool->card == NULL) {
+        CUresult rc = tangram.driver.cuMemPoolDestroy(handle);
+        if (rc == CUDA_SUCCESS && pool != NULL)
+            atomic_store(&pool->gone, true);
+        return rc;
+    }
+    pool_trim(pool);
+    atomic_store(&pool->gone, true); /* before the call: its number may be given out again at once */
+    CUresult rc = tangram.driver.cuMemPoolDestroy(handle);
+    if (rc != CUDA_SUCCESS) {
+        atomic_store(&pool->gone, false);
+        return rc;
+    }
+    atomic_store(&tangram.unsettled, true);
+    return rc;
+}
+
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
+{
+    NEEDS(cuMemPoolTrimTo);
+    CUresult rc = tangram.driver.cuMemPoolTrimTo(handle, keep);
+    struct pool *pool = rc == CUDA_SUCCESS ? pool_of_handle(handle) : NULL;
+    if (pool != NULL && pool->card != NULL)
+        pool_settle(pool);
+    return rc;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream stream)
+{
+    NEEDS(cuStreamSynchronize);
+    CUresult rc = tangram.driver.cuStreamSynchronize(stream);
+    if (rc == CUDA_SUCCESS)
+        after_synchronize();
+    return rc;
+}
+
+EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
+{
+    NEEDS(cuStreamSynchronize_ptsz);
+    CUresult rc = tangram.driver.cuStreamSynchronize_ptsz(stream);
+    if (rc == CUDA_SUCCESS)
+        after_synchronize();
+    return rc;
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event)
+{
+    NEEDS(cuEventSynchronize);
+    CUresult rc = tangram.driver.cuEventSynchronize(event);
+    if (rc == CUDA_SUCCESS)
+        after_synchronize();
+    return rc;
+}
+
+EXPORT CUresult cuCtxSynchronize(void)
+{
+    NEEDS(cuCtxSynchronize);
+    CUresult rc = tangram.driver.cuCtxSynchronize();
+    if (rc == CUDA_SUCCESS)
+        after_synchronize();
+    return rc;
+}
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    NEEDS(cuCtxSynchronize_v2);
+    CUresult rc = tangram.driver.cuCtxSynchronize_v2(context);
+    if (rc == CUDA_SUCCESS)
+        after_synchronize();
+    return rc;
+}

@@ -1,0 +1,236 @@
+/* reader.c - the thread that reads what the arbiter sends.
+ *
+ * It answers recalls, states use once a second when it changed, returns what is left over, and when the arbiter goes away it
+ * comes back to it and states what this process holds.
+ */
+#include "process.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    WELCOME_MS = 3000,    /* the arbiter itself waits up to 2 s for the grant */
+    RETRY_FIRST_MS = 5,   /* guessed */
+    RETRY_MOST_MS = 200,  /* below the arbiter's grace after a start, in which it waits for statements */
+    STATEMENT_MS = 1000,  /* use is told, and surplus returned, at most this often; guessed */
+    SURPLUS_LOOKS = 100,  /* 5 ms */
+    THREAD_STACK = 256 * 1024
+};
+
+static struct link *const link_ = &tangram.link;
+
+static struct card *card_of_wire(uint32_t wire)
+{
+    for (unsigned i = 0; i < tangram.grant.cards; i++)
+        if (atomic_load(&tangram.grant.card[i].wire) == (int)wire)
+            return &tangram.grant.card[i];
+    return NULL;
+}
+
+/* Locked. */
+static bool state_changes(void)
+{
+    for (unsigned i = 0; i < tangram.grant.cards; i++) {
+        struct card *card = &tangram.grant.card[i];
+        uint64_t leased = atomic_load(&card->leased_bytes), unused = atomic_load(&card->unused_bytes);
+        if (atomic_load(&card->wire) < 0 || leased - unused == atomic_load(&card->stated_bytes))
+            continue;
+        if (!link_state_use(card))
+            return false;
+    }
+    return true;
+}
+
+/* What will not be needed soon, taken out of the lease: all of it in a process that uses nothing. */
+static uint64_t take_surplus(struct card *card)
+{
+    uint64_t leased = atomic_load(&card->leased_bytes);
+    return leased > 0 && leased == atomic_load(&card->unused_bytes) ? lease_take_unused(card, leased)
+                                                                     : lease_take_surplus(card);
+}
+
+/* Not locked. What was freed and not needed since goes back, so that siblings see it as free. Until the arbiter's page shows
+ * it, it is kept in `returning_bytes`: a program that asks in that moment must not find it gone. */
+static void return_surplus(struct card *card)
+{
+    const _Atomic uint64_t *page = atomic_load(&link_->page);
+    int wire = atomic_load(&card->wire);
+    uint64_t surplus = wire >= 0 ? take_surplus(card) : 0;
+    if (surplus == 0)
+        return;
+    uint64_t before = atomic_load(&page[wire]);
+    atomic_store(&card->returning_bytes, surplus);
+    link_return(card, surplus);
+    struct timespec moment = {0, 50000};
+    for (unsigned i = 0; i < SURPLUS_LOOKS && atomic_load(&page[wire]) == before; i++)
+        nanosleep(&moment, NULL);
+    atomic_store(&card->returning_bytes, 0);
+}
+
+static bool answers(struct awaited *awaited, uint32_t seq)
+{
+    if (awaited->seq == 0 || awaited->seq != seq)
+        return false;
+    awaited->answered = true;
+    pthread_cond_broadcast(&link_->changed);
+    return true;
+}
+
+/* Locked. What is granted is ours from here on, and is stated if the connection ends now, whether or not the thread that asked
+ * has woken up. A lease that nobody waits for is unused. What is held for a context is no lease. */
+static void leased(uint32_t seq, const struct wire_leased *in)
+{
+    if (seq & 0x40000000) {
+        link_->context_answer = *in;
+        answers(&link_->context, seq);
+        return;
+    }
+    struct card *card = card_of_wire(in->card);
+    uint64_t granted = card == NULL || in->refused ? 0 : in->granted_bytes;
+    if (granted > 0)
+        atomic_fetch_add(&card->leased_bytes, granted);
+    link_->lease_answer = *in;
+    link_->lease_answer.granted_bytes = granted;
+    if (answers(&link_->lease, seq))
+        return;
+    if (granted > 0)
+        atomic_fetch_add(&card->unused_bytes, granted);
+    if (card != NULL && tangram.contexts.of[card->at].chunk_seq == seq) {
+        tangram.contexts.of[card->at].chunk_seq = 0;
+        pthread_cond_broadcast(&link_->changed);
+    }
+}
+
+/* Locked. Always answered, with 0 bytes if need be: the arbiter waits for it. */
+static bool recall(uint32_t seq, const struct wire_amount *in)
+{
+    struct card *card = card_of_wire(in->card);
+    struct wire_amount back = {.card = in->card};
+    if (card == NULL)
+        return false;
+    back.bytes = lease_take_unused(card, in->bytes);
+    if (!wire_send(link_->fd, WIRE_RETURN, seq, &back, sizeof back)) {
+        atomic_fetch_add(&card->unused_bytes, back.bytes);
+        return false;
+    }
+    atomic_fetch_sub(&card->leased_bytes, back.bytes);
+    return true;
+}
+
+/* Locked. */
+static void measured(uint32_t seq, const struct wire_measured *in)
+{
+    struct card *card = card_of_wire(in->card);
+    if (card != NULL && in->known)
+        atomic_store(&tangram.contexts.of[card->at].bytes, in->context_bytes);
+    answers(&link_->measured, seq);
+}
+
+/* Locked. */
+static void listed(uint32_t seq, const struct wire_process_list *in)
+{
+    if (link_->processes.seq != seq || link_->listed == NULL)
+        return;
+    link_->listed_count = in->count;
+    uint32_t fits = in->count < link_->listed_room ? in->count : link_->listed_room;
+    memcpy(link_->listed, in->process, fits * sizeof *in->process);
+    answers(&link_->processes, seq);
+}
+
+bool link_handle(const struct wire_packet *packet)
+{
+    bool good = true;
+    pthread_mutex_lock(&link_->lock);
+    switch (packet->header.type) {
+    case WIRE_LEASED:
+        leased(packet->header.seq, &packet->body.leased);
+        break;
+    case WIRE_RECALL:
+        good = recall(packet->header.seq, &packet->body.amount);
+        break;
+    case WIRE_MEASURED:
+        measured(packet->header.seq, &packet->body.measured);
+        break;
+    case WIRE_PROCESS_LIST:
+        listed(packet->header.seq, &packet->body.process_list);
+        break;
+    default: /* ERROR, or what has no place here: the connection is over either way */
+        good = false;
+    }
+    pthread_mutex_unlock(&link_->lock);
+    return good;
+}
+
+static bool once_a_second(void)
+{
+    pthread_mutex_lock(&link_->lock);
+    bool good = state_changes();
+    pthread_mutex_unlock(&link_->lock);
+    for (unsigned i = 0; good && i < tangram.grant.cards; i++)
+        return_surplus(&tangram.grant.card[i]);
+    return good;
+}
+
+static void serve(void)
+{
+    int passed;
+    uint64_t due_ms = now_ms() + STATEMENT_MS;
+    for (bool good = true; good;) {
+        uint64_t now = now_ms();
+        if (now >= due_ms) {
+            good = once_a_second();
+            due_ms = now_ms() + STATEMENT_MS;
+        } else if (link_readable(link_->fd, (int)(due_ms - now))) {
+            good = wire_receive(link_->fd, &link_->packet, &passed) && link_handle(&link_->packet);
+            if (passed >= 0)
+                close(passed);
+        }
+    }
+    pthread_mutex_lock(&link_->lock);
+    link_lost();
+    pthread_mutex_unlock(&link_->lock);
+}
+
+/* The first connection is mostly there when the thread begins. */
+static bool met_before(void)
+{
+    pthread_mutex_lock(&link_->lock);
+    bool connected = link_->connected;
+    pthread_mutex_unlock(&link_->lock);
+    return connected;
+}
+
+static void *reader(void *unused)
+{
+    (void)unused;
+    for (unsigned pause_ms = RETRY_FIRST_MS;;) {
+        if (met_before() || link_meet(WELCOME_MS)) {
+            serve();
+            pause_ms = RETRY_FIRST_MS;
+        }
+        struct timespec pause = {0, (long)pause_ms * 1000000};
+        nanosleep(&pause, NULL);
+        pause_ms = pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : pause_ms * 2;
+    }
+    return NULL;
+}
+
+/* The thread takes no signals: those are the program's. */
+bool reader_start(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, THREAD_STACK);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    link_->threaded = pthread_create(&thread, &attributes, reader, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return link_->threaded;
+}
