@@ -6,7 +6,6 @@ If one part dies all do, and Kubernetes starts the container again: what matters
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Mapping
 from itertools import count
@@ -14,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from extender import collecting
 from extender.binding import Binder
 from extender.metrics import Metrics
 from extender.server import scheduler_app
@@ -72,6 +72,7 @@ class Extender:
 
     async def run(self) -> None:
         """Until `stopping` is set."""
+        collecting.begin()
         operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
         verbs = Server(scheduler_app(self._verbs))
         async with asyncio.TaskGroup() as group:
@@ -94,8 +95,7 @@ class Extender:
     async def _note_sync(self) -> None:
         await self.nodes.has_synced.wait()
         await self.pods.has_synced.wait()
-        gc.collect()
-        gc.freeze()  # what was listed lives long: later collections need not walk it
+        collecting.set_aside()
         log.info(
             "synced",
             pods=len(self.pods),
@@ -105,9 +105,10 @@ class Extender:
         )
 
     async def _keep_house(self) -> None:
-        for turn in count():
+        for turn in count(1):
             await asyncio.sleep(HOUSEKEEPING_S)
             self.state.expire()
+            collecting.tidy(turn)
             nodes = list(self.state.fleet.column)
             if nodes:
                 self.state.mend(nodes[turn % len(nodes)])

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings
 
 from extender.reservations import LIFE_S
-from observe.options import config
+from observe.options import ProgramSettings, config
 from vgpu.names import Names
 from vgpu.quantity import MEMORY_UNITS_MIB
 
 
-class Settings(BaseSettings):
+class Settings(ProgramSettings):
     """Tangram's scheduler extender: chooses the node and the GPU of each pod that asks for a share, and binds it.
 
     It runs beside a kube-scheduler in one pod. That scheduler's configuration names it:
@@ -40,7 +39,6 @@ class Settings(BaseSettings):
         4.0, ge=0.5, le=60, description="Seconds that a Binding may take. Less than the scheduler's httpTimeout."
     )
     kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
 
     @property
     def names(self) -> Names:
