@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings
 
-from observe.options import config
+from observe.options import ProgramSettings, config
 
 
-class ArbiterSettings(BaseSettings):
+class ArbiterSettings(ProgramSettings):
     """Tangram's arbiter: lends the GPU memory of each grant to the processes of its container.
 
     The device plugin makes a directory for each allocation under the grants folder; the arbiter puts a socket into it, and the library in the container connects there. Try it without a cluster:
@@ -52,7 +50,4 @@ class ArbiterSettings(BaseSettings):
     )
     connections_limit: int = Field(
         1024, ge=1, le=65_536, description="processes of one container that may be connected"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe lines that are logged"
     )

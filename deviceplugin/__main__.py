@@ -1,28 +1,18 @@
-"""`tangram-deviceplugin`: read the settings, set up the log, run."""
+"""The program `tangram-deviceplugin`."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
-from collections.abc import Sequence
 
 from deviceplugin.app import run
 from deviceplugin.settings import DevicePluginSettings
-from kube.errors import NoClusterError
-from observe.log import log_json
-from observe.options import read
+from observe.program import run_program
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run until SIGTERM or SIGINT."""
-    settings = read(DevicePluginSettings, arguments)
-    log_json(settings.log_level)
+def main() -> None:
+    """Entry point of the container."""
     os.umask(0o022)
-    try:
-        asyncio.run(run(settings))
-    except (NoClusterError, OSError) as error:
-        sys.exit(f"tangram-deviceplugin: {error}")
+    run_program(DevicePluginSettings, run)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings
 
-from observe.options import config
+from observe.options import ProgramSettings, config
 from vgpu.names import DEFAULT, DEFAULT_GUARD, Guard, Names
 from vgpu.quantity import MEMORY_UNITS_MIB
 
 
-class DevicePluginSettings(BaseSettings):
+class DevicePluginSettings(ProgramSettings):
     """Tangram's device plugin: offers this node's GPUs in pieces to the kubelet, and gives each container what its pod was assigned.
 
     One runs on each node that has GPUs, as root, beside the arbiter. It finds the driver by looking under the driver root (a folder with lib/libnvidia-ml.so.1 or usr/lib/.../libnvidia-ml.so.1, dev/nvidia0, ...), publishes what it finds as the node's annotation tangram.sh/inventory, and registers tangram.sh/gpu-mem, gpu-core, gpu and mig-<profile> with the kubelet.
@@ -66,7 +65,6 @@ class DevicePluginSettings(BaseSettings):
     probe_s: float = Field(
         60.0, gt=0, le=86_400, description="seconds between looks at which cards and MIG instances exist"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe lines logged")
 
     @property
     def names(self) -> Names:

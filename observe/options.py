@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
 from vgpu.errors import TangramError
 
-S = TypeVar("S", bound=BaseSettings)
+
+class ProgramSettings(BaseSettings):
+    """What every program may be told."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
+
+
+S = TypeVar("S", bound=ProgramSettings)
 
 
 def config(program: str, prefix: str) -> SettingsConfigDict:

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings
 
-from observe.options import config
+from observe.options import ProgramSettings, config
 from vgpu.names import CLASSES, DEFAULT_POLICY, Names
 from vgpu.quantity import MEMORY_UNITS_MIB, MIB, whole_number
 from webhook.keeper import Places
 from webhook.rules import LARGEST_CARD_MIB, Rules
 
 
-class Settings(BaseSettings):
+class Settings(ProgramSettings):
     """Tangram's admission webhook: says no to asks that no cluster could grant, and prepares the pods of the others.
 
     Every flag can be set as an environment variable, TANGRAM_WEBHOOK_ and its name in capitals: TANGRAM_WEBHOOK_MEMORY_UNIT=512Mi. Lists and mappings are JSON there: TANGRAM_WEBHOOK_POLICIES='["binpack"]'.
@@ -66,7 +65,6 @@ class Settings(BaseSettings):
         [], description="Names in the certificate. Empty: tangram-webhook.NAMESPACE.svc and its longer forms."
     )
     kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
 
     @field_validator("largest_card")
     @classmethod

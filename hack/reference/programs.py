@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from pydantic_settings import BaseSettings
 
 from arbiter.metrics import LedgerCollector
 from arbiter.server import Server
@@ -21,6 +20,7 @@ from extender.metrics import Metrics as ExtenderMetrics
 from extender.settings import Settings as ExtenderSettings
 from extender.state import State
 from kube.cache import Statistics
+from observe.options import ProgramSettings
 from vgpu.names import DEFAULT
 from webhook.metrics import Metrics as WebhookMetrics
 from webhook.settings import Settings as WebhookSettings
@@ -32,7 +32,7 @@ class Program:
 
     package: str
     runs: str
-    settings: type[BaseSettings]
+    settings: type[ProgramSettings]
     port: str
     registry: Callable[[], CollectorRegistry]
 

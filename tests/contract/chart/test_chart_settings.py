@@ -20,7 +20,7 @@ def settings_of(package: str) -> type[BaseSettings]:
     (found,) = (
         thing
         for thing in vars(module).values()
-        if isinstance(thing, type) and issubclass(thing, BaseSettings) and thing is not BaseSettings
+        if isinstance(thing, type) and issubclass(thing, BaseSettings) and thing.__module__ == module.__name__
     )
     return found
 

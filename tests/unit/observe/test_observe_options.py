@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings
 
-from observe.options import config, read
+from observe.options import ProgramSettings, config, read
 from vgpu.quantity import whole_number
 
 
-class Example(BaseSettings):
+class Example(ProgramSettings):
     """An example."""
 
     model_config = config("tangram-example", "TANGRAM_EXAMPLE_")
