@@ -10,7 +10,7 @@ from hack.cluster.build import build
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES
-from tests.contract.chart.apiserver import ApiServer, running
+from tests.apiserver import ApiServer, running
 from tests.contract.chart.rendering import NAMESPACE, Helm
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.contract.chart.apiserver import ApiServer
+from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import CHART, Helm
 
 NODES = "/api/v1/nodes"

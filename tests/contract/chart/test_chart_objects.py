@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.contract.chart.apiserver import ApiServer
+from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects, Refused, env
 
 CLUSTER_WIDE = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.chart.apiserver import ApiServer, Denied
+from tests.apiserver import ApiServer, Denied
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Refused
 from vgpu.names import DEFAULT
 

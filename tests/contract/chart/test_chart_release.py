@@ -16,7 +16,7 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.pki import make_authority
 from hack.cluster.programs import KUBERNETES
-from tests.contract.chart.apiserver import ApiServer
+from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import CHART, EXAMPLES, NAMESPACE, Helm
 
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/tangram-webhook"
