@@ -32,6 +32,9 @@ class Webhook:
         self._settings = settings
         self._sockets = [listen(settings.host, port) for port in (settings.metrics_port, settings.port)]
         self.accepting = asyncio.Event()
+        self._operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
+        self.operating = self._operations.up
+        """Set once the pages for operators are there."""
         self.metrics_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
 
     def not_ready(self) -> str | None:
@@ -46,13 +49,12 @@ class Webhook:
 
     async def run(self) -> None:
         """Until `stopping` is set. If one part dies all do, and Kubernetes starts the pod again."""
-        operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
         admission = Server(
             admission_app(self._settings.rules(), self.metrics),
             ssl_context_factory=lambda _config, _default: self.serving.context,
         )
         async with _keeper(self._settings, self.serving) as keeper, asyncio.TaskGroup() as tasks:
-            tasks.create_task(operations.serve([self._sockets[0]]))
+            tasks.create_task(self._operations.serve([self._sockets[0]]))
             keeping = tasks.create_task(keep(keeper, self.metrics, self._settings.cert_check_s))
             stop = tasks.create_task(self.stopping.wait())
             certificate = tasks.create_task(self.serving.loaded.wait())
@@ -67,7 +69,7 @@ class Webhook:
             certificate.cancel()
             await asyncio.sleep(self._settings.drain_s)
             keeping.cancel()
-            operations.should_exit = admission.should_exit = True
+            self._operations.should_exit = admission.should_exit = True
         for sock in self._sockets:
             sock.close()  # the port for admission may never have opened
 

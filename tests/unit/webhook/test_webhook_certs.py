@@ -85,8 +85,10 @@ def test_what_cannot_be_read_is_made_anew(name: str, content: bytes) -> None:
 
 
 def test_other_dns_names_bring_another_certificate() -> None:
-    files = renewed({}, ("old.svc",), START)
-    verifies(renewed(files, NAMES, START), START)
+    old = renewed({}, ("old.svc",), START)
+    new = renewed(old, NAMES, START)
+    assert (new[CERT] == old[CERT], new[CA_CERT] == old[CA_CERT]) == (False, True)
+    verifies(new, START)
 
 
 class FakeApi:

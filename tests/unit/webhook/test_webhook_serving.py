@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,12 +53,6 @@ async def running(folder: Path) -> AsyncIterator[Webhook]:
         await asyncio.wait_for(task, 10)
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - a counter and a reason offer no event
-            await asyncio.sleep(0.01)
-
-
 async def test_admission_is_answered_over_tls_and_counted(tmp_path: Path) -> None:
     files = renewed({}, (NAME,), datetime.now(UTC))
     write(tmp_path, files)
@@ -89,10 +83,10 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         url = f"https://{NAME}:{webhook.port}/mutate"
         async with httpx.AsyncClient(verify=trusting(old)) as standing:
             assert (await standing.post(url, content=msgspec.json.encode(REVIEW))).status_code == 200
+            webhook.serving.loaded.clear()
             write(tmp_path, new)
-            await until(
-                lambda: webhook.metrics.registry.get_sample_value("tangram_webhook_certificate_loads_total") == 2
-            )
+            await asyncio.wait_for(webhook.serving.loaded.wait(), 10)
+            assert webhook.metrics.registry.get_sample_value("tangram_webhook_certificate_loads_total") == 2
             assert (await standing.post(url, content=msgspec.json.encode(REVIEW))).status_code == 200
         async with httpx.AsyncClient(verify=trusting(new)) as fresh:
             assert (await fresh.post(url, content=msgspec.json.encode(REVIEW))).status_code == 200
@@ -101,13 +95,8 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
 async def test_without_a_certificate_it_lives_but_is_not_ready(tmp_path: Path) -> None:
     async with running(tmp_path) as webhook, httpx.AsyncClient() as client:
         base = f"http://127.0.0.1:{webhook.metrics_port}"
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    assert (await client.get(f"{base}/healthz")).status_code == 200
-                    break
-                except httpx.ConnectError:
-                    await asyncio.sleep(0.01)
+        await asyncio.wait_for(webhook.operating.wait(), 10)
+        assert (await client.get(f"{base}/healthz")).status_code == 200
         ready = await client.get(f"{base}/readyz")
         assert (ready.status_code, ready.text) == (503, "no serving certificate yet\n")
         with pytest.raises(httpx.ConnectError):
