@@ -11,7 +11,8 @@
 static const uint64_t CHUNK_LEAST = 64 * MIB, CHUNK_MOST = 256 * MIB;
 enum { CHUNKS_IN_LIMIT = 32, CHUNKS_KEPT = 2 };
 
-static uint64_t chunk_bytes(struct card *card)
+/* What is leased at once, beyond what is needed. */
+uint64_t lease_chunk_bytes(struct card *card)
 {
     uint64_t chunk = atomic_load_explicit(&card->limit_bytes, memory_order_relaxed) / CHUNKS_IN_LIMIT;
     return chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk > CHUNK_MOST ? CHUNK_MOST : chunk;
@@ -42,7 +43,7 @@ static bool ask(struct card *card, uint64_t bytes)
     if (bytes > atomic_load(&card->limit_bytes)) /* no answer could be yes */
         return false;
     link_return(card, lease_take_unused(card, UINT64_MAX));
-    switch (link_ask(card, bytes, bytes + chunk_bytes(card))) {
+    switch (link_ask(card, bytes, bytes + lease_chunk_bytes(card))) {
     case LINK_GRANTED:
         return true;
     case LINK_ABSENT:
@@ -83,7 +84,7 @@ void lease_give_back(struct card *card, uint64_t bytes)
 /* What of the unused lease is more than the next allocations will want, taken out of it. */
 uint64_t lease_take_surplus(struct card *card)
 {
-    uint64_t unused = atomic_load(&card->unused_bytes), chunk = chunk_bytes(card);
+    uint64_t unused = atomic_load(&card->unused_bytes), chunk = lease_chunk_bytes(card);
     return unused > CHUNKS_KEPT * chunk ? lease_take_unused(card, unused - chunk) : 0;
 }
 
@@ -95,6 +96,10 @@ uint64_t lease_free_bytes(struct card *card)
         return 0;
     if (UNLIKELY(!link_unleased(card, &unleased)) && link_wait())
         link_unleased(card, &unleased);
+    if (UNLIKELY(atomic_load_explicit(&tangram.contexts.of[card->at].chunk_seq, memory_order_relaxed) != 0)) {
+        link_settle(card); /* it left the page and is not here yet */
+        link_unleased(card, &unleased);
+    }
     uint64_t unused = atomic_load_explicit(&card->unused_bytes, memory_order_relaxed);
     uint64_t leased = atomic_load_explicit(&card->leased_bytes, memory_order_relaxed);
     uint64_t limit = atomic_load_explicit(&card->limit_bytes, memory_order_relaxed);

@@ -18,8 +18,7 @@ enum {
     PATIENCE_MS = 2000, /* for an arbiter that was never met, and for an answer; specified */
     RESTART_MS = 5000,  /* for one that went away: a restarted container is back by then; guessed */
     MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
-    SEQ_MASK = 0x3fffffff, /* the top bit is the arbiter's own */
-    SEQ_CONTEXT = 0x40000000 /* so that the answer to a CONTEXT is no lease, however late it comes */
+    SEQ_MASK = 0x3fffffff
 };
 
 static struct link *const link_ = &tangram.link;
@@ -83,7 +82,7 @@ static bool welcome(const struct wire_welcome *in)
         struct card *card = &tangram.grant.card[i];
         struct card_contexts *contexts = &tangram.contexts.of[i];
         atomic_store(&card->wire, -1);
-        contexts->chunk_seq = 0;
+        atomic_store(&contexts->chunk_seq, 0);
         for (uint32_t w = 0; w < in->cards; w++) {
             if (memcmp(in->card[w].uuid, card->uuid, sizeof card->uuid) != 0)
                 continue;
@@ -91,7 +90,7 @@ static bool welcome(const struct wire_welcome *in)
             atomic_store(&card->wire, (int)w);
             if (atomic_load(&card->leased_bytes) > 0 && !link_state_use(card))
                 return false;
-            if (atomic_load(&contexts->bytes) > 0 && !say_context(card, WIRE_DONE, next_seq() | SEQ_CONTEXT))
+            if (atomic_load(&contexts->bytes) > 0 && !say_context(card, WIRE_DONE, next_seq() | WIRE_SEQ_CONTEXT))
                 return false;
         }
     }
@@ -180,7 +179,7 @@ void link_lost(void)
 /* Locked. The reader is started when the first answer is there. Without one nobody would answer a recall: no connection then. */
 static bool reader_needed(void)
 {
-    if (link_->threaded || reader_start())
+    if (link_->threaded || link_->pumping || reader_start()) /* who pumps starts it when he has his answer */
         return true;
     if (link_->connected)
         link_lost();
@@ -279,19 +278,36 @@ static bool return_unused(struct card *card, uint64_t bytes)
     return sent;
 }
 
-/* Locked. A chunk was asked for when the context was made, and may be on its way. True when it, or a part, is enough. */
-static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
+/* Locked. A chunk was asked for when the context was made, and may be on its way: wait for it. False when none is. */
+static bool chunk_came(struct card *card)
 {
     struct card_contexts *contexts = &tangram.contexts.of[card->at];
-    if (contexts->chunk_seq == 0)
+    if (atomic_load(&contexts->chunk_seq) == 0)
         return false;
     uint64_t deadline_ms = now_ms() + PATIENCE_MS;
-    while (contexts->chunk_seq != 0 && link_->connected && now_ms() < deadline_ms) {
+    while (atomic_load(&contexts->chunk_seq) != 0 && link_->connected && now_ms() < deadline_ms) {
         if (link_->threaded || link_->pumping)
             wait_until(deadline_ms);
         else
             pump(deadline_ms);
     }
+    return true;
+}
+
+void link_settle(struct card *card)
+{
+    int saved = errno;
+    pthread_mutex_lock(&link_->lock);
+    chunk_came(card);
+    pthread_mutex_unlock(&link_->lock);
+    errno = saved;
+}
+
+/* Locked. */
+static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
+{
+    if (!chunk_came(card))
+        return false;
     if (lease_take(card, need_bytes))
         return true;
     uint64_t unused = lease_take_unused(card, UINT64_MAX);
@@ -368,11 +384,11 @@ static void ask_chunk_ahead(struct card *card)
 {
     struct card_contexts *contexts = &tangram.contexts.of[card->at];
     struct wire_lease lease = {.card = (uint32_t)atomic_load(&card->wire), .want_bytes = lease_chunk_bytes(card)};
-    if (contexts->chunk_seq != 0 || atomic_load(&card->leased_bytes) != 0)
+    if (atomic_load(&contexts->chunk_seq) != 0 || atomic_load(&card->leased_bytes) != 0)
         return;
     uint32_t seq = next_seq();
     if (wire_send(link_->fd, WIRE_LEASE, seq, &lease, sizeof lease))
-        contexts->chunk_seq = seq;
+        atomic_store(&contexts->chunk_seq, seq);
 }
 
 /* Before the first context on a card. *estimated: the arbiter knew what it will take, and holds that. */
@@ -387,7 +403,7 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
             answer = LINK_REFUSED;
             break;
         }
-        link_->context = (struct awaited){.seq = next_seq() | SEQ_CONTEXT};
+        link_->context = (struct awaited){.seq = next_seq() | WIRE_SEQ_CONTEXT};
         if (!say_context(card, WIRE_BEGIN, link_->context.seq))
             break;
         ask_chunk_ahead(card);
@@ -412,7 +428,7 @@ void link_context_end(struct card *card, enum wire_step step, bool wait)
     int saved = errno;
     pthread_mutex_lock(&link_->lock);
     if (link_->connected && atomic_load(&card->wire) >= 0) {
-        uint32_t seq = next_seq() | SEQ_CONTEXT;
+        uint32_t seq = next_seq() | WIRE_SEQ_CONTEXT;
         if (wait)
             link_->measured = (struct awaited){.seq = seq};
         if (say_context(card, step, seq) && wait)

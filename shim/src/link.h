@@ -41,12 +41,17 @@ struct link {
     const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
 };
 
+/* Of the sequence numbers the library makes, those of CONTEXT: its answer is no lease, however late it comes. The top bit is the
+ * arbiter's own. */
+#define WIRE_SEQ_CONTEXT UINT32_C(0x40000000)
+
 /* link.c */
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
 void link_greet(void); /* says HELLO and waits for nothing */
 enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes);
 void link_return(struct card *card, uint64_t bytes);
 bool link_wait(void); /* until connected, for a bounded time */
+void link_settle(struct card *card); /* waits for a lease that was asked for ahead */
 bool link_unleased(struct card *card, uint64_t *bytes);
 enum link_answer link_context_begin(struct card *card, bool *estimated);
 void link_context_end(struct card *card, enum wire_step step, bool wait);

@@ -2,13 +2,14 @@
 #include "process.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-/* A connected socket, or -1. Its number is as it comes: moving it up would grow the descriptor table, which costs a process of
+/* A connected socket, or -1; also when too many wait to be accepted: it never blocks. Its number is as it comes: moving it up would grow the descriptor table, which costs a process of
  * several threads 5 to 20 ms (measured). */
 int wire_connect(const char *path)
 {
@@ -16,7 +17,12 @@ int wire_connect(const char *path)
     if (strlen(path) >= sizeof address.sun_path)
         return -1;
     strcpy(address.sun_path, path);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && fd <= STDERR_FILENO) { /* the program closed those: what it writes there must not come to us */
+        int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        close(fd);
+        fd = higher;
+    }
     if (fd < 0)
         return -1;
     if (connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
@@ -49,6 +55,10 @@ static uint32_t least_body(uint16_t type)
         return sizeof(struct wire_amount);
     case WIRE_ERROR:
         return sizeof(struct wire_error);
+    case WIRE_MEASURED:
+        return sizeof(struct wire_measured);
+    case WIRE_PROCESS_LIST:
+        return 8;
     default:
         return UINT32_MAX; /* not for us */
     }
@@ -61,6 +71,10 @@ static bool well_formed(const struct wire_packet *packet, size_t got)
         return false;
     if (header->body_bytes != got - sizeof *header || header->body_bytes < least_body(header->type))
         return false;
+    if (header->type == WIRE_PROCESS_LIST) {
+        uint32_t count = packet->body.process_list.count;
+        return count <= WIRE_PROCESSES_LIMIT && header->body_bytes == 8 + count * sizeof(struct wire_process);
+    }
     if (header->type != WIRE_WELCOME)
         return true;
     uint32_t cards = packet->body.welcome.cards;

@@ -5,16 +5,15 @@
  */
 #include "process.h"
 
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "tangram.h"
 
 struct tangram tangram = {
     .setup = PTHREAD_MUTEX_INITIALIZER,
     .asking = PTHREAD_MUTEX_INITIALIZER,
-    .link = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1},
+    .link = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, .greeted = -1},
+    .contexts = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
@@ -41,11 +40,8 @@ static void in_child(void)
     atomic_store(&tangram.only_card, NULL);
     atomic_fetch_add(&tangram.contexts_gone, 1);
 
-    if (tangram.link.fd >= 0)
-        close(tangram.link.fd); /* our copy: the parent's stays open */
-    memset(&tangram.link, 0, sizeof tangram.link);
-    tangram.link.lock = unlocked;
-    tangram.link.fd = -1;
+    link_forget();
+    contexts_forget_all();
 
     for (unsigned i = 0; i < CARDS_LIMIT; i++) {
         atomic_store(&tangram.grant.card[i].unused_bytes, 0);

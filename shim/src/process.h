@@ -14,6 +14,8 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "context.h"
+#include "link.h"
 #include "wire.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -63,21 +65,6 @@ struct shard {
     size_t slots, used;
 } __attribute__((aligned(64)));
 
-struct link {
-    pthread_mutex_t lock; /* guards what follows, and every send */
-    pthread_cond_t changed;
-    bool running;   /* the reader thread is there */
-    bool connected; /* WELCOME was read */
-    int fd;
-    uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
-    uint32_t seq;
-    uint32_t awaited; /* seq of the LEASE that a thread waits for; 0 = none */
-    bool answered;
-    struct wire_leased answer;
-    _Atomic uint64_t stated_at_ms;
-    const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
-};
-
 struct block; /* vmm.c */
 struct mapping {
     uint64_t at, bytes;
@@ -120,6 +107,7 @@ struct tangram {
     struct card unshared;                              /* marks a device that the grant does not name */
     struct shard shard[SHARDS];
     struct link link;
+    struct contexts contexts;
     pthread_mutex_t asking; /* one thread at a time asks for a lease */
     struct vmm vmm;
     _Atomic(struct card *) only_card; /* the card of the process's one device; NULL = not known, or several devices */
@@ -164,13 +152,7 @@ void lease_give_back(struct card *card, uint64_t bytes);
 uint64_t lease_take_unused(struct card *card, uint64_t most_bytes);
 uint64_t lease_take_surplus(struct card *card);
 uint64_t lease_free_bytes(struct card *card);
-
-/* link.c */
-enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
-enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes);
-void link_return(struct card *card, uint64_t bytes);
-bool link_wait(void); /* until connected, for a bounded time */
-bool link_unleased(struct card *card, uint64_t *bytes);
+uint64_t lease_chunk_bytes(struct card *card);
 
 /* packet.c */
 int wire_connect(const char *path);

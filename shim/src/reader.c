@@ -83,7 +83,7 @@ static bool answers(struct awaited *awaited, uint32_t seq)
  * has woken up. A lease that nobody waits for is unused. What is held for a context is no lease. */
 static void leased(uint32_t seq, const struct wire_leased *in)
 {
-    if (seq & 0x40000000) {
+    if (seq & WIRE_SEQ_CONTEXT) {
         link_->context_answer = *in;
         answers(&link_->context, seq);
         return;
@@ -98,8 +98,8 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         return;
     if (granted > 0)
         atomic_fetch_add(&card->unused_bytes, granted);
-    if (card != NULL && tangram.contexts.of[card->at].chunk_seq == seq) {
-        tangram.contexts.of[card->at].chunk_seq = 0;
+    if (card != NULL && atomic_load(&tangram.contexts.of[card->at].chunk_seq) == seq) {
+        atomic_store(&tangram.contexts.of[card->at].chunk_seq, 0);
         pthread_cond_broadcast(&link_->changed);
     }
 }

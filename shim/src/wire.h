@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { WIRE_MAGIC = 0x52474e54, WIRE_VERSION = 1, WIRE_CARDS = 64, WIRE_PAGE_BYTES = 4096 };
+enum { WIRE_MAGIC = 0x52474e54, WIRE_VERSION = 1, WIRE_CARDS = 64, WIRE_PAGE_BYTES = 4096, WIRE_PROCESSES_LIMIT = 1024 };
 
 enum wire_type {
     WIRE_HELLO = 1,
@@ -17,8 +17,14 @@ enum wire_type {
     WIRE_RETURN = 5,
     WIRE_RECALL = 6,
     WIRE_USAGE = 7,
-    WIRE_ERROR = 8
+    WIRE_ERROR = 8,
+    WIRE_CONTEXT = 9,
+    WIRE_MEASURED = 10,
+    WIRE_PROCESSES = 11,
+    WIRE_PROCESS_LIST = 12
 };
+
+enum wire_step { WIRE_BEGIN = 1, WIRE_DONE = 2, WIRE_GONE = 3 };
 
 struct wire_header {
     uint32_t magic;
@@ -67,6 +73,30 @@ struct wire_error {
     char text[124];
 };
 
+struct wire_context {
+    uint32_t card, step;
+    uint64_t estimate_bytes;
+};
+
+struct wire_measured {
+    uint32_t card, known;
+    uint64_t context_bytes, unleased_bytes;
+};
+
+struct wire_card_only { /* PROCESSES */
+    uint32_t card, pad;
+};
+
+struct wire_process {
+    uint32_t pid, pad;
+    uint64_t used_bytes;
+};
+
+struct wire_process_list {
+    uint32_t card, count;
+    struct wire_process process[WIRE_PROCESSES_LIMIT];
+};
+
 struct wire_packet {
     struct wire_header header;
     union {
@@ -77,6 +107,10 @@ struct wire_packet {
         struct wire_amount amount;
         struct wire_usage usage;
         struct wire_error error;
+        struct wire_context context;
+        struct wire_measured measured;
+        struct wire_card_only card_only;
+        struct wire_process_list process_list;
     } body;
 };
 
@@ -88,5 +122,9 @@ _Static_assert(sizeof(struct wire_leased) == 24, "LEASED");
 _Static_assert(sizeof(struct wire_amount) == 16, "RETURN, RECALL");
 _Static_assert(sizeof(struct wire_usage) == 24, "USAGE");
 _Static_assert(sizeof(struct wire_error) == 128, "ERROR");
+_Static_assert(sizeof(struct wire_context) == 16, "CONTEXT");
+_Static_assert(sizeof(struct wire_measured) == 24, "MEASURED");
+_Static_assert(sizeof(struct wire_card_only) == 8, "PROCESSES");
+_Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");
 
 #endif

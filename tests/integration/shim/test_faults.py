@@ -52,13 +52,13 @@ def test_a_missing_grant_file_closes_every_card(bare_stage: Stage) -> None:
 
 def test_without_an_arbiter_new_memory_is_refused_after_a_bounded_wait_with_one_warning(bare_stage: Stage) -> None:
     bare_stage.grant((CARDS[0], 1000))
-    probe = bare_stage.probe()
+    probe = bare_stage.bare_probe()
     before = time.monotonic()
-    assert probe.alloc(1) == OUT_OF_MEMORY
+    assert probe.ask("use", 0) == [OUT_OF_MEMORY], "a context is memory too"
     first_s = time.monotonic() - before
     assert 1.5 < first_s < 4
     before = time.monotonic()
-    assert probe.alloc(1) == OUT_OF_MEMORY
+    assert probe.ask("use", 0) == [OUT_OF_MEMORY]
     assert time.monotonic() - before < 0.5, "patience is spent once"
     errors = probe.end()
     assert "the arbiter does not answer" in errors
@@ -67,10 +67,11 @@ def test_without_an_arbiter_new_memory_is_refused_after_a_bounded_wait_with_one_
 
 def test_an_arbiter_that_comes_late_is_found(bare_stage: Stage) -> None:
     bare_stage.grant((CARDS[0], 1000))
-    probe = bare_stage.probe()
-    probe.start("alloc", MIB)
+    probe = bare_stage.bare_probe()
+    probe.start("use", 0)
     bare_stage.start_arbiter("--grace-ms", "0")
-    wait_for(lambda: probe.finish()[0] == 0 or probe.start("alloc", MIB))
+    wait_for(lambda: probe.finish()[0] == 0 or probe.start("use", 0))
+    assert probe.alloc(1) == 0
 
 
 def test_while_the_arbiter_is_away_what_is_leased_can_be_used(own_stage: Stage) -> None:

@@ -1,0 +1,285 @@
+/* context.c - contexts, which take memory of their own.
+ *
+ * Before the first context on a card the arbiter is asked to hold what one takes there; after it was made, and after the last is
+ * gone, the arbiter measures. What is allocated in a context dies with it, and so do our books of it. A second context of the
+ * same process costs less and is measured with the rest. The arbiter is asked with our lock held, so that two threads do not
+ * both make the first; the driver is called without it.
+ */
+#include "hook.h"
+#include "memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct contexts *const contexts_ = &tangram.contexts;
+#define PENDING ((CUcontext)(uintptr_t)1) /* a primary context that is being made, or whose handle is not known */
+
+EXPORT CUresult cuInit(unsigned int flags)
+{
+    NEEDS(cuInit);
+    link_greet(); /* while the driver is busy the arbiter answers */
+    return tangram.driver.cuInit(flags);
+}
+
+/* Locked. False = there is no room for a context. */
+static bool begin(struct card *card)
+{
+    struct card_contexts *of = &contexts_->of[card->at];
+    if (of->count > 0) {
+        of->count++;
+        return true;
+    }
+    enum link_answer answer = link_context_begin(card, &of->estimated);
+    if (answer == LINK_ABSENT)
+        warn_once("the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
+    if (answer != LINK_GRANTED)
+        return false;
+    of->open = true;
+    of->count++;
+    return true;
+}
+
+/* Locked. */
+static void gone(struct card *card)
+{
+    struct card_contexts *of = &contexts_->of[card->at];
+    if (of->count == 0 || --of->count > 0)
+        return;
+    of->open = false;
+    atomic_store(&of->bytes, 0);
+    link_context_end(card, WIRE_GONE, false);
+}
+
+/* Locked. Only when the arbiter knew nothing is its measure waited for, before anything is allocated. */
+static void made(struct card *card)
+{
+    struct card_contexts *of = &contexts_->of[card->at];
+    if (!of->open)
+        return;
+    of->open = false;
+    link_context_end(card, WIRE_DONE, !of->estimated);
+}
+
+/* Locked. False when there is no memory to remember it by: it then counts until the process ends. */
+static void remember(CUcontext context, struct card *card)
+{
+    if (contexts_->count == contexts_->room) {
+        size_t room = contexts_->room ? contexts_->room * 2 : 16;
+        struct context_made *more = realloc(contexts_->made, room * sizeof *more);
+        if (more == NULL)
+            return;
+        contexts_->made = more;
+        contexts_->room = room;
+    }
+    contexts_->made[contexts_->count++] = (struct context_made){context, card};
+}
+
+/* Locked. NULL: it is none that we saw being made. */
+static struct card *forget(CUcontext context)
+{
+    for (size_t i = 0; i < contexts_->count; i++) {
+        struct card *card = contexts_->made[i].card;
+        if (contexts_->made[i].context == context) {
+            contexts_->made[i] = contexts_->made[--contexts_->count];
+            return card;
+        }
+    }
+    return NULL;
+}
+
+static bool lock_and_begin(struct card *card)
+{
+    pthread_mutex_lock(&contexts_->lock);
+    bool room = begin(card);
+    pthread_mutex_unlock(&contexts_->lock);
+    return room;
+}
+
+/* The card on which a context needs room, or NULL. */
+static struct card *charged_card(CUdevice device)
+{
+    struct card *card = card_of_device(device);
+    return card == NULL || card->closed ? NULL : card;
+}
+
+#define CREATES(name, params, ...)                                                                                             \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        struct card *card = charged_card(device);                                                                              \
+        if (card == NULL)                                                                                                      \
+            return tangram.driver.name(__VA_ARGS__);                                                                           \
+        if (!lock_and_begin(card))                                                                                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+        CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
+        pthread_mutex_lock(&contexts_->lock);                                                                                  \
+        if (rc == CUDA_SUCCESS) {                                                                                              \
+            remember(*context, card);                                                                                          \
+            made(card);                                                                                                        \
+        } else {                                                                                                               \
+            gone(card);                                                                                                        \
+        }                                                                                                                      \
+        pthread_mutex_unlock(&contexts_->lock);                                                                                \
+        return rc;                                                                                                             \
+    }
+
+CREATES(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), context, flags, device)
+CREATES(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), context, flags, device)
+CREATES(cuCtxCreate_v3,
+        (CUcontext * context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device), context,
+        affinity, count, flags, device)
+CREATES(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *how, unsigned int flags, CUdevice device), context, how,
+        flags, device)
+
+static void context_died(CUcontext context, struct card *card)
+{
+    if (context != PENDING)
+        table_forget_context(context, card);
+    pthread_mutex_lock(&contexts_->lock);
+    if (card != NULL)
+        gone(card);
+    pthread_mutex_unlock(&contexts_->lock);
+}
+
+#define DESTROYS(name)                                                                                                         \
+    EXPORT CUresult name(CUcontext context)                                                                                    \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        pthread_mutex_lock(&contexts_->lock);                                                                                  \
+        struct card *card = forget(context); /* first: the driver may give the handle out again at once */                    \
+        pthread_mutex_unlock(&contexts_->lock);                                                                                \
+        CUresult rc = tangram.driver.name(context);                                                                            \
+        if (rc == CUDA_SUCCESS) {                                                                                              \
+            context_died(context, card);                                                                                       \
+        } else if (card != NULL) {                                                                                             \
+            pthread_mutex_lock(&contexts_->lock);                                                                              \
+            remember(context, card);                                                                                           \
+            pthread_mutex_unlock(&contexts_->lock);                                                                            \
+        }                                                                                                                      \
+        return rc;                                                                                                             \
+    }
+
+DESTROYS(cuCtxDestroy)
+DESTROYS(cuCtxDestroy_v2)
+
+/* Primary contexts: one for each device, counted by the driver, and by us as one while it is active. */
+
+static CUcontext primary_of(CUdevice device)
+{
+    bool kept = device >= 0 && device < CONTEXT_DEVICES;
+    return kept ? atomic_load_explicit(&contexts_->primary[device], memory_order_acquire) : PENDING;
+}
+
+/* False = no room. *first: it was not there, as far as we know. */
+static bool primary_begin(CUdevice device, struct card *card, bool *first)
+{
+    *first = false;
+    if (primary_of(device) != NULL)
+        return true;
+    pthread_mutex_lock(&contexts_->lock);
+    bool room = true;
+    if (primary_of(device) == NULL) {
+        room = begin(card);
+        *first = room;
+        if (room)
+            atomic_store_explicit(&contexts_->primary[device], PENDING, memory_order_release);
+    }
+    pthread_mutex_unlock(&contexts_->lock);
+    return room;
+}
+
+static void primary_settle(CUdevice device, struct card *card, CUresult rc, CUcontext context, bool first)
+{
+    if (!first && (rc != CUDA_SUCCESS || primary_of(device) != PENDING))
+        return;
+    pthread_mutex_lock(&contexts_->lock);
+    if (rc == CUDA_SUCCESS) {
+        if (device >= 0 && device < CONTEXT_DEVICES && context != NULL)
+            atomic_store_explicit(&contexts_->primary[device], context, memory_order_release);
+        made(card);
+    } else {
+        atomic_store_explicit(&contexts_->primary[device], NULL, memory_order_release);
+        gone(card);
+    }
+    pthread_mutex_unlock(&contexts_->lock);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    NEEDS(cuDevicePrimaryCtxRetain);
+    bool first;
+    struct card *card = charged_card(device);
+    if (card == NULL)
+        return tangram.driver.cuDevicePrimaryCtxRetain(context, device);
+    if (!primary_begin(device, card, &first))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuDevicePrimaryCtxRetain(context, device);
+    primary_settle(device, card, rc, rc == CUDA_SUCCESS ? *context : NULL, first);
+    return rc;
+}
+
+static bool is_active(CUdevice device)
+{
+    unsigned int flags;
+    int active = 1;
+    return tangram.driver.cuDevicePrimaryCtxGetState == NULL ||
+           tangram.driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active != 0;
+}
+
+/* After a call that may have ended the device's primary context. */
+static void primary_look(CUdevice device)
+{
+    struct card *card = charged_card(device);
+    CUcontext context = primary_of(device);
+    if (card == NULL || context == NULL || is_active(device))
+        return;
+    if (atomic_compare_exchange_strong(&contexts_->primary[device], &context, NULL))
+        context_died(context, card);
+}
+
+#define MAY_END_PRIMARY(name)                                                                                                  \
+    EXPORT CUresult name(CUdevice device)                                                                                      \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        CUresult rc = tangram.driver.name(device);                                                                             \
+        if (rc == CUDA_SUCCESS)                                                                                                \
+            primary_look(device);                                                                                              \
+        return rc;                                                                                                             \
+    }
+
+MAY_END_PRIMARY(cuDevicePrimaryCtxRelease)
+MAY_END_PRIMARY(cuDevicePrimaryCtxRelease_v2)
+MAY_END_PRIMARY(cuDevicePrimaryCtxReset)
+MAY_END_PRIMARY(cuDevicePrimaryCtxReset_v2)
+
+/* A green context keeps the device's primary context alive and lives inside it. */
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
+{
+    NEEDS(cuGreenCtxCreate);
+    bool first;
+    struct card *card = charged_card(device);
+    if (card == NULL)
+        return tangram.driver.cuGreenCtxCreate(context, resources, device, flags);
+    if (!primary_begin(device, card, &first))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuGreenCtxCreate(context, resources, device, flags);
+    primary_settle(device, card, rc, NULL, first);
+    return rc;
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
+{
+    NEEDS(cuGreenCtxDestroy);
+    CUresult rc = tangram.driver.cuGreenCtxDestroy(context);
+    for (CUdevice device = 0; rc == CUDA_SUCCESS && device < CONTEXT_DEVICES; device++)
+        if (atomic_load_explicit(&contexts_->primary[device], memory_order_relaxed) != NULL)
+            primary_look(device);
+    return rc;
+}
+
+/* The list is left, not freed: a thread that is not here may have been changing it. */
+void contexts_forget_all(void)
+{
+    memset(contexts_, 0, sizeof *contexts_);
+    contexts_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
