@@ -123,6 +123,8 @@ static void call(const char *verb, u64 a, u64 b, u64 c)
         printf("%d\n", (int)p_cuMemFree_v2(a));
     else if (strcmp(verb, "freeasync") == 0)
         printf("%d\n", (int)p_cuMemFreeAsync(a, NULL));
+    else if (strcmp(verb, "sync") == 0)
+        printf("%d\n", (int)p_cuCtxSynchronize());
     else if (strcmp(verb, "info") == 0)
         rc = p_cuMemGetInfo_v2(&one, &two), printf("%d %zu %zu\n", (int)rc, one, two);
     else if (strcmp(verb, "total") == 0)

@@ -22,6 +22,7 @@ enum { DIRECT = 1, LOOKED_UP = 2, PROC_ADDRESS = 3 };
     X(cuDriverGetVersion, "cuDriverGetVersion", 2020, (int *version))                                                          \
     X(cuDeviceGetCount, "cuDeviceGetCount", 2000, (int *count))                                                                \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, (CUcontext * context, CUdevice device))                      \
+    X(cuCtxSynchronize, "cuCtxSynchronize", 2000, (void))                                                                      \
     X(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, (CUcontext context))                                                           \
     X(cuMemAlloc_v2, "cuMemAlloc", 3020, (CUdeviceptr * at, size_t bytes))                                                     \
     X(cuMemAllocManaged, "cuMemAllocManaged", 6000, (CUdeviceptr * at, size_t bytes, unsigned int flags))                      \

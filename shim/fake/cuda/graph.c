@@ -174,6 +174,9 @@ EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NO
     const struct span *span = span_find((uintptr_t)node->at);
     how->dptr = node->at;
     how->bytesize = span == NULL ? 0 : span->bytes;
+    how->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    how->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    how->poolProps.location.id = span == NULL ? 0 : span->device;
     unlock();
     return CUDA_SUCCESS;
 }
@@ -186,6 +189,13 @@ EXPORT CUresult cuGraphClone(CUgraph *made, CUgraph graph)
         TRY(add(*made, node->kind, node->ns, node->at, &copy));
         copy->child = node->child;
     }
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
+{
+    CHECK(handle_is(node, HANDLE_NODE) && node->kind == NODE_CHILD && graph != NULL, CUDA_ERROR_INVALID_VALUE);
+    *graph = node->child;
     return CUDA_SUCCESS;
 }
 

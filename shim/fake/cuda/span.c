@@ -62,6 +62,15 @@ static unsigned class_of(uint64_t bytes, uint64_t *room)
     return top > 12 ? (top - 11) * 8 + steps + 8 : steps - 1;
 }
 
+/* As a card that is not wiped between its tenants: TANGRAM_FAKE_DIRTY=1 leaves somebody's bytes at the start of all new memory. */
+static void leave_dirt(struct span *span)
+{
+    if (getenv("TANGRAM_FAKE_DIRTY") == NULL)
+        return;
+    memset(cuda.arena + span->offset, 0xa5, span->bytes < 4096 ? span->bytes : 4096);
+    span->touched = true;
+}
+
 struct span *arena_take(size_t bytes, size_t align)
 {
     if (cuda.arena == NULL && !arena_open())
@@ -86,6 +95,7 @@ struct span *arena_take(size_t bytes, size_t align)
     }
     span->base = (uintptr_t)cuda.arena + span->offset;
     span->bytes = bytes;
+    leave_dirt(span);
     return span;
 }
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +43,58 @@ def build() -> Path:
         command = ["make", "-s", "-C", str(ROOT / "shim"), "lib", "fake", "programs", f"BUILD={made}"]
         subprocess.run(command, check=True, env=os.environ | {"MAKEFLAGS": ""})
     return made
+
+
+class Worker:
+    """A process of gpu.py: Python that calls the driver by ctypes."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("gpu.py"))], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def ask(self, expression: str) -> list[Any]:
+        """The CUresult, then what came back."""
+        self.start(expression)
+        return self.finish()
+
+    def start(self, expression: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(expression + "\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> list[Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the program ended with {self._process.wait()}: {self._process.communicate()[1]}"
+        answer: list[Any] = json.loads(line)
+        return answer
+
+    def must(self, expression: str) -> Any:
+        """What came back; the call has to succeed."""
+        code, *values = self.ask(expression)
+        assert code == 0, f"{expression}: CUresult {code}"
+        return values[0] if values else None
+
+    def free_mib(self) -> int:
+        """cuMemGetInfo."""
+        return int(self.must("info()"))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        if self._process.stderr is not None and not self._process.stderr.closed:
+            errors = self._process.communicate()[1]
+            assert "Sanitizer" not in errors, errors
 
 
 class Probe:
@@ -110,6 +165,7 @@ class Stage:
     folder: Path
     key: str = "k"
     """Of the container's grant directory."""
+    _workers: list[Worker] = field(default_factory=list, repr=False)
     _probes: list[Probe] = field(default_factory=list, repr=False)
     _driver: subprocess.Popen[bytes] | None = None
     _arbiter: subprocess.Popen[str] | None = None
@@ -178,6 +234,20 @@ class Stage:
         assert probe.ask("use", device) == [0]
         return probe
 
+    def worker(self, device: int = 0, key: str = "", **env: str) -> Worker:
+        """A Python program with a context on a device."""
+        self._workers.append(Worker(self.env(key, **env)))
+        assert self._workers[-1].ask(f"use({device})")[0] == 0
+        return self._workers[-1]
+
+    def true_mib(self, *workers: Worker) -> int:
+        """What the driver counts as theirs, over all cards."""
+        program = self.build / "fake/nvidia-fake-driverd"
+        command = [program, "ctl", "--socket", self.folder / "driver.sock", "status"]
+        status = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        used = re.findall(r"pid=(\d+) used_mib=(\d+)", status)
+        return sum(int(mib) for pid, mib in used if int(pid) in {worker.pid for worker in workers})
+
     def bare_probe(self, route: str = "direct", key: str = "", **env: str) -> Probe:
         self._probes.append(Probe(self.build / f"tests/probe-{route}", self.env(key, **env)))
         return self._probes[-1]
@@ -195,8 +265,8 @@ class Stage:
         return done.stdout
 
     def close(self) -> None:
-        for probe in self._probes:
-            probe.close()
+        for program in (*self._probes, *self._workers):
+            program.close()
         self.stop_arbiter()
         if self._driver is not None:
             self._driver.terminate()

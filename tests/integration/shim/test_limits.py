@@ -46,6 +46,7 @@ def test_what_is_freed_can_be_had_again(stage: Stage, verb: str, free: str) -> N
         code, at = probe.ask(verb, 900 * MIB)
         assert code == 0
         assert probe.ask(free, at) == [0]
+    assert probe.ask("sync") == [0]
     assert probe.info_mib() == (1000, 1000)
 
 

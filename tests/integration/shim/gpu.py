@@ -1,0 +1,375 @@
+"""Driver calls by ctypes, for programs that carry the library: run as a program, it evaluates one expression a line.
+
+    alloc(100)  ->  [0, 140001234]        a CUresult, then what came back
+
+Sizes are in MiB. Names are the exported ones of the C headers, so every call meets the library by its symbol.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
+
+MIB = 2**20
+cuda = ctypes.CDLL("libcuda.so.1")
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("type", c_int), ("id", c_int)]
+
+
+class Prop(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", Location),
+        ("metadata", c_void_p),
+        ("flags", c_ubyte * 8),
+    ]
+
+
+class PoolProps(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", Location),
+        ("security", c_void_p),
+        ("most", c_size_t),
+        ("usage", ctypes.c_ushort),
+        ("reserved", c_ubyte * 54),
+    ]
+
+
+class Array(ctypes.Structure):
+    _fields_ = [
+        ("width", c_size_t),
+        ("height", c_size_t),
+        ("depth", c_size_t),
+        ("format", c_int),
+        ("channels", c_uint),
+        ("flags", c_uint),
+    ]
+
+
+class Array2D(ctypes.Structure):
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint)]
+
+
+class Access(ctypes.Structure):
+    _fields_ = [("location", Location), ("flags", c_int)]
+
+
+class AllocNode(ctypes.Structure):
+    _fields_ = [
+        ("pool", PoolProps),
+        ("access", c_void_p),
+        ("accesses", c_size_t),
+        ("bytes", c_size_t),
+        ("at", c_uint64),
+    ]
+
+
+class Instantiate(ctypes.Structure):
+    _fields_ = [("flags", c_uint64), ("stream", c_void_p), ("node", c_void_p), ("result", c_int)]
+
+
+class External(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int),
+        ("handle", c_void_p * 2),
+        ("size", c_ulonglong),
+        ("flags", c_uint),
+        ("reserved", c_uint * 16),
+    ]
+
+
+class IpcHandle(ctypes.Structure):
+    _fields_ = [("raw", c_ubyte * 64)]
+
+
+def use(device: int = 0) -> list[int]:
+    context = c_void_p()
+    rc = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(byref(context), device) or cuda.cuCtxSetCurrent(context)
+    return [rc, context.value or 0]
+
+
+def context_new(device: int = 0) -> list[int]:
+    context = c_void_p()
+    return [cuda.cuCtxCreate_v2(byref(context), 0, device), context.value or 0]
+
+
+def context_end(context: int) -> list[int]:
+    return [cuda.cuCtxDestroy_v2(c_void_p(context))]
+
+
+def reset(device: int = 0) -> list[int]:
+    return [cuda.cuDevicePrimaryCtxReset_v2(device)]
+
+
+def alloc(mib: float) -> list[int]:
+    at = c_uint64()
+    return [cuda.cuMemAlloc_v2(byref(at), c_size_t(int(mib * MIB))), at.value]
+
+
+def managed(mib: float) -> list[int]:
+    at = c_uint64()
+    return [cuda.cuMemAllocManaged(byref(at), c_size_t(int(mib * MIB)), 1), at.value]
+
+
+def free(at: int) -> list[int]:
+    return [cuda.cuMemFree_v2(c_uint64(at))]
+
+
+def info() -> list[int]:
+    left, total = c_size_t(), c_size_t()
+    return [cuda.cuMemGetInfo_v2(byref(left), byref(total)), left.value // MIB, total.value // MIB]
+
+
+def stream_new(flags: int = 1) -> list[int]:
+    stream = c_void_p()
+    return [cuda.cuStreamCreate(byref(stream), flags), stream.value or 0]
+
+
+def stream_alloc(mib: float, stream: int = 0, suffix: str = "") -> list[int]:
+    at = c_uint64()
+    call = getattr(cuda, f"cuMemAllocAsync{suffix}")
+    return [call(byref(at), c_size_t(int(mib * MIB)), c_void_p(stream)), at.value]
+
+
+def stream_free(at: int, stream: int = 0, suffix: str = "") -> list[int]:
+    return [getattr(cuda, f"cuMemFreeAsync{suffix}")(c_uint64(at), c_void_p(stream))]
+
+
+def stream_sync(stream: int = 0, suffix: str = "") -> list[int]:
+    return [getattr(cuda, f"cuStreamSynchronize{suffix}")(c_void_p(stream))]
+
+
+def context_sync() -> list[int]:
+    return [cuda.cuCtxSynchronize()]
+
+
+def event_sync() -> list[int]:
+    event = c_void_p()
+    rc = cuda.cuEventCreate(byref(event), 2) or cuda.cuEventRecord(event, None) or cuda.cuEventSynchronize(event)
+    return [rc or cuda.cuEventDestroy_v2(event)]
+
+
+def busy(milliseconds: int, stream: int = 0) -> list[int]:
+    """A kernel of that length."""
+    image = b"//fake spin us=param0\n.version 8.0\n.target sm_80\n.visible .entry spin(.param .u32 us) { ret; }\n"
+    module, function = c_void_p(), c_void_p()
+    rc = cuda.cuModuleLoadData(byref(module), image) or cuda.cuModuleGetFunction(byref(function), module, b"spin")
+    argument = ctypes.c_uint32(milliseconds * 1000)
+    parameters = (c_void_p * 1)(ctypes.addressof(argument))
+    return [rc or cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, c_void_p(stream), parameters, None)]
+
+
+def pool_new(device: int = 0, kind: int = 1, location: int = 1) -> list[int]:
+    pool = c_void_p()
+    props = PoolProps(type=kind, location=Location(location, device))
+    return [cuda.cuMemPoolCreate(byref(pool), byref(props)), pool.value or 0]
+
+
+def pool_of(device: int = 0) -> list[int]:
+    pool = c_void_p()
+    return [cuda.cuDeviceGetDefaultMemPool(byref(pool), device), pool.value or 0]
+
+
+def pool_alloc(mib: float, pool: int, stream: int = 0, suffix: str = "") -> list[int]:
+    at = c_uint64()
+    call = getattr(cuda, f"cuMemAllocFromPoolAsync{suffix}")
+    return [call(byref(at), c_size_t(int(mib * MIB)), c_void_p(pool), c_void_p(stream)), at.value]
+
+
+def pool_end(pool: int) -> list[int]:
+    return [cuda.cuMemPoolDestroy(c_void_p(pool))]
+
+
+def pool_trim(pool: int, keep_mib: int = 0) -> list[int]:
+    return [cuda.cuMemPoolTrimTo(c_void_p(pool), c_size_t(keep_mib * MIB))]
+
+
+def pool_keep(pool: int, mib: int) -> list[int]:
+    """The release threshold."""
+    return [cuda.cuMemPoolSetAttribute(c_void_p(pool), 4, byref(c_uint64(mib * MIB)))]
+
+
+def pool_choose(pool: int, device: int = 0) -> list[int]:
+    return [cuda.cuDeviceSetMemPool(device, c_void_p(pool))]
+
+
+def create(mib: int, device: int = 0, handles: int = 0) -> list[int]:
+    handle = c_uint64()
+    prop = Prop(type=1, handles=handles, location=Location(1, device))
+    return [cuda.cuMemCreate(byref(handle), c_size_t(mib * MIB), byref(prop), c_uint64(0)), handle.value]
+
+
+def release(handle: int) -> list[int]:
+    return [cuda.cuMemRelease(c_uint64(handle))]
+
+
+def map_block(handle: int, mib: int, *, access: bool = True, device: int = 0) -> list[int]:
+    """Reserves an address and maps there."""
+    at, size = c_uint64(), c_size_t(mib * MIB)
+    rc = cuda.cuMemAddressReserve(byref(at), size, c_size_t(0), c_uint64(0), c_uint64(0))
+    rc = rc or cuda.cuMemMap(at, size, c_size_t(0), c_uint64(handle), c_uint64(0))
+    if access and rc == 0:
+        rc = cuda.cuMemSetAccess(at, size, byref(Access(Location(1, device), 3)), c_size_t(1))
+    return [rc, at.value]
+
+
+def unmap(at: int, mib: int) -> list[int]:
+    return [cuda.cuMemUnmap(c_uint64(at), c_size_t(mib * MIB))]
+
+
+def retain(at: int) -> list[int]:
+    handle = c_uint64()
+    return [cuda.cuMemRetainAllocationHandle(byref(handle), c_void_p(at)), handle.value]
+
+
+def export_block(handle: int) -> list[int]:
+    """[CUresult, pid, descriptor]: another process opens /proc/PID/fd/N."""
+    fd = c_int(-1)
+    return [cuda.cuMemExportToShareableHandle(byref(fd), c_uint64(handle), 1, c_uint64(0)), os.getpid(), fd.value]
+
+
+def import_block(pid: int, fd: int) -> list[int]:
+    handle = c_uint64()
+    mine = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
+    rc = cuda.cuMemImportFromShareableHandle(byref(handle), c_void_p(mine), 1)
+    os.close(mine)
+    return [rc, handle.value]
+
+
+def array(width: int, height: int, *, depth: int = 0, format: int = 0x20, channels: int = 1, flags: int = 0) -> list[int]:  # noqa: A002
+    """A float array by cuArray3DCreate."""
+    made = c_void_p()
+    how = Array(width, height, depth, format, channels, flags)
+    return [cuda.cuArray3DCreate_v2(byref(made), byref(how)), made.value or 0]
+
+
+def array2d(width: int, height: int) -> list[int]:
+    made = c_void_p()
+    return [cuda.cuArrayCreate_v2(byref(made), byref(Array2D(width, height, 0x20, 1))), made.value or 0]
+
+
+def array_end(made: int) -> list[int]:
+    return [cuda.cuArrayDestroy(c_void_p(made))]
+
+
+def mipmap(width: int, height: int, levels: int) -> list[int]:
+    made = c_void_p()
+    how = Array(width, height, 0, 0x20, 1, 0)
+    return [cuda.cuMipmappedArrayCreate(byref(made), byref(how), levels), made.value or 0]
+
+
+def mipmap_end(made: int) -> list[int]:
+    return [cuda.cuMipmappedArrayDestroy(c_void_p(made))]
+
+
+def ipc_get(at: int) -> list[object]:
+    handle = IpcHandle()
+    return [cuda.cuIpcGetMemHandle(byref(handle), c_uint64(at)), bytes(handle).hex()]
+
+
+def ipc_open(text: str) -> list[int]:
+    at = c_uint64()
+    return [cuda.cuIpcOpenMemHandle_v2(byref(at), IpcHandle.from_buffer_copy(bytes.fromhex(text)), 1), at.value]
+
+
+def ipc_close(at: int) -> list[int]:
+    return [cuda.cuIpcCloseMemHandle(c_uint64(at))]
+
+
+def external(mib: int) -> list[int]:
+    made = c_void_p()
+    how = External(type=1, size=mib * MIB)
+    return [cuda.cuImportExternalMemory(byref(made), byref(how)), made.value or 0]
+
+
+def external_end(made: int) -> list[int]:
+    return [cuda.cuDestroyExternalMemory(c_void_p(made))]
+
+
+def graph(*mib: int, device: int = 0) -> list[int]:
+    """A graph with an allocation node and a free node of each size."""
+    made, node = c_void_p(), c_void_p()
+    rc = cuda.cuGraphCreate(byref(made), 0)
+    for size in mib:
+        how = AllocNode(pool=PoolProps(type=1, location=Location(1, device)), bytes=size * MIB)
+        rc = rc or cuda.cuGraphAddMemAllocNode(byref(node), made, None, c_size_t(0), byref(how))
+        rc = rc or cuda.cuGraphAddMemFreeNode(byref(node), made, None, c_size_t(0), c_uint64(how.at))
+    return [rc, made.value or 0]
+
+
+def graph_in_graph(child: int) -> list[int]:
+    made, node = c_void_p(), c_void_p()
+    rc = cuda.cuGraphCreate(byref(made), 0)
+    rc = rc or cuda.cuGraphAddChildGraphNode(byref(node), made, None, c_size_t(0), c_void_p(child))
+    return [rc, made.value or 0]
+
+
+def graph_ready(made: int, way: str = "WithFlags", flags: int = 0) -> list[int]:
+    """Instantiates, by one of the driver's functions."""
+    exec_ = c_void_p()
+    call = getattr(cuda, f"cuGraphInstantiate{way}")
+    if way.startswith("WithParams"):
+        return [call(byref(exec_), c_void_p(made), byref(Instantiate(flags=flags))), exec_.value or 0]
+    if way == "WithFlags":
+        return [call(byref(exec_), c_void_p(made), c_uint64(flags)), exec_.value or 0]
+    return [call(byref(exec_), c_void_p(made), None, None, c_size_t(0)), exec_.value or 0]
+
+
+def graph_kinds(made: int) -> list[int]:
+    """The CUgraphNodeType of its nodes."""
+    count, kind = c_size_t(), c_int()
+    rc = cuda.cuGraphGetNodes(c_void_p(made), None, byref(count))
+    nodes = (c_void_p * count.value)()
+    rc = rc or cuda.cuGraphGetNodes(c_void_p(made), nodes, byref(count))
+    kinds = []
+    for node in nodes:
+        rc = rc or cuda.cuGraphNodeGetType(c_void_p(node), byref(kind))
+        kinds.append(kind.value)
+    return [rc, *kinds]
+
+
+def graph_run(exec_: int, stream: int = 0, suffix: str = "") -> list[int]:
+    return [getattr(cuda, f"cuGraphLaunch{suffix}")(c_void_p(exec_), c_void_p(stream))]
+
+
+def graph_end(exec_: int) -> list[int]:
+    return [cuda.cuGraphExecDestroy(c_void_p(exec_))]
+
+
+def graph_trim(device: int = 0) -> list[int]:
+    return [cuda.cuDeviceGraphMemTrim(device)]
+
+
+def capture(stream: int, mode: int = 0) -> list[int]:
+    return [cuda.cuStreamBeginCapture_v2(c_void_p(stream), mode)]
+
+
+def captured(stream: int) -> list[int]:
+    made = c_void_p()
+    return [cuda.cuStreamEndCapture(c_void_p(stream), byref(made)), made.value or 0]
+
+
+def fill(at: int, mib: float, value: int) -> list[int]:
+    return [cuda.cuMemsetD8_v2(c_uint64(at), c_ubyte(value), c_size_t(int(mib * MIB)))]
+
+
+def bytes_at(at: int, count: int) -> list[object]:
+    raw = ctypes.create_string_buffer(count)
+    return [cuda.cuMemcpyDtoH_v2(raw, c_uint64(at), c_size_t(count)), raw.raw.hex()]
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(eval(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

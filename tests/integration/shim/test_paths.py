@@ -1,0 +1,396 @@
+"""Every way to device memory is held to the limit, given back when the driver has it back, and never counted too low.
+
+The container of these tests has 1000 MiB of the first card. `true_mib` is the driver's own count of the process.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.shim.conftest import CARDS, OUT_OF_MEMORY, Stage, wait_for
+
+SUFFIXES = ("", "_ptsz")
+
+
+def test_a_pool_that_keeps_what_is_freed_stays_charged_for_it(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_of()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert stage.true_mib(gpu) == 900, "the release threshold keeps it"
+    assert gpu.free_mib() == 100
+    assert stage.worker().ask("alloc(200)")[0] == OUT_OF_MEMORY
+    assert gpu.ask("stream_alloc(900)")[0] == 0, "the pool has it still"
+    assert gpu.free_mib() == 100
+
+
+@pytest.mark.parametrize("sync", ["stream_sync()", "stream_sync(0, '_ptsz')", "context_sync()", "event_sync()"])
+def test_a_synchronisation_that_shrinks_the_pool_gives_the_memory_back(stage: Stage, sync: str) -> None:
+    gpu = stage.worker()
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100), "not yet: the driver has it until the next synchronisation"
+    gpu.must(sync)
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_pool_is_charged_for_what_it_reserves_and_not_for_what_was_asked(stage: Stage) -> None:
+    gpu = stage.worker()
+    gpu.must("stream_alloc(0.25)")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (2, 998)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_pool_of_the_programs_own_is_charged_trimmed_and_destroyed(stage: Stage, suffix: str) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_new()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    at = [gpu.must(f"pool_alloc(300, {pool}, 0, '{suffix}')") for _ in range(3)]
+    assert gpu.ask(f"pool_alloc(300, {pool}, 0, '{suffix}')")[0] == OUT_OF_MEMORY
+    for one in at[:2]:
+        gpu.must(f"stream_free({one}, 0, '{suffix}')")
+    gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100)
+    gpu.must(f"pool_trim({pool}, 600)")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (600, 400)
+    gpu.must(f"pool_trim({pool})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (300, 700)
+    gpu.must(f"stream_free({at[2]}, 0, '{suffix}')")
+    gpu.must(f"pool_end({pool})")
+    gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_destroyed_pool_is_charged_until_its_last_pointer_is_freed(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_new()")
+    at = gpu.must(f"pool_alloc(600, {pool})")
+    gpu.must(f"pool_end({pool})")
+    assert gpu.free_mib() == 400, "the driver keeps what is still in use"
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert gpu.free_mib() == 1000
+
+
+def test_idle_memory_of_a_pool_makes_room_for_other_memory(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_of()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert gpu.ask("alloc(500)")[0] == 0, "as the driver does on a full card"
+    assert stage.true_mib(gpu) == 500
+
+
+def test_a_pool_chosen_for_the_device_is_the_one_that_pays(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_new()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    gpu.must(f"pool_choose({pool})")
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert gpu.free_mib() == 100
+    gpu.must(f"pool_trim({pool})")
+    assert gpu.free_mib() == 1000
+
+
+def test_a_pool_on_another_card_is_charged_to_that_card(stage: Stage) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+    gpu = stage.worker(device=0)
+    pool = gpu.must("pool_new(1)")
+    assert gpu.ask(f"pool_alloc(200, {pool})")[0] == OUT_OF_MEMORY
+    gpu.must(f"pool_alloc(100, {pool})")
+    assert gpu.free_mib() == 1000, "the first card holds nothing"
+
+
+def test_a_stream_of_another_card_allocates_from_that_cards_pool(stage: Stage) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+    gpu = stage.worker(device=1)
+    stream = gpu.must("stream_new()")
+    gpu.must("use(0)")
+    assert gpu.ask(f"stream_alloc(200, {stream})")[0] == OUT_OF_MEMORY
+    gpu.must(f"stream_alloc(100, {stream})")
+    assert gpu.free_mib() == 1000
+
+
+def test_plain_memory_freed_in_a_streams_order_is_charged_until_the_stream_is_there(stage: Stage) -> None:
+    gpu = stage.worker()
+    stream = gpu.must("stream_new()")
+    at = gpu.must("alloc(900)")
+    gpu.must(f"busy(300, {stream})")
+    gpu.must(f"stream_free({at}, {stream})")
+    assert gpu.free_mib() == 100, "the kernel before the free may still use it"
+    gpu.must(f"stream_sync({stream})")
+    assert gpu.free_mib() == 1000
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_plain_memory_may_be_freed_in_a_streams_order(stage: Stage, suffix: str) -> None:
+    gpu = stage.worker()
+    for _ in range(3):
+        at = gpu.must("alloc(900)")
+        gpu.must(f"stream_free({at}, 0, '{suffix}')")
+        gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_stream_ordered_memory_is_refused_with_out_of_memory(stage: Stage, suffix: str) -> None:
+    gpu = stage.worker()
+    assert gpu.ask(f"stream_alloc(1001, 0, '{suffix}')")[0] == OUT_OF_MEMORY
+    assert gpu.ask(f"stream_alloc(1000, 0, '{suffix}')")[0] == 0
+    assert gpu.ask(f"stream_alloc(1, 0, '{suffix}')")[0] == OUT_OF_MEMORY
+
+
+def test_arrays_are_counted_by_their_texels(stage: Stage) -> None:
+    gpu = stage.worker()
+    made = [gpu.must(how) for how in ("array(8192, 8192)", "array2d(8192, 8192)", "array(512, 512, depth=256)")]
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (768, 232)
+    assert gpu.ask("array(8192, 8192)")[0] == OUT_OF_MEMORY
+    for one in made:
+        gpu.must(f"array_end({one})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_mipmapped_arrays_are_counted_with_all_their_levels(stage: Stage) -> None:
+    gpu = stage.worker()
+    made = gpu.must("mipmap(8192, 8192, 14)")
+    assert stage.true_mib(gpu) == 341
+    assert gpu.free_mib() in (658, 1000 - 342)
+    assert gpu.ask("mipmap(16384, 16384, 2)")[0] == OUT_OF_MEMORY
+    gpu.must(f"mipmap_end({made})")
+    assert gpu.free_mib() == 1000
+
+
+def test_an_array_of_a_format_that_is_not_known_counts_as_the_widest(stage: Stage) -> None:
+    gpu = stage.worker()
+    assert gpu.ask("array(8192, 8192, format=0x7ffffff0)")[0] == OUT_OF_MEMORY, "1024 MiB at 16 bytes a texel"
+    assert gpu.ask("array(1024, 1024, format=0x7ffffff0)")[0] == 1, "the driver's own error for it"
+
+
+def test_sparse_arrays_have_no_memory_of_their_own(stage: Stage) -> None:
+    gpu = stage.worker()
+    gpu.must("array(8192, 8192, flags=0x40)")
+    assert gpu.free_mib() == 1000
+
+
+@pytest.mark.parametrize("way", ["", "_v2", "WithFlags", "WithParams", "WithParams_ptsz"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_graph_is_charged_when_it_is_launched_and_holds_its_memory(stage: Stage, way: str, suffix: str) -> None:
+    gpu = stage.worker()
+    made = gpu.must("graph(400, 300)")
+    ready = gpu.must(f"graph_ready({made}, '{way}')")
+    assert gpu.free_mib() == 1000, "an address is no memory"
+    for _ in range(3):
+        gpu.must(f"graph_run({ready}, 0, '{suffix}')")
+    held = stage.true_mib(gpu)
+    assert (held >= 400, gpu.free_mib()) == (True, 1000 - held)
+    gpu.must("context_sync()")
+    assert gpu.free_mib() == 1000 - held, "graphs keep theirs"
+    gpu.must(f"graph_end({ready})")
+    gpu.must("graph_trim()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_graph_that_does_not_fit_is_refused_and_one_that_has_its_memory_runs_on(stage: Stage) -> None:
+    gpu = stage.worker()
+    large, small = (gpu.must(f"graph_ready({gpu.must(f'graph({mib})')})") for mib in (1002, 600))
+    assert gpu.ask(f"graph_run({large})")[0] == OUT_OF_MEMORY
+    gpu.must(f"graph_run({small})")
+    gpu.must("alloc(400)")
+    for _ in range(3):
+        assert gpu.ask(f"graph_run({small})")[0] == 0
+    assert stage.true_mib(gpu) == 1000
+    gpu.must("graph_trim()")
+    gpu.must("alloc(600)")
+    assert gpu.ask(f"graph_run({small})")[0] == OUT_OF_MEMORY, "what was trimmed has to be had again"
+
+
+def test_a_graph_inside_a_graph_is_counted(stage: Stage) -> None:
+    gpu = stage.worker()
+    outer = gpu.must(f"graph_in_graph({gpu.must('graph(700)')})")
+    ready = gpu.must(f"graph_ready({outer})")
+    gpu.must("alloc(400)")
+    assert gpu.ask(f"graph_run({ready})")[0] == OUT_OF_MEMORY
+
+
+def test_an_upload_at_instantiation_is_paid_for_then(stage: Stage) -> None:
+    gpu = stage.worker()
+    made = gpu.must("graph(700)")
+    gpu.must("alloc(400)")
+    assert gpu.ask(f"graph_ready({made}, 'WithParams', 2)")[0] == OUT_OF_MEMORY
+    assert gpu.ask(f"graph_ready({made}, 'WithParams', 0)")[0] == 0
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_what_is_allocated_in_a_capture_is_charged_at_the_launch(stage: Stage, mode: int) -> None:
+    gpu = stage.worker()
+    stream = gpu.must("stream_new()")
+    gpu.must(f"capture({stream}, {mode})")
+    at = gpu.must(f"stream_alloc(600, {stream})")
+    gpu.must(f"stream_free({at}, {stream})")
+    ready = gpu.must(f"graph_ready({gpu.must(f'captured({stream})')})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+    gpu.must("alloc(500)")
+    assert gpu.ask(f"graph_run({ready}, {stream})")[0] == OUT_OF_MEMORY
+    assert stage.true_mib(gpu) == 500
+
+
+def test_a_capture_by_one_stream_leaves_the_others_counted(stage: Stage) -> None:
+    gpu = stage.worker()
+    stream, other = gpu.must("stream_new()"), gpu.must("stream_new()")
+    gpu.must(f"capture({stream}, 2)")
+    gpu.must(f"stream_alloc(600, {other})")
+    assert gpu.ask(f"stream_alloc(600, {other})")[0] == OUT_OF_MEMORY
+    gpu.must(f"captured({stream})")
+
+
+def test_memory_of_another_process_is_charged_while_it_is_open(stage: Stage) -> None:
+    owner, guest = stage.worker(), stage.worker()
+    handle = owner.must(f"ipc_get({owner.must('alloc(300)')})")
+    at = guest.must(f"ipc_open('{handle}')")
+    assert guest.ask("alloc(500)")[0] == OUT_OF_MEMORY
+    guest.must(f"ipc_close({at})")
+    assert guest.ask("alloc(700)")[0] == 0
+
+
+def test_memory_of_another_container_cannot_be_opened_beyond_the_limit(stage: Stage) -> None:
+    stage.grant((CARDS[0], 4000), key="other")
+    owner, guest = stage.worker(key="other"), stage.worker()
+    handle = owner.must(f"ipc_get({owner.must('alloc(1500)')})")
+    assert guest.ask(f"ipc_open('{handle}')")[0] == OUT_OF_MEMORY
+    assert guest.free_mib() == 1000
+    small = owner.must(f"ipc_get({owner.must('alloc(600)')})")
+    at = guest.must(f"ipc_open('{small}')")
+    owner.kill()
+    assert guest.free_mib() == 400, "who holds it pays for it, whoever made it"
+    guest.must(f"ipc_close({at})")
+    assert guest.free_mib() == 1000
+
+
+def test_an_imported_block_is_charged_as_far_as_it_is_mapped(stage: Stage) -> None:
+    stage.grant((CARDS[0], 4000), key="other")
+    owner, guest = stage.worker(key="other"), stage.worker()
+    _, pid, fd = owner.ask(f"export_block({owner.must('create(600, 0, 1)')})")
+    handle = guest.must(f"import_block({pid}, {fd})")
+    at = guest.must(f"map_block({handle}, 600)")
+    assert guest.free_mib() == 400
+    again = guest.must(f"map_block({handle}, 600)")
+    assert guest.free_mib() == 400, "one block, mapped twice"
+    guest.must(f"release({handle})")
+    guest.must(f"unmap({at}, 600)")
+    assert guest.free_mib() == 400
+    guest.must(f"unmap({again}, 600)")
+    assert guest.free_mib() == 1000
+
+
+def test_an_imported_block_that_does_not_fit_cannot_be_mapped(stage: Stage) -> None:
+    stage.grant((CARDS[0], 4000), key="other")
+    owner, guest = stage.worker(key="other"), stage.worker()
+    _, pid, fd = owner.ask(f"export_block({owner.must('create(1200, 0, 1)')})")
+    handle = guest.must(f"import_block({pid}, {fd})")
+    assert guest.ask(f"map_block({handle}, 1200)")[0] == OUT_OF_MEMORY
+    assert guest.free_mib() == 1000
+
+
+def test_a_block_mapped_in_several_places_is_counted_once(stage: Stage) -> None:
+    gpu = stage.worker()
+    handle = gpu.must("create(600)")
+    at = [gpu.must(f"map_block({handle}, 600)") for _ in range(3)]
+    gpu.must(f"release({handle})")
+    kept = gpu.must(f"retain({at[2]})")
+    for one in at:
+        assert gpu.free_mib() == 400
+        gpu.must(f"unmap({one}, 600)")
+    assert gpu.free_mib() == 400, "a handle was retained"
+    gpu.must(f"release({kept})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_external_memory_is_charged_while_it_is_imported(stage: Stage) -> None:
+    gpu = stage.worker()
+    assert gpu.ask("external(1001)")[0] == OUT_OF_MEMORY
+    made = gpu.must("external(600)")
+    assert gpu.free_mib() == 400
+    gpu.must(f"external_end({made})")
+    assert gpu.free_mib() == 1000
+    assert gpu.ask(f"external_end({made})")[0] == 400, "the driver's own error"
+
+
+def test_pointers_that_nobody_allocated_get_the_drivers_own_error(stage: Stage) -> None:
+    gpu = stage.worker()
+    at = gpu.must("alloc(100)")
+    for call in ("free(4096)", "stream_free(4096)", "ipc_close(4096)", f"free({at + 512})"):
+        assert gpu.ask(call)[0] == 1, call
+    gpu.must(f"free({at})")
+    assert gpu.ask(f"free({at})")[0] == 1, "freed twice"
+    assert gpu.ask("free(0)")[0] == 0
+    assert gpu.free_mib() == 1000
+
+
+def test_stream_ordered_memory_may_be_freed_at_once(stage: Stage) -> None:
+    gpu = stage.worker()
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"free({at})")
+    gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_destroyed_context_takes_its_memory_with_it(stage: Stage) -> None:
+    gpu = stage.worker()
+    gpu.must("alloc(100)")
+    context = gpu.must("context_new()")
+    for _ in range(4):
+        gpu.must("alloc(100)")
+    assert gpu.free_mib() == 500
+    gpu.must(f"context_end({context})")
+    gpu.must("use(0)")
+    wait_for(lambda: gpu.free_mib() == 900)
+    assert stage.true_mib(gpu) == 100
+
+
+def test_a_reset_device_has_nothing(stage: Stage) -> None:
+    gpu = stage.worker()
+    gpu.must("alloc(500)")
+    gpu.must("reset()")
+    gpu.must("use(0)")
+    wait_for(lambda: gpu.free_mib() == 1000)
+    assert stage.true_mib(gpu) == 0
+
+
+def test_managed_memory_is_charged_in_full(stage: Stage) -> None:
+    gpu = stage.worker()
+    assert gpu.ask("managed(1001)")[0] == OUT_OF_MEMORY
+    at = gpu.must("managed(600)")
+    assert gpu.free_mib() == 400
+    gpu.must(f"free({at})")
+    assert gpu.free_mib() == 1000
+
+
+def test_with_several_devices_each_call_is_charged_to_the_context_it_is_made_in(stage: Stage) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 300))
+    gpu = stage.worker(device=0)
+    gpu.must("alloc(200)")
+    gpu.must("use(1)")
+    assert gpu.ask("alloc(301)")[0] == OUT_OF_MEMORY
+    gpu.must("alloc(250)")
+    assert gpu.free_mib() == 50
+    gpu.must("use(0)")
+    assert gpu.free_mib() == 800
+
+
+@pytest.mark.parametrize(("visible", "limits"), [("1", (300,)), (CARDS[1], (300,)), ("1,0", (300, 1000))])
+def test_the_limit_is_the_cards_whatever_its_number_in_the_process(stage: Stage, visible: str, limits: tuple[int, ...]) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 300))
+    gpu = stage.worker(CUDA_VISIBLE_DEVICES=visible)
+    for device, limit in enumerate(limits):
+        gpu.must(f"use({device})")
+        assert gpu.ask("info()")[2] == limit
+        assert gpu.ask(f"alloc({limit + 1})")[0] == OUT_OF_MEMORY
+        assert gpu.ask(f"stream_alloc({limit + 2})")[0] == OUT_OF_MEMORY
+        assert gpu.ask(f"create({limit + 2}, {device})")[0] == OUT_OF_MEMORY
+        gpu.must(f"alloc({limit})")
