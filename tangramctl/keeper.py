@@ -30,9 +30,8 @@ LOOK_S: Final = 0.5
 """How often it looks for runs that have ended. Guessed: short for a person, and 20 us a run."""
 STOP_S: Final = 5.0
 """How long a child may take to end before it is killed. Guessed."""
-QUICK_S: Final = 2.0
-QUICK_DEATHS: Final = 3
-"""An arbiter that lives less than QUICK_S so many times in a row will not be started again."""
+VAIN_STARTS: Final = 3
+"""So many arbiters in a row that ended before they answered, and no other is started. Guessed."""
 DRIVER_LOOK_S: Final = 0.02
 _SIGNALS: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 _DEATH_SIGNAL: Final = 1
@@ -52,8 +51,8 @@ class Keeper:
         self._lock_inode = os.fstat(lock_fd).st_ino
         self._driver: subprocess.Popen[bytes] | None = None
         self._arbiter: subprocess.Popen[bytes] | None = None
-        self._quick_deaths = 0
-        self._arbiter_since_s = 0.0
+        self._vain_starts = 0
+        """Arbiters started since one answered."""
         self._busy_until_s = time.monotonic()
 
     def keep(self) -> None:
@@ -106,10 +105,10 @@ class Keeper:
     def _mend(self) -> None:
         if self._driver is not None and self._driver.poll() is not None:
             raise GaveUp(f"the fake driver ended with {self._driver.returncode}")
+        if self._vain_starts and answers(self._machine.status_socket):
+            self._vain_starts = 0
         if self._arbiter is not None and self._arbiter.poll() is not None:
-            quick = time.monotonic() - self._arbiter_since_s < QUICK_S
-            self._quick_deaths = self._quick_deaths + 1 if quick else 0
-            if self._quick_deaths >= QUICK_DEATHS:
+            if self._vain_starts >= VAIN_STARTS:
                 raise GaveUp(
                     f"the arbiter ended with {self._arbiter.returncode} as soon as it was started: {self._last_words()}"
                 )
@@ -132,7 +131,7 @@ class Keeper:
         if machine.programs is not None:
             env["TANGRAM_ARBITER_DRIVER_ROOT"] = str(machine.root / "driver")
         self._arbiter = subprocess.Popen(command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL)
-        self._arbiter_since_s = time.monotonic()
+        self._vain_starts += 1
         self._tell(self._arbiter.pid)
 
     def _start_driver(self) -> None:

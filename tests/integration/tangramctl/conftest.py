@@ -1,0 +1,200 @@
+"""A machine without a cluster, in small: a state folder, a description of cards, and tangramctl as a process.
+
+Everything is the real thing but the driver. A state folder is its test's own, so each has its own keeper, arbiter and cards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MIB = 2**20
+OUT_OF_MEMORY = 2
+LARGE, SMALL = (f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
+LARGE_MIB, SMALL_MIB = 16384, 4096
+CARDS = f"""\
+card t4 uuid={LARGE} memory_mib={LARGE_MIB} context_mib=0
+card t4 uuid={SMALL} memory_mib={SMALL_MIB} context_mib=0
+"""
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    """The library, the fake driver and the test programs. TANGRAM_SHIM_BUILD names a build made otherwise."""
+    made = Path(os.environ.get("TANGRAM_SHIM_BUILD", ROOT / "shim/build"))
+    if "TANGRAM_SHIM_BUILD" not in os.environ:
+        command = ["make", "-s", "-C", str(ROOT / "shim"), "lib", "fake", "programs", f"BUILD={made}"]
+        subprocess.run(command, check=True, env=os.environ | {"MAKEFLAGS": ""})
+    return made
+
+
+@dataclass
+class Ctl:
+    """tangramctl with a state folder of its own."""
+
+    build: Path
+    folder: Path
+    prefix: Sequence[str] = ()
+    """Stands before each command line: another user."""
+    env: dict[str, str] = field(default_factory=dict)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def cards(self) -> Path:
+        return self.folder / "cards"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "TANGRAMCTL_STATE": str(self.folder / "s"),
+            "TANGRAMCTL_LIBRARY": str(self.build / "libtangram.so"),
+            **self.env,
+        }
+
+    def line(self, *words: object) -> list[str]:
+        return [*self.prefix, sys.executable, "-m", "tangramctl", *map(str, words)]
+
+    def call(self, *words: object, **more: Any) -> subprocess.CompletedProcess[str]:
+        """tangramctl, until it ends."""
+        more = {"env": self.environment, "capture_output": True, "text": True, "timeout": 60} | more
+        return subprocess.run(self.line(*words), check=False, **more)
+
+    def run(self, gpu_mem: object, *words: object, options: Sequence[object] = ()) -> subprocess.CompletedProcess[str]:
+        """`tangramctl run` on the fake cards, until it ends."""
+        return self.call("run", "--fake", self.cards, "--gpu-mem", gpu_mem, *options, "--", *words)
+
+    def start(self, gpu_mem: object, *words: object, options: Sequence[object] = ()) -> subprocess.Popen[str]:
+        """`tangramctl run` on the fake cards, with pipes."""
+        line = self.line("run", "--fake", self.cards, "--gpu-mem", gpu_mem, *options, "--", *words)
+        pipe = subprocess.PIPE
+        self.started.append(
+            subprocess.Popen(line, env=self.environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+        )
+        return self.started[-1]
+
+    def probe(self, gpu_mem: object, options: Sequence[object] = ()) -> Probe:
+        """A GPU program with a context, driven by lines (shim/tests/probe.c)."""
+        probe = Probe(self.start(gpu_mem, self.build / "tests/probe-direct", options=options))
+        assert probe.ask("use", 0) == [0]
+        return probe
+
+    def ps(self) -> list[dict[str, Any]]:
+        """The entries of `ps --json`."""
+        done = self.call("ps", "--json")
+        assert done.returncode == 0, done.stderr
+        entries: list[dict[str, Any]] = json.loads(done.stdout)["entries"]
+        return entries
+
+    def machine(self) -> Path:
+        """The state root of the fake cards."""
+        (found,) = (self.folder / "s/fake").glob("[0-9a-f]*[0-9a-f]/keeper.json")
+        return found.parent
+
+    def keeper(self) -> dict[str, int]:
+        """What the keeper tells of itself."""
+        told: dict[str, int] = json.loads((self.machine() / "keeper.json").read_text())
+        return told
+
+    def close(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        stopped = self.call("arbiter", "stop", "--force")
+        assert stopped.returncode == 0, stopped.stderr
+
+
+class Probe:
+    """A process of shim/tests/probe.c under a run."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def ask(self, *words: object) -> list[int]:
+        """One call and its answer: the CUresult, then what came back."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the run ended with {self.process.wait()}: {self.process.communicate()[1]}")
+        return [int(word) for word in line.split()]
+
+    def alloc(self, mib: int) -> int:
+        """The CUresult."""
+        return self.ask("alloc", mib * MIB)[0]
+
+    def info_mib(self) -> tuple[int, int]:
+        """cuMemGetInfo: free, total."""
+        code, free, total = self.ask("info")
+        assert code == 0
+        return free // MIB, total // MIB
+
+    def end(self) -> int:
+        """Close its input, which ends it; its exit code."""
+        self.process.communicate()
+        return self.process.returncode
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Polls what has no event to wait for."""
+    pause = threading.Event()
+    for _ in range(int(seconds * 50)):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("it did not come about in time")
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid))
+
+
+def arbiters(state: Path) -> list[int]:
+    """Processes that run an arbiter for a state folder."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and alive(int(folder.name)):
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                if b"arbiter" in words and any(word.startswith(bytes(state)) for word in words):
+                    found.append(int(folder.name))
+    return found
+
+
+def new_ctl(build: Path) -> Ctl:
+    folder = Path(tempfile.mkdtemp(prefix="tc-"))  # a socket's path holds 107 characters
+    (folder / "cards").write_text(CARDS)
+    return Ctl(build, folder)
+
+
+@pytest.fixture
+def ctl(build: Path) -> Iterator[Ctl]:
+    made = new_ctl(build)
+    yield made
+    made.close()
+    shutil.rmtree(made.folder)

@@ -1,0 +1,193 @@
+"""What a run gets and what it is held to, what is refused, and whom it waits for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.tangramctl.conftest import (
+    LARGE,
+    LARGE_MIB,
+    MIB,
+    OUT_OF_MEMORY,
+    SMALL,
+    SMALL_MIB,
+    Ctl,
+    arbiters,
+)
+
+
+def test_a_run_sees_a_gpu_of_the_size_asked_for_and_cannot_take_more(ctl: Ctl) -> None:
+    probe = ctl.probe("1000Mi")
+    assert probe.info_mib() == (1000, 1000)
+    assert probe.alloc(900) == 0
+    assert probe.alloc(101) == OUT_OF_MEMORY
+    assert probe.alloc(100) == 0
+    assert probe.end() == 0
+
+
+def test_two_runs_share_a_card_and_each_has_its_own_limit(ctl: Ctl) -> None:
+    one, other = ctl.probe("2Gi", ["--gpu", 1]), ctl.probe("1500Mi", ["--gpu", 1])
+    assert one.alloc(2048) == 0
+    assert other.alloc(1501) == OUT_OF_MEMORY
+    assert other.alloc(1500) == 0
+    assert one.alloc(1) == OUT_OF_MEMORY
+    entries = ctl.ps()
+    assert [entry["cards"][0]["limit_bytes"] // MIB for entry in entries] == [2048, 1500]
+    assert [entry["cards"][0]["leased_bytes"] // MIB for entry in entries] == [2048, 1500]
+    assert [[process["pid"] for process in entry["processes"]] for entry in entries] == [
+        [one.process.pid],
+        [other.process.pid],
+    ]
+
+
+TWO_PROBES = f"""
+import subprocess, sys
+
+def probe():
+    return subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+def ask(process, line):
+    process.stdin.write(line + "\\n")
+    process.stdin.flush()
+    return process.stdout.readline().split()[0]
+
+one, other = probe(), probe()
+said = [ask(one, "use 0"), ask(other, "use 0"), ask(one, "alloc {700 * MIB}"), ask(other, "alloc {301 * MIB}")]
+print(*said, ask(other, "alloc {300 * MIB}"))
+"""
+
+
+def test_processes_of_one_run_share_its_limit(ctl: Ctl) -> None:
+    done = ctl.run("1000Mi", sys.executable, "-c", TWO_PROBES, ctl.build / "tests/probe-direct")
+    assert done.stdout.split() == ["0", "0", "0", str(OUT_OF_MEMORY), "0"], done.stderr
+
+
+def test_the_card_with_least_room_that_has_enough_is_chosen(ctl: Ctl) -> None:
+    for amount, card in (("1Gi", SMALL), ("3584Mi", LARGE), ("3Gi", SMALL)):
+        run = ctl.start(amount, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read x")
+        assert run.stdout is not None
+        assert run.stdout.readline().strip() == card
+
+
+def test_without_room_each_card_is_named_with_what_is_free(ctl: Ctl) -> None:
+    probe = ctl.probe("3Gi", ["--gpu", SMALL, "--gpu-core", 60])
+    full = ctl.run("2Gi", "true", options=["--gpu", "1"])
+    assert full.returncode == 75
+    assert (
+        f"no GPU has 2048 MiB free:\n  GPU 1 (Tesla T4, {SMALL}): 1024 of {SMALL_MIB} MiB and 40 % free\n"
+        in full.stderr
+    )
+    assert f"3072 MiB, 60 % granted to pid {probe.process.pid}, " in full.stderr
+    busy = ctl.run("1Gi", "true", options=["--gpu", "1", "--gpu-core", "50"])
+    assert busy.returncode == 75
+    assert "no GPU has 1024 MiB and 50 % of its time free" in busy.stderr
+
+
+def test_more_than_any_card_has_is_a_bad_option_even_when_told_to_wait(ctl: Ctl) -> None:
+    done = ctl.run("17Gi", "true", options=["--wait"])
+    assert done.returncode == 2
+    assert f"--gpu-mem is 17408 MiB: it must be 1 to {LARGE_MIB} MiB" in done.stderr
+
+
+def test_who_waits_starts_when_there_is_room(ctl: Ctl) -> None:
+    first = ctl.probe("16Gi")
+    second = ctl.start("10Gi", "echo", "there", options=["--wait"])
+    assert second.stderr is not None
+    assert "waiting: no GPU has 10240 MiB free" in second.stderr.readline()
+    assert second.poll() is None
+    first.end()
+    assert second.communicate(timeout=30)[0] == "there\n"
+    assert second.returncode == 0
+
+
+def test_memory_that_others_hold_is_not_free(ctl: Ctl) -> None:
+    assert ctl.run("1Gi", "true").returncode == 0
+    env = {
+        "LD_LIBRARY_PATH": str(ctl.build / "fake"),
+        "TANGRAM_FAKE_DRIVER": str(ctl.machine() / "driver.sock"),
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    program = [str(ctl.build / "tests/probe-direct")]
+    with subprocess.Popen(program, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+        assert stranger.stdin is not None
+        assert stranger.stdout is not None
+        for line, code in (("use 0\n", "0"), (f"alloc {3000 * MIB}\n", "0")):
+            stranger.stdin.write(line)
+            stranger.stdin.flush()
+            assert stranger.stdout.readline().split()[0] == code
+        full = ctl.run("2Gi", "true", options=["--gpu", "1"])
+        assert full.returncode == 75
+        assert "3000 MiB held by processes outside tangramctl" in full.stderr
+        stranger.stdin.close()
+    assert ctl.run("2Gi", "true", options=["--gpu", "1"]).returncode == 0
+
+
+def test_a_card_that_the_caller_hides_is_not_chosen(ctl: Ctl) -> None:
+    ctl.env["CUDA_VISIBLE_DEVICES"] = LARGE[:12]
+    assert ctl.run("1Gi", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout.strip() == LARGE
+    ctl.env["CUDA_VISIBLE_DEVICES"] = ""
+    hidden = ctl.run("1Gi", "true")
+    assert (hidden.returncode, "hides every GPU" in hidden.stderr) == (69, True)
+
+
+def test_without_a_gpu_one_sentence_says_so(ctl: Ctl) -> None:
+    done = ctl.call("run", "--gpu-mem", "8Gi", "--", "true")
+    assert done.returncode == 69
+    assert done.stderr.startswith("tangramctl: no NVIDIA GPU can be used on this machine (")
+    assert done.stderr.count("\n") == 1
+    assert arbiters(ctl.folder) == []
+
+
+def test_a_run_inside_a_run_is_refused(ctl: Ctl) -> None:
+    inner = ctl.line("run", "--fake", ctl.cards, "--gpu-mem", "1Gi", "--", "true")
+    done = ctl.run("2Gi", *inner)
+    assert done.returncode == 2
+    assert "this is inside a run already" in done.stderr
+
+
+def test_runs_with_the_same_description_share_its_cards_and_with_another_do_not(ctl: Ctl, tmp_path: Path) -> None:
+    ctl.probe("16Gi")
+    assert ctl.run("16Gi", "true").returncode == 75
+    other = tmp_path / "cards"
+    other.write_text(ctl.cards.read_text())
+    assert ctl.call("run", "--fake", other, "--gpu-mem", "16Gi", "--", "true").returncode == 0
+    entries = ctl.ps()
+    assert [entry["fake"] for entry in entries] == [str(ctl.cards)]
+
+
+def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ctl) -> None:
+    ctl.cards.write_text("card t4\nkard t4\n")
+    done = ctl.run("1Gi", "true")
+    assert done.returncode == 70
+    assert ':2: the first word is "kard"' in done.stderr
+
+
+def test_nvidia_smi_on_fake_cards_is_theirs(ctl: Ctl) -> None:
+    done = ctl.run("1Gi", "nvidia-smi", "-L")
+    assert done.returncode == 0
+    assert SMALL in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--gpu-mem", "8GB"], "'8GB' is not a Kubernetes quantity"),
+        (["--gpu-mem", "0"], "--gpu-mem is 0: it must be a whole number, 1 or more"),
+        (["--gpu-mem", "1Gi", "--gpu-core", "101"], "'--gpu-core'"),
+        (["--gpu-mem", "1Gi", "--class", "urgent"], "--class is 'urgent': it must be one of latency-critical, "),
+        (["--gpu-mem", "1Gi", "--level", "5"], "--level is 5: it must be 0 to 4"),
+        (
+            ["--gpu-mem", "1Gi", "--gpu", "2"],
+            "--gpu is '2', which names no card: it must be the index or UUID of one of 0",
+        ),
+        (["--gpu-mem", "1Gi", "--library", "/nowhere"], "--library is /nowhere: it must be a file"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_range(ctl: Ctl, options: list[str], sentence: str) -> None:
+    done = ctl.call("run", "--fake", ctl.cards, *options, "--", "true")
+    assert done.returncode == 2
+    assert sentence in done.stderr
