@@ -5,6 +5,7 @@ There is no controller, scheduler or kubelet, so nothing that is created ever ru
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -38,6 +39,10 @@ class ApiServer:
     kubeconfig: Path
     trust: ssl.SSLContext
     """Knows the server, and carries no certificate of a client."""
+    admin: ssl.SSLContext
+    """Knows the server and carries the administrator's certificate."""
+    program: Program
+    etcd: str
 
     def __call__(
         self,
@@ -77,6 +82,21 @@ class ApiServer:
         """Merge patch."""
         return self("PATCH", path, body, user=user, node=node, content_type=MERGE)
 
+    def stop(self) -> None:
+        """Kill it. etcd stays, and with it everything that was written."""
+        self.program.kill()
+
+    def start(self) -> None:
+        """After `stop`: again at the same address."""
+        self.program.start()
+        _await_ready(self.http, self.program)
+
+    def compact(self) -> None:
+        """Have etcd forget all versions but the newest, as it does by itself every five minutes."""
+        asked = {"key": base64.b64encode(b"none").decode()}
+        revision = httpx.post(f"{self.etcd}/v3/kv/range", json=asked).json()["header"]["revision"]
+        httpx.post(f"{self.etcd}/v3/kv/compaction", json={"revision": revision}).raise_for_status()
+
     def apply(self, thing: Mapping[str, Any], path: str) -> Any:
         """Server-side apply, which also says when a field is unknown."""
         name = thing["metadata"]["name"]
@@ -97,9 +117,10 @@ def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ApiServer]:
     make_certificate(pki, Identity("apiserver", "kube-apiserver", dns_names=("localhost",), addresses=("127.0.0.1",)))
     make_certificate(pki, Identity("admin", "kubernetes-admin", ("system:masters",)))
     etcd = f"http://127.0.0.1:{client_port}"
+    apiserver = Program(_apiserver(pki, etcd, port), folder / "apiserver.log", programs["kube-apiserver"])
     with (
-        _process(folder / "etcd.log", _etcd(programs["etcd"], folder, etcd, f"http://127.0.0.1:{peer_port}")),
-        _process(folder / "apiserver.log", _apiserver(pki, etcd, port), programs["kube-apiserver"]) as apiserver,
+        Program(_etcd(programs["etcd"], folder, etcd, f"http://127.0.0.1:{peer_port}"), folder / "etcd.log"),
+        apiserver,
     ):
         server = f"https://127.0.0.1:{port}"
         kubeconfig = folder / "kubeconfig"
@@ -108,8 +129,8 @@ def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ApiServer]:
         trust, admin = (ssl.create_default_context(cafile=str(pki / "ca.crt")) for _ in range(2))
         admin.load_cert_chain(pki / "admin.crt", pki / "admin.key")
         with httpx.Client(base_url=server, verify=admin, timeout=30, trust_env=False) as http:
-            _await_ready(http, apiserver, folder / "apiserver.log")
-            yield ApiServer(http, kubeconfig, trust)
+            _await_ready(http, apiserver)
+            yield ApiServer(http, kubeconfig, trust, admin, apiserver, etcd)
 
 
 def _etcd(program: Path, folder: Path, client: str, peer: str) -> list[str]:
@@ -134,27 +155,44 @@ def _apiserver(pki: Path, etcd: str, port: int) -> list[str]:
     ]  # fmt: skip
 
 
-@contextlib.contextmanager
-def _process(log: Path, command: list[str], program: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, executable=program, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+class Program:
+    """A process that may be killed and started again; gone at the end of its block."""
+
+    def __init__(self, command: list[str], log: Path, executable: Path | None = None) -> None:
+        self.command, self.log, self.executable = command, log, executable
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command, executable=self.executable, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def __enter__(self) -> Program:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
-def _await_ready(http: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_ready(http: httpx.Client, program: Program) -> None:
     deadline = time.monotonic() + START_PATIENCE_S
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and program.running:
         with contextlib.suppress(httpx.TransportError):
             if http.get("/readyz").status_code == 200 and http.get("/api/v1/namespaces/default").status_code == 200:
                 return
         time.sleep(0.2)
-    raise RuntimeError(f"kube-apiserver is not ready:\n{log.read_text(errors='replace')[-3000:]}")
+    raise RuntimeError(f"kube-apiserver is not ready:\n{program.log.read_text(errors='replace')[-3000:]}")
 
 
 def _free_ports(count: int) -> list[int]:
