@@ -8,16 +8,16 @@ FAKE := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))
 FAKE_OUT = $(BUILD)/fake
 FAKE_VERSION := 580.65.06
 FAKE_FLAGS = -std=c11 -O2 -Wall -Wextra -Wshadow -Wconversion -Werror $(SANITIZE) -fPIC -fvisibility=hidden -pthread \
-	-I$(FAKE) -I$(FAKE)common -I$(FAKE)nvml $(FAKE_EXTRA)
+	-I$(FAKE) -I$(FAKE)common -I$(FAKE)nvml -I$(FAKE)../src $(FAKE_EXTRA)
 FAKE_LINK = -shared -pthread -Wl,-Bsymbolic -Wl,-z,relro -Wl,-z,now -Wl,--no-undefined
 
 FAKE_HEADERS := $(wildcard $(FAKE)*.h $(FAKE)*/*.h $(FAKE)*/*.def)
 fake_objects = $(patsubst $(FAKE)%.c,$(FAKE_OUT)/obj/%.o,$(wildcard $(addprefix $(FAKE),$(1))))
-FAKE_COMMON := common/page.c common/client.c
+FAKE_COMMON := common/page.c common/gpu_time.c common/client.c
 
 .PHONY: fake fake-install
 fake: $(FAKE_OUT)/nvidia-fake-driverd $(FAKE_OUT)/libcuda.so.$(FAKE_VERSION) $(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION) \
-	$(FAKE_OUT)/nvidia-smi
+	$(FAKE_OUT)/nvidia-smi $(FAKE_OUT)/libfake-kernel.so
 
 $(FAKE_OUT)/obj/%.o: $(FAKE)%.c $(FAKE_HEADERS) $(FAKE)fake.mk
 	@mkdir -p $(@D)
@@ -35,6 +35,10 @@ $(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION): $(call fake_objects,nvml/*.c $(FAKE
 	$(CC) $(SANITIZE) $(FAKE_LINK) -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(FAKE)nvml/libnvidia-ml.map -o $@.new $(filter %.o,$^)
 	mv $@.new $@
 	ln -sf $(@F) $(@D)/libnvidia-ml.so.1 && ln -sf libnvidia-ml.so.1 $(@D)/libnvidia-ml.so
+
+$(FAKE_OUT)/libfake-kernel.so: $(call fake_objects,kernel/*.c $(FAKE_COMMON)) $(FAKE)kernel/kernel.map
+	$(CC) $(SANITIZE) $(FAKE_LINK) -Wl,-soname,libfake-kernel.so -Wl,--version-script=$(FAKE)kernel/kernel.map -o $@.new $(filter %.o,$^) -ldl
+	mv $@.new $@
 
 $(FAKE_OUT)/nvidia-smi: $(call fake_objects,smi/*.c) $(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION)
 	$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) -L$(FAKE_OUT) -l:libnvidia-ml.so.1 '-Wl,-rpath,$$ORIGIN:$$ORIGIN/../lib'

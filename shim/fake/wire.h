@@ -33,7 +33,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 1u
+#define FAKE_PAGE_VERSION 2u
 
 /* One of NVIDIA's documented MIG profiles of a card model. */
 struct fake_profile {
@@ -83,10 +83,22 @@ struct fake_unit {
     /* counted, under the page's lock: */
     uint64_t limit_bytes; /* what processes can have */
     uint64_t used_bytes;  /* == the sum over live slots */
-    /* time: */
-    _Atomic uint64_t busy_until_ns; /* CLOCK_MONOTONIC at which the last queued kernel ends */
-    _Atomic uint64_t queued_ns;     /* all kernel time ever queued */
+    /* time, under time_lock; gpu_time.c */
+    pthread_mutex_t time_lock; /* robust, shared between processes */
+    _Atomic uint32_t time_bell; /* futex: changes when somebody is held, let go or ends */
+    uint64_t settled_ns;        /* CLOCK_MONOTONIC up to which the books are made */
+    _Atomic uint64_t ran_ns;    /* all kernel time that ever ran */
+    uint64_t with_work[FAKE_SLOTS / 64]; /* one bit a slot */
     _Atomic uint32_t percent;       /* of the last sampling period the unit was busy, made by the daemon */
+};
+
+/* What a slot's clients own in the kernel driver; kernel/. */
+#define FAKE_OBJECTS 512u
+struct fake_kernel_object {
+    uint32_t client, handle, parent, klass; /* handle 0 = free */
+    uint32_t unit;                          /* of a device and what is under it */
+    uint32_t engine;                        /* of a channel group */
+    uint32_t disables;                      /* of a channel: so many enables are owed */
 };
 
 enum fake_kind { FAKE_FREE = 0, FAKE_CUDA = 1, FAKE_NVML = 2, FAKE_FOREIGN = 3, FAKE_CTL = 4 };
@@ -97,8 +109,10 @@ struct fake_slot {
     char name[64];
     uint64_t used_bytes[FAKE_UNITS];
     uint32_t contexts[FAKE_UNITS];
-    _Atomic uint64_t queued_ns[FAKE_UNITS];
+    _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
+    _Atomic uint32_t held[FAKE_UNITS]; /* its kernels do not run */
     _Atomic uint32_t percent[FAKE_UNITS];
+    struct fake_kernel_object object[FAKE_OBJECTS];
 };
 
 struct fake_event {
@@ -116,6 +130,8 @@ struct fake_page {
     uint32_t cuda_version;
     char driver_version[32];
     uint64_t kernel_ns; /* a kernel that does not say how long it takes */
+    _Atomic uint64_t kernel_misuses; /* ioctls that a real kernel driver would have refused or regretted */
+    char kernel_misuse[128];         /* the last one, in words */
     pthread_mutex_t lock; /* robust, shared between processes */
     _Atomic uint32_t event_bell; /* futex: changes with each event */
     _Atomic uint64_t events_raised;

@@ -104,9 +104,11 @@ static int say_hello(struct client *client, enum fake_kind kind)
     struct fake_welcome welcome;
     memcpy(&welcome, packet.body, sizeof welcome);
     void *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
-    close(page_fd);
-    if (page == MAP_FAILED)
-        return -errno;
+    if (page == MAP_FAILED) {
+        close(page_fd);
+        return -ENOMEM;
+    }
+    client->page_fd = page_fd;
     client->page = page;
     client->slot = welcome.slot;
     if (client->page->magic == FAKE_PAGE_MAGIC && client->page->version == FAKE_PAGE_VERSION && welcome.slot < FAKE_SLOTS)
@@ -116,7 +118,7 @@ static int say_hello(struct client *client, enum fake_kind kind)
 
 int client_open_at(struct client *client, enum fake_kind kind, const char *path)
 {
-    *client = (struct client){.socket = connect_to(path)};
+    *client = (struct client){.socket = connect_to(path), .page_fd = -1};
     if (client->socket < 0)
         return client->socket;
     const int rc = say_hello(client, kind);
@@ -138,9 +140,11 @@ void client_close(struct client *client)
 {
     if (client->socket >= 0)
         close(client->socket);
-    if (client->page != NULL)
+    if (client->page != NULL) {
         munmap(client->page, FAKE_PAGE_BYTES);
-    client->socket = -1;
+        close(client->page_fd);
+    }
+    client->socket = client->page_fd = -1;
     client->page = NULL;
 }
 

@@ -11,6 +11,7 @@ struct client {
     int socket; /* -1 = not connected */
     uint32_t slot;
     struct fake_page *page;
+    int page_fd; /* kept open: it stands for /dev/nvidiactl */
     bool every_card; /* true: all cards are visible; false: those whose device node exists */
 };
 

@@ -1,4 +1,4 @@
-/* page.c - memory and time on the shared page.
+/* page.c - memory on the shared page.
  *
  * What a slot holds is the truth; a unit's used_bytes is the sum over slots, kept so that a reader need not add up. Both
  * change under one robust lock: a process killed between the two leaves the lock to the next one, who adds up anew.
@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 void page_init_lock(struct fake_page *page)
@@ -88,37 +87,6 @@ uint64_t page_card_used(struct fake_page *page, uint32_t card)
         used += page->unit[fake_unit_of_instance(card, i)].used_bytes;
     page_unlock(page);
     return used;
-}
-
-uint64_t page_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-uint64_t page_queue(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t not_before_ns, uint64_t ns)
-{
-    struct fake_unit *on = &page->unit[unit];
-    const uint64_t now = page_now_ns();
-    const uint64_t earliest = not_before_ns > now ? not_before_ns : now;
-    uint64_t busy = atomic_load_explicit(&on->busy_until_ns, memory_order_relaxed);
-    uint64_t end;
-    do {
-        end = (busy > earliest ? busy : earliest) + ns;
-    } while (!atomic_compare_exchange_weak(&on->busy_until_ns, &busy, end));
-    atomic_fetch_add_explicit(&on->queued_ns, ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&page->slot[slot].queued_ns[unit], ns, memory_order_relaxed);
-    return end;
-}
-
-void page_sleep_until(uint64_t ns)
-{
-    const struct timespec until = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-    if (ns <= page_now_ns())
-        return;
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
-        continue;
 }
 
 #define CLOSE_ON_EXEC 1u /* MFD_CLOEXEC */

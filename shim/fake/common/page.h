@@ -2,6 +2,7 @@
 #ifndef TANGRAM_FAKE_PAGE_H
 #define TANGRAM_FAKE_PAGE_H
 
+#include "gpu_time.h"
 #include "wire.h"
 
 #include <stdbool.h>
@@ -17,12 +18,6 @@ void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
 /* What a card's processes hold, its MIG instances' included. */
 uint64_t page_card_used(struct fake_page *page, uint32_t card);
-
-/* Queues nanoseconds of work on a unit: one queue a unit, over all processes. Begins no earlier than not_before_ns.
- * Returns when it will end (CLOCK_MONOTONIC). */
-uint64_t page_queue(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t not_before_ns, uint64_t ns);
-uint64_t page_now_ns(void);
-void page_sleep_until(uint64_t ns);
 
 /* memfd_create by its number: the libraries are built against a C library older than it. -1 on failure. */
 int new_memfd(const char *name);

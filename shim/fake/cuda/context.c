@@ -62,14 +62,16 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
     ctx->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
     ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
     count_context(device, true);
+    ctx->channels = channels_new(device);
     *made = ctx;
     return CUDA_SUCCESS;
 }
 
 static void context_end(CUcontext ctx)
 {
-    page_sleep_until(atomic_load(&ctx->done_ns));
+    work_wait(ctx->device, atomic_load(&ctx->done_ns));
     ctx->live = false;
+    channels_free(ctx->device, ctx->channels);
     count_context(ctx->device, false);
     give(ctx->device, card_of(ctx->device)->context_bytes);
     memory_context_gone(ctx);
@@ -191,7 +193,7 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
         TRY(current(&ctx));
     TRY(ready());
     CHECK(context_ok(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    page_sleep_until(atomic_load(&ctx->done_ns));
+    work_wait(ctx->device, atomic_load(&ctx->done_ns));
     pools_synchronized(ctx->device);
     return CUDA_SUCCESS;
 }

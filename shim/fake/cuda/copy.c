@@ -19,7 +19,7 @@ static void *memory(CUdeviceptr at)
 static CUresult settle(CUcontext *ctx)
 {
     TRY(current(ctx));
-    page_sleep_until(atomic_load(&(*ctx)->done_ns));
+    work_wait((*ctx)->device, atomic_load(&(*ctx)->done_ns));
     return CUDA_SUCCESS;
 }
 

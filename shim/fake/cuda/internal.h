@@ -66,7 +66,7 @@ struct CUstream_st {
     unsigned flags;
     int priority;
     unsigned long long id;
-    _Atomic uint64_t done_ns; /* when its last work ends */
+    _Atomic uint64_t done_ns; /* what the process will have run on the unit when its last work is done */
     struct CUgraph_st *capture; /* the graph being captured into, or NULL */
 };
 
@@ -76,9 +76,10 @@ struct CUctx_st {
     unsigned flags;
     bool primary, live;
     unsigned long long id;
-    _Atomic uint64_t done_ns; /* when the last work of any of its streams ends */
+    _Atomic uint64_t done_ns; /* the same for all of its streams */
     struct CUstream_st stream[2]; /* the legacy default stream, the per-thread one */
     size_t limit[16];
+    uint32_t channels; /* its channel group in the kernel driver, 0 = none */
 };
 
 struct CUevent_st {
@@ -86,7 +87,9 @@ struct CUevent_st {
     CUcontext ctx;
     unsigned flags;
     bool recorded;
-    _Atomic uint64_t ns;
+    int device;              /* whose work it stands behind */
+    _Atomic uint64_t done_ns; /* reached when the process has run so much there */
+    _Atomic uint64_t seen_ns; /* CLOCK_MONOTONIC at which it was first seen to be; 0 = not yet */
 };
 
 struct CUmod_st {
@@ -134,6 +137,7 @@ struct device {
     uint32_t unit, card;
     CUcontext primary;
     unsigned primary_refs, primary_flags;
+    uint32_t kernel_device; /* its handle in the kernel driver, 0 = none */
     CUmemoryPool default_pool, pool, graph_pool;
 };
 
@@ -150,6 +154,8 @@ struct cuda {
     struct device device[MOST_DEVICES];
     struct handle *free_handles[64];
     unsigned long long ids;
+    bool kernel_client;
+    uint32_t kernel_groups;
     void *spans; /* tsearch tree by address */
     int arena_fd;
     char *arena;
@@ -181,10 +187,16 @@ bool context_ok(CUcontext ctx);
 CUresult stream_get(CUstream handle, CUstream *stream); /* resolves NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */
 CUresult stream_idle_get(CUstream handle, CUstream *stream); /* the same, refused while it is captured */
 
+/* channels.c: 0 = the process has no kernel driver to speak to */
+uint32_t channels_new(int device);
+void channels_free(int device, uint32_t group);
+
 /* module.c */
 CUresult function_queue(CUfunction function, CUstream stream, uint64_t ns);
 CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);
 void stream_queue(CUstream stream, uint64_t ns);
+bool work_done(int device, uint64_t done_ns);
+void work_wait(int device, uint64_t done_ns);
 bool function_ok(const void *function);
 
 /* span.c */

@@ -1,4 +1,4 @@
-/* launch.c - a launch is a stretch of time at the end of the card's one queue, which all processes share. */
+/* launch.c - a launch is a stretch of time at the end of the process's one queue on a card; processes share the card's time. */
 #include "internal.h"
 
 /* The first parameter, wherever the caller has put it. */

@@ -132,7 +132,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
     TRY(current(&ctx));
     if (at == 0)
         return CUDA_SUCCESS;
-    page_sleep_until(atomic_load(&ctx->done_ns)); /* the real one waits for the device, too */
+    work_wait(ctx->device, atomic_load(&ctx->done_ns)); /* the real one waits for the device, too */
     lock();
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
     struct span *span = span_find((uintptr_t)at);

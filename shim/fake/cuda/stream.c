@@ -1,4 +1,4 @@
-/* stream.c - streams and events: both are points on the card's one time line. */
+/* stream.c - streams and events: both are points in what the process has queued on a card. */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -31,10 +31,19 @@ static void raise_to(_Atomic uint64_t *at, uint64_t ns)
         continue;
 }
 
+bool work_done(int device, uint64_t done_ns)
+{
+    return gpu_time_reached(cuda.client.page, cuda.client.slot, cuda.device[device].unit, done_ns);
+}
+
+void work_wait(int device, uint64_t done_ns)
+{
+    gpu_time_wait(cuda.client.page, cuda.client.slot, cuda.device[device].unit, done_ns);
+}
+
 void stream_queue(CUstream stream, uint64_t ns)
 {
-    const uint32_t unit = cuda.device[stream->ctx->device].unit;
-    const uint64_t end = page_queue(cuda.client.page, cuda.client.slot, unit, atomic_load(&stream->done_ns), ns);
+    const uint64_t end = gpu_time_queue(cuda.client.page, cuda.client.slot, cuda.device[stream->ctx->device].unit, ns);
     raise_to(&stream->done_ns, end);
     raise_to(&stream->ctx->done_ns, end);
 }
@@ -79,7 +88,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
     CUstream stream;
     TRY(stream_idle_get(handle, &stream));
     const bool legacy = stream == &stream->ctx->stream[0]; /* waits for the blocking streams, too */
-    page_sleep_until(atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
+    work_wait(stream->ctx->device, atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
     pools_synchronized(stream->ctx->device);
     return CUDA_SUCCESS;
 }
@@ -88,7 +97,7 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
 {
     CUstream stream;
     TRY(stream_idle_get(handle, &stream));
-    return atomic_load(&stream->done_ns) <= page_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return work_done(stream->ctx->device, atomic_load(&stream->done_ns)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
@@ -149,13 +158,14 @@ struct host_call {
     CUstreamCallback call;
     CUstream stream;
     void *data;
-    uint64_t at_ns;
+    int device;
+    uint64_t done_ns;
 };
 
 static void *host_thread(void *given)
 {
     struct host_call *call = given;
-    page_sleep_until(call->at_ns);
+    work_wait(call->device, call->done_ns);
     if (call->run != NULL)
         call->run(call->data);
     else
@@ -174,7 +184,7 @@ static CUresult host_call(CUstream handle, CUhostFn run, CUstreamCallback callba
         return capture_add(stream->capture, NODE_HOST, 0);
     struct host_call *call = malloc(sizeof *call);
     CHECK(call != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    *call = (struct host_call){run, callback, handle, data, atomic_load(&stream->done_ns)};
+    *call = (struct host_call){run, callback, handle, data, stream->ctx->device, atomic_load(&stream->done_ns)};
     if (pthread_create(&thread, NULL, host_thread, call) != 0) {
         free(call);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -212,6 +222,16 @@ static CUresult event_ok(CUevent event)
     return handle_is(event, HANDLE_EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+/* Is it reached? Notes when that was first seen. */
+static bool event_done(CUevent event)
+{
+    uint64_t unseen = 0;
+    if (!work_done(event->device, atomic_load(&event->done_ns)))
+        return false;
+    atomic_compare_exchange_strong(&event->seen_ns, &unseen, page_now_ns());
+    return true;
+}
+
 EXPORT CUresult cuEventDestroy_v2(CUevent event)
 {
     TRY(event_ok(event));
@@ -231,9 +251,11 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
     TRY(stream_get(handle, &stream));
     if (stream->capture != NULL)
         return capture_add(stream->capture, NODE_EVENT, 0);
-    const uint64_t now = page_now_ns(), done = atomic_load(&stream->done_ns);
-    atomic_store(&event->ns, done > now ? done : now);
+    event->device = stream->ctx->device;
+    atomic_store(&event->done_ns, atomic_load(&stream->done_ns));
+    atomic_store(&event->seen_ns, 0);
     event->recorded = true;
+    event_done(event); /* behind nothing, it is there now */
     return CUDA_SUCCESS;
 }
 
@@ -246,13 +268,16 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned 
 EXPORT CUresult cuEventQuery(CUevent event)
 {
     TRY(event_ok(event));
-    return !event->recorded || atomic_load(&event->ns) <= page_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return !event->recorded || event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event)
 {
     TRY(event_ok(event));
-    page_sleep_until(event->recorded ? atomic_load(&event->ns) : 0);
+    if (event->recorded) {
+        work_wait(event->device, atomic_load(&event->done_ns));
+        event_done(event);
+    }
     pools_synchronized(event->ctx->device);
     return CUDA_SUCCESS;
 }
@@ -266,7 +291,10 @@ EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUeven
     CHECK(((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0, CUDA_ERROR_INVALID_HANDLE);
     TRY(cuEventQuery(start));
     TRY(cuEventQuery(end));
-    *milliseconds = (float)((double)(int64_t)(atomic_load(&end->ns) - atomic_load(&start->ns)) / 1e6);
+    const uint64_t seen = atomic_load(&end->seen_ns) - atomic_load(&start->seen_ns);
+    const uint64_t worked = start->device == end->device ? atomic_load(&end->done_ns) - atomic_load(&start->done_ns) : 0;
+    const int64_t longer = (int64_t)seen > (int64_t)worked ? (int64_t)seen : (int64_t)worked; /* both may be seen late */
+    *milliseconds = (float)((double)longer / 1e6);
     return CUDA_SUCCESS;
 }
 
@@ -281,7 +309,9 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags
     (void)flags;
     TRY(event_ok(event));
     TRY(stream_get(handle, &stream));
-    if (event->recorded)
-        raise_to(&stream->done_ns, atomic_load(&event->ns));
+    if (event->recorded && event->device == stream->ctx->device)
+        raise_to(&stream->done_ns, atomic_load(&event->done_ns));
+    else if (event->recorded)
+        work_wait(event->device, atomic_load(&event->done_ns)); /* another card's work: here the caller waits for it */
     return CUDA_SUCCESS;
 }

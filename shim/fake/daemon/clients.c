@@ -63,7 +63,7 @@ bool client_accept(struct daemon *daemon)
     daemon->client_fd[slot] = fd;
     struct fake_slot *of = &daemon->page->slot[slot];
     memset(of, 0, sizeof *of);
-    memset(daemon->last_slot_queued_ns[slot], 0, sizeof daemon->last_slot_queued_ns[slot]);
+    memset(daemon->last_slot_ran_ns[slot], 0, sizeof daemon->last_slot_ran_ns[slot]);
     of->pid = peer.pid;
     name_of(of->pid, of->name, sizeof of->name);
     return true;
@@ -72,6 +72,7 @@ bool client_accept(struct daemon *daemon)
 static void empty_slot(struct daemon *daemon, uint32_t slot)
 {
     struct fake_page *page = daemon->page;
+    gpu_time_drop(page, slot);
     page_lock(page);
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
         const uint64_t held = page->slot[slot].used_bytes[unit];

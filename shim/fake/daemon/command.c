@@ -8,6 +8,7 @@
 
 const char command_help[] =
     "status                          cards, instances, processes and what they hold\n"
+    "kernel                          misuses of the kernel's double; channels, enables owed and time of each process\n"
     "xid CARD NUMBER                 raise an XID; 79 also takes the card off the bus until it recovers\n"
     "recover CARD                    the card is well again\n"
     "mig CARD on | off               change MIG mode (no process may hold memory there)\n"
@@ -44,6 +45,30 @@ static bool status(struct daemon *daemon, char **word, unsigned words, struct te
             snprintf(what, sizeof what, "card %u instance %u %s", card, page->unit[unit].gi,
                      page->card[card].profile[page->unit[unit].profile].name);
             say_unit(page, unit, what, answer);
+        }
+    }
+    return true;
+}
+
+static bool kernel(struct daemon *daemon, char **word, unsigned words, struct text *answer)
+{
+    (void)word, (void)words;
+    struct fake_page *page = daemon->page;
+    say(answer, "misuses=%" PRIu64 " %s\n", atomic_load(&page->kernel_misuses), page->kernel_misuse);
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
+        const struct fake_slot *of = &page->slot[slot];
+        for (uint32_t unit = 0; unit < FAKE_UNITS && of->kind == FAKE_CUDA; unit++) {
+            uint32_t channels = 0, owed = 0;
+            for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
+                const bool here = (of->object[i].klass & 0xff) == 0x6f && of->object[i].unit == unit;
+                channels += here;
+                owed += here ? of->object[i].disables : 0;
+            }
+            if (channels == 0 && atomic_load(&of->queued_ns[unit]) == 0)
+                continue;
+            gpu_time_settle(page, unit);
+            say(answer, "pid=%d unit=%u channels=%u enables_owed=%u held=%u queued_us=%" PRIu64 " ran_us=%" PRIu64 "\n", (int)of->pid, unit,
+                channels, owed, atomic_load(&of->held[unit]), atomic_load(&of->queued_ns[unit]) / 1000, atomic_load(&of->ran_ns[unit]) / 1000);
         }
     }
     return true;
@@ -109,7 +134,7 @@ bool command_run(struct daemon *daemon, const char *line, struct text *answer)
         const char *name;
         unsigned least, most; /* words */
         bool (*run)(struct daemon *, char **, unsigned, struct text *);
-    } commands[] = {{"status", 1, 1, status}, {"xid", 3, 3, xid},         {"recover", 2, 2, recover},
+    } commands[] = {{"status", 1, 1, status}, {"kernel", 1, 1, kernel}, {"xid", 3, 3, xid},         {"recover", 2, 2, recover},
                     {"mig", 3, 4, mig},       {"process", 5, 5, process}, {"gone", 2, 2, gone}};
     char copy[512], *word[8], *rest = NULL;
     unsigned words = 0;

@@ -22,8 +22,8 @@ struct daemon {
     int listener, epoll, timer, signals;
     char seed[64]; /* mixed into the default UUIDs, so that two nodes' cards differ */
     int client_fd[FAKE_SLOTS]; /* -1 = none */
-    uint64_t last_queued_ns[FAKE_UNITS], last_sample_ns;
-    uint64_t last_slot_queued_ns[FAKE_SLOTS][FAKE_UNITS];
+    uint64_t last_ran_ns[FAKE_UNITS], last_sample_ns;
+    uint64_t last_slot_ran_ns[FAKE_SLOTS][FAKE_UNITS];
     uint64_t last_object;
 };
 

@@ -65,9 +65,9 @@ static void sample_slots(struct daemon *daemon, uint32_t unit, uint64_t unit_del
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         if (page->slot[slot].kind != FAKE_CUDA)
             continue;
-        const uint64_t queued = atomic_load(&page->slot[slot].queued_ns[unit]);
-        const uint64_t delta = queued - daemon->last_slot_queued_ns[slot][unit];
-        daemon->last_slot_queued_ns[slot][unit] = queued;
+        const uint64_t ran = atomic_load(&page->slot[slot].ran_ns[unit]);
+        const uint64_t delta = ran - daemon->last_slot_ran_ns[slot][unit];
+        daemon->last_slot_ran_ns[slot][unit] = ran;
         atomic_store(&page->slot[slot].percent[unit], unit_delta == 0 ? 0 : of_unit * percent(delta, unit_delta) / 100);
     }
 }
@@ -83,11 +83,10 @@ void sample(struct daemon *daemon)
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
         if (!page->unit[unit].live)
             continue;
-        const uint64_t queued = atomic_load(&page->unit[unit].queued_ns), until = atomic_load(&page->unit[unit].busy_until_ns);
-        const uint64_t waiting = until > now ? until - now : 0;
-        const uint64_t done = queued > waiting ? queued - waiting : 0;
-        const uint64_t delta = done > daemon->last_queued_ns[unit] ? done - daemon->last_queued_ns[unit] : 0;
-        daemon->last_queued_ns[unit] = done;
+        gpu_time_settle(page, unit);
+        const uint64_t ran = atomic_load(&page->unit[unit].ran_ns);
+        const uint64_t delta = ran - daemon->last_ran_ns[unit];
+        daemon->last_ran_ns[unit] = ran;
         atomic_store(&page->unit[unit].percent, percent(delta, period));
         sample_slots(daemon, unit, delta);
     }

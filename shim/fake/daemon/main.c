@@ -52,6 +52,8 @@ static bool make_page(struct daemon *daemon)
     daemon->page->kernel_ns = 10000;
     snprintf(daemon->page->driver_version, sizeof daemon->page->driver_version, "580.65.06");
     page_init_lock(daemon->page);
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
+        gpu_time_init_lock(daemon->page, unit);
     return true;
 }
 

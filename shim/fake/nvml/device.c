@@ -198,7 +198,7 @@ NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, whole_card, to.on->po
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, whole_card, to.on->power_watts * 1000)
 NUMBER(nvmlDeviceGetPowerManagementMode, nvmlEnableState_t, whole_card, NVML_FEATURE_ENABLED)
 NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, whole_card,
-       atomic_load(&to.of->queued_ns) / 1000000 * to.on->power_watts)
+       atomic_load(&to.of->ran_ns) / 1000000 * to.on->power_watts)
 NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, whole_card, NVML_PSTATE_0)
 NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, whole_card, 0)
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, whole_card, 0)

@@ -187,7 +187,7 @@ static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)
     case NVML_FI_DEV_POWER_INSTANT: field->value.uiVal = to.on->power_watts * 1000 / 8; return NVML_SUCCESS;
     case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
         field->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
-        field->value.ullVal = atomic_load(&to.of->queued_ns) / 1000000 * to.on->power_watts;
+        field->value.ullVal = atomic_load(&to.of->ran_ns) / 1000000 * to.on->power_watts;
         return NVML_SUCCESS;
     default: return NVML_ERROR_NOT_SUPPORTED;
     }

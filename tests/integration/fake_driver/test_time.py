@@ -1,4 +1,4 @@
-"""Kernels take time, and all processes of a card stand in one queue."""
+"""Kernels take time, and the processes of a card share its time."""
 
 from __future__ import annotations
 
@@ -25,16 +25,34 @@ def test_a_kernel_lasts_as_long_as_its_parameter_says(fake_driver, worker):
     one.must("query")
 
 
-def test_kernels_of_two_processes_wait_for_each_other(fake_driver, worker):
+def test_two_processes_have_half_of_the_card_each_while_both_have_work(fake_driver, worker):
     driver = fake_driver()
     first, second = worker(driver), worker(driver)
+    began = time.monotonic()
+    first.must("launch", 300_000)
+    second.must("launch", 100_000)
+    second.must("synchronize")
+    assert 0.2 <= time.monotonic() - began < 0.35, "100 ms of work at half speed"
+    first.must("synchronize")
+    assert 0.4 <= time.monotonic() - began < 0.6, "all of it, one after the other or not"
 
-    def launch_both_and_wait_for_the_second() -> None:
-        first.must("launch", 200_000)
-        second.must("launch", 100_000)
-        second.must("synchronize")
 
-    assert milliseconds(launch_both_and_wait_for_the_second) >= 300
+def test_kernels_of_one_process_run_one_after_the_other(fake_driver, worker):
+    one = worker(fake_driver())
+    began = time.monotonic()
+    one.must("launch", 100_000)
+    one.must("launch", 100_000)
+    one.must("synchronize")
+    assert 0.2 <= time.monotonic() - began < 0.4
+
+
+def test_a_killed_process_leaves_its_time_to_the_others(fake_driver, worker):
+    driver = fake_driver()
+    first, second = worker(driver), worker(driver)
+    first.must("launch", 5_000_000)
+    second.must("launch", 200_000)
+    first.end()
+    assert milliseconds(lambda: second.must("synchronize")) < 1000
 
 
 def test_kernels_on_two_cards_do_not(fake_driver, worker):

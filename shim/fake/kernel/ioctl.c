@@ -1,0 +1,335 @@
+/* ioctl.c - the kernel driver's side of the few requests that matter for suspending a process: a double that checks every byte.
+ *
+ * Preloaded behind the library (LD_PRELOAD="libtangram.so libfake-kernel.so"), and alone into the arbiter. The descriptor of the
+ * shared page stands for /dev/nvidiactl: it can be passed to another process, which then commands the same objects, as with
+ * the real driver. A request that a real driver would refuse, or that would do harm, is counted on the page with its reason,
+ * and tests look there. Everything else goes to libc.
+ *
+ * As measured on the real one: a disable is counted, extra enables are harmless, a bad handle answers 0x21 and leaves the
+ * handles before it changed, and a suspend takes 0.6 ms, a resume 0.3.
+ */
+#define _GNU_SOURCE
+#include "page.h"
+#include "rm.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { OK = 0, BAD_ARGUMENT = 0x1f, BAD_HANDLE = 0x21, NO_ROOM = 0x51, NOT_KNOWN = 0x56 };
+enum { SUSPEND_NS = 600000, RESUME_NS = 300000, PAGES = 4 };
+
+static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
+static struct known {
+    dev_t device;
+    ino_t inode;
+    struct fake_page *page;
+} known[PAGES];
+
+static struct fake_page *map(int fd, const struct stat *status)
+{
+    struct known *free_place = NULL;
+    for (unsigned i = 0; i < PAGES; i++) {
+        if (known[i].page != NULL && known[i].device == status->st_dev && known[i].inode == status->st_ino)
+            return known[i].page;
+        if (known[i].page == NULL && free_place == NULL)
+            free_place = &known[i];
+    }
+    if (free_place == NULL)
+        free_place = &known[0]; /* its page stays mapped: somebody may be using it */
+    struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (page->magic != FAKE_PAGE_MAGIC || page->version != FAKE_PAGE_VERSION) {
+        munmap(page, FAKE_PAGE_BYTES);
+        return NULL;
+    }
+    *free_place = (struct known){status->st_dev, status->st_ino, page};
+    return page;
+}
+
+static struct fake_page *page_of(int fd)
+{
+    struct stat status;
+    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || (size_t)status.st_size != FAKE_PAGE_BYTES)
+        return NULL;
+    pthread_mutex_lock(&mapping);
+    struct fake_page *page = map(fd, &status);
+    pthread_mutex_unlock(&mapping);
+    return page;
+}
+
+static void misuse(struct fake_page *page, const char *what, uint32_t number)
+{
+    atomic_fetch_add(&page->kernel_misuses, 1);
+    snprintf(page->kernel_misuse, sizeof page->kernel_misuse, "%s: 0x%x", what, number);
+}
+
+static bool all_zero(const void *at, size_t bytes)
+{
+    const unsigned char *byte = at;
+    for (size_t i = 0; i < bytes; i++)
+        if (byte[i] != 0)
+            return false;
+    return true;
+}
+
+/* Objects. The caller holds the page's lock. */
+
+static struct fake_kernel_object *find(struct fake_page *page, uint32_t client, uint32_t handle, uint32_t *slot)
+{
+    for (uint32_t s = 0; client != 0 && handle != 0 && s < FAKE_SLOTS; s++) {
+        if (page->slot[s].kind != FAKE_CUDA || page->slot[s].object[0].handle == 0)
+            continue;
+        for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
+            struct fake_kernel_object *object = &page->slot[s].object[i];
+            if (object->client == client && object->handle == handle) {
+                *slot = s;
+                return object;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* The fake libcuda names its client after its slot. */
+static bool slot_of(const struct fake_page *page, uint32_t client, uint32_t *slot)
+{
+    *slot = client & (FAKE_SLOTS - 1);
+    return page->slot[*slot].kind == FAKE_CUDA;
+}
+
+static bool is_channel(const struct fake_kernel_object *object)
+{
+    return object->handle != 0 && (object->klass & 0xff) == RM_CHANNEL_LOW;
+}
+
+/* A compute channel that is disabled keeps the whole process off the unit: one of the eight costs as much as all. */
+static void hold_as_counted(struct fake_page *page, uint32_t slot)
+{
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
+        bool held = false;
+        for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
+            const struct fake_kernel_object *object = &page->slot[slot].object[i];
+            held |= is_channel(object) && object->unit == unit && object->engine < RM_ENGINE_COPY_FIRST && object->disables > 0;
+        }
+        if (held != (atomic_load(&page->slot[slot].held[unit]) != 0))
+            gpu_time_hold(page, slot, unit, held);
+    }
+}
+
+static uint32_t allocate(struct fake_page *page, const struct rm_alloc *in)
+{
+    uint32_t slot, parent_slot = 0;
+    const bool client = in->klass == RM_CLIENT_C;
+    const struct fake_kernel_object *parent = client ? NULL : find(page, in->client, in->parent, &parent_slot);
+    if (!slot_of(page, in->client, &slot) || (!client && (parent == NULL || parent_slot != slot)))
+        return misuse(page, "RM_ALLOC under a parent that is not there", in->parent), BAD_HANDLE;
+    uint32_t other;
+    if (in->handle == 0 || find(page, in->client, in->handle, &other) != NULL)
+        return misuse(page, "RM_ALLOC of a handle that is taken", in->handle), BAD_ARGUMENT;
+    struct fake_kernel_object made = {in->client, in->handle, in->parent, in->klass, 0, 0, 0};
+    const void *parameters = (const void *)(uintptr_t)in->parameters;
+    if (in->klass == RM_DEVICE) {
+        if (parameters == NULL)
+            return misuse(page, "RM_ALLOC of a device without parameters", in->handle), BAD_ARGUMENT;
+        made.unit = *(const uint32_t *)parameters;
+        if (made.unit >= FAKE_UNITS || !page->unit[made.unit].live)
+            return misuse(page, "RM_ALLOC of a device that is not there", made.unit), BAD_ARGUMENT;
+    } else if (!client) {
+        made.unit = parent->unit;
+        made.engine = parent->engine;
+    }
+    if (in->klass == RM_GROUP) {
+        if (parameters == NULL || in->parameters_bytes < sizeof(struct rm_group_parameters))
+            return misuse(page, "RM_ALLOC of a channel group without parameters", in->handle), BAD_ARGUMENT;
+        made.engine = ((const struct rm_group_parameters *)parameters)->engine;
+    }
+    for (uint32_t i = 0; i < FAKE_OBJECTS; i++)
+        if (page->slot[slot].object[i].handle == 0) {
+            page->slot[slot].object[i] = made;
+            return OK;
+        }
+    return NO_ROOM;
+}
+
+static void forget(struct fake_page *page, uint32_t slot, uint32_t client, uint32_t handle)
+{
+    for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
+        struct fake_kernel_object *object = &page->slot[slot].object[i];
+        if (object->handle == 0 || object->client != client)
+            continue;
+        const uint32_t own = object->handle;
+        if (own == handle || handle == client) {
+            memset(object, 0, sizeof *object);
+        } else if (object->parent == handle) {
+            memset(object, 0, sizeof *object);
+            forget(page, slot, client, own);
+        }
+    }
+}
+
+static uint32_t release(struct fake_page *page, const struct rm_free *in)
+{
+    uint32_t slot;
+    if (find(page, in->client, in->handle, &slot) == NULL)
+        return misuse(page, "RM_FREE of a handle that is not there", in->handle), BAD_HANDLE;
+    forget(page, slot, in->client, in->handle);
+    hold_as_counted(page, slot);
+    return OK;
+}
+
+static uint32_t get_gid(struct fake_page *page, const struct fake_kernel_object *subdevice, struct rm_gid *gid)
+{
+    if (gid->index != 0 || gid->flags != RM_GID_BINARY)
+        return misuse(page, "GET_GID_INFO with other flags than binary", gid->flags), BAD_ARGUMENT;
+    const struct fake_unit *unit = &page->unit[subdevice->unit];
+    memset(gid->data, 0, sizeof gid->data);
+    memcpy(gid->data, page->card[unit->card].uuid_bytes, 16);
+    gid->bytes = 16;
+    return OK;
+}
+
+static bool well_formed(struct fake_page *page, const struct rm_disable *list)
+{
+    if (list->channels == 0 || list->channels > RM_CHANNELS)
+        return misuse(page, "DISABLE_CHANNELS with this many channels", list->channels), false;
+    if (list->disable > 1 || list->only_scheduling != 0 || list->rewind != 0 || list->preempt_event != 0)
+        return misuse(page, "DISABLE_CHANNELS with a flag that must be 0", list->disable), false;
+    const size_t used = list->channels * sizeof(uint32_t), all = sizeof list->client;
+    if (!all_zero(list->pad1, sizeof list->pad1) || !all_zero(list->pad2, sizeof list->pad2) ||
+        !all_zero((const char *)list->client + used, all - used) || !all_zero((const char *)list->channel + used, all - used))
+        return misuse(page, "DISABLE_CHANNELS with bytes that are not 0 where nothing belongs", list->channels), false;
+    return true;
+}
+
+static uint32_t disable(struct fake_page *page, const struct fake_kernel_object *subdevice, const struct rm_disable *list)
+{
+    uint32_t status = OK, slot = 0;
+    bool touched[FAKE_SLOTS] = {false};
+    for (uint32_t i = 0; i < list->channels && status == OK; i++) {
+        struct fake_kernel_object *channel = find(page, list->client[i], list->channel[i], &slot);
+        if (channel == NULL || !is_channel(channel) || channel->unit != subdevice->unit) {
+            misuse(page, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->channel[i]);
+            status = BAD_HANDLE;
+            break;
+        }
+        if (list->disable)
+            channel->disables++;
+        else if (channel->disables > 0)
+            channel->disables--;
+        touched[slot] = true;
+    }
+    for (slot = 0; slot < FAKE_SLOTS; slot++)
+        if (touched[slot])
+            hold_as_counted(page, slot);
+    return status;
+}
+
+static uint32_t control(struct fake_page *page, const struct rm_control *in)
+{
+    uint32_t slot;
+    void *parameters = (void *)(uintptr_t)in->parameters;
+    const struct fake_kernel_object *object = find(page, in->client, in->object, &slot);
+    if (object == NULL)
+        return misuse(page, "RM_CONTROL of an object that is not there", in->object), BAD_HANDLE;
+    if (in->flags != 0 || parameters == NULL || object->klass != RM_SUBDEVICE)
+        return misuse(page, "RM_CONTROL with flags, without parameters, or of no subdevice", in->command), BAD_ARGUMENT;
+    if (in->command == RM_COMMAND_GET_GID && in->parameters_bytes == sizeof(struct rm_gid))
+        return get_gid(page, object, parameters);
+    if (in->command == RM_COMMAND_DISABLE_CHANNELS && in->parameters_bytes == sizeof(struct rm_disable))
+        return well_formed(page, parameters) ? disable(page, object, parameters) : BAD_ARGUMENT;
+    return misuse(page, "RM_CONTROL with a command or size that is not known", in->command), NOT_KNOWN;
+}
+
+/* A suspend or a resume takes its time before it takes effect; nothing is locked meanwhile. */
+static void take_time(const struct rm_control *in)
+{
+    if (in->command != RM_COMMAND_DISABLE_CHANNELS || in->parameters == 0)
+        return;
+    const struct rm_disable *list = (const void *)(uintptr_t)in->parameters;
+    const struct timespec pause = {.tv_nsec = list->disable ? SUSPEND_NS : RESUME_NS};
+    nanosleep(&pause, NULL);
+}
+
+static int answer(struct fake_page *page, unsigned escape, unsigned bytes, void *argument)
+{
+    if (escape == RM_ESCAPE_CONTROL && bytes == sizeof(struct rm_control))
+        take_time(argument);
+    int rc = 0;
+    page_lock(page);
+    if (escape == RM_ESCAPE_ALLOC && bytes == sizeof(struct rm_alloc)) {
+        struct rm_alloc *in = argument;
+        in->status = allocate(page, in);
+    } else if (escape == RM_ESCAPE_ALLOC && bytes == sizeof(struct rm_alloc_short)) {
+        struct rm_alloc_short *in = argument;
+        const struct rm_alloc whole = {in->client, in->parent, in->handle, in->klass, in->parameters, 0, in->parameters_bytes, 0, 0, 0};
+        in->status = allocate(page, &whole);
+    } else if (escape == RM_ESCAPE_FREE && bytes == sizeof(struct rm_free)) {
+        struct rm_free *in = argument;
+        in->status = release(page, in);
+    } else if (escape == RM_ESCAPE_CONTROL && bytes == sizeof(struct rm_control)) {
+        struct rm_control *in = argument;
+        in->status = control(page, in);
+    } else {
+        misuse(page, "an escape of this number and size is not known", escape << 16 | bytes);
+        errno = EINVAL;
+        rc = -1;
+    }
+    page_unlock(page);
+    return rc;
+}
+
+static int kernel_ioctl(struct fake_page *page, unsigned long request, void *argument)
+{
+    if (argument == NULL) {
+        errno = EFAULT;
+        return -1;
+    }
+    if (rm_escape(request) != RM_ESCAPE_XFER)
+        return answer(page, rm_escape(request), rm_size(request), argument);
+    const struct rm_xfer *wrapped = argument;
+    if (rm_size(request) != sizeof *wrapped || wrapped->argument == 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    return answer(page, wrapped->escape, wrapped->bytes, (void *)(uintptr_t)wrapped->argument);
+}
+
+typedef int (*ioctl_function)(int fd, unsigned long request, ...);
+
+static ioctl_function find_libc(void)
+{
+    void *found = dlsym(RTLD_NEXT, "ioctl");
+    ioctl_function function;
+    memcpy(&function, &found, sizeof function);
+    return function;
+}
+
+EXPORT int ioctl(int fd, unsigned long request, ...)
+{
+    va_list list;
+    va_start(list, request);
+    void *argument = va_arg(list, void *);
+    va_end(list);
+    if (rm_type(request) == RM_TYPE) {
+        struct fake_page *page = page_of(fd);
+        if (page != NULL)
+            return kernel_ioctl(page, request, argument);
+    }
+    const ioctl_function libc = find_libc();
+    if (libc == NULL) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return libc(fd, request, argument);
+}

@@ -1,0 +1,251 @@
+"""The kernel driver's double: channels that can be suspended, by the process itself and by one that was sent its descriptor."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.fake import FakeDriver, fake_build
+
+PROCESS = """
+import array, ctypes, fcntl, json, os, socket, sys, time
+from vgpu import rm
+cuda = ctypes.CDLL("libcuda.so.1")
+socket_path = sys.argv[1]
+assert cuda.cuInit(0) == 0
+context = ctypes.c_void_p()
+assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+fd = next(int(n) for n in os.listdir("/proc/self/fd") if "nvidia-fake-driver" in os.readlink(f"/proc/self/fd/{n}"))
+module, function = ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuModuleLoadData(ctypes.byref(module), b"//fake spin us=param0\\n.entry spin() {}\\0") == 0
+assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"spin") == 0
+def launch(us):
+    value = ctypes.c_uint32(us)
+    parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(value), ctypes.c_void_p))
+    assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None) == 0
+def query(): return cuda.cuStreamQuery(None)
+def wait():
+    began = time.monotonic()
+    assert cuda.cuCtxSynchronize() == 0
+    return time.monotonic() - began
+def send():
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(socket_path)
+        s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+def switch(client, subdevice, channels, disable):
+    p = ctypes.create_string_buffer(rm.disable_parameters(client, channels, disable=disable), rm.PARAMETERS_BYTES)
+    argument = rm.control(client, subdevice, ctypes.addressof(p))
+    fcntl.ioctl(fd, rm.CONTROL_REQUEST, argument)
+    return rm.status(argument)
+def bad(parameters, offset, value, client, subdevice):
+    p = ctypes.create_string_buffer(parameters, rm.PARAMETERS_BYTES)
+    p[offset] = bytes([value])
+    argument = rm.control(client, subdevice, ctypes.addressof(p))
+    fcntl.ioctl(fd, rm.CONTROL_REQUEST, argument)
+    return rm.status(argument)
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    print(json.dumps(eval(line)), flush=True)
+"""
+
+
+class Process:
+    def __init__(self, driver: FakeDriver, socket_path: str = "") -> None:
+        env = driver.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so"))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS, socket_path],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.answer() == "ready"
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def say(self, code: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(code + "\n")
+        self.process.stdin.flush()
+
+    def do(self, code: str) -> Any:
+        self.say(code)
+        return self.answer()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+BAD_ARGUMENT, BAD_HANDLE, NOT_READY = 0x1F, 0x21, 600
+
+
+def kernel(driver: FakeDriver) -> tuple[int, str, list[dict[str, int]]]:
+    """Misuses, the last one in words, and a dict for each process."""
+    first, *lines = driver.ctl("kernel").splitlines()
+    count, _, words = first.removeprefix("misuses=").partition(" ")
+    return int(count), words, [{k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", line)} for line in lines]
+
+
+class Handles:
+    """What the fake libcuda names its objects; the real one's differ from process to process."""
+
+    def __init__(self, slot: int, group: int = 0) -> None:
+        self.client = 0xC1D00000 | slot
+        self.subdevice = 0x5C000001
+        self.compute = [0x5C000000 + 0x1000 + group * 0x10 + 1 + at for at in range(8)]
+        self.copy = [0x5C000000 + 0x100 + group * 0x10 + 1 + at for group in range(3) for at in range(4)]
+
+    def switch(self, channels: list[int], disable: bool) -> str:
+        return f"switch({self.client}, {self.subdevice}, {channels}, {disable})"
+
+
+@pytest.fixture
+def driver(fake_driver: Callable[[str], FakeDriver]) -> FakeDriver:
+    return fake_driver("card h200 context_mib=0")
+
+
+@pytest.fixture
+def start(driver: FakeDriver) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def one(socket_path: str = "") -> Process:
+        started.append(Process(driver, socket_path))
+        return started[-1]
+
+    yield one
+    for each in started:
+        each.end()
+
+
+def test_a_context_has_eight_compute_channels_and_twelve_for_copies(driver, start):
+    start()
+    misuses, words, [process] = kernel(driver)
+    assert (misuses, words) == (0, "")
+    assert process["channels"] == 20
+
+
+def test_a_suspended_process_stops_in_mid_kernel_and_goes_on_where_it_was(driver, start):
+    one, names = start(), Handles(0)
+    one.do("launch(300_000)")
+    assert one.do(names.switch(names.compute, True)) == 0
+    ran = kernel(driver)[2][0]["ran_us"]
+    assert 0 < ran < 300_000
+    other = start()
+    assert other.do("launch(50_000) or wait()") < 0.2, "the other one has the card alone"
+    assert one.do("query()") == NOT_READY
+    assert kernel(driver)[2][0]["ran_us"] == ran
+    assert one.do(names.switch(names.compute, False)) == 0
+    assert one.do("wait()") > (300_000 - ran) / 1e6 * 0.9
+    assert kernel(driver)[2][0]["ran_us"] == 300_000
+    assert kernel(driver)[0] == 0
+
+
+def test_disables_are_counted_and_extra_enables_are_harmless(driver, start):
+    one, names = start(), Handles(0)
+    for disable in (False, True, True, False):
+        assert one.do(names.switch(names.compute, disable)) == 0
+    assert kernel(driver)[2][0]["held"] == 1
+    one.do(names.switch(names.compute, False))
+    assert kernel(driver)[2][0]["held"] == 0
+    assert kernel(driver)[2][0]["enables_owed"] == 0
+
+
+def test_a_bad_handle_leaves_those_before_it_disabled(driver, start):
+    one, names = start(), Handles(0)
+    assert one.do(names.switch([*names.compute, 0x12345], True)) == BAD_HANDLE
+    misuses, words, [process] = kernel(driver)
+    assert (misuses, process["held"], process["enables_owed"]) == (1, 1, 8)
+    assert "0x12345" in words
+
+
+def test_copy_channels_do_not_hold_the_compute(driver, start):
+    one, names = start(), Handles(0)
+    assert one.do(names.switch(names.copy, True)) == 0
+    assert kernel(driver)[2][0]["held"] == 0
+
+
+def test_one_that_was_sent_the_descriptor_can_suspend_even_a_stopped_process(driver, start, tmp_path):
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        one, names = start(str(path)), Handles(0)
+        one.say("send()")
+        connection, _ = listener.accept()
+        with connection:
+            _, [(_, _, data)], _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
+        one.answer()
+    fd = array.array("i", data)[0]
+    one.do("launch(200_000)")
+    one.process.send_signal(19)
+    code = f"""
+import ctypes, fcntl
+from vgpu import rm
+p = ctypes.create_string_buffer(rm.disable_parameters({names.client}, {names.compute}, disable=True), rm.PARAMETERS_BYTES)
+argument = rm.control({names.client}, {names.subdevice}, ctypes.addressof(p))
+fcntl.ioctl({fd}, rm.CONTROL_REQUEST, argument)
+print(rm.status(argument))
+"""
+    env = driver.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, pass_fds=[fd], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0\n"
+    assert kernel(driver)[2][0]["held"] == 1
+    one.end()
+    os.close(fd)
+    while kernel(driver)[2]:
+        pass
+    assert start().do("launch(1000) or wait()") < 0.2, "who died suspended holds nobody up"
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "says"),
+    [
+        (1, 1, "not 0"),
+        (4, 0, "this many"),
+        (4, 65, "this many"),
+        (8, 1, "must be 0"),
+        (9, 1, "must be 0"),
+        (16, 1, "must be 0"),
+        (24 + 4 * 40, 7, "not 0"),
+    ],
+)
+def test_every_byte_of_a_list_is_checked(driver, start, offset, value, says):
+    one, names = start(), Handles(0)
+    code = f"bad(rm.disable_parameters({names.client}, {names.compute}, disable=True), {offset}, {value}, {names.client}, {names.subdevice})"
+    assert one.do(code) == BAD_ARGUMENT
+    misuses, words, [process] = kernel(driver)
+    assert misuses == 1
+    assert says in words
+    assert process["held"] == 0
+
+
+def test_destroying_a_suspended_context_lets_the_process_go(driver, start):
+    one, names = start(), Handles(0)
+    one.do(names.switch(names.compute, True))
+    assert one.do("cuda.cuCtxDestroy_v2(context)") == 0
+    assert one.do("cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)") == 0
+    assert one.do("launch(1000) or wait()") < 0.2
+
+
+def test_a_process_without_the_double_works_as_before(driver, worker):
+    one = worker(driver)
+    one.must("launch", 10_000)
+    one.must("synchronize")
+    assert kernel(driver)[2][0]["channels"] == 0
