@@ -1,0 +1,80 @@
+"""Serve a small decoder, a round at a time: each line of stdin is one round, each line of stdout its times in milliseconds.
+
+A round answers REQUESTS requests at batch 1 and at batch 8: a prompt (time to first token) and then tokens one by one (time per
+token). Every request takes a new cache, as a server does. Runs with and without the library side by side; on_gpu.py says when.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from model import TINY, Decoder, Shape
+
+PROMPT, TOKENS, REQUESTS = 512, 64, 3
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """ms, with everything done that was begun."""
+    begin = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e3
+
+
+class Server:
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(7)
+        self.device = device
+        tiny = device.type != "cuda"
+        self.shape, self.prompt, self.tokens = (TINY, 8, 4) if tiny else (Shape(), PROMPT, TOKENS)
+        self.net = Decoder(self.shape).to(device, torch.float32 if tiny else torch.bfloat16).eval()
+        with torch.inference_mode():
+            for batch in (1, 8):
+                self.request(batch)
+
+    def request(self, batch: int) -> tuple[float, float, Tokens]:
+        """ms to the first token, ms for each further one, the tokens."""
+        prompt = torch.arange(batch * self.prompt, device=self.device).view(batch, -1) % self.shape.vocabulary
+        caches: list[torch.Tensor] = []
+        token = prompt[:, :1]
+
+        def first() -> None:
+            nonlocal token
+            caches.extend(self.net.new_caches(batch))
+            token = self.net(prompt, caches)[:, -1:].argmax(-1)
+
+        def further() -> None:
+            nonlocal token
+            for number in range(self.tokens):
+                token = self.net(token, caches, self.prompt + number)[:, -1:].argmax(-1)
+
+        return timed(first, self.device), timed(further, self.device) / self.tokens, token[:, 0].tolist()
+
+    def round(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        with torch.inference_mode():
+            for batch in (1, 8):
+                seen = [self.request(batch) for _ in range(REQUESTS)]
+                found[f"serving_first_token_batch_{batch}_ms"] = statistics.median(one[0] for one in seen)
+                found[f"serving_per_token_batch_{batch}_ms"] = statistics.median(one[1] for one in seen)
+        return found
+
+
+Tokens = list[int]
+
+
+def main() -> None:
+    server = Server(torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda"))
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(server.round()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
