@@ -64,7 +64,7 @@ def run_case(machine: Machine, watch: Watcher, case: Case) -> Book:
             [python, str(PROGRAMS / program), *words], key, TANGRAM_TEST_LIMIT_MIB=str(LIMIT_MIB), **case.env
         )
         _follow(book, watch, child)
-        peak = watch.ask("peak", child.pid)
+        peak = watch.ask("peak", key)
         book.at_most("peak by process in the driver's books, MiB", LIMIT_MIB, peak["bytes"] / MIB)
         book.check("exit status", 0, child.process.wait(30))
     return book

@@ -7,6 +7,8 @@ asked within one process, whose own data the driver may hand back, with and with
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import MIB, Machine, Tenant, Watcher
 
@@ -18,6 +20,9 @@ READABLE = (
 )  # fmt: skip
 LEAVE_MIB = 6144
 """Of the card, for the contexts: what the reader then takes is at least partly what the writer had."""
+
+OWN_MIB = 32768
+"""Grant of a process that reads its own."""
 
 
 def _sizes(machine: Machine) -> tuple[int, int]:
@@ -72,18 +77,22 @@ def _same_process(machine: Machine, book: Book, key: str, wanted: int | None) ->
     _read(machine, book, tenant, wanted)
 
 
-def run(machine: Machine, watch: Watcher, book: Book) -> None:
-    """All cases. Between tenants nothing may be left; within a process only `clear yes` promises that."""
-    for ending in ("exits", "is killed", "frees and stays"):
-        with book.one(PART, f"the writer {ending}"):
-            _other_process(machine, book, ending)
-        machine.end_tenants(keep=(watch.lines,))
-    for name, lines, wanted in (
-        ("within one process", (), None),
-        ("within one process, clear no", ("clear no",), None),
-        ("within one process, clear yes", ("clear yes",), 0),
-    ):
-        with book.one(PART, name):
-            key = machine.grant(32768, *lines) if name != "within one process" else ""
-            _same_process(machine, book, key, wanted)
-        machine.end_tenants(keep=(watch.lines,))
+CASES: dict[str, Callable[[Machine, Book], None]] = {
+    "the writer exits": lambda machine, book: _other_process(machine, book, "exits"),
+    "the writer is killed": lambda machine, book: _other_process(machine, book, "is killed"),
+    "the writer frees and stays": lambda machine, book: _other_process(machine, book, "frees and stays"),
+    "within one process": lambda machine, book: _same_process(machine, book, "", None),
+    "within one process, clear no": lambda machine, book: _same_process(
+        machine, book, machine.grant(OWN_MIB, "clear no"), None
+    ),
+    "within one process, clear yes": lambda machine, book: _same_process(
+        machine, book, machine.grant(OWN_MIB, "clear yes"), 0
+    ),
+}
+
+
+def run_case(machine: Machine, watch: Watcher, book: Book, name: str) -> None:
+    """Between tenants nothing may be left; within a process only `clear yes` promises that."""
+    with book.one(PART, name):
+        CASES[name](machine, book)
+    machine.end_tenants(keep=(watch.lines,))

@@ -17,40 +17,35 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import frameworks, guard, leftovers, paths
 from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import Machine, Watcher, machine
 
+ROOT = Path(__file__).parents[2]
 PARTS = ("paths", "guard", "frameworks", "leftovers", "bench")
 """In this order; a part gets what is left of the budget."""
 BENCH_S = 200
 """Kept for the benchmark while the parts before it run, when it is asked for."""
 
 
-def _paths(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
-    for name, case in paths.cases():
+def _run(part: str, here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
+    """All cases of a part, while there is time."""
+    if part == "frameworks":
+        frameworks.run(here, watch, book, until)
+        return
+    one: dict[str, Callable[[str], None]] = {
+        "paths": lambda name: paths.run_case(here, watch, book, name, cases[name]),
+        "guard": lambda name: guard.run_case(here, watch, book, name),
+        "leftovers": lambda name: leftovers.run_case(here, watch, book, name),
+    }
+    cases = dict(paths.cases())
+    for name in {"paths": cases, "guard": guard.CASES, "leftovers": leftovers.CASES}[part]:
         if until():
-            book.part, book.case = paths.PART, name
+            book.part, book.case = part, name
             book.not_run("the case", "no time left in the budget")
         else:
-            paths.run_case(here, watch, book, name, case)
-
-
-def _frameworks(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
-    frameworks.run(here, watch, book, until)
-
-
-def _guard(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
-    guard.run(here, watch, book)
-
-
-def _leftovers(here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
-    leftovers.run(here, watch, book)
-
-
-RUN = {"paths": _paths, "frameworks": _frameworks, "guard": _guard, "leftovers": _leftovers}
+            one[part](name)
 
 
 def _bench(out: Path, seconds: float, fake: bool) -> int:
@@ -92,7 +87,7 @@ def _one(part: str, here: Machine, out: Path, until: Callable[[], bool]) -> int:
     with book.one(part, "the part"):
         here.start_arbiter()
         watch = here.watcher()
-        RUN[part](here, watch, book, until)
+        _run(part, here, watch, book, until)
     here.end_tenants()
     here.stop_arbiter()
     counts = {ok: sum(row.ok == ok for row in book.rows) for ok in ("yes", "no", "not run")}

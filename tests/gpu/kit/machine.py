@@ -36,9 +36,11 @@ ANSWER_S = 90
 class Lines:
     """A process that answers each line of JSON with one line of JSON."""
 
-    def __init__(self, words: list[str], env: dict[str, str], fds: tuple[int, ...] = (), session: bool = True) -> None:
+    def __init__(self, words: list[str], env: dict[str, str], fds: tuple[int, ...] = ()) -> None:
+        self.key = env.get("TANGRAM_GRANT", "/").split("/")[-2]
+        """Of its container; empty outside all."""
         self.process = subprocess.Popen(
-            words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds, start_new_session=session,
+            words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds, start_new_session=True,
             stderr=subprocess.PIPE,
         )  # fmt: skip
         self._errors: list[bytes] = []
@@ -207,6 +209,34 @@ class Machine:
         self._running.append(made)
         return made
 
+    def output(self, words: list[str], key: str, text: str) -> str:
+        """What a program that reads `text` and ends printed. RuntimeError when it fails."""
+        done = subprocess.run(
+            words, env=self.env(key), input=text, capture_output=True, text=True, check=False, timeout=ANSWER_S
+        )
+        if done.returncode:
+            raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr[-400:]}")
+        return done.stdout
+
+    def probe(self, route: str) -> Path:
+        """shim/tests/probe.c against this machine's libcuda: route direct, dlsym or procaddr."""
+        made = self.folder / f"probe-{route}"
+        if not made.exists():
+            number = ("direct", "dlsym", "procaddr").index(route) + 1
+            cuda = str(self.build / "fake/libcuda.so.1") if self.fake else _libcuda()
+            words = [
+                "gcc",
+                "-std=c11",
+                "-O1",
+                "-D_GNU_SOURCE",
+                "-pthread",
+                f"-I{ROOT}/shim/include",
+                f"-DROUTE={number}",
+            ]
+            linked = [cuda] if route == "direct" else ["-ldl"]
+            subprocess.run([*words, "-o", str(made), str(ROOT / "shim/tests/probe.c"), *linked], check=True)
+        return made
+
     def watcher(self) -> Watcher:
         made = Watcher(self.lines([sys.executable, str(KIT / "watch.py"), self.uuid]))
         assert made.lines.receive() == {"ready": True}
@@ -233,10 +263,17 @@ class Machine:
         smi = str(self.build / "fake/nvidia-smi") if self.fake else asked[0]
         said = subprocess.run([smi, *asked[1:]], env=self.base, capture_output=True, text=True, check=True).stdout
         name, driver = (word.strip() for word in said.splitlines()[0].split(","))
-        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        git = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         commit = os.environ.get("TANGRAM_COMMIT") or git.stdout.strip() or "unknown"
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        return {"gpu": f"{name} (fake driver)" if self.fake else name, "driver": driver, "date": today, "commit": commit}
+        return {
+            "gpu": f"{name} (fake driver)" if self.fake else name,
+            "driver": driver,
+            "date": today,
+            "commit": commit,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +289,8 @@ class Watcher:
             return self.lines.receive()
 
     def now(self, *tenants: Lines) -> int:
-        return sum(int(self.ask("now", one.pid)["bytes"]) for one in tenants)
+        """Of the containers that these are in."""
+        return int(self.ask("now", *{one.key for one in tenants})["bytes"])
 
     def device_peak(self) -> int:
         return int(self.ask("device")["bytes"])
@@ -303,6 +341,11 @@ def _start_fake(folder: Path, build: Path) -> subprocess.Popen[bytes]:
     started = subprocess.Popen([build / "fake/nvidia-fake-driverd", "--config", config, "--socket", socket])
     Machine.wait_for(socket.exists, "the fake driver's socket")
     return started
+
+
+def _libcuda() -> str:
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    return next(word for word in listed.split() if word.endswith("/libcuda.so.1"))
 
 
 def _uuid() -> str:

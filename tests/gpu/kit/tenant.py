@@ -217,19 +217,27 @@ def export_fd(channel: int, size: int) -> None:
     os.close(fd.value)
 
 
-def import_fd(channel: int) -> int:
-    """The CUresult of importing what came over the socket."""
+def import_fd(channel: int, size: int, maps: bool) -> int:
+    """The CUresult of importing what came over the socket, and of mapping it where that is asked."""
     with socket.socket(fileno=os.dup(channel)) as sock:
         _, fds, _, _ = socket.recv_fds(sock, 1, 1)
     handle = c_uint64()
     code = cuda.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(fds[0]), c_int(cuda.POSIX_FD))
     os.close(fds[0])
-    if code == 0:
-        held.setdefault("shared", []).append(handle.value)
-    return code
+    if code:
+        return code
+    held.setdefault("shared", []).append(handle.value)
+    if maps:
+        try:
+            held.setdefault("shared maps", []).append((cuda.mapped(handle.value, size), size))
+        except cuda.Refused as refused:
+            return refused.code
+    return 0
 
 
 def release_shared() -> None:
+    for at, size in held.pop("shared maps", []):
+        cuda.unmapped(at, size)
     for handle in held.pop("shared", []):
         cuda.must("cuMemRelease", c_uint64(handle))
 

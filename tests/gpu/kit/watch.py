@@ -1,9 +1,9 @@
-"""Stands outside and looks: what the driver itself says each group of processes uses, sample after sample.
+"""Stands outside and looks: what the driver itself says the processes of each container use, sample after sample.
 
-Runs without the library in a process of its own. A group is a session (setsid): the tenants of one container are started in
-one. Bytes are NVML's, by process; beside it stands what cuMemGetInfo says for the whole card, less what it said at `zero`.
+Runs without the library in a process of its own. A process belongs to the container whose grant its environment names. Bytes are
+NVML's, by process; beside it stands what cuMemGetInfo says for the whole card, less what it said at `zero`.
 
-    ["now", SID] ["peak", SID] ["device"] ["zero"]    one JSON list a line in, one JSON object a line out
+    ["now", KEY...] ["peak", KEY] ["device"] ["zero"]    one JSON list a line in, one JSON object a line out
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Watch:
         self._card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         cuda.must("cuInit", cuda.c_uint(0))
         cuda.primary()
-        self._sessions: dict[int, int] = {}
-        self.bytes: dict[int, int] = {}
+        self._containers: dict[int, str] = {}
+        self.bytes: dict[str, int] = {}
         self.processes: dict[int, int] = {}
-        self._peak: dict[int, int] = {}
+        self._peak: dict[str, int] = {}
         self.samples = self.errors = self.unknown = 0
         self._base = self._device_peak = 0
         self.zero()
@@ -56,21 +56,21 @@ class Watch:
         self.processes = {one.pid: one.usedGpuMemory or 0 for one in listed}
         for one in listed:
             self.unknown += one.usedGpuMemory is None
-            sid = seen[one.pid] = self._sessions.get(one.pid) or _session(one.pid)
-            self.bytes[sid] = self.bytes.get(sid, 0) + (one.usedGpuMemory or 0)
-        self._sessions = seen
-        for sid, used in self.bytes.items():
-            self._peak[sid] = max(self._peak.get(sid, 0), used)
+            key = seen[one.pid] = self._containers.get(one.pid) or _container(one.pid)
+            self.bytes[key] = self.bytes.get(key, 0) + (one.usedGpuMemory or 0)
+        self._containers = seen
+        for key, used in self.bytes.items():
+            self._peak[key] = max(self._peak.get(key, 0), used)
 
     def answer(self, words: list[Any]) -> dict[str, Any]:
         self.sample()
         match words:
-            case ["now", sid]:
-                return {"bytes": self.bytes.get(sid, 0), "processes": self.processes}
-            case ["peak", sid]:
+            case ["now", *keys]:
+                return {"bytes": sum(self.bytes.get(key, 0) for key in keys), "processes": self.processes}
+            case ["peak", key]:
                 samples, self.samples = self.samples, 0
                 return {
-                    "bytes": self._peak.pop(sid, 0),
+                    "bytes": self._peak.pop(key, 0),
                     "samples": samples,
                     "unknown": self.unknown,
                     "errors": self.errors,
@@ -83,11 +83,14 @@ class Watch:
         raise ValueError(f"watch: {words} is none of now, peak, device, zero")
 
 
-def _session(pid: int) -> int:
+def _container(pid: int) -> str:
+    """Key of the grant; a process that is just ending has no environment any more."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
-    except (OSError, IndexError):
-        return 0
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    grants = [word for word in words if word.startswith(b"TANGRAM_GRANT=")]
+    return grants[0].decode().split("/")[-2] if grants else ""
 
 
 def main() -> None:

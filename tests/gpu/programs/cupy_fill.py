@@ -48,7 +48,12 @@ def main() -> None:
     del held
     cupy.cuda.runtime.deviceSynchronize()
     pool.free_all_blocks()
-    report.within("memGetInfo free after the recovery, MiB", free / MIB - 256, free / MIB + 64, cupy.cuda.runtime.memGetInfo()[0] / MIB)
+    report.within(
+        "memGetInfo free after the recovery, MiB",
+        free / MIB - 256,
+        free / MIB + 64,
+        cupy.cuda.runtime.memGetInfo()[0] / MIB,
+    )
     x = cupy.ones((1024, 1024), dtype=cupy.float32)
     report.check("a sum after the error is right", 1024.0**2, float(x.sum()))
 

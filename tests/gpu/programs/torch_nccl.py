@@ -1,6 +1,6 @@
 """NCCL: one rank works inside the limit; two ranks on one GPU get NCCL's own error.
 
-    torch_nccl.py one | two
+torch_nccl.py one | two
 """
 
 from __future__ import annotations
