@@ -54,10 +54,15 @@ static void in_child(void)
         atomic_store(&tangram.device_card[i], NULL);
 }
 
+/* What pthread_atfork is inside glibc (since 2.3.2). Called by its own name, weakly, because musl does not have it, and its
+ * loader ends every program of a container over a symbol that is missing. */
+extern void *__dso_handle __attribute__((visibility("hidden")));
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+
 void forks_watch(void)
 {
-    if (!atomic_exchange(&tangram.forks_watched, true))
-        pthread_atfork(NULL, NULL, in_child);
+    if (__register_atfork != NULL && !atomic_exchange(&tangram.forks_watched, true))
+        __register_atfork(NULL, NULL, in_child, __dso_handle);
 }
 
 uint64_t now_ms(void)

@@ -128,6 +128,9 @@ bool management_ready(void);
 void *real_dlsym(void *handle, const char *name);
 bool is_driver_symbol(void *at, const char *library);
 
+/* elf.c: a function as libc defines it, where there is no dlvsym to ask. */
+void *next_definition(const char *name);
+
 /* hook.c: name or address of a real function -> our hook. */
 void *hook_for_name(const char *name);
 void *hook_for_address(void *at);

@@ -13,13 +13,17 @@ typedef void *(*dlsym_function)(void *handle, const char *name);
 
 static _Atomic(dlsym_function) next_dlsym;
 
+#pragma weak dlvsym /* musl has none, and its loader ends a program over a symbol that is missing */
+
 /* glibc moved dlsym from libdl (2.2.5, or the port's first version) to libc (2.34). */
 static dlsym_function find_dlsym(void)
 {
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
     void *found = NULL;
-    for (unsigned i = 0; i < sizeof versions / sizeof *versions && found == NULL; i++)
+    for (unsigned i = 0; dlvsym != NULL && i < sizeof versions / sizeof *versions && found == NULL; i++)
         found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    if (found == NULL)
+        found = next_definition("dlsym");
     dlsym_function function;
     memcpy(&function, &found, sizeof function);
     atomic_store_explicit(&next_dlsym, function, memory_order_release);
