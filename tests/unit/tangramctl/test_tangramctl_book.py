@@ -1,0 +1,116 @@
+"""The book of runs: who is in it is who lives, whatever was killed and whenever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tangramctl import book
+from tangramctl.errors import Broken
+from tangramctl.machine import Machine, prepared
+from vgpu.codec import grant_from_text
+from vgpu.grant import Slice
+
+PIECE = Slice("GPU-aaaaaaaa-0000-0000-0000-000000000000", 0, 1024, 30)
+TERMS = book.Terms("best-effort", 4, clear=True, model="T4")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr("tangramctl.machine.SOCKET_PATH_LIMIT", 4096)  # pytest's folders are long; no sockets here
+    return prepared(tmp_path / "s")
+
+
+def rewrite(machine: Machine, run: book.Run, **fields: object) -> None:
+    path = machine.grants / run.key / "run.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(run, **fields)))
+
+
+def test_a_run_is_in_the_book_with_a_grant_that_says_the_same(machine: Machine) -> None:
+    run = book.write(machine, ("python", "train.py"), PIECE, TERMS)
+    assert book.runs(machine) == [run]
+    assert (run.pid, run.piece, run.klass, run.level, run.name) == (
+        os.getpid(),
+        PIECE,
+        "best-effort",
+        4,
+        "python train.py",
+    )
+    grant = grant_from_text(machine.grant(run.key).read_text())
+    assert [(card.uuid, card.mib, card.core_percent) for card in grant.cards] == [(PIECE.uuid, 1024, 30)]
+    assert (grant.klass, grant.level, grant.clear) == ("best-effort", 4, True)
+    assert machine.grant(run.key).stat().st_mode & 0o777 == 0o444
+
+
+def test_a_run_whose_process_ended_is_taken_out(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    rewrite(machine, run, pid=ended.pid)
+    assert book.runs(machine) == []
+    assert list(machine.grants.iterdir()) == []
+
+
+def test_a_pid_that_was_given_to_another_process_is_no_run(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    rewrite(machine, run, start_ticks=run.start_ticks - 1)
+    assert book.runs(machine) == []
+
+
+def test_a_run_of_before_the_reboot_is_no_run_though_its_pid_and_time_are_those_of_another(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    rewrite(machine, run, boot="another")
+    assert book.runs(machine) == []
+
+
+def test_a_process_that_was_started_with_the_grant_keeps_the_run(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    rewrite(machine, run, start_ticks=run.start_ticks - 1)
+    env = os.environ | {"TANGRAM_GRANT": str(machine.grant(run.key))}
+    with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE) as child:
+        assert [there.key for there in book.runs(machine)] == [run.key]
+        child.communicate()
+    assert book.runs(machine) == []
+
+
+def test_a_zombie_does_not_live(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    rewrite(machine, run, pid=child.pid, start_ticks=ticks)
+    assert book.runs(machine) == []
+    child.wait()
+
+
+def test_what_a_kill_in_the_middle_of_writing_left_is_taken_away(machine: Machine) -> None:
+    (machine.grants / ".0123456789abcdef").mkdir()
+    (machine.grants / "0123456789abcdef").mkdir()  # in the middle of being taken away: run.json first
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    assert book.runs(machine) == [run]
+    assert [folder.name for folder in machine.grants.iterdir()] == [run.key]
+
+
+def test_a_run_that_cannot_be_read_or_is_newer_stops_everything_rather_than_being_given_away(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    rewrite(machine, run, version=2)
+    with pytest.raises(Broken, match="version 2: this tangramctl reads up to version 1"):
+        book.runs(machine)
+    (machine.grants / run.key / "run.json").write_text("{")
+    with pytest.raises(Broken, match="cannot be read"):
+        book.runs(machine)
+
+
+def test_a_command_line_is_shown_without_what_a_terminal_would_obey(machine: Machine) -> None:
+    run = book.write(machine, ("echo", "\x1b[2J\n"), PIECE, TERMS)
+    assert run.name == "echo ?[2J?"
+
+
+def test_a_state_folder_too_deep_for_a_socket_is_refused_with_the_number(tmp_path: Path) -> None:
+    with pytest.raises(Broken, match=r"has \d+ characters: it must have 1 to \d+"):
+        prepared(tmp_path / ("x" * 100))

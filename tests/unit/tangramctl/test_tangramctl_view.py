@@ -1,0 +1,155 @@
+"""What `ps` says when an arbiter answers, when none does, and on a node of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from tangramctl import book, screen, service, view
+from tangramctl.errors import Broken
+from tangramctl.machine import Machine, prepared
+from vgpu.grant import Slice
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+
+MIB = 2**20
+UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
+PIECE = Slice(UUID, 3, 1024, 30)
+TERMS = book.Terms("best-effort", 4, clear=False, model="T4")
+
+
+def told(key: str, pod: str = "default/a") -> ContainerStatus:
+    card = CardStatus(UUID, 1024 * MIB, 30, 600 * MIB, 500 * MIB, 80 * MIB)
+    process = ProcessStatus(7, 7, "python x", (ProcessCard(UUID, 500 * MIB, 80 * MIB),))
+    return ContainerStatus(key, pod, "1", "main", "best-effort", 4, "report", True, (card,), (process,))
+
+
+@contextlib.contextmanager
+def arbiter(path: Path, answer: bytes) -> Iterator[None]:
+    """Answers each connection with the bytes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    reader, _ = listener.accept()
+                    with reader, contextlib.suppress(OSError):
+                        reader.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    folder = Path(tempfile.mkdtemp(prefix="tv-"))  # a socket's path holds 107 characters
+    yield prepared(folder / "s")
+    shutil.rmtree(folder)
+
+
+def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:
+    run = book.write(machine, ("python", "x"), PIECE, TERMS)
+    with arbiter(machine.status_socket, encode_status(Status((told(run.key), told("other"))))):
+        (entry,) = view.look(machine, machine.root / "none").entries
+    (card,) = entry.cards
+    assert (card.limit_bytes, card.leased_bytes, card.used_bytes, card.context_bytes) == (
+        1024 * MIB,
+        600 * MIB,
+        500 * MIB,
+        80 * MIB,
+    )
+    assert (entry.kind, entry.pid, entry.over, card.index) == ("run", run.pid, True, 3)
+    assert entry.processes == (view.ProcessView(7, "python x", 500 * MIB, 80 * MIB),)
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"version": 9}', b'{"version": 1, "containers": [', b"\xff"])
+def test_an_arbiter_that_cannot_be_understood_costs_its_numbers_and_a_note(machine: Machine, answer: bytes) -> None:
+    book.write(machine, ("python", "x"), PIECE, TERMS)
+    with arbiter(machine.status_socket, answer):
+        seen = view.look(machine, machine.root / "none")
+    assert [entry.cards[0].used_bytes for entry in seen.entries] == [None]
+    assert "does not tell what is used: status document" in seen.notes[0]
+
+
+def test_an_arbiter_that_cannot_be_started_costs_its_numbers_and_a_note(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise Broken("no arbiter answers")
+
+    monkeypatch.setattr(service, "await_socket", broken)
+    book.write(machine, ("python", "x"), PIECE, TERMS)
+    seen = view.look(machine, machine.root / "none")
+    assert (len(seen.entries), seen.entries[0].processes) == (1, None)
+    assert "no arbiter answers" in seen.notes[0]
+
+
+def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machine: Machine) -> None:
+    node = machine.root / "node.sock"
+    with arbiter(node, encode_status(Status((told("k", "team/pod"),)))):
+        (entry,) = view.look(machine, node).entries
+    assert (entry.kind, entry.name, entry.pid, entry.command) == ("container", "team/pod/main", None, "python x")
+    assert entry.cards[0].limit_bytes == 1024 * MIB
+
+
+def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: Machine) -> None:
+    node = machine.root / "node.sock"
+    node.touch()
+    seen = view.look(machine, node)
+    assert seen.entries == ()
+    assert "does not tell of pods" in seen.notes[0]
+
+
+def test_the_document_for_programs_carries_a_version_and_every_field(machine: Machine) -> None:
+    node = machine.root / "node.sock"
+    with arbiter(node, encode_status(Status((told("k"),)))):
+        document = msgspec.json.decode(view.encode(view.look(machine, node)))
+    assert document["version"] == 1
+    assert document["entries"][0]["class"] == "best-effort"
+    assert set(document["entries"][0]) == {field.encode_name for field in msgspec.structs.fields(view.Entry)}
+
+
+def test_the_table_has_a_line_for_each_card_and_says_what_is_not_known() -> None:
+    known = view.CardView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0)
+    unknown = view.CardView(UUID, None, None, 1536 * MIB, 0)
+    entries = (
+        view.Entry("run", "k", "me", 7, "python x", 0, "standard", 2, False, None, (known,), ()),
+        view.Entry("container", "l", "ns/pod/c", None, "", None, "best-effort", 4, True, None, (unknown,), None),
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        screen.show(view.View(entries, ("something is wrong",)), console)
+    lines = [line.split() for line in captured.get().splitlines() if line.strip()]
+    assert lines[0] == ["PID", "RUN", "GPU", "CLASS", "CORE", "LIMIT", "LEASED", "USED", "CONTEXT", "PROCS", "COMMAND"]
+    assert lines[2] == ["7", "me", "0", "standard", "30%", "8Gi", "1Gi", "512Mi", "0", "0", "python", "x"]
+    assert lines[3] == ["-", "ns/pod/c", UUID[:12], "best-effort/4", "-", "1536Mi", "?", "?", "?", "?"]
+    assert lines[4] == ["something", "is", "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "?"),
+        (0, "0"),
+        (1, "1Mi"),
+        (512 * MIB, "512Mi"),
+        (2**30, "1Gi"),
+        (1536 * MIB, "1536Mi"),
+        (25 * 2**29, "12.5Gi"),
+    ],
+)
+def test_amounts_are_short(size: int | None, text: str) -> None:
+    assert screen.amount(size) == text
