@@ -130,6 +130,8 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
     struct owned was;
     bool ours = table_disown(OWNED_AS(OWNED_ARRAY, (uintptr_t)array), &was);
     CUresult rc = tangram.driver.cuArrayDestroy(array);
+    if (rc == CUDA_SUCCESS)
+        sparse_forget(array);
     if (ours)
         settle_handle(rc, &was);
     return rc;
@@ -141,6 +143,8 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
     struct owned was;
     bool ours = table_disown(OWNED_AS(OWNED_MIPMAP, (uintptr_t)array), &was);
     CUresult rc = tangram.driver.cuMipmappedArrayDestroy(array);
+    if (rc == CUDA_SUCCESS)
+        sparse_forget(array);
     if (ours)
         settle_handle(rc, &was);
     return rc;

@@ -56,7 +56,7 @@ struct owned {
     struct card *card;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
-enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH };
+enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES };
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
 
 struct shard {
@@ -176,8 +176,13 @@ void table_forget_context(CUcontext context, struct card *card);
 void pools_forget_all(void);
 void late_forget_all(void);
 
-/* vmm.c */
+/* vmm.c: a block that something beside handles and mappings holds; NULL when the handle is none of ours. */
+struct block *vmm_hold(CUmemGenericAllocationHandle handle);
+void vmm_let_go(struct block *block);
 void vmm_forget_all(void);
+
+/* sparse.c */
+void sparse_forget(const void *array);
 
 /* process.c, warn.c */
 void forks_watch(void);

@@ -61,6 +61,22 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr at)
     return rc;
 }
 
+/* A pointer of another process's pool. It is freed as any other pointer is. */
+EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *at, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+    NEEDS(cuMemPoolImportPointer);
+    size_t bytes = 0;
+    CUresult rc = tangram.driver.cuMemPoolImportPointer(at, pool, data);
+    struct card *card = rc == CUDA_SUCCESS ? current_card() : NULL;
+    if (card == NULL)
+        return rc;
+    if (tangram.driver.cuMemGetAddressRange_v2 != NULL && tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, *at) == CUDA_SUCCESS &&
+        reserve(card, bytes))
+        return settle(rc, *at, bytes, card);
+    tangram.driver.cuMemFree_v2(*at);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* Memory of Vulkan, OpenGL or another device that this process imports; what it says of the size is what it can map. */
 EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *how)
 {

@@ -16,7 +16,7 @@ static void bury(const struct owned *was)
 {
     if (was->at >> 59 == 0 && was->of != NULL)
         pool_freed(was->of);
-    else
+    else if (was->card != NULL) /* a list that is owned here has none */
         lease_give_back(was->card, was->bytes);
 }
 

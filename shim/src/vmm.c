@@ -70,6 +70,22 @@ static void let_go(struct block *block, uint64_t holders)
     }
 }
 
+struct block *vmm_hold(CUmemGenericAllocationHandle handle)
+{
+    pthread_mutex_lock(&vmm->lock);
+    struct handle *known = find(handle);
+    struct block *block = known != NULL ? known->block : NULL;
+    if (block != NULL)
+        block->holders++;
+    pthread_mutex_unlock(&vmm->lock);
+    return block;
+}
+
+void vmm_let_go(struct block *block)
+{
+    let_go(block, 1);
+}
+
 static bool own_handle(uint64_t number, struct block *block)
 {
     pthread_mutex_lock(&vmm->lock);
@@ -215,15 +231,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
                          unsigned long long flags)
 {
     NEEDS(cuMemMap);
-    struct block *block = NULL;
-    pthread_mutex_lock(&vmm->lock);
-    struct handle *known = find(handle);
-    if (known != NULL) {
-        block = known->block;
-        block->holders++; /* before the call: a release that passes us must not be the last */
-    }
-    pthread_mutex_unlock(&vmm->lock);
-
+    struct block *block = vmm_hold(handle); /* before the call: a release that passes us must not be the last */
     if (block == NULL)
         return tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
     uint64_t extra;

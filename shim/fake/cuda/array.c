@@ -1,11 +1,13 @@
 /* array.c - arrays and mipmapped arrays: counted, described, without content. */
 #include "internal.h"
 
+#define TILES 64u
 struct CUarray_st {
     struct handle handle;
     int device;
     uint64_t charged; /* 0: a level of a mipmapped array, which is charged as a whole */
     CUDA_ARRAY3D_DESCRIPTOR how;
+    struct physical *tile[TILES]; /* of a sparse array: what is mapped, at tile x of its first row */
 };
 
 #define LEVELS 17u
@@ -38,6 +40,11 @@ static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *how)
     return rounded(how->Width * rows * how->NumChannels * element_bytes(how->Format), 512);
 }
 
+static bool sparse(const CUDA_ARRAY3D_DESCRIPTOR *how)
+{
+    return (how->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0;
+}
+
 static bool sound(const CUDA_ARRAY3D_DESCRIPTOR *how)
 {
     return how->Width > 0 && how->Width <= 131072 && how->Height <= 131072 && how->Depth <= 16384 && element_bytes(how->Format) > 0 &&
@@ -64,7 +71,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(array != NULL && how != NULL && sound(how), CUDA_ERROR_INVALID_VALUE);
-    return array_new(array, ctx->device, how, bytes_of(how));
+    return array_new(array, ctx->device, how, sparse(how) ? 0 : bytes_of(how));
 }
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *how)
@@ -78,8 +85,32 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
 {
     TRY(ready());
     CHECK(handle_is(array, HANDLE_ARRAY), CUDA_ERROR_INVALID_HANDLE);
+    for (unsigned i = 0; i < TILES; i++)
+        if (array->tile[i] != NULL)
+            physical_let_go(array->tile[i]);
     give(array->device, array->charged);
     handle_free(array);
+    return CUDA_SUCCESS;
+}
+
+/* Tiles are told apart by their offset's x, and are as wide as they say. */
+EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *info, unsigned count, CUstream handle)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    CHECK(info != NULL, CUDA_ERROR_INVALID_VALUE);
+    for (unsigned i = 0; i < count; i++) {
+        const CUarray array = info[i].resource.array;
+        CHECK(info[i].resourceType == CU_RESOURCE_TYPE_ARRAY && handle_is(array, HANDLE_ARRAY) && sparse(&array->how), CUDA_ERROR_INVALID_VALUE);
+        const unsigned width = info[i].subresource.sparseLevel.extentWidth;
+        const unsigned at = width > 0 ? info[i].subresource.sparseLevel.offsetX / width : TILES;
+        CHECK(at < TILES, CUDA_ERROR_INVALID_VALUE);
+        struct physical *next = NULL;
+        CHECK(info[i].memOperationType == CU_MEM_OPERATION_TYPE_UNMAP || physical_hold(info[i].memHandle.memHandle, &next), CUDA_ERROR_INVALID_VALUE);
+        if (array->tile[at] != NULL)
+            physical_let_go(array->tile[at]);
+        array->tile[at] = next;
+    }
     return CUDA_SUCCESS;
 }
 

@@ -231,6 +231,11 @@ bool object_import(uint64_t id, struct fake_object *object, int *fd);
 void object_release(uint64_t id);
 int device_of_unit(uint32_t unit);
 
+/* vmm.c: a block held by an array; false: no such block. The physical memory is in *held until it is let go. */
+bool physical_hold(CUmemGenericAllocationHandle handle, struct physical **held);
+void physical_let_go(struct physical *held);
+struct span *map_import(const struct fake_object *object, int fd, CUcontext ctx, uint64_t bytes); /* share.c */
+
 /* graph.c */
 enum node_kind { NODE_EMPTY, NODE_KERNEL, NODE_ALLOC, NODE_FREE, NODE_HOST, NODE_COPY, NODE_FILL, NODE_EVENT, NODE_CHILD };
 CUresult capture_add(struct CUgraph_st *graph, enum node_kind kind, uint64_t ns);

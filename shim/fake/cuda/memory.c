@@ -139,7 +139,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
     if (span != NULL && span->base == (uintptr_t)at) {
         if (span->kind == SPAN_POOL || (span->kind == SPAN_GRAPH && span->usable)) {
             rc = pool_free(span);
-        } else if (span->kind == SPAN_DEVICE || span->kind == SPAN_MANAGED) {
+        } else if (span->kind == SPAN_DEVICE || span->kind == SPAN_MANAGED || (span->kind == SPAN_IPC && span->pool != NULL)) {
             memory_gone(span);
             rc = CUDA_SUCCESS;
         }

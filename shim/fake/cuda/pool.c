@@ -5,6 +5,8 @@
  */
 #include "internal.h"
 
+#include <stdlib.h>
+
 #define STEP (2 * FAKE_MIB)
 #define GRAIN 512u
 
@@ -92,7 +94,12 @@ CUresult pool_free(struct span *span)
         return CUDA_SUCCESS;
     }
     span_remove(span);
-    arena_give(span);
+    if (span->object == 0) {
+        arena_give(span);
+    } else { /* somebody else may still read these pages: never use them again */
+        object_release(span->object);
+        free(span);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -154,7 +161,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream handle)
     if (span != NULL && span->base == (uintptr_t)at) {
         if (span->kind == SPAN_POOL || (span->kind == SPAN_GRAPH && span->usable)) {
             rc = pool_free(span);
-        } else if (span->kind == SPAN_DEVICE) {
+        } else if (span->kind == SPAN_DEVICE || (span->kind == SPAN_IPC && span->pool != NULL)) {
             memory_gone(span);
             rc = CUDA_SUCCESS;
         }

@@ -74,7 +74,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
 }
 
 /* Maps what was imported; the descriptor is closed by the caller. */
-static struct span *map_import(const struct fake_object *object, int fd, CUcontext ctx, uint64_t bytes)
+struct span *map_import(const struct fake_object *object, int fd, CUcontext ctx, uint64_t bytes)
 {
     const uint64_t inside = object->offset & 4095;
     struct span *span = calloc(1, sizeof *span);

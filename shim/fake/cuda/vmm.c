@@ -53,6 +53,24 @@ static void physical_end(struct physical *physical) /* under lock */
     physical->backing = NULL; /* the struct stays: a stale handle must be recognised */
 }
 
+bool physical_hold(CUmemGenericAllocationHandle handle, struct physical **held)
+{
+    lock();
+    *held = physical_of(handle);
+    if (*held != NULL)
+        (*held)->maps++;
+    unlock();
+    return *held != NULL;
+}
+
+void physical_let_go(struct physical *held)
+{
+    lock();
+    held->maps--;
+    physical_end(held);
+    unlock();
+}
+
 EXPORT CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *how, CUmemAllocationGranularity_flags which)
 {
     (void)which;

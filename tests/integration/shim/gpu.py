@@ -86,6 +86,22 @@ class External(ctypes.Structure):
     ]
 
 
+class Tile(ctypes.Structure):
+    _fields_ = [
+        ("resource", c_int),
+        ("array", c_void_p),
+        ("subresource", c_int),
+        ("where", c_uint64 * 4),
+        ("operation", c_int),
+        ("kind", c_int),
+        ("handle", c_uint64),
+        ("offset", c_uint64),
+        ("devices", c_uint),
+        ("flags", c_uint),
+        ("reserved", c_uint * 2),
+    ]
+
+
 class IpcHandle(ctypes.Structure):
     _fields_ = [("raw", c_ubyte * 64)]
 
@@ -99,6 +115,20 @@ def use(device: int = 0) -> list[int]:
 def context_new(device: int = 0) -> list[int]:
     context = c_void_p()
     return [cuda.cuCtxCreate_v2(byref(context), 0, device), context.value or 0]
+
+
+def context_by(name: str, device: int = 0) -> list[int]:
+    """By one of the names of cuCtxCreate."""
+    context, between = c_void_p(), {"cuCtxCreate_v3": [None, 0], "cuCtxCreate_v4": [None]}
+    return [getattr(cuda, name)(byref(context), *between.get(name, []), 0, device), context.value or 0]
+
+
+def initialise() -> list[int]:
+    return [cuda.cuInit(0)]
+
+
+def leave(device: int = 0) -> list[int]:
+    return [cuda.cuDevicePrimaryCtxRelease_v2(device)]
 
 
 def context_end(context: int) -> list[int]:
@@ -201,6 +231,21 @@ def pool_choose(pool: int, device: int = 0) -> list[int]:
     return [cuda.cuDeviceSetMemPool(device, c_void_p(pool))]
 
 
+def pool_export(pool: int, at: int) -> list[object]:
+    """[CUresult, pid, the pool's descriptor, the pointer's data]."""
+    fd, data = c_int(-1), IpcHandle()
+    rc = cuda.cuMemPoolExportToShareableHandle(byref(fd), c_void_p(pool), 1, c_uint64(0))
+    return [rc or cuda.cuMemPoolExportPointer(byref(data), c_uint64(at)), os.getpid(), fd.value, bytes(data).hex()]
+
+
+def pool_import(pid: int, fd: int, data: str) -> list[int]:
+    pool, at = c_void_p(), c_uint64()
+    mine = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
+    rc = cuda.cuMemPoolImportFromShareableHandle(byref(pool), c_void_p(mine), 1, c_uint64(0))
+    handle = IpcHandle.from_buffer_copy(bytes.fromhex(data))
+    return [rc or cuda.cuMemPoolImportPointer(byref(at), pool, byref(handle)), at.value]
+
+
 def create(mib: int, device: int = 0, handles: int = 0) -> list[int]:
     handle = c_uint64()
     prop = Prop(type=1, handles=handles, location=Location(1, device))
@@ -258,6 +303,13 @@ def array2d(width: int, height: int) -> list[int]:
 
 def array_end(made: int) -> list[int]:
     return [cuda.cuArrayDestroy(c_void_p(made))]
+
+
+def tile(made: int, handle: int, suffix: str = "") -> list[int]:
+    """Maps a block into the first tile of a sparse array; handle 0 unmaps it."""
+    where = (c_uint64 * 4)(0, 0, 65536 << 32, 1 << 32 | 1)  # level 0, extent 65536 x 1 x 1
+    info = Tile(array=made, where=where, operation=1 if handle else 2, handle=handle, devices=1)
+    return [getattr(cuda, f"cuMemMapArrayAsync{suffix}")(byref(info), 1, None)]
 
 
 def mipmap(width: int, height: int, levels: int) -> list[int]:

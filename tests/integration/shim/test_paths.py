@@ -31,7 +31,9 @@ def test_a_synchronisation_that_shrinks_the_pool_gives_the_memory_back(stage: St
     gpu = stage.worker()
     at = gpu.must("stream_alloc(900)")
     gpu.must(f"stream_free({at})")
-    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100), "not yet: the driver has it until the next synchronisation"
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100), (
+        "not yet: the driver has it until the next synchronisation"
+    )
     gpu.must(sync)
     assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
 
@@ -172,6 +174,18 @@ def test_an_array_of_a_format_that_is_not_known_counts_as_the_widest(stage: Stag
     assert gpu.ask("array(1024, 1024, format=0x7ffffff0)")[0] == 1, "the driver's own error for it"
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_block_in_a_sparse_array_is_charged_until_the_array_is_gone(stage: Stage, suffix: str) -> None:
+    gpu = stage.worker()
+    made, handle = gpu.must("array(65536, 8, flags=0x40)"), gpu.must("create(600)")
+    gpu.must(f"tile({made}, {handle}, '{suffix}')")
+    gpu.must(f"release({handle})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (600, 400), "the array holds it"
+    assert gpu.ask("alloc(500)")[0] == OUT_OF_MEMORY
+    gpu.must(f"array_end({made})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
 def test_sparse_arrays_have_no_memory_of_their_own(stage: Stage) -> None:
     gpu = stage.worker()
     gpu.must("array(8192, 8192, flags=0x40)")
@@ -269,6 +283,22 @@ def test_memory_of_another_container_cannot_be_opened_beyond_the_limit(stage: St
     owner.kill()
     assert guest.free_mib() == 400, "who holds it pays for it, whoever made it"
     guest.must(f"ipc_close({at})")
+    assert guest.free_mib() == 1000
+
+
+@pytest.mark.parametrize("free", ["free", "stream_free"])
+def test_a_pointer_of_another_processs_pool_is_charged_while_it_is_imported(stage: Stage, free: str) -> None:
+    stage.grant((CARDS[0], 4000), key="other")
+    owner, guest = stage.worker(key="other"), stage.worker()
+    pool = owner.must("pool_new()")
+    large, small = (owner.must(f"pool_alloc({mib}, {pool})") for mib in (1500, 600))
+    _, pid, fd, data = owner.ask(f"pool_export({pool}, {large})")
+    assert guest.ask(f"pool_import({pid}, {fd}, '{data}')")[0] == OUT_OF_MEMORY
+    _, pid, fd, data = owner.ask(f"pool_export({pool}, {small})")
+    at = guest.must(f"pool_import({pid}, {fd}, '{data}')")
+    assert guest.free_mib() == 400
+    guest.must(f"{free}({at})")
+    guest.must("context_sync()")
     assert guest.free_mib() == 1000
 
 
@@ -384,7 +414,9 @@ def test_with_several_devices_each_call_is_charged_to_the_context_it_is_made_in(
 
 
 @pytest.mark.parametrize(("visible", "limits"), [("1", (300,)), (CARDS[1], (300,)), ("1,0", (300, 1000))])
-def test_the_limit_is_the_cards_whatever_its_number_in_the_process(stage: Stage, visible: str, limits: tuple[int, ...]) -> None:
+def test_the_limit_is_the_cards_whatever_its_number_in_the_process(
+    stage: Stage, visible: str, limits: tuple[int, ...]
+) -> None:
     stage.grant((CARDS[0], 1000), (CARDS[1], 300))
     gpu = stage.worker(CUDA_VISIBLE_DEVICES=visible)
     for device, limit in enumerate(limits):
