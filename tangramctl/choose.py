@@ -73,7 +73,7 @@ def _card_lines(card: Card, free: tuple[int, int], foreign_mib: int, held: list[
     if not card.shareable:
         return [f"{name}: may not be shared ({'MIG mode' if card.mig else 'ill'})"]
     lines = [f"{name}: {free[0]} of {card.mib} MiB and {free[1]} % free"]
-    for holding in held:
+    for holding in sorted(held, key=lambda holding: -holding.piece.mib):
         if holding.piece.uuid == card.uuid:
             core = f", {holding.piece.core_percent} %" if holding.piece.core_percent else ""
             lines.append(f"    {holding.piece.mib} MiB{core} granted to {holding.by}")
