@@ -118,8 +118,8 @@ def torch_rounds(here: Machine, table: Table, key: str, name: str, until: float)
         here.end_tenants()
 
 
-def measure(here: Machine, budget: float) -> Table:
-    """All figures. Each part has a share of the time."""
+def measure(here: Machine, budget: float, done: Callable[[Table], None]) -> Table:
+    """All figures. Each part has a share of the time; `done` is told the table after each."""
     table = Table()
     key = here.grant(LIMIT_MIB)
     bench, first = str(program(here, "bench")), str(program(here, "first"))
@@ -128,6 +128,7 @@ def measure(here: Machine, budget: float) -> Table:
     def part(words: list[str], rounds: int, share: float) -> None:
         """`share`: of the budget, until which this may go on."""
         in_turns(table, rounds, began + share * budget, lambda held: figures(words, here.env(key if held else "")))
+        done(table)
         print(f"{' '.join(words)}: {time.monotonic() - began:.0f} s", flush=True)
 
     part([bench, "start", "100"], 2 * ROUNDS, 0.05)
@@ -136,6 +137,7 @@ def measure(here: Machine, budget: float) -> Table:
     part([first, "many", str(PROCESSES)], ROUNDS, 0.6)
     for name, share in (("training", 0.75), ("serving", 0.95)):
         torch_rounds(here, table, key, name, began + share * budget)
+        done(table)
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     return table
 
@@ -156,8 +158,7 @@ def main() -> int:
     with machine(given.fake) as here:
         about = here.describe()
         here.start_arbiter()
-        table = measure(here, given.budget)
-    write(table, about, given.out)
+        table = measure(here, given.budget, lambda table: write(table, about, given.out))
     for row in table.rows():
         print(*row[:5], row[-1], sep="  ")
     plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out / "results-gpu.csv")], check=False)

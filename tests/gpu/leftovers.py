@@ -15,7 +15,7 @@ from tests.gpu.kit.machine import MIB, Machine, Tenant, Watcher
 PART = "leftovers"
 WORD = 0x7A3C5E91
 READABLE = (
-    "sync", "pitch", "managed", "async", "async per-thread stream", "pool trimmed", "vmm", "vmm unmapped handles",
+    "sync", "pitch", "managed, unwritten", "async", "async per-thread stream", "pool trimmed", "vmm", "vmm unmapped handles",
     "array", "graph memory node",
 )  # fmt: skip
 LEAVE_MIB = 6144

@@ -150,6 +150,18 @@ class Managed(Sync):
         return rc, at.value
 
 
+class ManagedUnwritten(Sync):
+    """Brought to the card by a prefetch, so that what is read is what the driver put there."""
+
+    def take(self, size: int) -> tuple[int, Any]:
+        at = c_uint64()
+        rc = call("cuMemAllocManaged", byref(at), c_size_t(size), c_uint(GLOBAL))
+        if rc == 0:
+            must("cuMemPrefetchAsync", at, c_size_t(size), c_int(0), None)
+            must("cuCtxSynchronize")
+        return rc, at.value
+
+
 class Async(Path):
     def take(self, size: int) -> tuple[int, Any]:
         at = c_uint64()
@@ -423,7 +435,7 @@ class Captured(GraphNode):
 
 
 PATHS: Final[dict[str, type[Path]]] = {
-    "sync": Sync, "pitch": Pitch, "managed": Managed, "async": Async, "async per-thread stream": PerThread,
+    "sync": Sync, "pitch": Pitch, "managed": Managed, "managed, unwritten": ManagedUnwritten, "async": Async, "async per-thread stream": PerThread,
     "pool trimmed": Pool, "pool destroyed": PoolDestroyed, "vmm": Vmm, "vmm unmapped handles": VmmHandles,
     "vmm mapped twice": VmmTwice, "vmm export and import": VmmImported, "array": Array, "array 3D": Array3,
     "mipmapped array": Mipmap, "graph memory node": GraphNode, "captured allocation": Captured,

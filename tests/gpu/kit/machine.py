@@ -145,6 +145,7 @@ class Machine:
             "TANGRAM_ARBITER_METRICS_PORT": "0",
             "TANGRAM_ARBITER_GRACE_MS": "0",
             "TANGRAM_ARBITER_STATUS_SOCKET": str(self.status_socket),
+            **({"TANGRAM_ARBITER_DRIVER_ROOT": str(self.build / "fake")} if self.fake else {}),
             **{f"TANGRAM_ARBITER_{name.upper()}": value for name, value in settings.items()},
         }
         log = self.folder / "arbiter.log"

@@ -93,7 +93,7 @@ def settle(name: str) -> None:
 def churn(seed: int, steps: int, most: int) -> dict[str, int]:
     """Random takes and gives by every path at once; blocks of 2 to `most` MiB. How many were refused, and otherwise answered."""
     dice, count = random.Random(seed), {"taken": 0, "refused": 0, "other": 0}
-    names = [name for name in cuda.PATHS if name not in ("managed", "array 3D")]
+    names = [name for name in cuda.PATHS if not name.startswith("managed") and name != "array 3D"]
     for _ in range(steps):
         name = dice.choice(names)
         path = _path(name)

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import cuda
 
 PAUSE_S = 0.001
 """Between samples. NVML itself takes about as long on the real driver (guessed)."""
+STILL_S, STILL_TRIES = 0.02, 100
+"""Two readings alike at that distance are a card that stands still. Guessed."""
 
 
 class Watch:
@@ -30,18 +33,26 @@ class Watch:
     def __init__(self, uuid: str) -> None:
         pynvml.nvmlInit()
         self._card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        cuda.must("cuInit", cuda.c_uint(0))
+        cuda.must("cuInit", 0)
         cuda.primary()
         self._containers: dict[int, str] = {}
         self.bytes: dict[str, int] = {}
         self.processes: dict[int, int] = {}
         self._peak: dict[str, int] = {}
         self.samples = self.errors = self.unknown = 0
-        self._base = self._device_peak = 0
+        self._base = self._device_peak = -1
+        self._wait = threading.Event()
         self.zero()
 
     def zero(self) -> None:
-        self._base, self._device_peak = cuda.info()[0], 0
+        """From here on; once the card stands still, since memory of processes that ended comes back when it comes back."""
+        base = -1
+        for _ in range(STILL_TRIES):
+            self._base, base = cuda.info()[0], self._base
+            if self._base == base:
+                break
+            self._wait.wait(STILL_S)
+        self._device_peak, self._peak = 0, {}
 
     def sample(self) -> None:
         try:
@@ -95,10 +106,11 @@ def _container(pid: int) -> str:
 
 def main() -> None:
     watch = Watch(sys.argv[1])
+    commands = open(0, "rb", buffering=0)  # noqa: SIM115  unbuffered, or select would not see what was read ahead
     print(json.dumps({"ready": True}), flush=True)
     while True:
-        if select.select([sys.stdin], [], [], PAUSE_S)[0]:
-            line = sys.stdin.buffer.raw.readline()  # type: ignore[attr-defined]
+        if select.select([commands], [], [], PAUSE_S)[0]:
+            line = commands.readline()
             if not line:
                 return
             print(json.dumps(watch.answer(json.loads(line))), flush=True)
