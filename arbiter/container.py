@@ -167,12 +167,16 @@ class Container:
         if self.grant is None:
             return
         uuids = [card.uuid for card in self.grant.cards]
-        welcomed = [connection for connection in self.connections.values() if connection.welcomed]
-        self._tell(self.contexts.measure(self.ledger, uuids, welcomed, reading, self._clock()))
+        self._tell(self.contexts.measure(self.ledger, uuids, self._welcomed(), reading, self._clock()))
         for waiting in self.contexts.answered(reading):
             self._measured(waiting, uuids[waiting.card] in reading.cards)
-        self._look(self.grant, reading, self.contexts.held(self.folder.name, self.ledger, uuids, welcomed, reading))
+        held = self.contexts.held(self.folder.name, self.ledger, uuids, self._welcomed(), reading)
+        self._look(self.grant, reading, held)
         self._show()
+
+    def _welcomed(self) -> list[Connection]:
+        """Asked anew after each thing said, since who cannot be told is dropped."""
+        return [connection for connection in self.connections.values() if connection.welcomed]
 
     def gone(self) -> list[Connection]:
         """Connections that ended since this was asked last. Their sockets are still open, for the poller to forget."""
@@ -237,7 +241,7 @@ class Container:
         if step == wire.Step.BEGIN:
             cost = self._measuring.costs.get(self._uuid(card), 0)
             events = self.ledger.begin_context(process, card, seq, cost, now_s)
-            if self.ledger.part_of(process, card).context_bytes == 0:
+            if cost == 0 and self.ledger.part_of(process, card).context_bytes == 0:
                 connection.unheld.add(card)
             self._tell(events)
             return
@@ -259,7 +263,7 @@ class Container:
             return
         part = self.ledger.part_of(waiting.process, waiting.card)
         known = known and part.measured_bytes is not None
-        if known and waiting.made:
+        if known and waiting.made and part.context_bytes > 0:  # 0: it died before it was looked at
             self._measuring.costs[self._uuid(waiting.card)] = part.context_bytes
         unleased = self.ledger.unleased_bytes(waiting.card)
         self._page.show(waiting.card, unleased)
@@ -270,8 +274,8 @@ class Container:
         uuid = self._uuid(card)
         listed = [
             wire.ListedProcess(other.pid_in_container, part.measured_bytes or part.used_bytes + part.context_bytes)
-            for other in self.connections.values()
-            if other.welcomed and (part := self.ledger.part_of(other.number, card))
+            for other in self._welcomed()
+            if (part := self.ledger.part_of(other.number, card))
         ]
         listed += [
             wire.ListedProcess(host.pid_inside(pid), measured)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import pytest
 
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
+from vgpu.status import ContainerStatus, decode_status
 
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
@@ -165,6 +167,8 @@ class Stage:
     folder: Path
     key: str = "k"
     """Of the container's grant directory."""
+    arbiter_log: list[str] = field(default_factory=list, repr=False)
+    """Lines that its own arbiter wrote."""
     _workers: list[Worker] = field(default_factory=list, repr=False)
     _probes: list[Probe] = field(default_factory=list, repr=False)
     _driver: subprocess.Popen[bytes] | None = None
@@ -176,25 +180,48 @@ class Stage:
         """As LD_PRELOAD names it. A sanitized build wants its runtime first: TANGRAM_SHIM_RUNTIME."""
         return ":".join(filter(None, [os.environ.get("TANGRAM_SHIM_RUNTIME"), str(self.build / "libtangram.so")]))
 
-    def start_driver(self) -> None:
+    def start_driver(self, context_mib: int = 0) -> None:
         config = self.folder / "driver"
-        config.write_text("".join(f"card t4 uuid={uuid} memory_mib={CARD_MIB} context_mib=0\n" for uuid in CARDS))
-        socket = self.folder / "driver.sock"
+        card = f"card t4 memory_mib={CARD_MIB} context_mib={context_mib}"
+        config.write_text("".join(f"{card} uuid={uuid}\n" for uuid in CARDS))
+        (self.folder / "root").mkdir()
+        (self.folder / "root/lib").symlink_to(self.build.absolute() / "fake")
+        path = self.folder / "driver.sock"
         program = self.build / "fake/nvidia-fake-driverd"
-        self._driver = subprocess.Popen([program, "--config", config, "--socket", socket])
-        wait_for(socket.exists)
+        self._driver = subprocess.Popen([program, "--config", config, "--socket", path])
+        wait_for(path.exists)
 
     def start_arbiter(self, *options: str) -> None:
         self._arbiter = subprocess.Popen(
             [sys.executable, "-m", "arbiter", "--grants-dir", self.folder / "grants", "--metrics-port", "0", *options],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock")},
         )  # fmt: skip
         assert self._arbiter.stderr is not None
         for line in self._arbiter.stderr:
+            self.arbiter_log.append(line)
             if '"serving"' in line:
                 break
-        self._drain = threading.Thread(target=self._arbiter.stderr.read, daemon=True)
+        self._drain = threading.Thread(target=self.arbiter_log.extend, args=(self._arbiter.stderr,), daemon=True)
         self._drain.start()
+
+    def start_measuring_arbiter(self, *options: str) -> None:
+        """One that reads the fake driver's NVML."""
+        self.start_arbiter("--driver-root", str(self.folder / "root"), "--grace-ms", "200", *options)
+        wait_for(lambda: any('"NVML is open"' in line for line in self.arbiter_log))
+
+    def signal_arbiter(self, number: int) -> None:
+        assert self._arbiter is not None
+        self._arbiter.send_signal(number)
+
+    def status(self) -> ContainerStatus:
+        """What the arbiter tells of this container."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(10)
+            sock.connect(str(self.folder / "status.sock"))
+            document = b"".join(iter(lambda: sock.recv(65536), b""))
+        (found,) = [c for c in decode_status(document).containers if c.key == self.key]
+        return found
 
     def stop_arbiter(self) -> None:
         if self._arbiter is not None:
@@ -236,8 +263,12 @@ class Stage:
 
     def worker(self, device: int = 0, key: str = "", **env: str) -> Worker:
         """A Python program with a context on a device."""
+        worker = self.bare_worker(key, **env)
+        assert worker.ask(f"use({device})")[0] == 0
+        return worker
+
+    def bare_worker(self, key: str = "", **env: str) -> Worker:
         self._workers.append(Worker(self.env(key, **env)))
-        assert self._workers[-1].ask(f"use({device})")[0] == 0
         return self._workers[-1]
 
     def true_mib(self, *workers: Worker) -> int:
@@ -284,11 +315,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
 
 
 @contextlib.contextmanager
-def a_node(build: Path) -> Iterator[Stage]:
+def a_node(build: Path, context_mib: int = 0) -> Iterator[Stage]:
     folder = Path(tempfile.mkdtemp(prefix="ts-"))  # a socket's path holds 107 characters
     (folder / "grants").mkdir()
     node = Stage(build, folder)
-    node.start_driver()
+    node.start_driver(context_mib)
     yield node
     node.close()
     shutil.rmtree(folder)
@@ -327,3 +358,33 @@ def own_stage(bare_stage: Stage) -> Stage:
     bare_stage.grant((CARDS[0], 1000))
     bare_stage.start_arbiter("--grace-ms", "0")
     return bare_stage
+
+
+CONTEXT_MIB = 300
+
+
+@pytest.fixture(scope="session")
+def measured_node(build: Path) -> Iterator[Stage]:
+    """Contexts cost CONTEXT_MIB, and the arbiter reads NVML."""
+    with a_node(build, CONTEXT_MIB) as made:
+        made.start_measuring_arbiter()
+        yield made
+
+
+@pytest.fixture
+def measured(measured_node: Stage) -> Iterator[Stage]:
+    """A container held to 1000 MiB of the first card of such a node, which knows by now what a context takes."""
+    stage = Stage(measured_node.build, measured_node.folder, f"m{next(_keys)}")
+    stage.grant((CARDS[0], 1000))
+    stage.worker().kill()
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def own_measured(build: Path) -> Iterator[Stage]:
+    """A node of its own of that kind: no context was ever made on it, and its arbiter may be stopped."""
+    with a_node(build, CONTEXT_MIB) as made:
+        made.grant((CARDS[0], 1000))
+        made.start_measuring_arbiter()
+        yield made

@@ -149,6 +149,12 @@ def managed(mib: float) -> list[int]:
     return [cuda.cuMemAllocManaged(byref(at), c_size_t(int(mib * MIB)), 1), at.value]
 
 
+def host(mib: int) -> list[int]:
+    """Pinned."""
+    at = c_void_p()
+    return [cuda.cuMemHostAlloc(byref(at), c_size_t(mib * MIB), 0), at.value or 0]
+
+
 def free(at: int) -> list[int]:
     return [cuda.cuMemFree_v2(c_uint64(at))]
 

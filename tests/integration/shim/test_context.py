@@ -1,0 +1,141 @@
+"""Contexts: their memory is inside the limit, is asked for before they are made, and is back when they are gone."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
+
+CREATES = ("cuCtxCreate", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4")
+
+
+def fills(worker: Worker, mib: int) -> None:
+    """Exactly so much is left."""
+    assert worker.free_mib() == mib
+    assert worker.ask(f"alloc({mib} + 1)")[0] == OUT_OF_MEMORY
+    worker.must(f"alloc({mib})")
+
+
+def test_a_context_counts_against_the_limit(measured: Stage) -> None:
+    worker = measured.worker()
+    fills(worker, 1000 - CONTEXT_MIB)
+    assert measured.true_mib(worker) == 1000
+
+
+def test_the_very_first_context_on_a_node_counts_before_anything_is_allocated(own_measured: Stage) -> None:
+    worker = own_measured.worker()
+    fills(worker, 1000 - CONTEXT_MIB)
+    assert own_measured.true_mib(worker) == 1000
+
+
+def test_a_context_for_which_there_is_no_room_is_refused_before_it_is_made(measured: Stage) -> None:
+    one, two = measured.worker(), measured.bare_worker()
+    at = one.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
+    assert two.ask("use()")[0] == OUT_OF_MEMORY
+    assert measured.true_mib(one, two) <= 1000
+    one.must(f"free({at})")
+    assert two.ask("use()")[0] == 0, "what the sibling freed is recalled for it"
+
+
+@pytest.mark.parametrize("name", CREATES)
+def test_every_way_to_make_a_context_is_asked_for_and_given_back(measured: Stage, name: str) -> None:
+    worker, other = measured.bare_worker(), measured.worker()
+    worker.must("initialise()")
+    other.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
+    assert worker.ask(f"context_by('{name}')")[0] == OUT_OF_MEMORY
+    other.kill()
+    context = worker.must(f"context_by('{name}')")
+    fills(worker, 1000 - CONTEXT_MIB)
+    worker.must(f"context_end({context})")
+    wait_for(lambda: measured.status().cards[0].context_bytes == 0)
+
+
+@pytest.mark.parametrize("end", ["leave()", "reset()"])
+def test_a_primary_context_that_ends_gives_its_memory_and_what_was_allocated_in_it_back(
+    measured: Stage, end: str
+) -> None:
+    worker = measured.worker()
+    worker.must("alloc(500)")
+    worker.must(end)
+    wait_for(lambda: measured.status().cards[0].context_bytes == 0)
+    worker.must("use()")
+    fills(worker, 1000 - CONTEXT_MIB)
+
+
+def test_a_second_context_of_a_process_is_measured_within_seconds(measured: Stage) -> None:
+    worker = measured.worker()
+    worker.must("context_new()")
+    wait_for(lambda: worker.free_mib() == 1000 - 2 * CONTEXT_MIB)
+
+
+def test_what_is_allocated_while_nvml_is_read_is_not_taken_for_a_context(measured: Stage) -> None:
+    worker = measured.worker()
+    least = 1000
+    for _ in range(300):
+        ats = [worker.must("alloc(10)") for _ in range(40)]
+        least = min(least, worker.free_mib())
+        for at in ats:
+            worker.must(f"free({at})")
+    assert least == 1000 - CONTEXT_MIB - 400
+    assert measured.status().cards[0].context_bytes == CONTEXT_MIB * MIB
+
+
+def test_a_killed_process_gives_its_context_back(measured: Stage) -> None:
+    one, two = measured.worker(), measured.worker()
+    assert two.free_mib() <= 1000 - 2 * CONTEXT_MIB
+    one.kill()
+    wait_for(lambda: two.free_mib() == 1000 - CONTEXT_MIB)
+
+
+def test_processes_that_start_at_once_get_only_the_contexts_that_fit(measured: Stage) -> None:
+    workers = [measured.bare_worker() for _ in range(8)]
+    for worker in workers:
+        worker.start("use()")
+    codes = [worker.finish()[0] for worker in workers]
+    assert codes.count(0) == 1000 // CONTEXT_MIB
+    assert set(codes) == {0, OUT_OF_MEMORY}
+    assert measured.true_mib(*workers) <= 1000
+
+
+def test_initialising_the_driver_holds_nothing(measured: Stage) -> None:
+    measured.bare_worker().must("initialise()")
+    wait_for(lambda: len(measured.status().processes) == 1)
+    (card,) = measured.status().cards
+    assert (card.leased_bytes, card.context_bytes) == (0, 0)
+
+
+def test_the_first_allocation_waits_for_nobody(own_measured: Stage) -> None:
+    worker = own_measured.worker()
+    assert worker.free_mib() == 1000 - CONTEXT_MIB
+    own_measured.signal_arbiter(signal.SIGSTOP)
+    worker.must("alloc(10)")
+    own_measured.signal_arbiter(signal.SIGCONT)
+
+
+def test_a_process_that_allocates_nothing_gives_its_first_chunk_back(measured: Stage) -> None:
+    worker = measured.worker()
+    wait_for(lambda: measured.status().cards[0].leased_bytes == 0)
+    fills(worker, 1000 - CONTEXT_MIB)
+
+
+def test_a_restarted_arbiter_lends_nothing_that_contexts_hold(own_measured: Stage) -> None:
+    one, two = own_measured.worker(), own_measured.worker()
+    one.must("alloc(100)")
+    own_measured.stop_arbiter()
+    own_measured.start_measuring_arbiter()
+    left = 1000 - 2 * CONTEXT_MIB - 100
+    assert two.ask(f"alloc({left + 1})")[0] == OUT_OF_MEMORY
+    two.must(f"alloc({left})")
+    assert own_measured.true_mib(one, two) == 1000
+
+
+def test_without_nvml_leases_go_on_and_contexts_are_unknown(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.start_arbiter("--driver-root", "/nonexistent", "--grace-ms", "0")
+    worker = bare_stage.worker()
+    fills(worker, 1000)
+    assert any("contexts are not measured" in line for line in bare_stage.arbiter_log)
+    (process,) = bare_stage.status().processes
+    assert process.cards[0].measured_bytes is None
