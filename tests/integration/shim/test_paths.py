@@ -83,7 +83,7 @@ def test_idle_memory_of_a_pool_makes_room_for_other_memory(stage: Stage) -> None
     at = gpu.must("stream_alloc(900)")
     gpu.must(f"stream_free({at})")
     gpu.must("context_sync()")
-    assert gpu.ask("alloc(500)")[0] == 0, "as the driver does on a full card"
+    assert gpu.ask("alloc(500)")[0] == 0
     assert stage.true_mib(gpu) == 500
 
 
@@ -390,6 +390,12 @@ def test_a_reset_device_has_nothing(stage: Stage) -> None:
     gpu.must("use(0)")
     wait_for(lambda: gpu.free_mib() == 1000)
     assert stage.true_mib(gpu) == 0
+
+
+def test_host_memory_is_not_counted(stage: Stage) -> None:
+    gpu = stage.worker()
+    gpu.must("host(2000)")
+    assert gpu.free_mib() == 1000
 
 
 def test_managed_memory_is_charged_in_full(stage: Stage) -> None:
