@@ -1,0 +1,195 @@
+"""The guard, by real processes: what goes around the library is seen from outside, named, and killed if the policy says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, Stage, Worker, wait_for
+from vgpu.codec import grant_to_text
+from vgpu.grant import Grant, GrantCard
+from vgpu.names import Guard
+
+RAW = """
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include "wire.h"
+/* Speaks the fake driver's own protocol, as a program that makes the driver's ioctls itself would: no libcuda, no libc to preload. */
+int main(int count, char **word)
+{
+    (void)count;
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    strncpy(to.sun_path, word[1], sizeof to.sun_path - 1);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
+        return 1;
+    struct { struct fake_header header; struct fake_hello hello; } out = {
+        {FAKE_PACKET_MAGIC, FAKE_HELLO, sizeof out.hello}, {FAKE_CUDA, FAKE_PAGE_VERSION}};
+    send(fd, &out, sizeof out, 0);
+    static struct fake_packet in;
+    union { struct cmsghdr align; char room[CMSG_SPACE(sizeof(int))]; } control;
+    struct iovec part = {&in, sizeof in};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (recvmsg(fd, &message, 0) < 0)
+        return 2;
+    int page_fd;
+    memcpy(&page_fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof page_fd);
+    struct fake_welcome welcome;
+    memcpy(&welcome, in.body, sizeof welcome);
+    struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
+    unsigned long long bytes = strtoull(word[2], NULL, 10) * FAKE_MIB;
+    pthread_mutex_lock(&page->lock);
+    page->slot[welcome.slot].used_bytes[0] += bytes;
+    page->slot[welcome.slot].contexts[0] = 1;
+    page->unit[0].used_bytes += bytes;
+    pthread_mutex_unlock(&page->lock);
+    puts("holds");
+    fflush(stdout);
+    getchar();
+    return 0;
+}
+"""
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def raw(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A statically linked program that takes memory by the driver's own protocol."""
+    folder = tmp_path_factory.mktemp("raw")
+    (folder / "raw.c").write_text(RAW)
+    command = ["gcc", "-static", "-pthread", "-I", str(ROOT / "shim/fake"), "-o", "raw", "raw.c"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "raw"
+
+
+class Bypass:
+    """A program in the container's mount namespace that knows nothing of the library."""
+
+    def __init__(self, stage: Stage, *command: str, **env: str) -> None:
+        grants = stage.folder / "grants"
+        script = (
+            f"mount -t tmpfs none /run && mkdir /run/tangram && mount --bind -o ro {grants}/{stage.key} /run/tangram"
+        )
+        plain = {k: v for k, v in stage.env().items() if not k.startswith(("TANGRAM_GRANT", "LD_PRELOAD"))}
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", f'{script} && exec "$@"', "sh", *command],
+            env=plain | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "holds\n"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def bypasses() -> Iterator[list[Bypass]]:
+    made: list[Bypass] = []
+    yield made
+    for one in made:
+        one.close()
+
+
+def statically(stage: Stage, raw: Path, mib: int) -> Bypass:
+    return Bypass(stage, str(raw), str(stage.folder / "driver.sock"), str(mib))
+
+
+def unloaded(stage: Stage, mib: int) -> Bypass:
+    """A program that takes LD_PRELOAD out of its environment."""
+    program = f"""
+        import ctypes, sys
+        cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+        assert cuda.cuInit(0) == 0
+        assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 == cuda.cuCtxSetCurrent(context)
+        assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t({mib * MIB})) == 0
+        print("holds", flush=True)
+        sys.stdin.read()
+    """
+    return Bypass(stage, sys.executable, "-c", textwrap.dedent(program))
+
+
+def set_policy(stage: Stage, policy: Guard) -> None:
+    grant = Grant("default", "a", "1", "main", (GrantCard(CARDS[0], 1000),), guard=policy)
+    stage.write_grant(grant_to_text(grant))
+    wait_for(lambda: stage.status().guard == policy)
+
+
+def alive(worker: Worker) -> bool:
+    return worker.ask("info()")[0] == 0
+
+
+@pytest.mark.parametrize("way", ["static", "unloaded"])
+def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
+    measured: Stage, measured_node: Stage, raw: Path, bypasses: list[Bypass], way: str
+) -> None:
+    worker = measured.worker()
+    worker.must("alloc(100)")
+    bypass = statically(measured, raw, 1500) if way == "static" else unloaded(measured, 1500)
+    bypasses.append(bypass)
+    wait_for(lambda: measured.status().over)
+    held = {process.pid: process.cards[0].measured_bytes for process in measured.status().processes}
+    expected_mib = 1500 if way == "static" else 1500 + CONTEXT_MIB
+    assert held == {worker.pid: (CONTEXT_MIB + 100) * MIB, bypass.pid: expected_mib * MIB}
+    line = next(line for line in reversed(measured_node.arbiter_log) if "holds more GPU memory" in line)
+    assert f'"pid": {bypass.pid}' in line
+    assert '"limit_mib": 1000' in line
+    assert bypass.process.poll() is None, "the policy is to report"
+    bypass.close()
+    wait_for(lambda: not measured.status().over)
+    assert alive(worker)
+
+
+def test_policy_kill_ends_the_offender_and_leaves_its_siblings(
+    measured: Stage, raw: Path, bypasses: list[Bypass]
+) -> None:
+    set_policy(measured, "kill")
+    worker = measured.worker()
+    worker.must("alloc(600)")
+    bypass = statically(measured, raw, 700)
+    bypasses.append(bypass)
+    assert bypass.process.wait(10) == -9
+    wait_for(lambda: not measured.status().over)
+    assert alive(worker)
+
+
+def test_a_container_at_its_limit_is_not_over_it(measured: Stage) -> None:
+    set_policy(measured, "kill")
+    workers = [measured.worker(), measured.worker()]
+    for worker in workers:
+        while worker.ask("alloc(20)")[0] == 0:
+            pass
+    assert measured.true_mib(*workers) > 960
+    readings = measured.status().processes[0].cards[0].measured_bytes
+    wait_for(lambda: measured.status().cards[0].used_bytes > 350 * MIB)  # stated a second later: two more readings
+    assert readings
+    assert not measured.status().over
+    assert all(alive(worker) for worker in workers)
+
+
+def test_another_containers_excess_is_not_this_ones(
+    measured: Stage, measured_node: Stage, raw: Path, bypasses: list[Bypass]
+) -> None:
+    other = Stage(measured_node.build, measured_node.folder, f"{measured.key}-other")
+    other.grant((CARDS[0], 1000))
+    worker = measured.worker()
+    bypasses.append(statically(other, raw, 1500))
+    wait_for(lambda: other.status().over)
+    assert not measured.status().over
+    assert [process.pid for process in measured.status().processes] == [worker.pid]
