@@ -1,14 +1,16 @@
 """`make demo`: Tangram from nothing to pods that share a GPU, each step shown with the command that a user would type.
 
 Brings up a local cluster (or takes the one in KUBECONFIG), installs the chart, and lets the cluster speak for itself: what the demo
-prints about pods and nodes is what kubectl printed.
+prints about pods and nodes is what kubectl printed. Every command that it runs is printed, and can be typed again in the root of
+the tree.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-import shutil
+import shlex
 import subprocess
 import sys
 import time
@@ -18,21 +20,23 @@ from typing import Final
 from rich.console import Console
 from rich.rule import Rule
 
-from hack.kubectl import CommandFailed, Kubectl
-from hack.stack import NAMESPACE, ROOT, install_chart, install_fake_driver
-from hack.waiting import NotSoon, eventually
+from hack.kubectl import ROOT, CommandFailed, Kubectl
+from hack.stack import NAMESPACE, install_chart, install_fake_driver
 
-CARDS: Final = "card h200\n"
-"""One H200, as the fake driver is told."""
+CARDS: Final = "card h200 count=2"
+"""Two H200, as the fake driver is told."""
 
-PODS: Final = ROOT / "examples/01-shares/pods.yaml"
-GREEDY: Final = ROOT / "examples/02-past-the-grant/pod.yaml"
-HUGE: Final = ROOT / "examples/03-fits-nowhere/pod.yaml"
+PODS: Final = "examples/01-shares/pods.yaml"
+GREEDY: Final = "examples/02-past-the-grant/pod.yaml"
+TRAIN: Final = "examples/03-no-single-gpu/train.yaml"
+EVALUATE: Final = "examples/03-no-single-gpu/evaluate.yaml"
 DEMO: Final = "tangram-demo"
 
 REAL_GPU_VALUES: Final = {"driver": {"root": "/"}, "node": {"privileged": "auto", "plugin": {"extraEnv": []}}}
-POD_COLUMNS: Final = "POD:.metadata.name,GPU:.metadata.annotations.tangram\\.sh/gpus\\.main,STATUS:.status.phase"
-EVENT_COLUMNS: Final = "REASON:.reason,MESSAGE:.message"
+POD_COLUMNS: Final = (
+    "custom-columns=POD:.metadata.name,GPU:.metadata.annotations.tangram\\.sh/gpus\\.main,STATUS:.status.phase"
+)
+WHY_COLUMNS: Final = "custom-columns=POD:.metadata.name,STATUS:.status.phase,WHY:.status.conditions[0].message"
 
 
 class Demo:
@@ -52,15 +56,22 @@ class Demo:
         if why:
             self.console.print(why, style="dim", highlight=False)
 
-    def say_command(self, command: str) -> None:
-        """What a user would type."""
+    def tell(self, command: str) -> None:
+        """What is run, as a person would type it."""
         self.console.print(f"$ {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        """What a command printed."""
+        self.console.print(text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
+
     def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = ()) -> None:
-        """Print a kubectl command and what it says; `only` keeps the lines that contain one of these."""
-        self.say_command(f"kubectl {' '.join(arguments)}")
-        lines = [line for line in kubectl(*arguments).splitlines() if not only or any(word in line for word in only)]
-        self.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        """Run kubectl and print what it says; `only` keeps the lines that contain one of these."""
+        if not only:
+            self.say(kubectl(*arguments))
+            return
+        self.say(
+            kubectl.shell(f"{shlex.join(['kubectl', *arguments])} | grep {shlex.join(f'-e{word}' for word in only)}")
+        )
 
     def in_demo(self, kubectl: Kubectl, *arguments: str) -> None:
         """`show` in the demo's namespace."""
@@ -70,7 +81,9 @@ class Demo:
         """Images and a cluster of our own."""
         self.step("A Kubernetes cluster on this machine", "Built and started the first time; seconds when it is there.")
         for program in (["hack.images", "build"], ["hack.cluster", "up"], ["hack.cluster", "load"]):
-            subprocess.run([sys.executable, "-m", *program], check=True, cwd=ROOT)
+            self.tell(f"uv run python -m {' '.join(program)}")
+            # the paths that it prints are for programs; what a person wants to see is on standard error
+            subprocess.run([sys.executable, "-m", *program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def install(self, kubectl: Kubectl) -> str:
         """Driver if need be, and the chart. Returns the name of the node that offers GPUs."""
@@ -78,30 +91,30 @@ class Demo:
             "Install Tangram",
             "One chart: device plugin and arbiter on each GPU node, scheduler with extender, webhook.",
         )
+        self.tell(f"export KUBECONFIG={kubectl.kubeconfig} PATH={kubectl.path.partition(':')[0]}:$PATH")
         real = real_gpus_here()
         if not real:
             self.console.print(
-                "No GPU here: a fake driver plays one H200 (real libcuda and NVML interfaces; memory is only counted)."
+                "No GPU here: a fake driver plays two H200 (real libcuda and NVML interfaces; memory is only counted)."
             )
             install_fake_driver(kubectl, CARDS)
-        self.say_command(f"helm upgrade --install tangram deploy/helm/tangram -n {NAMESPACE}")
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
-        wait_for_gpus(kubectl)
         self.show(kubectl, "-n", NAMESPACE, "get", "pods")
+        kubectl.wait("node", "jsonpath={.status.allocatable.tangram\\.sh/gpu-mem}", "--all")
 
         self.step("What the node offers", "gpu-mem counts GiB, gpu-core percent of a GPU's time, gpu whole cards.")
         node = kubectl("get", "nodes", "-o", "name").split()[0]
-        self.show(kubectl, "describe", node, only=("Capacity:", "Allocatable:", "tangram.sh/gpu"))
+        self.show(kubectl, "describe", node, only=("Capacity:", "Allocatable:", "tangram.sh/gpu.*:"))
         return node
 
     def share(self, kubectl: Kubectl, node: str) -> None:
         """Three pods on one GPU, and what each sees of it."""
-        self.step("Three pods ask for pieces of one GPU", str(PODS.relative_to(ROOT)))
+        self.step("Three pods ask for pieces of one GPU", "A plain pod spec: two lines under limits, nothing else.")
         fresh_namespace(kubectl)
-        self.console.print(PODS.read_text(), highlight=False, markup=False)
-        self.in_demo(kubectl, "apply", "-f", str(PODS.relative_to(ROOT)))
+        self.say(kubectl.shell(f"cat {PODS}"))
+        self.in_demo(kubectl, "apply", "-f", PODS)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
-        self.in_demo(kubectl, "get", "pods", "-o", f"custom-columns={POD_COLUMNS}")
+        self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
         self.step("Each sees its own share, as CUDA and nvidia-smi tell it")
         for pod in ("chat", "embed", "notebook"):
@@ -109,34 +122,42 @@ class Demo:
         self.in_demo(kubectl, "exec", "chat", "--", "nvidia-smi")
 
         self.step("The node's books")
-        self.show(kubectl, "describe", node, only=("Allocated resources:", "  Resource ", "tangram.sh/gpu"))
+        self.show(kubectl, "describe", node, only=("Allocated resources:", "  Resource ", "tangram.sh/gpu[^:]*$"))
 
     def refuse(self, kubectl: Kubectl) -> None:
-        """What is past a grant, and what fits nowhere."""
+        """What is past a grant."""
         self.step(
             "A pod that takes more than its grant",
             "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit; its neighbours go on.",
         )
-        self.in_demo(kubectl, "apply", "-f", str(GREEDY.relative_to(ROOT)))
+        self.in_demo(kubectl, "apply", "-f", GREEDY)
         kubectl("-n", DEMO, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/greedy", "--timeout=120s")
         self.in_demo(kubectl, "logs", "greedy")
         self.in_demo(kubectl, "logs", "chat", "--tail=1")
         self.in_demo(kubectl, "get", "pods")
 
-        self.step("A pod that fits nowhere", "It stays Pending, and its event says why.")
-        self.in_demo(kubectl, "apply", "-f", str(HUGE.relative_to(ROOT)))
-        wait_for_event(kubectl, "too-large", "FailedScheduling")
-        self.in_demo(kubectl, "get", "pod", "too-large")
-        of_pod = "involvedObject.name=too-large,reason=FailedScheduling"
-        self.in_demo(kubectl, "get", "events", "--field-selector", of_pod, "-o", f"custom-columns={EVENT_COLUMNS}")
+    def wait_for_room(self, kubectl: Kubectl) -> None:
+        """What fits the node's total and no GPU."""
+        self.step(
+            "A pod that fits on no single GPU",
+            "110 GiB: the node has 120 free, 100 on one GPU and 20 on the other. It waits, says why, and starts when there is room.",
+        )
+        self.in_demo(kubectl, "apply", "-f", TRAIN)
+        kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/train", "--timeout=120s")
+        self.in_demo(kubectl, "apply", "-f", EVALUATE)
+        kubectl("-n", DEMO, "wait", "--for=condition=PodScheduled=False", "pod/evaluate", "--timeout=120s")
+        self.in_demo(kubectl, "get", "pod", "evaluate", "-o", WHY_COLUMNS)
+        self.in_demo(kubectl, "delete", "pod", "train")
+        kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/evaluate", "--timeout=120s")
+        self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
     def end(self, kubectl: Kubectl) -> None:
         """Where to go from here."""
         self.step("Done")
-        program = shutil.which("kubectl", path=kubectl.path)
         self.console.print(
             f"The cluster stays up. Look around:\n\n"
-            f"    export KUBECONFIG={kubectl.kubeconfig}\n    {program} -n {DEMO} get pods\n\n"
+            f"    export KUBECONFIG={kubectl.kubeconfig} PATH={kubectl.path.partition(':')[0]}:$PATH\n"
+            f"    kubectl -n {DEMO} get pods\n\n"
             "Clean up:\n\n    make cluster-down     # stops everything and leaves nothing behind but the build cache",
             highlight=False,
             soft_wrap=True,
@@ -152,25 +173,20 @@ def fresh_namespace(kubectl: Kubectl) -> None:
     """The demo's namespace, without what an earlier run left."""
     kubectl("delete", "namespace", DEMO, "--ignore-not-found", "--wait", "--timeout=120s")
     kubectl("create", "namespace", DEMO)
-    eventually(
-        lambda: kubectl("-n", DEMO, "get", "serviceaccount", "default", "--ignore-not-found"),
-        "the namespace's service account",
-    )
+    kubectl("-n", DEMO, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
 
 
-def wait_for_gpus(kubectl: Kubectl) -> None:
-    """Until a node offers gpu-mem."""
-    look = "jsonpath={.items[*].status.allocatable['tangram\\.sh/gpu-mem']}"
-    eventually(lambda: kubectl("get", "nodes", "-o", look).strip(" 0"), "a node that offers tangram.sh/gpu-mem")
-
-
-def wait_for_event(kubectl: Kubectl, pod: str, reason: str) -> None:
-    """Until a pod has an event of this reason."""
-    selector = f"involvedObject.name={pod},reason={reason}"
-    eventually(
-        lambda: kubectl("-n", DEMO, "get", "events", "--field-selector", selector, "-o", "name"),
-        f"event {reason} on {pod}",
-    )
+def run(demo: Demo) -> None:
+    """All steps."""
+    if "KUBECONFIG" not in os.environ:
+        demo.cluster()
+    kubectl = dataclasses.replace(Kubectl.local(), tell=demo.tell)
+    node = demo.install(kubectl)
+    demo.share(kubectl, node)
+    demo.refuse(kubectl)
+    if not real_gpus_here():  # the sizes are those of the two cards that the fake driver plays
+        demo.wait_for_room(kubectl)
+    demo.end(kubectl)
 
 
 def main() -> int:
@@ -180,16 +196,9 @@ def main() -> int:
     )
     parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
-    demo = Demo(console)
     try:
-        if "KUBECONFIG" not in os.environ:
-            demo.cluster()
-        kubectl = Kubectl.local()
-        node = demo.install(kubectl)
-        demo.share(kubectl, node)
-        demo.refuse(kubectl)
-        demo.end(kubectl)
-    except (CommandFailed, NotSoon, subprocess.CalledProcessError) as error:
+        run(Demo(console))
+    except (CommandFailed, subprocess.CalledProcessError) as error:
         console.print(f"\nThe demo stopped: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0

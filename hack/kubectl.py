@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hack.cluster.layout import Layout
+
+ROOT: Final = Path(__file__).resolve().parent.parent
 
 
 class CommandFailed(Exception):
     """A command ended with another status than 0. The text has the command and what it printed."""
 
 
+def _nobody(_command: str) -> None:
+    """Commands are told to nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """Runs kubectl and helm against one cluster."""
+    """Runs kubectl and helm against one cluster, in the root of the tree. `tell` gets each command as a person would type it."""
 
     kubeconfig: Path
     path: str = field(default_factory=lambda: os.environ.get("PATH", ""))
+    tell: Callable[[str], None] = _nobody
 
     @classmethod
     def local(cls) -> Kubectl:
@@ -40,18 +48,21 @@ class Kubectl:
         found = shutil.which(program, path=self.path)
         if found is None:
             raise CommandFailed(f"{program} is not on the PATH ({self.path})")
+        self.tell(shlex.join([program, *arguments]))
+        return self._run([found, *arguments], f"{program} {' '.join(arguments)}", stdin, timeout_s)
+
+    def shell(self, command: str, timeout_s: float = 300) -> str:
+        """Standard output of a line for the shell."""
+        self.tell(command)
+        return self._run(["/bin/sh", "-c", command], command, None, timeout_s)
+
+    def _run(self, words: Sequence[str], name: str, stdin: str | None, timeout_s: float) -> str:
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": self.path}
         done = subprocess.run(
-            [found, *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": self.path},
+            words, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=environment, cwd=ROOT
         )
         if done.returncode:
-            raise CommandFailed(
-                f"{program} {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}".strip()
-            )
+            raise CommandFailed(f"{name}: exit {done.returncode}\n{done.stdout}{done.stderr}".strip())
         return done.stdout
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = 300) -> str:

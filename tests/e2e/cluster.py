@@ -10,10 +10,12 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hack.cluster import node as local_node
 from hack.cluster import processes
+from hack.cluster.cgroups import GROUP
 from hack.cluster.layout import Layout
 from hack.kubectl import CommandFailed, Kubectl
 from hack.stack import NAMESPACE, install_chart
@@ -137,9 +139,17 @@ class Cluster:
         self.kubectl("-n", NAMESPACE, "rollout", "status", kind, "--timeout=120s")
 
     def upgrade(self, values: Mapping[str, Any]) -> None:
-        """`helm upgrade` with further values, and wait until the new parts serve."""
+        """`helm upgrade` with further values, and wait until only the new parts serve.
+
+        A webhook that was told to end goes on answering for a while, over connections that the API server keeps.
+        """
         install_chart(self.kubectl, values)
+        eventually(lambda: not self._ending(), "the old parts have ended")
         self.wait_for_gpus()
+
+    def _ending(self) -> list[str]:
+        listed = self.kubectl.get("-n", NAMESPACE, "pods")["items"]
+        return [pod["metadata"]["name"] for pod in listed if "deletionTimestamp" in pod["metadata"]]
 
     def restart_kubelet(self) -> None:
         """Stop the first node's kubelet and start it again. Local cluster only."""
@@ -160,6 +170,23 @@ class Cluster:
         finally:
             os.kill(pid, signal.SIGCONT)
 
+    def signal_program(self, program: str, number: signal.Signals) -> None:
+        """Send a signal to every process of the cluster's containers that runs a program. Local cluster only."""
+        pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if runs_in_a_container(folder, program)]
+        assert pids, f"no process of the cluster runs {program}"
+        for pid in pids:
+            os.kill(pid, number)
+
+    def assigned_amounts(self, namespace: str) -> dict[tuple[str, str], int]:
+        """(GPU UUID, resource) -> units that the assignments of a namespace's pods add up to."""
+        counted: Counter[tuple[str, str]] = Counter()
+        for pod in self.kubectl.get("-n", namespace, "pods")["items"]:
+            for pieces in json.loads(pod["metadata"]["annotations"]["tangram.sh/assignment"])["containers"].values():
+                for piece in pieces:
+                    counted[piece["uuid"], "gpu-mem"] += piece["mib"] // 1024
+                    counted[piece["uuid"], "gpu-core"] += piece.get("core", 0)
+        return {key: amount for key, amount in counted.items() if amount}
+
     def kubelet_devices(self, namespace: str) -> dict[tuple[str, str], int]:
         """(GPU UUID, resource) -> devices that the kubelet's own checkpoint counts for the pods of a namespace."""
         uids = {pod["metadata"]["uid"] for pod in self.kubectl.get("-n", namespace, "pods")["items"]}
@@ -171,3 +198,12 @@ class Cluster:
                 ids = [device for devices in entry["DeviceIDs"].values() for device in devices]
                 counted.update((uuid_of(device), entry["ResourceName"].partition("/")[2]) for device in ids)
         return dict(counted)
+
+
+def runs_in_a_container(process: Path, program: str) -> bool:
+    """Is this folder of /proc a process of the local cluster's pods that runs the program?"""
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return f"/{GROUP}/" in (process / "cgroup").read_text() and any(Path(word).name == program for word in words)
+    except OSError:  # it ended meanwhile
+        return False

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from hack.cluster.layout import Layout
-from hack.stack import FAKE_DRIVER_ROOT, ROOT, install_chart, install_fake_driver
+from hack.kubectl import ROOT
+from hack.stack import FAKE_DRIVER_ROOT, install_fake_driver
 from tests.e2e.cards import CARDS
 from tests.e2e.cluster import Cluster
 from tests.e2e.objects import container, pod, share
@@ -43,16 +44,12 @@ def nvidia(cluster: Cluster) -> Iterator[Cluster]:
     install_fake_driver(cluster.kubectl, "card a100-80 count=2\n")
     try:
         generate_specification()
-        install_chart(
-            cluster.kubectl,
-            {"accessMode": "nvidia", "runtimeClassName": "nvidia", "node": {"plugin": {"extraEnv": []}}},
-        )
-        cluster.wait_for_gpus()
+        cluster.upgrade({"accessMode": "nvidia", "runtimeClassName": "nvidia", "node": {"plugin": {"extraEnv": []}}})
         yield cluster
     finally:
         on_the_node("rm", "-f", SPECIFICATION)
         install_fake_driver(cluster.kubectl, CARDS)
-        install_chart(cluster.kubectl)
+        cluster.upgrade({})
         cluster.wait_for_gpus("tangram.sh/mig-1g.10gb")
 
 
