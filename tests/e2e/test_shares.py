@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -101,19 +100,7 @@ def test_memory_and_core_are_always_on_the_same_gpu(cluster: Cluster, namespace:
     for thing in pods:
         name = thing["metadata"]["name"]
         assert cluster.sees(namespace, name) == cluster.assigned(namespace, name)
-    assert_kubelet_agrees(cluster, namespace, [thing["metadata"]["name"] for thing in pods])
-
-
-def assert_kubelet_agrees(cluster: Cluster, namespace: str, names: list[str]) -> None:
-    """I3: summed over the pods, the kubelet counts as much memory and core on each GPU as the assignments say."""
-    ours: dict[tuple[str, str], int] = {}
-    for name in names:
-        text = cluster.pod(namespace, name)["metadata"]["annotations"]["tangram.sh/assignment"]
-        for pieces in json.loads(text)["containers"].values():
-            for piece in pieces:
-                for resource, amount in (("gpu-mem", piece["mib"] // 1024), ("gpu-core", piece.get("core", 0))):
-                    ours[piece["uuid"], resource] = ours.get((piece["uuid"], resource), 0) + amount
-    assert cluster.kubelet_devices(namespace) == {key: amount for key, amount in ours.items() if amount}
+    assert cluster.kubelet_devices(namespace) == cluster.assigned_amounts(namespace), "I3"
 
 
 @pytest.mark.timeout(900)
