@@ -32,6 +32,8 @@ class Claim:
     assignment: Assignment
     sizes: Mapping[Size, frozenset[str]] = field(default_factory=dict)
     """While the pod may still be given its devices: size -> UUIDs of the container that asks for it."""
+    key: str = ""
+    """The pod, as `namespace/name`."""
 
 
 def sizes_of(ask: PodAsk, assignment: Assignment, names: Names) -> dict[Size, frozenset[str]]:

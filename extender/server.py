@@ -27,7 +27,7 @@ def scheduler_app(verbs: Verbs) -> App:
             case "POST", "/bind":
                 return HTTPStatus.OK, _JSON, await verbs.bind(body)
             case "GET", "/snapshot":
-                return HTTPStatus.OK, _JSON, verbs.snapshot()
+                return HTTPStatus.OK, _JSON, await verbs.snapshot()
             case _, "/filter" | "/bind" | "/snapshot":
                 return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, f"{path} does not answer {method}\n".encode()
             case _:

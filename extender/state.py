@@ -29,6 +29,7 @@ from vgpu.names import Names
 from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk, asks_for_ours, pod_ask
+from vgpu.snapshot import Free, NodeRecord, PodRecord, Snapshot, Starting
 
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that may hold something. A pod that ends leaves the watch as if deleted."""
@@ -110,7 +111,7 @@ class State:
 
     def _claim(self, pod: Pod, assignment: Assignment) -> Claim:
         sizes = {} if pod.status.start_time else sizes_of(self._ask_or_nothing(pod), assignment, self.names)
-        return Claim(pod.spec.node_name, assignment, sizes)
+        return Claim(pod.spec.node_name, assignment, sizes, pod.key)
 
     def _unassigned(self, pod: Pod) -> None:
         if self._ask_or_nothing(pod) and pod.uid not in self.unassigned:
@@ -187,7 +188,7 @@ class State:
         """Hold a place for a pod until it is bound, or time is up."""
         self.reservations.put(uid, key, placement.node, self._clock())
         sizes = sizes_of(ask, placement.assignment, self.names)
-        self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes))
+        self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes, key))
 
     def assume(self, pod: Pod) -> None:
         """The API says that this pod is bound; the watch will say so too, or has already. Until then the place is held.
@@ -247,6 +248,27 @@ class State:
         self.repaired += 1
         log.error("a node's books were wrong and are mended", node=node)
         return False
+
+    def snapshot(self) -> Snapshot:
+        """All of it, as it is now."""
+        fleet = self.fleet
+        nodes = []
+        for name, inventory in self._nodes.items():
+            free: tuple[Free, ...] = ()
+            if name in fleet:
+                at, cards = fleet.column[name], fleet.inventory[name].cards
+                mib, percent = fleet.free_mib[: len(cards), at].tolist(), fleet.free_percent[: len(cards), at].tolist()
+                free = tuple(Free(card.uuid, *left) for card, *left in zip(cards, mib, percent, strict=True))
+            excluded = UNREADABLE_ASSIGNMENT if name in self._blocked else self._excluded.get(name, "")
+            nodes.append(NodeRecord(name, inventory, excluded, free))
+        return Snapshot(self.names.domain, self.unit_mib, tuple(nodes), tuple(map(self._record, self.claims)))
+
+    def _record(self, of: tuple[str, Claim]) -> PodRecord:
+        uid, claim = of
+        reservation = self.reservations.get(uid)
+        starting = tuple(Starting(resource, quantity, uuids) for (resource, quantity), uuids in claim.sizes.items())
+        stage = reservation.stage if reservation else "seen bound"
+        return PodRecord(uid, claim.key, claim.node, stage, claim.assignment, starting)
 
 
 def small_pod(names: Names) -> Callable[[Pod], Pod]:

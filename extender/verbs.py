@@ -6,6 +6,7 @@ To add a verb: a method here, a struct in `wire`, a route in `server`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from extender.metrics import Metrics
 from extender.state import State
 from extender.wire import BindingArgs, BindingResult, FilterReader, FilterResult
 from vgpu.errors import TangramError
+from vgpu.snapshot import snapshot_to_json
 
 log = structlog.get_logger("extender")
 
@@ -68,6 +70,9 @@ class Verbs:
         self._metrics.count("bind", outcome, time.perf_counter() - started)
         return self._encoder.encode(BindingResult(error))
 
-    def snapshot(self) -> bytes:
-        """To be written."""
-        return b"{}"
+    async def snapshot(self) -> bytes:
+        """The state, to be kept or replayed (`vgpu.snapshot`). Written beside the event loop, so that the scheduler waits little."""
+        started = time.perf_counter()
+        body = await asyncio.to_thread(snapshot_to_json, self._state.snapshot())
+        self._metrics.count("snapshot", "taken", time.perf_counter() - started)
+        return body

@@ -1,0 +1,205 @@
+"""The whole of what the extender decides by, as one document: a bug report is a file, and a question about the past has an answer.
+
+    extender --GET /snapshot--> file --snapshot_from_json--> fleet_of --place, explain--> what it would have decided
+
+Inventories and assignments stand in it as they stand in their annotations, each with its own version, and are checked as strictly.
+What is free follows from both; the extender's own count of it is written beside, so that a wrong one shows (`drift`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from vgpu.codec import assignment_from_json, assignment_to_json, inventory_from_json, inventory_to_json
+from vgpu.errors import BadDocument, NewerVersion
+from vgpu.fleet import Fleet
+from vgpu.grant import Assignment
+from vgpu.inventory import Inventory
+
+VERSION: Final = 1
+
+STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound")
+"""How far a pod is; the last is the only one that the API server has told of. The others are this extender's promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What is left of one card, by the extender's count."""
+
+    uuid: str
+    mib: int
+    core_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node as the extender knows it."""
+
+    name: str
+    inventory: Inventory | None
+    """None: it publishes none, or one that cannot be read."""
+    excluded: str = ""
+    """Why it takes no pods until something is mended; empty when it takes some."""
+    free: tuple[Free, ...] = ()
+    """Per card, where the node takes pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A size that the kubelet could mistake another pod's container for."""
+
+    resource: str
+    quantity: int
+    uuids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """A pod that holds something."""
+
+    uid: str
+    key: str
+    """`namespace/name`."""
+    node: str
+    stage: str
+    """One of `STAGES`."""
+    assignment: Assignment
+    starting: tuple[Starting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment of the extender."""
+
+    domain: str
+    unit_mib: int
+    nodes: tuple[NodeRecord, ...]
+    pods: tuple[PodRecord, ...]
+
+
+class _Node(msgspec.Struct, omit_defaults=True):
+    name: str
+    inventory: msgspec.Raw = msgspec.Raw(b"null")
+    excluded: str = ""
+    free: tuple[Free, ...] = ()
+
+
+class _Pod(msgspec.Struct, omit_defaults=True):
+    uid: str
+    key: str
+    node: str
+    stage: str
+    assignment: msgspec.Raw
+    starting: tuple[Starting, ...] = ()
+
+
+class _Document(msgspec.Struct):
+    v: int
+    domain: str
+    unit_mib: int
+    nodes: list[_Node]
+    pods: list[_Pod]
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+def snapshot_to_json(snapshot: Snapshot) -> bytes:
+    """The document. Takes some 0.5 s for 10,000 nodes with 8 cards (measured): not for an event loop."""
+    nodes = [
+        _Node(
+            one.name,
+            msgspec.Raw(inventory_to_json(one.inventory).encode() if one.inventory else b"null"),
+            one.excluded,
+            one.free,
+        )
+        for one in snapshot.nodes
+    ]
+    pods = [
+        _Pod(
+            one.uid,
+            one.key,
+            one.node,
+            one.stage,
+            msgspec.Raw(assignment_to_json(one.assignment).encode()),
+            one.starting,
+        )
+        for one in snapshot.pods
+    ]
+    return msgspec.json.encode(_Document(VERSION, snapshot.domain, snapshot.unit_mib, nodes, pods))
+
+
+def snapshot_from_json(body: bytes) -> Snapshot:
+    """Raises BadDocument that names the node or pod; NewerVersion when a newer extender wrote it."""
+    version = _decode(body, _Version).v
+    if version != VERSION:
+        raise (NewerVersion if version > VERSION else BadDocument)(
+            f"snapshot is of version {version}: this Tangram reads version {VERSION}"
+        )
+    document: _Document = _decode(body, _Document)
+    return Snapshot(
+        document.domain,
+        document.unit_mib,
+        tuple(_node(one) for one in document.nodes),
+        tuple(_pod(one) for one in document.pods),
+    )
+
+
+def fleet_of(snapshot: Snapshot) -> Fleet:
+    """The fleet that inventories and assignments make, to place pods on."""
+    fleet = Fleet()
+    for one in snapshot.nodes:
+        if one.inventory is not None and not one.excluded:
+            fleet.set_node(one.name, one.inventory)
+    for pod in snapshot.pods:
+        for piece in pod.assignment.held():
+            fleet.debit(pod.node, piece)
+    return fleet
+
+
+def drift(snapshot: Snapshot) -> Iterator[tuple[str, Free, Free]]:
+    """(node, the extender's count, the right one) of every card where they differ."""
+    fleet = fleet_of(snapshot)
+    for one in snapshot.nodes:
+        for row, said in enumerate(one.free):
+            at = fleet.column[one.name]
+            right = Free(said.uuid, int(fleet.free_mib[row, at]), int(fleet.free_percent[row, at]))
+            if right != said:
+                yield one.name, said, right
+
+
+def _node(one: _Node) -> NodeRecord:
+    try:
+        inventory = None if bytes(one.inventory) == b"null" else inventory_from_json(bytes(one.inventory).decode())
+    except BadDocument as error:
+        raise BadDocument(f"snapshot: node {one.name[:80]}: {error}") from None
+    cards = inventory.cards if inventory and not one.excluded else ()
+    if one.free and [free.uuid for free in one.free] != [card.uuid for card in cards]:
+        raise BadDocument(
+            f"snapshot: node {one.name[:80]}: free names {len(one.free)} cards: they must be the {len(cards)} that may be given, in the inventory's order"
+        )
+    return NodeRecord(one.name, inventory, one.excluded, one.free)
+
+
+def _pod(one: _Pod) -> PodRecord:
+    if one.stage not in STAGES:
+        raise BadDocument(
+            f"snapshot: pod {one.key[:80]}: stage is {one.stage[:80]!r}: it must be one of {', '.join(STAGES)}"
+        )
+    try:
+        assignment = assignment_from_json(bytes(one.assignment).decode())
+    except BadDocument as error:
+        raise BadDocument(f"snapshot: pod {one.key[:80]}: {error}") from None
+    return PodRecord(one.uid, one.key, one.node, one.stage, assignment, one.starting)
+
+
+def _decode(body: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadDocument(f"snapshot cannot be read: {str(error)[:300]}") from None
