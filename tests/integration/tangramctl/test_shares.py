@@ -17,6 +17,7 @@ from tests.integration.tangramctl.conftest import (
     SMALL_MIB,
     Ctl,
     arbiters,
+    wait_for,
 )
 
 
@@ -42,6 +43,20 @@ def test_two_runs_share_a_card_and_each_has_its_own_limit(ctl: Ctl) -> None:
         [one.process.pid],
         [other.process.pid],
     ]
+
+
+def test_what_cuda_itself_takes_is_inside_the_share(ctl: Ctl) -> None:
+    ctl.cards.write_text("card t4 memory_mib=4096 context_mib=100\n")
+    probe = ctl.probe("1000Mi")
+    assert probe.info_mib() == (900, 1000)
+    assert probe.alloc(901) == OUT_OF_MEMORY
+    assert probe.alloc(900) == 0
+
+    def amounts() -> list[int]:
+        (card,) = ctl.ps()[0]["cards"]
+        return [card[f"{name}_bytes"] // MIB for name in ("limit", "leased", "context")]
+
+    wait_for(lambda: amounts() == [1000, 900, 100])
 
 
 TWO_PROBES = f"""

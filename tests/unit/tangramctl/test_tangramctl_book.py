@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,9 +90,10 @@ def test_a_zombie_does_not_live(machine: Machine) -> None:
 
 
 def test_what_a_kill_in_the_middle_of_writing_left_is_taken_away(machine: Machine) -> None:
-    (machine.grants / ".0123456789abcdef").mkdir()
-    (machine.grants / "0123456789abcdef").mkdir()  # in the middle of being taken away: run.json first
     run = book.write(machine, ("x",), PIECE, TERMS)
+    (machine.grants / ".0123456789abcdef").mkdir()
+    shutil.copytree(machine.grants / run.key, machine.grants / ".0123456789abcdee")  # just before its renaming
+    (machine.grants / "0123456789abcdef").mkdir()  # in the middle of being taken away: run.json first
     assert book.runs(machine) == [run]
     assert [folder.name for folder in machine.grants.iterdir()] == [run.key]
 
