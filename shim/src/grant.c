@@ -253,7 +253,7 @@ enum grant_state grant_ready(void)
     int state = atomic_load_explicit(&tangram.grant.state, memory_order_acquire);
     if (state != GRANT_UNREAD)
         return (enum grant_state)state;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&tangram.setup);
     state = atomic_load(&tangram.grant.state);
     if (state == GRANT_UNREAD) {
@@ -261,6 +261,6 @@ enum grant_state grant_ready(void)
         atomic_store_explicit(&tangram.grant.state, state, memory_order_release);
     }
     pthread_mutex_unlock(&tangram.setup);
-    errno = saved;
+    quiet_end(quiet);
     return (enum grant_state)state;
 }

@@ -67,10 +67,12 @@ bool lease_reserve(struct card *card, uint64_t bytes)
         return false;
     if (take(card, bytes))
         return true;
+    struct quiet quiet = quiet_begin();
     forks_watch();
     pthread_mutex_lock(&tangram.asking);
     bool taken = take(card, bytes) || ask(card, bytes);
     pthread_mutex_unlock(&tangram.asking);
+    quiet_end(quiet);
     return taken;
 }
 

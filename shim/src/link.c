@@ -154,7 +154,7 @@ bool link_meet(int patience_ms)
 
 void link_greet(void)
 {
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     if (grant_ready() == GRANT_GOOD) {
         forks_watch();
         pthread_mutex_lock(&link_->lock);
@@ -162,7 +162,7 @@ void link_greet(void)
             link_->greeted = say_hello();
         pthread_mutex_unlock(&link_->lock);
     }
-    errno = saved;
+    quiet_end(quiet);
 }
 
 /* Locked. */
@@ -226,10 +226,12 @@ static bool connected_in_time(void)
 
 bool link_wait(void)
 {
+    struct quiet quiet = quiet_begin();
     forks_watch();
     pthread_mutex_lock(&link_->lock);
     bool there = connected_in_time() && reader_needed();
     pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
     return there;
 }
 
@@ -296,11 +298,11 @@ static bool chunk_came(struct card *card)
 
 void link_settle(struct card *card)
 {
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     chunk_came(card);
     pthread_mutex_unlock(&link_->lock);
-    errno = saved;
+    quiet_end(quiet);
 }
 
 /* Locked. */
@@ -320,7 +322,7 @@ static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
 enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     while (answer == LINK_ABSENT && connected_in_time()) {
         struct wire_lease lease = {
@@ -352,7 +354,7 @@ enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_
     if (link_->begun)
         reader_needed();
     pthread_mutex_unlock(&link_->lock);
-    errno = saved;
+    quiet_end(quiet);
     return answer;
 }
 
@@ -361,11 +363,11 @@ void link_return(struct card *card, uint64_t bytes)
 {
     if (bytes == 0)
         return;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     return_unused(card, bytes);
     pthread_mutex_unlock(&link_->lock);
-    errno = saved;
+    quiet_end(quiet);
 }
 
 /* What no process of the container holds. False when that is not known: never connected, or the arbiter is away. */
@@ -395,7 +397,7 @@ static void ask_chunk_ahead(struct card *card)
 enum link_answer link_context_begin(struct card *card, bool *estimated)
 {
     enum link_answer answer = LINK_ABSENT;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     forks_watch();
     pthread_mutex_lock(&link_->lock);
     while (answer == LINK_ABSENT && connected_in_time()) {
@@ -418,14 +420,14 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
     if (link_->begun)
         reader_needed();
     pthread_mutex_unlock(&link_->lock);
-    errno = saved;
+    quiet_end(quiet);
     return answer;
 }
 
 /* After the first context was made or the last is gone. */
 void link_context_end(struct card *card, enum wire_step step, bool wait)
 {
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     if (link_->connected && atomic_load(&card->wire) >= 0) {
         uint32_t seq = next_seq() | WIRE_SEQ_CONTEXT;
@@ -435,7 +437,7 @@ void link_context_end(struct card *card, enum wire_step step, bool wait)
             answered_in_time(&link_->measured, MEASURE_MS);
     }
     pthread_mutex_unlock(&link_->lock);
-    errno = saved;
+    quiet_end(quiet);
 }
 
 /* The container's processes on a card. False when the arbiter does not say. One thread at a time. */
@@ -443,7 +445,7 @@ bool link_processes(struct card *card, struct wire_process *out, uint32_t room, 
 {
     static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
     bool known = false;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     if (!link_wait())
         return false;
     pthread_mutex_lock(&one);
@@ -460,7 +462,7 @@ bool link_processes(struct card *card, struct wire_process *out, uint32_t room, 
     }
     pthread_mutex_unlock(&link_->lock);
     pthread_mutex_unlock(&one);
-    errno = saved;
+    quiet_end(quiet);
     return known;
 }
 

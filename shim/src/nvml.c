@@ -75,11 +75,11 @@ struct ours {
 /* False: there is no memory for them. `process` is to be freed. */
 static bool our_processes(struct card *card, struct ours *ours)
 {
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     *ours = (struct ours){.process = malloc(WIRE_PROCESSES_LIMIT * sizeof *ours->process)};
     if (ours->process != NULL && !card->closed && !link_processes(card, ours->process, WIRE_PROCESSES_LIMIT, &ours->count))
         ours->count = 0;
-    errno = saved;
+    quiet_end(quiet);
     return ours->process != NULL;
 }
 

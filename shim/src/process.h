@@ -7,6 +7,7 @@
 #ifndef TANGRAM_PROCESS_H
 #define TANGRAM_PROCESS_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -183,6 +184,23 @@ void vmm_forget_all(void);
 
 /* sparse.c */
 void sparse_forget(const void *array);
+
+/* Around whatever may wait or call the kernel: the program's errno stays, and its thread is not cancelled in the middle, which
+ * would leave a lock taken for ever. */
+struct quiet {
+    int saved_errno, cancelling;
+};
+static inline struct quiet quiet_begin(void)
+{
+    struct quiet quiet = {.saved_errno = errno};
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &quiet.cancelling);
+    return quiet;
+}
+static inline void quiet_end(struct quiet quiet)
+{
+    pthread_setcancelstate(quiet.cancelling, NULL);
+    errno = quiet.saved_errno;
+}
 
 /* process.c, warn.c */
 void forks_watch(void);

@@ -73,7 +73,7 @@ bool driver_ready(void)
 {
     if (!UNLIKELY(!atomic_load_explicit(&tangram.driver_found, memory_order_acquire)))
         return true;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     void *handle = open_library("libcuda.so.1");
     if (handle != NULL) {
         struct driver found;
@@ -87,7 +87,7 @@ bool driver_ready(void)
         }
         pthread_mutex_unlock(&tangram.setup);
     }
-    errno = saved;
+    quiet_end(quiet);
     return handle != NULL;
 }
 
@@ -95,7 +95,7 @@ bool management_ready(void)
 {
     if (!UNLIKELY(!atomic_load_explicit(&tangram.management_found, memory_order_acquire)))
         return true;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     void *handle = open_library("libnvidia-ml.so.1");
     if (handle != NULL) {
         struct management found;
@@ -109,6 +109,6 @@ bool management_ready(void)
         }
         pthread_mutex_unlock(&tangram.setup);
     }
-    errno = saved;
+    quiet_end(quiet);
     return handle != NULL;
 }

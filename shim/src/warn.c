@@ -10,7 +10,7 @@ void warn_once(const char *format, ...)
 {
     if (atomic_exchange(&tangram.warned, true))
         return;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     char line[512];
     int head = snprintf(line, sizeof line, "tangram: ");
     va_list values;
@@ -25,5 +25,5 @@ void warn_once(const char *format, ...)
         ssize_t written = write(STDERR_FILENO, line, length);
         (void)written; /* a closed stderr is the program's own choice */
     }
-    errno = saved;
+    quiet_end(quiet);
 }
