@@ -124,21 +124,26 @@ def candidates(
     tenants: Sequence[Tenant], done: Done, flight: Flight, request: Request, names: Names
 ) -> Iterator[Choice]:
     """Containers that the request may be for, the likeliest first."""
-    ordered = sorted(tenants, key=lambda t: (t.leaving, bool(done.get(t.uid)), t.order))
     in_flight = next((t for t in tenants if t.uid == flight.uid), None)
     if in_flight and (choice := _next(in_flight, done.get(flight.uid, {}), request, names)):
         yield choice
-    others = [tenant for tenant in ordered if tenant.waiting and tenant.uid != flight.uid]
+
+    def likelihood(tenant: Tenant) -> tuple[bool, bool, tuple[int, str]]:
+        return tenant.leaving, bool(done.get(tenant.uid)), tenant.order
+
+    waiting = sorted((tenant for tenant in tenants if tenant.waiting), key=likelihood)
+    others = [tenant for tenant in waiting if tenant.uid != flight.uid]
     if flight.calls and (in_flight is None or in_flight.waiting):
         untouched = (tenant for tenant in others if not done.get(tenant.uid))
         yield from filter(None, (_instead(tenant, flight, request, names) for tenant in untouched))
     yield from filter(None, (_next(tenant, done.get(tenant.uid, {}), request, names) for tenant in others))
     # A waiting pod has devices already, and asks for such again: then they were taken by a twin of it. If the twin is among the
     # admitted that we gave nothing, what is its own is left over for this one; else the twin is gone and has left everything.
-    taken_for = [tenant for tenant in ordered if tenant.waiting and done.get(tenant.uid)]
+    taken_for = [tenant for tenant in waiting if done.get(tenant.uid)]
     again = [choice for tenant in taken_for if (choice := _next(tenant, {}, request, names))]
     if again:
-        twins = [tenant for tenant in ordered if not tenant.waiting and not done.get(tenant.uid)]
+        admitted = (tenant for tenant in tenants if not tenant.waiting)
+        twins = sorted((tenant for tenant in admitted if not done.get(tenant.uid)), key=likelihood)
         yield from filter(None, (_next(tenant, {}, request, names) for tenant in twins))
     yield from (replace(choice, anew=True) for choice in again)
 
@@ -171,16 +176,12 @@ def prefer(choice: Choice, available: Iterable[str], must_include: Collection[st
     picked = list(must_include)
     wanted = Counter(choice.cards)
     wanted.subtract(Counter(uuid_of(one) for one in picked))
-    taken = set(picked)
-    free: dict[str, list[str]] = {uuid: [] for uuid in choice.cards}
-    for one in available:
-        uuid = one if one in free else one.rpartition("-")[0]
-        if uuid in free and one not in taken:
-            free[uuid].append(one)
+    taken, offered = set(picked), list(available)
     for uuid in choice.cards:
-        free[uuid].sort(key=_slot)
+        # one pass over a thousand IDs for each card, at the speed of `startswith`: a card's own ID is its UUID, a slot's begins with it
+        free = [one for one in offered if one.startswith(uuid) and one not in taken]
         room = min(wanted[uuid], quantity - len(picked))
-        picked += free[uuid][: max(0, room)]
+        picked += sorted(free, key=_slot)[: max(0, room)]
     return picked if len(picked) == quantity else None
 
 
@@ -232,7 +233,7 @@ def check_room(tenants: Iterable[Tenant], cards: Collection[str], inventory: Inv
     """Invariant I1 on these cards: what pods were assigned is at most what the card has. Raises Refused."""
     mib, percent, whole, instances = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for tenant in tenants:
-        if _cards_of_pod(tenant).isdisjoint(cards):
+        if not any(piece.uuid in cards for pieces in tenant.assignment.containers.values() for piece in pieces):
             continue
         for piece in tenant.assignment.held():
             if piece.uuid in cards:

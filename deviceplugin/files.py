@@ -1,29 +1,52 @@
-"""Files that others read while we write them: written beside and renamed, so that nobody ever sees half of one."""
+"""Files that others read while we write them: written beside and renamed, so that nobody ever sees half of one.
+
+What stands beside has one fixed name, so a writer that was killed leaves at most that, and the next one takes it over.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
     """`path` holds `content` with these permission bits, or what it held before."""
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
     try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             os.fchmod(file.fileno(), mode)
-        Path(beside).replace(path)
+        beside.replace(path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 
-def make_folder(path: Path) -> None:
-    """A folder that everybody may read, whatever the umask."""
-    path.mkdir(parents=True, exist_ok=True)
+def make_folder(path: Path) -> bool:
+    """A folder that everybody may read, whatever the umask. Answers whether it is new."""
+    new = not path.is_dir()
+    if new:
+        path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o755)
+    return new
+
+
+def content_of(path: Path) -> bytes | None:
+    """None when there is no such file. Raises OSError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def size_of(path: Path) -> int:
+    """0 when there is no such file; and one is empty that a machine lost power over."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def resolve_inside(root: Path, path: Path) -> Path:

@@ -14,7 +14,6 @@ Knows files. Who gets what was decided elsewhere.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -24,7 +23,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from deviceplugin.files import make_folder, write_whole
+from deviceplugin.files import content_of, make_folder, size_of, write_whole
 from vgpu.codec import grant_from_text, grant_to_text
 from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, grant_key
 from vgpu.errors import BadDocument
@@ -55,6 +54,9 @@ class Record(msgspec.Struct, frozen=True):
         return grant_key(self.ids)
 
 
+_records = msgspec.json.Decoder(Record)
+
+
 class Grants:
     """The state folder of a node."""
 
@@ -79,33 +81,34 @@ class Grants:
 
     def prepare(self, record: Record) -> str:
         """A folder for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError."""
-        folder = self.folder(record.key)
-        make_folder(folder)
-        (folder / GRANT).unlink(missing_ok=True)
-        self._link_library(folder, anew=True)
+        key = record.key
+        folder = self.folder(key)
+        if not make_folder(folder):
+            # What a former allocation left. Also: ext4 writes a file out at once that is renamed onto another, and 5 ms of
+            # waiting for the disk is more than the rest of an admission.
+            (folder / GRANT).unlink(missing_ok=True)
+            (folder / RECORD).unlink(missing_ok=True)
+        self._link_library(folder)
         write_whole(folder / RECORD, msgspec.json.encode(record), 0o600)
-        return record.key
+        return key
 
     def restore(self, key: str) -> list[str]:
         """Put back what is missing of what a container mounts. Answers what was. Raises OSError."""
-        folder, missing = self.folder(key), []
+        folder, missing = self.folder(key), list[str]()
         if self._restore_preload():
             missing.append("ld.so.preload")
-        if not folder.is_dir():
+        if make_folder(folder):
             missing.append(str(folder))
-            make_folder(folder)
-        if not (folder / LIBRARY).exists():
+        if size_of(folder / LIBRARY) == 0:
             missing.append(LIBRARY)
-            self._link_library(folder, anew=False)
+            self._link_library(folder)
         return missing
 
     def write(self, key: str, grant: Grant) -> None:
         """The grant, for the library and the arbiter. Raises OSError."""
         path, content = self.folder(key) / GRANT, grant_to_text(grant).encode()
-        with suppress(FileNotFoundError):
-            if path.read_bytes() == content:
-                return
-        write_whole(path, content, 0o444)
+        if content_of(path) != content:
+            write_whole(path, content, 0o444)
 
     def read(self, key: str) -> Grant | None:
         """The grant as it stands, None when there is none that can be read."""
@@ -121,9 +124,8 @@ class Grants:
     def record(self, key: str) -> Record | None:
         """Our book about one allocation, None when there is none that can be read."""
         try:
-            return msgspec.json.decode((self.folder(key) / RECORD).read_bytes(), type=Record)
-        except FileNotFoundError:
-            return None
+            content = content_of(self.folder(key) / RECORD)
+            return None if content is None else _records.decode(content)
         except (OSError, msgspec.MsgspecError, UnicodeError) as error:
             log.warning("an allocation's record cannot be read", key=key, error=str(error))
             return None
@@ -159,22 +161,22 @@ class Grants:
         return gone
 
     def _restore_preload(self) -> bool:
-        path = self._root / "ld.so.preload"
-        if path.is_file() and path.read_bytes() == PRELOAD_TEXT.encode():
+        path, text = self._root / "ld.so.preload", PRELOAD_TEXT.encode()
+        if content_of(path) == text:
             return False
-        write_whole(path, PRELOAD_TEXT.encode(), 0o644)
+        write_whole(path, text, 0o644)
         return True
 
-    def _link_library(self, folder: Path, *, anew: bool) -> None:
-        target = folder / LIBRARY
-        if not anew and target.exists():
-            return
-        beside = folder / f".{LIBRARY}.new"
+    def _link_library(self, folder: Path) -> None:
+        """The installed library, in place of one of an earlier installation."""
+        target, beside = folder / LIBRARY, folder / f".{LIBRARY}.new"
+        with suppress(FileNotFoundError):
+            if target.samefile(self._installed):
+                return
         beside.unlink(missing_ok=True)
         try:
-            os.link(self._installed, beside)
+            beside.hardlink_to(self._installed)
         except OSError:
             shutil.copyfile(self._installed, beside)
             beside.chmod(0o755)
         beside.replace(target)
-        beside.unlink(missing_ok=True)  # renaming a link onto another of the same file leaves both

@@ -16,7 +16,7 @@ import grpc.aio
 import structlog
 
 from deviceplugin.offer import Offer
-from deviceplugin.server import OPTIONS, ResourceServer, Service
+from deviceplugin.server import ResourceServer, Service
 from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
 
@@ -83,14 +83,15 @@ class Kubelet:
             at = self._registered_at.get(resource)
             forgotten = at is not None and server.service.streams == 0 and loop.time() - at > STREAM_PATIENCE_S
             if at is None or forgotten:
-                await self._register(resource, server.socket.name)
+                await self._register(server)
                 self._registered_at[resource] = loop.time()
 
-    async def _register(self, resource: str, endpoint: str) -> None:
+    async def _register(self, server: ResourceServer) -> None:
+        resource = server.service.resource
         async with grpc.aio.insecure_channel(f"unix://{self._folder / 'kubelet.sock'}") as channel:
             stub = deviceplugin_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             request = pb.RegisterRequest(
-                version=API_VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS
+                version=API_VERSION, endpoint=server.socket.name, resource_name=resource, options=server.service.options
             )
             await stub.Register(request, timeout=REGISTER_DEADLINE_S)
         self.registrations += 1

@@ -174,9 +174,14 @@ class Ledger:
 
     def _drop_stale(self, uid: str, resource: str, ids: frozenset[str]) -> None:
         """The kubelet gives no device twice: who else holds one of these in our book no longer does."""
-        for other, given in self.done.items():
-            for key in [key for key, has in given.items() if key[1] == resource and other != uid and has & ids]:
-                del given[key]
+        stale = [
+            (given, key)
+            for other, given in self.done.items()
+            for key, has in given.items()
+            if key[1] == resource and other != uid and not has.isdisjoint(ids)
+        ]
+        for given, key in stale:
+            del given[key]
 
     def _given(self, choice: Choice) -> dict[tuple[str, str], frozenset[str]]:
         return self.done.get(choice.tenant.uid, {}) | dict(choice.moves)

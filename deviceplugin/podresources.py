@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 
 from vgpu.errors import TangramError
 from vgpu_pb import podresources_pb2 as pb
-from vgpu_pb import podresources_pb2_grpc
 
 DEADLINE_S: Final = 5.0
 MESSAGE_LIMIT: Final = 64 * 2**20
 """A node of 110 pods with a thousand IDs each is 6 MB; the kubelet's own client takes 16 MiB."""
+
+LIST: Final = "/v1.PodResourcesLister/List"
+REQUEST: Final = pb.ListPodResourcesRequest().SerializeToString()
+POD_TAG: Final = 0x0A
+"""Field 1 (pod_resources), of a length that follows. Specified by protobuf's encoding and the API's field numbers."""
 
 
 class KubeletSilent(TangramError):
@@ -44,28 +48,63 @@ class PodResources:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
+        self._call: Any = None
 
     async def holdings(self, domain: str) -> tuple[Holding, ...]:
         """Every device under our domain that a container has. Raises KubeletSilent."""
-        if self._channel is None:
-            options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_reconnect_backoff_ms", 1000)]
-            self._channel = grpc.aio.insecure_channel(f"unix://{self._socket}", options=options)
-        stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
-        try:
-            answer = await stub.List(pb.ListPodResourcesRequest(), timeout=DEADLINE_S, wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            raise KubeletSilent(f"pod resources at {self._socket}: {error.code().name}: {error.details()}") from None
-        return tuple(_holdings(answer, f"{domain}/"))
+        answer = pb.ListPodResourcesResponse.FromString(await self._list())
+        return tuple(_holdings(answer.pod_resources, f"{domain}/"))
+
+    async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
+        """Who has exactly these devices, as the function `holders` answers. Raises KubeletSilent."""
+        return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
 
     async def close(self) -> None:
         """Hang up."""
         if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+            channel, self._channel, self._call = self._channel, None, None
+            await channel.close()
+
+    async def _list(self) -> bytes:
+        """The kubelet's answer, encoded: what is read of it differs."""
+        if self._call is None:
+            options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_reconnect_backoff_ms", 1000)]
+            self._channel = grpc.aio.insecure_channel(f"unix://{self._socket}", options=options)
+            self._call = self._channel.unary_unary(LIST)
+        try:
+            answer: bytes = await self._call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise KubeletSilent(f"pod resources at {self._socket}: {error.code().name}: {error.details()}") from None
+        return answer
 
 
-def _holdings(answer: pb.ListPodResourcesResponse, prefix: str) -> Iterable[Holding]:
-    for pod in answer.pod_resources:
+def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:
+    """The pods of an encoded ListPodResourcesResponse in which any of these device IDs stands, and perhaps others.
+
+    A full node's answer names thousands of IDs, and each costs time once Python looks at it. So the pods are told apart by their
+    lengths (field 1, protobuf's encoding), and only those are decoded in whose bytes an ID is found.
+    """
+    wanted = [one.encode() for one in ids]
+    found, at = [], 0
+    while at < len(answer):
+        if answer[at] != POD_TAG:
+            return list(pb.ListPodResourcesResponse.FromString(answer).pod_resources)
+        length = shift = 0
+        more = True
+        while more:
+            at += 1
+            length |= (answer[at] & 0x7F) << shift
+            shift, more = shift + 7, answer[at] >= 0x80
+        at += 1
+        pod = answer[at : at + length]
+        if any(one in pod for one in wanted):
+            found.append(pb.PodResources.FromString(pod))
+        at += length
+    return found
+
+
+def _holdings(pods: Iterable[pb.PodResources], prefix: str) -> Iterable[Holding]:
+    for pod in pods:
         for container in pod.containers:
             found: dict[str, set[str]] = {}
             for devices in container.devices:

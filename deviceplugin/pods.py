@@ -74,6 +74,7 @@ class NodePods:
         self._known: dict[str, Tenant | Unreadable] = {}
         self._pods: dict[str, Pod] = {}
         self._orders: dict[str, tuple[int, str]] = {}
+        self._tenants: tuple[Tenant, ...] | None = None
         self._counter = 0
         self._changed: Callable[[], Awaitable[None]] | None = None
         self._synced: Callable[[], bool] = lambda: True
@@ -89,6 +90,7 @@ class NodePods:
 
     def on_change(self, old: Pod | None, new: Pod | None) -> None:
         """A pod of this node came, changed or went."""
+        self._tenants = None
         if old is not None and (new is None or new.uid != old.uid):
             for book in (self._known, self._pods, self._orders):
                 book.pop(old.uid, None)
@@ -104,7 +106,9 @@ class NodePods:
 
     def tenants(self) -> Sequence[Tenant]:
         """Every pod of this node with a readable assignment that is not finished."""
-        return [known for known in self._known.values() if isinstance(known, Tenant)]
+        if self._tenants is None:
+            self._tenants = tuple(known for known in self._known.values() if isinstance(known, Tenant))
+        return self._tenants
 
     def unreadable(self) -> Sequence[Unreadable]:
         """Every unfinished pod of this node that asks for our resources and cannot be served."""
@@ -124,9 +128,15 @@ class NodePods:
         """The pod with this UID."""
         return self._pods.get(uid)
 
+    def tenant(self, uid: str) -> Tenant | None:
+        """The pod with this UID as a tenant; None when it is none."""
+        known = self._known.get(uid)
+        return known if isinstance(known, Tenant) else None
+
     def find(self, namespace: str, name: str) -> Pod | None:
         """The pod under this name that is not finished, the newest when several are known."""
-        found = [p for p in self._pods.values() if p.key == f"{namespace}/{name}" and not p.finished]
+        named = (p for p in self._pods.values() if p.metadata.name == name and p.metadata.namespace == namespace)
+        found = [p for p in named if not p.finished]
         return max(found, key=lambda p: p.metadata.creation_timestamp or "", default=None)
 
     def pods(self) -> Mapping[str, Pod]:

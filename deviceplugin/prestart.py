@@ -20,7 +20,6 @@ import structlog
 from deviceplugin.allocate import Tenant
 from deviceplugin.grants import Grants, Record
 from deviceplugin.ledger import Ledger
-from deviceplugin.podresources import Holding, holders
 from deviceplugin.pods import NodePods, ask_of, initialized, read
 from kube.errors import ApiError
 from kube.objects import Pod
@@ -41,8 +40,8 @@ log = structlog.get_logger("deviceplugin.prestart")
 class Books(Protocol):
     """The kubelet's own books."""
 
-    async def holdings(self, domain: str) -> tuple[Holding, ...]:
-        """Every device under our domain that a container has."""
+    async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
+        """As `podresources.holders` answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ class PreStart:
         self._starts = {key: count for key, count in self._starts.items() if key[0] in alive}
 
     async def _who(self, resource: str, ids: Sequence[str]) -> Starting:
-        pod_name, listed = holders(await self._books.holdings(self._names.domain), resource, ids)
+        pod_name, listed = await self._books.holders(resource, ids)
         if pod_name is None:
             pod_name = self._guessed(resource, ids)
         if pod_name is None:
@@ -168,9 +167,12 @@ class PreStart:
         with suppress(TimeoutError):
             async with asyncio.timeout(WATCH_WAIT_S):
                 while True:
-                    found = self._readable(self._pods.find(namespace, name))
-                    if found and not found[1].leaving:  # a leaving pod starts nothing: its successor has the name
-                        return found
+                    pod = self._pods.find(namespace, name)
+                    tenant = self._pods.tenant(pod.uid) if pod else None
+                    if (
+                        pod and tenant and not tenant.leaving
+                    ):  # a leaving pod starts nothing: its successor has the name
+                        return pod, tenant
                     await self._pods.changed()
         try:
             pod = await self._fetch(namespace, name)

@@ -18,13 +18,20 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
 from vgpu.contract import cdi_names, mounts
 from vgpu.errors import Refused, TangramError
+from vgpu.names import Names
 from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
 
 HEALTH: Final = {True: "Healthy", False: "Unhealthy"}
 """Specified by k8s.io/kubelet, constants.go."""
 
-OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+def options(resource: str, names: Names) -> pb.DevicePluginOptions:
+    """What the kubelet should call. Before a start not for gpu-core: its container has gpu-mem too, and that call does the work."""
+    return pb.DevicePluginOptions(
+        pre_start_required=resource != names.gpu_core, get_preferred_allocation_available=True
+    )
+
 
 log = structlog.get_logger("deviceplugin.server")
 
@@ -55,6 +62,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         now: Callable[[], float] = time.time,
     ) -> None:
         self.resource = resource
+        self.options = options(resource, offer.names)
         self.streams = 0
         """ListAndWatch calls that are open: the kubelet keeps one."""
         self._offer, self._ledger, self._grants, self._prestart = offer, ledger, grants, prestart
@@ -62,7 +70,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ARG002, N802
         """What the kubelet should call."""
-        return OPTIONS
+        return self.options
 
     async def ListAndWatch(  # noqa: N802
         self,

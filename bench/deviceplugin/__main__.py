@@ -4,9 +4,10 @@
 
 A real plugin process on the fake driver (8 x H200: 1,128 memory IDs), a kubelet made of real gRPC servers in this one, an API server
 over HTTP whose watch shows each pod before it is admitted. A third of the node is in use. Each round is one container with gpu-mem
-and gpu-core: two preferred, two Allocate, two PreStart calls; the figure is the time that the
-kubelet waits for answers. The arbiter is a
-listening socket, there before PreStart as the arbiter's own is (it takes milliseconds in a process of its own).
+and gpu-core: two preferred, two Allocate, one PreStart call; the figure is the time that the kubelet waits for answers. The arbiter
+is a listening socket, there before PreStart as the arbiter's own is (it takes milliseconds in a process of its own).
+
+The plugin's resident memory is that with a kubeconfig, which takes some 20 MiB to read; in a pod there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from vgpu.grant import Slice
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
 
-CARDS = "card h200\n" * 8
+CARDS = "card h200 memory_mib=144384\n" * 8
+"""141 GiB each, as the card is sold; NVML of a real one tells 143,771 MiB, which is 140 units and so 1,120 IDs."""
 UNITS, CORE = 8, 5
 WATCH_S = 0.02
 """The watch brings a pod within this; the kubelet's own watch takes as long."""
@@ -83,7 +85,7 @@ async def measure(rounds: int, folder: Path) -> tuple[int, list[tuple[float, flo
 
 
 async def empty_calls(made: Node, rounds: int) -> list[float]:
-    """Seconds of a call that decides nothing: what gRPC itself costs here. A round is four such calls in turn and two at once."""
+    """Seconds of a call that decides nothing: what gRPC itself costs here. A round is five such calls."""
     made.kubelet.waited_s, taken = 0.0, []
     for _ in range(rounds):
         await made.kubelet.ask_options(DEFAULT.gpu_mem)

@@ -89,7 +89,10 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         """Time spent waiting for the plugin's answers."""
         self.hidden: set[tuple[str, str]] = set()
         """(pod, container) of init containers, which the kubelet does not list."""
+        self.starts_with: dict[str, bool] = {}
+        """Resource -> does its plugin want to be called before a container starts?"""
         self.changed = asyncio.Condition()
+        self._listed: dict[tuple[str, str], tuple[object, bytes]] = {}
         self._servers: list[grpc.aio.Server] = []
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -123,9 +126,9 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
 
     async def Register(self, request: dp.RegisterRequest, context: Any) -> dp.Empty:  # noqa: N802, ARG002
         assert request.version == "v1beta1"
-        assert request.options.pre_start_required
-        assert request.options.get_preferred_allocation_available
         name = request.resource_name
+        assert request.options.get_preferred_allocation_available
+        self.starts_with[name] = request.options.pre_start_required
         if old := self._watches.pop(name, None):
             old.cancel()
         if channel := self._channels.pop(name, None):
@@ -136,20 +139,32 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         return dp.Empty()
 
     async def List(self, request: Any, context: Any) -> pr.ListPodResourcesResponse:  # noqa: N802, ARG002
+        listed = [self._listed_pod(key, held) for key, held in self.books.items()]
+        return pr.ListPodResourcesResponse.FromString(b"".join(listed))
+
+    def _listed_pod(self, key: tuple[str, str], held: dict[tuple[str, str], tuple[str, ...]]) -> bytes:
+        """Encoded once for what it holds: the real kubelet is written in Go."""
+        now = (dict(held), frozenset(self.hidden))
+        was, encoded = self._listed.get(key, (None, b""))
+        if was != now:
+            encoded = self._encoded(key, held)
+            self._listed[key] = (now, encoded)
+        return encoded
+
+    def _encoded(self, key: tuple[str, str], held: dict[tuple[str, str], tuple[str, ...]]) -> bytes:
         answer = pr.ListPodResourcesResponse()
-        for (namespace, name), held in self.books.items():
-            pod = answer.pod_resources.add(name=name, namespace=namespace)
-            by_container: dict[str, pr.ContainerResources] = {}
-            for (container, resource), ids in held.items():
-                if (name, container) in self.hidden:
-                    continue
-                if container not in by_container:
-                    by_container[container] = pod.containers.add(name=container)
-                # As the real one does: IDs of one resource may come in several parts, one for each NUMA node.
-                for part in (ids[::2], ids[1::2]):
-                    if part:
-                        by_container[container].devices.add(resource_name=resource, device_ids=part)
-        return answer
+        pod = answer.pod_resources.add(name=key[1], namespace=key[0])
+        by_container: dict[str, pr.ContainerResources] = {}
+        for (container, resource), ids in held.items():
+            if (key[1], container) in self.hidden:
+                continue
+            if container not in by_container:
+                by_container[container] = pod.containers.add(name=container)
+            # As the real one does: IDs of one resource may come in several parts, one for each NUMA node.
+            for part in (ids[::2], ids[1::2]):
+                if part:
+                    by_container[container].devices.add(resource_name=resource, device_ids=part)
+        return answer.SerializeToString()
 
     async def until(self, what: Any) -> None:
         """Return when `what()` is true; asked again after each device list."""
@@ -186,12 +201,12 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
             raise
 
     async def start_container(self, pod: str, container: str, namespace: str = "default") -> None:
-        """PreStartContainer for each of its resources, all at once as the kubelet may."""
+        """PreStartContainer for each of its resources that want it, all at once as the kubelet may."""
         held = self.books[namespace, pod]
         calls = [
             self._plugin(resource).PreStartContainer(dp.PreStartContainerRequest(devices_ids=ids))
             for (of, resource), ids in held.items()
-            if of == container
+            if of == container and self.starts_with[resource]
         ]
         await self._timed(asyncio.gather(*calls))
 

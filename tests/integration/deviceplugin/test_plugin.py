@@ -335,7 +335,9 @@ async def test_the_real_arbiter_listens_in_a_new_folder_before_the_container_sta
         )  # fmt: skip
         try:
             assert arbiter.stderr
-            assert b"serving" in await arbiter.stderr.readline()
+            async with asyncio.timeout(20):
+                while b"serving" not in (line := await arbiter.stderr.readline()):
+                    assert line, "the arbiter ended"
             one = sharing("a", inventory(made), 0, 8)
             made.api.put(one.plain())
             await made.kubelet.admit(one.plain())

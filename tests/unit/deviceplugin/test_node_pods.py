@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deviceplugin.allocate import Request
 from deviceplugin.drift import drift
 from deviceplugin.offer import Offer
-from deviceplugin.podresources import Holding, holders
+from deviceplugin.podresources import Holding, holders, naming
 from deviceplugin.pods import NodePods
 from deviceplugin.prestart import which_container
 from tests.builders import PodBuilder, pod
@@ -20,6 +20,7 @@ from tests.unit.deviceplugin.builders import inventory, share, tenant, uuid
 from vgpu.grant import Slice
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
+from vgpu_pb import podresources_pb2 as pb
 
 MEM, CORE = DEFAULT.gpu_mem, DEFAULT.gpu_core
 
@@ -160,3 +161,33 @@ def test_the_ledgers_view_is_what_a_fresh_list_would_show(steps: list[str], seed
         (t.name, t.assignment.uuids("main")) for t in fresh.tenants()
     }
     assert {u.pod.key for u in made.unreadable()} == {u.pod.key for u in fresh.unreadable()}
+
+
+names = st.sampled_from([f"{uuid(card)}-{slot}" for card in range(2) for slot in (0, 1, 2, 12)])
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from([MEM, CORE]), st.lists(names, max_size=5), max_size=2), max_size=4),
+    st.lists(names, max_size=3),
+    st.integers(0, 300),
+)
+def test_pods_that_name_a_device_are_found_in_the_encoded_answer_and_no_decoding_tells_more(
+    pods: list[dict[str, list[str]]], ids: list[str], padding: int
+) -> None:
+    answer = pb.ListPodResourcesResponse()
+    for number, held in enumerate(pods):
+        one = answer.pod_resources.add(name=f"p{number}" + "x" * padding, namespace="default")
+        container = one.containers.add(name="main")
+        for resource, device_ids in held.items():
+            container.devices.add(resource_name=resource, device_ids=device_ids)
+    wanted = {i for i, held in enumerate(pods) if any(one in ids for part in held.values() for one in part)}
+    found = naming(answer.SerializeToString(), ids)
+    assert [pod for pod in answer.pod_resources if pod in found] == found
+    assert wanted <= {i for i, pod in enumerate(answer.pod_resources) if pod in found}
+
+
+def test_an_answer_with_a_field_that_we_do_not_know_is_decoded_as_a_whole() -> None:
+    answer = pb.ListPodResourcesResponse()
+    answer.pod_resources.add(name="p", namespace="default")
+    of_tomorrow = b"\x10\x01" + answer.SerializeToString()
+    assert [pod.name for pod in naming(of_tomorrow, ["x"])] == ["p"]
