@@ -1,0 +1,99 @@
+"""A snapshot says all that placement goes by: what is read back decides as the extender did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from extender.reasons import UNREADABLE_ASSIGNMENT
+from extender.state import State
+from tests.builders import mig_card, node, pod
+from vgpu.errors import BadDocument, NewerVersion
+from vgpu.names import DEFAULT
+from vgpu.placement import NoRoom, place
+from vgpu.request import PodAsk
+from vgpu.snapshot import Snapshot, drift, fleet_of, snapshot_from_json, snapshot_to_json
+
+
+def asking(state: State, mib: int = 0, mig: str = "") -> PodAsk:
+    return state.ask_of(pod("x").asking(mib=mib, mig=mig).build())
+
+
+@pytest.fixture
+def state() -> State:
+    """A cluster with a bit of everything: shares, MIG, a reserved pod, one that is starting, a node taken out."""
+    made = State(lambda: 0.0, names=DEFAULT)
+    nodes = [
+        node("n1").with_gpus(2).with_access("cdi"),
+        node("n2").with_cards(mig_card(0, "1g.10gb", "1g.10gb", node="n2")),
+        node("n3").with_gpus(1),
+        node("n4"),
+    ]
+    for built in nodes:
+        made.node_changed(None, built.build())
+    for name, node_name, ask in (
+        ("share", "n1", asking(made, 8192)),
+        ("more", "n1", asking(made, 40_960)),
+        ("mig", "n2", asking(made, mig="1g.10gb")),
+    ):
+        placement = made.place(ask, [node_name])
+        assert not isinstance(placement, NoRoom)
+        made.reserve(f"uid-{name}", f"default/{name}", ask, placement)
+    made.move("uid-more", "bound")
+    made.pod_changed(None, pod("broken").asking(mib=1024).on("n3").assigned(text="{").build())
+    return made
+
+
+def test_what_is_read_back_is_what_was_written(state: State) -> None:
+    snapshot = state.snapshot()
+    assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
+    assert [(one.key, one.stage) for one in snapshot.pods] == [
+        ("default/share", "reserved"), ("default/more", "bound"), ("default/mig", "reserved"),
+    ]  # fmt: skip
+    assert [one.name for one in snapshot.nodes if one.excluded == UNREADABLE_ASSIGNMENT] == ["n3"]
+    assert [one.name for one in snapshot.nodes if one.inventory is None] == ["n4"]
+    assert snapshot.pods[0].starting[0].resource == "tangram.sh/gpu-mem"
+
+
+def test_the_fleet_made_of_it_decides_as_the_extender_does(state: State) -> None:
+    replayed = fleet_of(snapshot_from_json(snapshot_to_json(state.snapshot())))
+    names = ["n1", "n2", "n3", "n4"]
+    for ask in (asking(state, 1024), asking(state, 81_920), asking(state, mig="1g.10gb")):
+        assert place(replayed, ask, names) == place(state.fleet, ask, names)
+    assert list(drift(state.snapshot())) == []
+
+
+def test_a_count_that_went_wrong_shows(state: State) -> None:
+    state.fleet.free_mib[1, state.fleet.column["n1"]] -= 7
+    ((name, said, right),) = drift(state.snapshot())
+    assert (name, right.mib - said.mib) == ("n1", 7)
+
+
+def wrong(snapshot: Snapshot, **changes: object) -> bytes:
+    """The document with a top-level field changed."""
+    document = msgspec.json.decode(snapshot_to_json(snapshot))
+    return msgspec.json.encode(document | changes)
+
+
+def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: State) -> None:
+    snapshot = state.snapshot()
+    with pytest.raises(NewerVersion, match="snapshot is of version 2: this Tangram reads version 1"):
+        snapshot_from_json(wrong(snapshot, v=2))
+    with pytest.raises(BadDocument, match="version 0"):
+        snapshot_from_json(wrong(snapshot, v=0))
+    for body in (b"", b"[]", b"\xff", b'{"v":1}'):
+        with pytest.raises(BadDocument, match="snapshot cannot be read"):
+            snapshot_from_json(body)
+    first = snapshot.pods[0]
+    with pytest.raises(BadDocument, match="pod default/share: stage is 'lost': it must be one of reserved"):
+        snapshot_from_json(snapshot_to_json(replace(snapshot, pods=(replace(first, stage="lost"),))))
+    pods = [{"uid": "u", "key": "a/b", "node": "n", "stage": "bound", "assignment": {"v": 9}}]
+    with pytest.raises(BadDocument, match="pod a/b: assignment is of version 9"):
+        snapshot_from_json(wrong(snapshot, pods=pods))
+    with pytest.raises(BadDocument, match="node n1: inventory cannot be read"):
+        snapshot_from_json(wrong(snapshot, nodes=[{"name": "n1", "inventory": {"v": 1}}]))
+    nodes = tuple(replace(one, free=snapshot.nodes[0].free[:1]) for one in snapshot.nodes if one.name == "n3")
+    with pytest.raises(BadDocument, match="node n3: free names 1 cards: they must be the 0"):
+        snapshot_from_json(snapshot_to_json(replace(snapshot, nodes=nodes)))
