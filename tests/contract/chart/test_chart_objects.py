@@ -117,15 +117,16 @@ def test_everything_but_the_node_pod_is_restricted(rendered: Objects) -> None:
                 assert_confined(container)
 
 
-def assert_confined(container: dict[str, Any]) -> None:
+def assert_confined(container: dict[str, Any], *capabilities: str) -> None:
     context = container["securityContext"]
     assert context["allowPrivilegeEscalation"] is False
     assert context["readOnlyRootFilesystem"] is True
-    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["capabilities"].get("add", []) == list(capabilities)
+    assert context["capabilities"]["drop"] == ["ALL"]
     assert not context.get("privileged")
 
 
-def test_the_node_pod_is_root_without_a_capability(local: Objects, nvidia: Objects) -> None:
+def test_the_node_pod_is_root_without_a_capability_but_the_guards_to_kill(local: Objects, nvidia: Objects) -> None:
     for objects in (local, nvidia):
         spec = objects.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
         assert spec["securityContext"] == {
@@ -136,7 +137,7 @@ def test_the_node_pod_is_root_without_a_capability(local: Objects, nvidia: Objec
         assert spec["hostPID"] is True
         assert "hostNetwork" not in spec
         for container in spec["containers"]:
-            assert_confined(container)
+            assert_confined(container, *(["KILL"] if container["name"] == "arbiter" else []))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,9 @@ def test_the_plugin_is_privileged_only_where_nothing_else_opens_device_nodes(
     plugin = objects.container("plugin")
     assert bool(plugin["securityContext"].get("privileged")) == privileged
     assert env(plugin)["TANGRAM_DEVICEPLUGIN_ACCESS"] == mode
-    assert_confined(objects.container("arbiter"))
+    arbiter = objects.container("arbiter")["securityContext"]
+    assert bool(arbiter.get("privileged")) == privileged, "it asks NVML too"
+    assert privileged or arbiter["capabilities"] == {"drop": ["ALL"], "add": ["KILL"]}
     given = env(objects.container("webhook"))["TANGRAM_WEBHOOK_RUNTIME_CLASS"]
     assert given == ("nvidia" if mode == "nvidia" else "")
 
@@ -179,8 +182,14 @@ def test_in_mode_cdi_the_plugin_sees_the_driver_root_and_writes_specs(local: Obj
     assert env(local.container("plugin"))["TANGRAM_DEVICEPLUGIN_HOST_DRIVER_ROOT"] == "/var/lib/tangram-fake-driver"
 
 
-def test_the_arbiter_reaches_grants_and_nothing_else(local: Objects) -> None:
-    assert local.container("arbiter")["volumeMounts"] == [{"name": "grants", "mountPath": "/var/lib/tangram/grants"}]
+def test_the_arbiter_reaches_grants_and_the_driver_and_nothing_else(local: Objects) -> None:
+    arbiter = local.container("arbiter")
+    assert {mount["mountPath"]: bool(mount.get("readOnly")) for mount in arbiter["volumeMounts"]} == {
+        "/var/lib/tangram": False,
+        "/driver-root": True,
+    }
+    assert env(arbiter)["TANGRAM_ARBITER_DRIVER_ROOT"] == "/driver-root"
+    assert env(arbiter)["TANGRAM_ARBITER_STATUS_SOCKET"] == "/var/lib/tangram/status.sock"
 
 
 def test_the_root_of_the_host_is_a_driver_root_too(helm: Helm) -> None:
@@ -194,14 +203,14 @@ def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
     assert spec["runtimeClassName"] == "nvidia"
     assert {volume["name"] for volume in spec["volumes"]} == {
         "state",
-        "grants",
         "device-plugins",
         "pod-resources",
         "token",
     }
     assert env(nvidia.container("plugin"))["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert env(nvidia.container("plugin"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility,compute"
-    assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert env(nvidia.container("arbiter"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
 
 
 @pytest.mark.parametrize(
