@@ -39,9 +39,11 @@ def faked(machine: Machine, file: Path, programs: Path) -> Machine:
     return found
 
 
-def known(machine: Machine) -> list[tuple[Machine, str]]:
-    """Every fake machine that was made below this one, with its description's path."""
-    found = []
+def all_of(machine: Machine | None) -> list[tuple[Machine, str | None]]:
+    """This machine and every fake one that was made below it, with its description's path; nothing where there is none."""
+    if machine is None:
+        return []
+    found: list[tuple[Machine, str | None]] = [(machine, None)]
     for root in sorted((machine.root / "fake").glob("[0-9a-f]*")):
         described, lib = root / "description", root / "driver/lib"
         if described.exists() and lib.is_symlink():

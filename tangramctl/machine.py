@@ -108,20 +108,33 @@ def prepared(root: Path) -> Machine:
     return Machine(root)
 
 
+def found(root: Path) -> Machine | None:
+    """The state root, where it is there already: who only looks leaves nothing behind, and needs no right to write."""
+    root = root.absolute()
+    if not (root / "grants").is_dir():
+        return None
+    _check(root)
+    return Machine(root)
+
+
 def make(root: Path) -> None:
     """The folders of a state root. What root gives out, a command that drops its rights must reach; a user's is his own."""
     mode = 0o755 if os.geteuid() == 0 else 0o700
     try:
         root.mkdir(mode=mode, parents=True, exist_ok=True)
-        found = root.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise Broken(
-                f"state folder {root} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: "
-                f"it must be a folder of user {os.geteuid()} that nobody else may write"
-            )
+        _check(root)
         (root / "grants").mkdir(mode=0o755, exist_ok=True)
     except OSError as error:
         raise Broken(f"state folder {root} cannot be made: {error.strerror}") from None
+
+
+def _check(root: Path) -> None:
+    there = root.lstat()
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o022:
+        raise Broken(
+            f"state folder {root} belongs to user {there.st_uid} with mode {stat.S_IMODE(there.st_mode):o}: "
+            f"it must be a folder of user {os.geteuid()} that nobody else may write"
+        )
 
 
 @contextmanager

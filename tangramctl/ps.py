@@ -9,59 +9,61 @@ from typing import Final
 
 from tangramctl import book, fake, service, view
 from tangramctl.errors import BadOption
-from tangramctl.machine import Machine, default_root, prepared
+from tangramctl.machine import default_root, found
 
 WATCH_S: Final = 1.0
 
 
 def ps(state: Path | None, *, json: bool, watch: bool) -> None:
     """Print the view once, or each second until interrupted."""
-    machine = prepared(state or default_root())
+    root = state or default_root()
+    pause = threading.Event()
     if json:
-        _print_json(machine)
+        _print_json(root)
         while watch:
-            threading.Event().wait(WATCH_S)
-            _print_json(machine)
+            pause.wait(WATCH_S)
+            _print_json(root)
         return
     from tangramctl import screen
 
     console = screen.console()
     if not watch:
-        screen.show(view.look(machine), console)
+        screen.show(view.look(found(root)), console)
         return
     with screen.watching(console) as show:
-        pause = threading.Event()
         while True:
-            show(view.look(machine))
+            show(view.look(found(root)))
             pause.wait(WATCH_S)
 
 
-def _print_json(machine: Machine) -> None:
-    sys.stdout.write(view.encode(view.look(machine)).decode() + "\n")
+def _print_json(root: Path) -> None:
+    sys.stdout.write(view.encode(view.look(found(root))).decode() + "\n")
     sys.stdout.flush()
 
 
 def arbiter_status(state: Path | None) -> bool:
     """Say of each arbiter whether it runs; True when one does."""
-    found = False
-    for machine, described in _machines(state):
+    one_runs = False
+    for machine, described in fake.all_of(found(state or default_root())):
         keeper = service.running(machine)
         with machine.locked():
             count = len(book.runs(machine))
-        if keeper is None and described is not None and not count:
+        if keeper is None and not count:
             continue
-        found |= keeper is not None
+        one_runs |= keeper is not None
         what = f"{machine.root}" + (f" (fake: {described})" if described else "")
         if keeper is None:
             print(f"{what}: no arbiter; {count} runs")
         else:
             print(f"{what}: arbiter {keeper.arbiter_pid}, kept by {keeper.pid}; {count} runs; log {machine.log}")
-    return found
+    if not one_runs:
+        print("no arbiter runs")
+    return one_runs
 
 
 def arbiter_stop(state: Path | None, *, force: bool) -> None:
     """End every arbiter of the state folder. Raises BadOption while runs live and `force` is not given."""
-    machines = _machines(state)
+    machines = fake.all_of(found(state or default_root()))
     for machine, _ in machines:
         with machine.locked():
             alive = book.runs(machine)
@@ -74,8 +76,3 @@ def arbiter_stop(state: Path | None, *, force: bool) -> None:
     for machine, _ in machines:
         stopped += service.stop(machine) is not None
     print(f"{stopped} stopped" if stopped else "no arbiter was running")
-
-
-def _machines(state: Path | None) -> list[tuple[Machine, str | None]]:
-    machine = prepared(state or default_root())
-    return [(machine, None), *fake.known(machine)]

@@ -76,11 +76,14 @@ class View(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
-def look(machine: Machine, cluster_socket: Path = CLUSTER_SOCKET) -> View:
-    """Everything that holds a share here. Starts an arbiter for runs that lost theirs. Raises Broken."""
+def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View:
+    """Everything that holds a share here. Starts an arbiter for runs that lost theirs. Raises Broken.
+
+    `machine` is None where nothing ever ran.
+    """
     entries: list[Entry] = []
     notes: list[str] = []
-    for place, described in [(machine, None), *fake.known(machine)]:
+    for place, described in fake.all_of(machine):
         found, note = _of_machine(place, described)
         entries += found
         notes += note

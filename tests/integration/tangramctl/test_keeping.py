@@ -115,7 +115,7 @@ def test_an_arbiter_that_cannot_live_is_said_and_nothing_is_left(ctl: Ctl) -> No
 
 def test_stop_spares_an_arbiter_with_runs_unless_forced(ctl: Ctl) -> None:
     status = ctl.call("arbiter", "status")
-    assert (status.returncode, "no arbiter" in status.stdout) == (3, True)
+    assert (status.returncode, "no arbiter runs" in status.stdout) == (3, True)
     run = ctl.start("1Gi", "cat")
     wait_for(lambda: ctl.ps())
     assert ctl.call("arbiter", "status").returncode == 0
@@ -128,6 +128,30 @@ def test_stop_spares_an_arbiter_with_runs_unless_forced(ctl: Ctl) -> None:
     assert arbiters(ctl.folder) == []
     assert ctl.call("arbiter", "stop").stdout == "no arbiter was running\n"
     assert run.communicate("a\n")[0] == "a\n"
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_watch_shows_again_until_it_is_interrupted(ctl: Ctl, options: list[str]) -> None:
+    line = ctl.line("ps", "--watch", *options)
+    with subprocess.Popen(
+        line, env=ctl.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as watch:
+        assert watch.stdout is not None
+        first = "no run holds a share of a GPU\n" if not options else "{\n"
+        assert watch.stdout.readline() == first
+        while watch.stdout.readline() != first:
+            pass
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait() == -signal.SIGINT
+        assert watch.stderr is not None
+        assert watch.stderr.read() == ""
+
+
+def test_who_only_looks_leaves_nothing_behind(ctl: Ctl) -> None:
+    assert ctl.ps() == []
+    assert ctl.call("arbiter", "status").returncode == 3
+    assert ctl.call("arbiter", "stop").returncode == 0
+    assert not (ctl.folder / "s").exists()
 
 
 def test_a_state_folder_that_is_taken_away_takes_the_keeper_along(ctl: Ctl) -> None:
