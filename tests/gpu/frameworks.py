@@ -63,10 +63,13 @@ def run_case(machine: Machine, watch: Watcher, case: Case) -> Book:
         child = machine.lines(
             [python, str(PROGRAMS / program), *words], key, TANGRAM_TEST_LIMIT_MIB=str(LIMIT_MIB), **case.env
         )
-        _follow(book, watch, child)
-        peak = watch.ask("peak", key)
-        book.at_most("peak by process in the driver's books, MiB", LIMIT_MIB, peak["bytes"] / MIB)
-        book.check("exit status", 0, child.process.wait(30))
+        try:
+            _follow(book, watch, child)
+            book.check("exit status", 0, child.process.wait(30))
+        finally:
+            child.end()
+            peak = watch.ask("peak", key)["bytes"]
+            book.at_most("peak by process in the driver's books, MiB", LIMIT_MIB, peak / MIB)
     return book
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import shutil
@@ -132,7 +133,7 @@ class Machine:
     _running: list[Lines] = field(default_factory=list)
     _arbiter: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
-    _grants: int = 0
+    _grants: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def status_socket(self) -> Path:
@@ -175,8 +176,7 @@ class Machine:
 
     def grant(self, mib: int, *lines: str) -> str:
         """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`."""
-        self._grants += 1
-        key = f"g{self._grants}"
+        key = f"g{next(self._grants)}"
         folder = self.folder / "grants" / key
         folder.mkdir(parents=True)
         head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass standard\nlevel 2\n"

@@ -56,9 +56,9 @@ def main() -> None:
     held, errors = fill()
     report.check("errors past the limit", [OUT_OF_MEMORY] * len(SIZES_MIB), errors)
     report.within("mem_get_info free at the brim, MiB", 0, ROOM_MIB, torch.cuda.mem_get_info()[0] / MIB)
-    report.fact("held in tensors at the brim, MiB", sum(one.numel() for one in held) // MIB)
+    first = sum(one.numel() for one in held) / MIB
+    report.fact("held in tensors at the brim, MiB", first)
     report.at_brim(ROOM_MIB)
-    count = len(held)
     del held
     gc.collect()
     torch.cuda.synchronize()
@@ -70,7 +70,8 @@ def main() -> None:
     report.check("trains after the error", True, train())
     held, errors = fill()
     report.check("errors of the second fill", [OUT_OF_MEMORY] * len(SIZES_MIB), errors)
-    report.within("blocks of the second fill", count - 16, count + 16, len(held))
+    second = sum(one.numel() for one in held) / MIB
+    report.within("held by the second fill, beside libraries loaded since, MiB", first - 512, first + 64, second)
     report.at_brim(ROOM_MIB)
 
 
