@@ -65,13 +65,12 @@ class Demo:
         self.console.print(text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
 
     def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = ()) -> None:
-        """Run kubectl and print what it says; `only` keeps the lines that contain one of these."""
+        """Run kubectl and print what it says; `only` keeps the lines that match one of these."""
         if not only:
             self.say(kubectl(*arguments))
             return
-        self.say(
-            kubectl.shell(f"{shlex.join(['kubectl', *arguments])} | grep {shlex.join(f'-e{word}' for word in only)}")
-        )
+        pattern = shlex.quote("|".join(only))
+        self.say(kubectl.shell(f"{shlex.join(['kubectl', *arguments])} | grep -E {pattern}"))
 
     def in_demo(self, kubectl: Kubectl, *arguments: str) -> None:
         """`show` in the demo's namespace."""
@@ -100,7 +99,7 @@ class Demo:
             install_fake_driver(kubectl, CARDS)
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
         self.show(kubectl, "-n", NAMESPACE, "get", "pods")
-        kubectl.wait("node", "jsonpath={.status.allocatable.tangram\\.sh/gpu-mem}", "--all")
+        kubectl("wait", "node", "--all", "--for=jsonpath={.status.allocatable.tangram\\.sh/gpu-mem}", "--timeout=120s")
 
         self.step("What the node offers", "gpu-mem counts GiB, gpu-core percent of a GPU's time, gpu whole cards.")
         node = kubectl("get", "nodes", "-o", "name").split()[0]

@@ -46,6 +46,7 @@ def install_chart(kubectl: Kubectl, values: Mapping[str, Any] | None = None) -> 
     kubectl.helm(
         "upgrade", "--install", RELEASE, CHART, "-n", NAMESPACE, "-f", VALUES, "--wait", "--timeout", "3m", *more
     )
+    kubectl("-n", NAMESPACE, "rollout", "status", f"daemonset/{RELEASE}-node", "--timeout=120s")
 
 
 def image_build() -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hack.cluster import node, processes, programs, providers, status
 from hack.cluster.build import build
+from hack.cluster.caller import become_root
 from hack.cluster.console import Steps
 from hack.cluster.layout import STATE, Layout, cache_folder
 
@@ -49,12 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     shell.add_argument("--node", default="node1")
     shell.add_argument("argv", nargs=argparse.REMAINDER, metavar="COMMAND")
     return parser
-
-
-def _as_root() -> None:
-    if os.geteuid() != 0:
-        command = ["sudo", "-E", sys.executable, "-m", "hack.cluster", *sys.argv[1:]]
-        os.execvp("sudo", command)
 
 
 @contextmanager
@@ -129,10 +124,10 @@ def main() -> int:
             case "status":
                 return status.show(layout, steps)
             case "shell":
-                _as_root()
+                become_root("hack.cluster")
                 _shell(layout, arguments.node, arguments.argv)
             case _:
-                _as_root()
+                become_root("hack.cluster")
                 with _alone():
                     _run(arguments, layout, steps)
     except (LookupError, OSError, RuntimeError, ValueError) as error:

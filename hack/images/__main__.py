@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import os
 import sys
 
+from hack.cluster.caller import become_root, make_folder
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.images.build import build_all
@@ -26,16 +26,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    if os.geteuid() != 0:
-        command = ["sudo", "-E", sys.executable, "-m", "hack.images", *sys.argv[1:]]
-        os.execvp("sudo", command)
+    become_root("hack.images")
     known = {image.target for image in IMAGES} | {"kube-scheduler"}
     unknown = set(arguments.targets) - known
     if unknown:
         print(f"images {', '.join(sorted(unknown))}: there are {', '.join(sorted(known))}", file=sys.stderr)
         return 2
     targets = set(arguments.targets) or known
-    cache_folder().mkdir(parents=True, exist_ok=True)
+    make_folder(cache_folder())
     try:
         with (cache_folder() / "images.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
