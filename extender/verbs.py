@@ -73,6 +73,7 @@ class Verbs:
     async def snapshot(self) -> bytes:
         """The state, to be kept or replayed (`vgpu.snapshot`). Written beside the event loop, so that the scheduler waits little."""
         started = time.perf_counter()
-        body = await asyncio.to_thread(snapshot_to_json, self._state.snapshot())
+        make = self._state.snapshot()
+        body = await asyncio.to_thread(lambda: snapshot_to_json(make()))
         self._metrics.count("snapshot", "taken", time.perf_counter() - started)
         return body

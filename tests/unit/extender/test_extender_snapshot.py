@@ -47,7 +47,7 @@ def state() -> State:
 
 
 def test_what_is_read_back_is_what_was_written(state: State) -> None:
-    snapshot = state.snapshot()
+    snapshot = state.snapshot()()
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
     assert [(one.key, one.stage) for one in snapshot.pods] == [
         ("default/share", "reserved"), ("default/more", "bound"), ("default/mig", "reserved"),
@@ -58,16 +58,16 @@ def test_what_is_read_back_is_what_was_written(state: State) -> None:
 
 
 def test_the_fleet_made_of_it_decides_as_the_extender_does(state: State) -> None:
-    replayed = fleet_of(snapshot_from_json(snapshot_to_json(state.snapshot())))
+    replayed = fleet_of(snapshot_from_json(snapshot_to_json(state.snapshot()())))
     names = ["n1", "n2", "n3", "n4"]
     for ask in (asking(state, 1024), asking(state, 81_920), asking(state, mig="1g.10gb")):
         assert place(replayed, ask, names) == place(state.fleet, ask, names)
-    assert list(drift(state.snapshot())) == []
+    assert list(drift(state.snapshot()())) == []
 
 
 def test_a_count_that_went_wrong_shows(state: State) -> None:
     state.fleet.free_mib[1, state.fleet.column["n1"]] -= 7
-    ((name, said, right),) = drift(state.snapshot())
+    ((name, said, right),) = drift(state.snapshot()())
     assert (name, right.mib - said.mib) == ("n1", 7)
 
 
@@ -78,7 +78,7 @@ def wrong(snapshot: Snapshot, **changes: object) -> bytes:
 
 
 def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: State) -> None:
-    snapshot = state.snapshot()
+    snapshot = state.snapshot()()
     with pytest.raises(NewerVersion, match="snapshot is of version 2: this Tangram reads version 1"):
         snapshot_from_json(wrong(snapshot, v=2))
     with pytest.raises(BadDocument, match="version 0"):
