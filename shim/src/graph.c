@@ -3,8 +3,8 @@
  * An allocation node, explicit or captured, is an address without memory until the graph is launched; the memory then stays
  * reserved for the device's graphs until it is trimmed. So what a graph allocates is added up when it is instantiated, taken
  * from the lease before its first launch, and settled against what the driver says it holds for graphs (pool.c). A graph
- * that was launched since the last trim has its memory and pays nothing. A process whose graphs allocate nothing pays one
- * load a launch.
+ * that was launched since the last trim has its memory mapped and is never refused for want of it: such a refusal would end
+ * a program that did nothing new. A process whose graphs allocate nothing pays one load a launch.
  */
 #include "hook.h"
 #include "memory.h"
@@ -72,7 +72,7 @@ static bool begin(struct graph *graph, struct growth *growth)
     for (unsigned i = 0; i < graph->needs; i++) {
         struct need *need = &graph->need[i];
         bool has_it = atomic_load(&need->trims) == atomic_load(&need->pool->trims) + 1;
-        if (growth_begin(&growth[i], need->pool, has_it ? 0 : need->bytes))
+        if (has_it ? growth_again(&growth[i], need->pool, need->bytes) : growth_begin(&growth[i], need->pool, need->bytes))
             continue;
         while (i-- > 0)
             growth_end(&growth[i]);

@@ -207,7 +207,6 @@ bool growth_begin(struct growth *growth, struct pool *pool, uint64_t bytes)
         growth->taken = generous;
     } else if (promise(pool, bytes)) {
         growth->promised = bytes;
-        bytes = 0;
     } else if (reserve(pool->card, generous)) {
         growth->taken = generous;
     } else if (step <= STEP_LEAST && reserve(pool->card, least)) { /* a pool that is known to grow by more would go over */
@@ -215,6 +214,19 @@ bool growth_begin(struct growth *growth, struct pool *pool, uint64_t bytes)
     } else {
         return false;
     }
+    pthread_mutex_lock(&tangram.pools_lock);
+    pool->in_flight += growth->taken;
+    pthread_mutex_unlock(&tangram.pools_lock);
+    return true;
+}
+
+bool growth_again(struct growth *growth, struct pool *pool, uint64_t bytes)
+{
+    *growth = (struct growth){.pool = pool, .bytes = bytes};
+    if (promise(pool, bytes))
+        growth->promised = bytes;
+    else if (lease_take(pool->card, bytes))
+        growth->taken = bytes;
     pthread_mutex_lock(&tangram.pools_lock);
     pool->in_flight += growth->taken;
     pthread_mutex_unlock(&tangram.pools_lock);

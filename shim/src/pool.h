@@ -33,6 +33,7 @@ struct pool *pool_of_graphs(CUdevice device);
 bool pool_made(CUmemoryPool handle, CUdevice device, struct card *card);
 
 bool growth_begin(struct growth *growth, struct pool *pool, uint64_t bytes); /* false: refuse the call */
+bool growth_again(struct growth *growth, struct pool *pool, uint64_t bytes); /* for a call that should not need any; always true */
 bool growth_end(struct growth *growth); /* false: the pool holds more than could be paid for */
 
 void pool_settle(struct pool *pool); /* the books follow what the driver says it holds now */
