@@ -295,7 +295,9 @@ def import_block(pid: int, fd: int) -> list[int]:
     return [rc, handle.value]
 
 
-def array(width: int, height: int, *, depth: int = 0, format: int = 0x20, channels: int = 1, flags: int = 0) -> list[int]:  # noqa: A002
+def array(
+    width: int, height: int, *, depth: int = 0, format: int = 0x20, channels: int = 1, flags: int = 0
+) -> list[int]:  # noqa: A002
     """A float array by cuArray3DCreate."""
     made = c_void_p()
     how = Array(width, height, depth, format, channels, flags)

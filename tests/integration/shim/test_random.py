@@ -107,7 +107,9 @@ class Program:
         return 0
 
     def launch(self) -> int:
-        return int(self.worker.ask(f"graph_run({self.dice.choice(self.graphs)}, {self.stream})")[0]) if self.graphs else 0
+        return (
+            int(self.worker.ask(f"graph_run({self.dice.choice(self.graphs)}, {self.stream})")[0]) if self.graphs else 0
+        )
 
     def end_graph(self) -> int:
         if not self.graphs:
@@ -125,7 +127,9 @@ class Program:
         while self.held:
             assert self.free() == 0
         for steps in (self.blocks and self.release, self.maps and self.unmap, self.graphs and self.end_graph):
-            while steps and (self.blocks if steps == self.release else self.maps if steps == self.unmap else self.graphs):
+            while steps and (
+                self.blocks if steps == self.release else self.maps if steps == self.unmap else self.graphs
+            ):
                 assert steps() == 0
         self.worker.must("context_sync()")
         for pool in self.pools:
@@ -134,8 +138,33 @@ class Program:
 
 
 STEPS = [
-    *("plain", "managed", "in_order", "in_order", "of_pool", "of_pool", "array", "mipmap", "external", "block", "map_block"),
-    *("free", "free", "free", "free", "release", "unmap", "graph", "launch", "launch", "end_graph", "synchronize", "trim"),
+    *(
+        "plain",
+        "managed",
+        "in_order",
+        "in_order",
+        "of_pool",
+        "of_pool",
+        "array",
+        "mipmap",
+        "external",
+        "block",
+        "map_block",
+    ),
+    *(
+        "free",
+        "free",
+        "free",
+        "free",
+        "release",
+        "unmap",
+        "graph",
+        "launch",
+        "launch",
+        "end_graph",
+        "synchronize",
+        "trim",
+    ),
 ]
 
 

@@ -30,7 +30,9 @@ def declared(header: Path, more: str = "") -> set[str]:
 def rows() -> dict[str, list[tuple[list[str], str, str]]]:
     """Of the page's two tables: names and families, what is said, the test."""
     found: dict[str, list[tuple[list[str], str, str]]] = {}
-    for title, body in re.findall(r"^## (Hooked|Not hooked)\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+    for title, body in re.findall(
+        r"^## (Hooked|Not hooked)\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    ):
         for line in body.splitlines():
             if line.startswith("| `"):
                 names, said, shown = (cell.strip() for cell in line.strip("|").split("|"))
@@ -70,7 +72,9 @@ def test_there_is_a_header_to_compare_with() -> None:
     assert HEADERS
 
 
-@pytest.mark.parametrize("name", ["cuMemAllocSomewhereNew", "cuMemAlloc_v3", "cuMemcpyCreate", "cuEntirelyNew", "cuGraphLaunch_v2"])
+@pytest.mark.parametrize(
+    "name", ["cuMemAllocSomewhereNew", "cuMemAlloc_v3", "cuMemcpyCreate", "cuEntirelyNew", "cuGraphLaunch_v2"]
+)
 def test_a_function_of_a_newer_header_is_noticed(name: str) -> None:
     functions = declared(HEADERS[-1], f"CUresult {name}(void);\n")
     assert missing_from_page(functions) == [name]
