@@ -57,9 +57,9 @@ class ContextMeasure:
         if at_s < self.counts_from_s:
             self.bytes = max(self.bytes, least)
             return
-        self.bytes = min(max(self.bytes, least), measured_bytes)
         self._calm.append(_Reading(measured_bytes, used_bytes, at_s))
         sure = [reading for reading in self._calm if exact or at_s - reading.at_s >= CALM_S]
         if sure:
-            self.bytes = max(0, sure[-1].measured_bytes - sure[-1].used_bytes)
+            self.bytes = sure[-1].measured_bytes - sure[-1].used_bytes
             self._calm = self._calm[len(sure) :]
+        self.bytes = min(max(self.bytes, least), measured_bytes)

@@ -134,6 +134,120 @@ def test_a_second_ask_before_the_answer_is_refused() -> None:
         book.ask(TWO, 0, 2, 1, 1, 0)
 
 
+def test_a_context_is_held_before_it_is_made_and_is_no_lease() -> None:
+    book = ledger(1000, ONE)
+    assert book.begin_context(ONE, 0, 7, 300, 0) == [Granted(ONE, 0, 7, 300)]
+    assert (book.leased_bytes(0), book.context_bytes(0), book.unleased_bytes(0)) == (0, 300, 700)
+    assert book.ask(ONE, 0, 8, 701, 701, 0) == [Denied(ONE, 0, 8)]
+    assert book.ask(ONE, 0, 9, 700, 700, 0) == [Granted(ONE, 0, 9, 700)]
+
+
+def test_room_for_a_context_is_recalled_from_siblings() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    (wanted,) = book.begin_context(TWO, 0, 1, 300, 0)
+    assert wanted == Wanted(ONE, 0, wanted.recall, 100)  # type: ignore[union-attr]
+    assert book.give_back(ONE, 0, 100, wanted.recall, 0.01) == [Granted(TWO, 0, 1, 300)]  # type: ignore[union-attr]
+
+
+def test_a_context_without_room_is_refused_and_holds_nothing() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    book.begin_context(TWO, 0, 1, 300, 0)
+    assert book.expire(1) == [Denied(TWO, 0, 1)]
+    assert book.context_bytes(0) == 0
+
+
+def test_what_nvml_measures_replaces_what_was_held() -> None:
+    book = ledger(1000, ONE)
+    book.begin_context(ONE, 0, 1, 300, 0)
+    book.measure(ONE, 0, 0, at_s=0.5, now_s=0.6)
+    assert book.context_bytes(0) == 300, "it is being made"
+    book.end_context(ONE, 0, 1.0)
+    book.measure(ONE, 0, 250, at_s=0.9, now_s=1.1)
+    assert book.context_bytes(0) == 300, "that reading began before it was made"
+    book.measure(ONE, 0, 250, at_s=1.0, now_s=1.1)
+    assert book.context_bytes(0) == 250
+
+
+def test_a_context_that_shrinks_makes_room_for_who_waits() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.begin_context(ONE, 0, 1, 600, 0)
+    book.end_context(ONE, 0, 0)
+    book.ask(ONE, 0, 2, 10, 10, 0)
+    book.ask(TWO, 0, 1, 500, 500, 1)
+    assert book.measure(ONE, 0, 310, at_s=1, now_s=1.01) == [Granted(TWO, 0, 1, 500)]
+
+
+def test_a_context_that_grew_past_the_limit_stands_and_nothing_more_is_leased() -> None:
+    book = ledger(1000, ONE)
+    book.ask(ONE, 0, 1, 900, 900, 0)
+    book.measure(ONE, 0, 1300, at_s=1, now_s=1)
+    assert (book.context_bytes(0), book.unleased_bytes(0)) == (400, 0)
+    assert book.ask(ONE, 0, 2, 1, 1, 1) == [Denied(ONE, 0, 2)]
+    book.leave(ONE, 1)
+    assert book.unleased_bytes(0) == 1000
+
+
+def test_one_lease_and_one_context_may_be_asked_for_at_once() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.ask(ONE, 0, 1, 900, 900, 0)
+    book.begin_context(TWO, 0, 1, 300, 0)
+    assert book.ask(TWO, 0, 2, 0, 50, 0) == []
+    with pytest.raises(BadDocument, match="CONTEXT of card 0 while an earlier one is not answered"):
+        book.begin_context(TWO, 0, 3, 300, 0)
+
+
+def test_a_restated_lease_is_not_taken_for_a_context_by_a_reading_that_came_first() -> None:
+    book = ledger(1000, ONE)
+    book.measure(ONE, 0, 700, at_s=0, now_s=0)
+    book.state(ONE, 0, 400, 400)
+    book.restate_context(ONE, 0, 300)
+    assert (book.leased_bytes(0), book.context_bytes(0)) == (400, 300)
+    book.measure(ONE, 0, 700, at_s=1, now_s=1)
+    assert book.context_bytes(0) == 300
+
+
+def test_a_restated_context_is_bounded_by_the_limit_and_yields_to_the_measure() -> None:
+    book = ledger(1000, ONE)
+    book.restate_context(ONE, 0, 2**63)
+    assert book.context_bytes(0) == 1000
+    book.measure(ONE, 0, 300, at_s=1, now_s=1)
+    assert book.context_bytes(0) == 300
+
+
+def test_a_sibling_that_may_answer_is_waited_for_longer_than_one_that_is_stopped() -> None:
+    stopped: set[int] = set()
+    book = Ledger([1000], may_answer=lambda process: process not in stopped)
+    for process in (ONE, TWO):
+        book.join(process)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    (wanted,) = book.ask(TWO, 0, 1, 500, 900, 0)
+    assert book.expire(0.06) == []
+    assert book.expire(0.3) == []
+    assert book.give_back(ONE, 0, 300, wanted.recall, 0.4) == [Granted(TWO, 0, 1, 500)]  # type: ignore[union-attr]
+
+    book.ask(TWO, 0, 2, 400, 400, 1)
+    stopped.add(ONE)
+    assert book.expire(1.06) == [Denied(TWO, 0, 2)]
+
+
+def test_nobody_is_waited_for_longer_than_half_a_second() -> None:
+    book = Ledger([1000], may_answer=lambda _: True)
+    for process in (ONE, TWO):
+        book.join(process)
+    book.ask(ONE, 0, 1, 800, 800, 0)
+    book.ask(TWO, 0, 1, 500, 500, 0)
+    now = 0.0
+    while not (events := book.expire(now)):
+        deadline = book.deadline_s()
+        assert deadline is not None
+        assert deadline > now
+        now = deadline
+    assert events == [Denied(TWO, 0, 1)]
+    assert now == pytest.approx(0.5)
+
+
 @dataclass
 class World:
     """The obvious slow version: processes that obey, and what each was told it holds."""
@@ -144,30 +258,43 @@ class World:
     used: dict[int, int] = field(default_factory=dict)
     asking: dict[int, int] = field(default_factory=dict)
     recalls: list[Wanted] = field(default_factory=list)
+    contexts: dict[int, int] = field(default_factory=dict)
+    beginning: dict[int, int] = field(default_factory=dict)
 
     def hear(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Wanted):
                 self.recalls.append(event)
                 continue
+            others = sum(self.held.values()) + sum(self.contexts.values())
+            if event.seq % 2:
+                cost = self.beginning.pop(event.process)
+                if isinstance(event, Granted):
+                    assert event.granted_bytes == max(cost, self.contexts.get(event.process, 0))
+                    self.contexts[event.process] = event.granted_bytes
+                    assert sum(self.held.values()) + sum(self.contexts.values()) <= self.limit
+                else:
+                    assert others + cost - self.contexts.get(event.process, 0) > self.limit
+                continue
             need = self.asking.pop(event.process)
-            others = sum(self.held.values())
             if isinstance(event, Granted):
                 assert event.granted_bytes >= need
                 self.held[event.process] += event.granted_bytes
                 self.used[event.process] += need
             else:
                 assert others + need > self.limit, "refused though it fits beside all that is leased"
-            assert sum(self.held.values()) <= self.limit
+            if isinstance(event, Granted):
+                assert sum(self.held.values()) + sum(self.contexts.values()) <= self.limit
 
     def check(self) -> None:
         assert self.book.leased_bytes(0) == sum(self.held.values())
-        assert self.book.unleased_bytes(0) == self.limit - sum(self.held.values())
+        assert self.book.context_bytes(0) == sum(self.contexts.values())
+        assert self.book.unleased_bytes(0) == max(0, self.limit - sum(self.held.values()) - sum(self.contexts.values()))
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "leave", "ask", "free", "return", "answer", "wait"]),
+        st.sampled_from(["join", "leave", "ask", "free", "return", "answer", "wait", "begin", "done", "read"]),
         st.integers(0, 5),
         st.integers(0, 130),
     ),
@@ -188,10 +315,12 @@ def test_whatever_processes_do_the_leases_stay_within_the_limit(limit: int, step
         elif what == "leave" and there:
             del world.held[process], world.used[process]
             world.asking.pop(process, None)
+            world.beginning.pop(process, None)
+            world.contexts.pop(process, None)
             world.recalls = [recall for recall in world.recalls if recall.process != process]
             world.hear(world.book.leave(process, now))
         elif what == "ask" and there and process not in world.asking:
-            seq += 1
+            seq += 2
             world.asking[process] = amount
             world.hear(world.book.ask(process, 0, seq, amount, amount * 2, now))
         elif what == "free" and there:
@@ -205,12 +334,29 @@ def test_whatever_processes_do_the_leases_stay_within_the_limit(limit: int, step
             give = min(recall.missing_bytes, world.held[recall.process] - world.used[recall.process])
             world.held[recall.process] -= give
             world.hear(world.book.give_back(recall.process, 0, give, recall.recall, now))
+        elif what == "begin" and there and process not in world.beginning:
+            seq += 2
+            world.beginning[process] = amount
+            world.hear(world.book.begin_context(process, 0, seq + 1, amount, now))
+        elif what == "done" and there and process not in world.beginning:
+            world.book.end_context(process, 0, now)
+        elif what == "read" and there:
+            before = world.book.context_bytes(0)
+            context = world.contexts.get(process, 0)
+            events = world.book.measure(process, 0, world.used[process] + amount, now, now)
+            granted = [e for e in events if isinstance(e, Granted) and e.seq % 2]
+            mine = world.book.part_of(process, 0).context_bytes
+            if process not in {e.process for e in granted}:
+                world.contexts[process] = mine
+            assert mine != context or world.book.context_bytes(0) >= before
+            world.hear(events)
         elif what == "wait":
             now += amount / 1000
             world.hear(world.book.expire(now))
         world.check()
-    for _ in range(len(world.asking)):
+    for _ in range(len(world.asking) + len(world.beginning)):
         now += 1
         world.hear(world.book.expire(now))
     assert not world.asking, "an ask was never answered"
+    assert not world.beginning, "a context was never answered"
     assert world.book.deadline_s() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,10 @@ MESSAGES = st.one_of(
     st.builds(wire.Recall, CARD, U64),
     st.builds(wire.Usage, CARD, U64, U64),
     st.builds(wire.Error, U32, WORDS),
+    st.builds(wire.Context, CARD, st.sampled_from(wire.Step), U64),
+    st.builds(wire.Measured, CARD, st.booleans(), U64, U64),
+    st.builds(wire.Processes, CARD),
+    st.builds(wire.ProcessList, CARD, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
 )
 
 
@@ -81,16 +86,46 @@ def test_a_cut_packet_says_how_much_is_missing() -> None:
 
 def test_the_c_header_numbers_the_messages_alike() -> None:
     header = (Path(__file__).parents[3] / "shim/src/wire.h").read_text()
-    in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z]+) = ([0-9]+)[,\n]", header)}
-    messages = (wire.Hello, wire.Welcome, wire.Lease, wire.Leased, wire.Return, wire.Recall, wire.Usage)
-    kinds = {kind.__name__.upper(): _number(kind) for kind in (*messages, wire.Error)}
+    in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)[,\n }]", header)}
+    kinds = {c_name(kind): _number(kind) for kind in get_args(wire.Message)}
+    assert len(kinds) == 12
     assert {name: in_c[name] for name in kinds} == kinds
+    assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
+    assert in_c["PROCESSES_LIMIT"] == wire.PROCESSES_LIMIT
     assert in_c["VERSION"] == wire.VERSION
     assert in_c["CARDS"] == wire.CARDS_LIMIT
     assert f"WIRE_MAGIC = {wire.MAGIC:#x}" in header
 
 
+def c_name(kind: type[wire.Message]) -> str:
+    """ProcessList -> PROCESS_LIST"""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
+
+
+def test_the_most_processes_fit_a_packet_and_one_more_is_refused() -> None:
+    most = tuple(wire.ListedProcess(pid, 1) for pid in range(wire.PROCESSES_LIMIT))
+    packet = wire.encode(1, wire.ProcessList(0, most))
+    assert wire.decode(packet) == (1, wire.ProcessList(0, most))
+    one_more = bytearray(packet + packet[-16:])
+    struct.pack_into("<I", one_more, 12, len(one_more) - 16)
+    struct.pack_into("<I", one_more, 20, wire.PROCESSES_LIMIT + 1)
+    with pytest.raises(BadDocument, match="PROCESS_LIST of 1025 processes"):
+        wire.decode(bytes(one_more))
+
+
+@pytest.mark.parametrize("step", [0, 4, 2**32 - 1])
+def test_an_unknown_step_is_refused_by_number(step: int) -> None:
+    packet = bytearray(wire.encode(1, wire.Context(0, wire.Step.BEGIN, 0)))
+    struct.pack_into("<I", packet, 20, step)
+    with pytest.raises(BadDocument, match=f"CONTEXT has step {step}: steps are 1 to 3"):
+        wire.decode(bytes(packet))
+
+
 def _number(kind: type[wire.Message]) -> int:
-    values = {"cards": (), "library_version": "", "text": "", "refused": False}
-    message = kind(**{name: values.get(name, 0) for name in kind.__dataclass_fields__})
+    values: dict[str, object] = {
+        "cards": (), "processes": (), "library_version": "", "text": "", "refused": False, "known": False,
+        "step": wire.Step.BEGIN,
+    }  # fmt: skip
+    made: Any = kind
+    message = made(**{name: values.get(name, 0) for name in kind.__dataclass_fields__})
     return int(struct.unpack_from("<H", wire.encode(0, message), 6)[0])

@@ -1,0 +1,127 @@
+"""The context measure: never less than NVML saw, and right once the books stand still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu.context import CALM_S, ContextMeasure
+
+
+def test_a_reading_alone_charges_what_no_lease_explains() -> None:
+    measure = ContextMeasure()
+    measure.moved(100)
+    measure.read(150, used_bytes=0, leased_bytes=100, at_s=1)
+    assert measure.bytes == 50
+
+
+def test_an_exact_reading_charges_what_no_allocation_explains() -> None:
+    measure = ContextMeasure()
+    measure.read(150, used_bytes=20, leased_bytes=100, at_s=1, exact=True)
+    assert measure.bytes == 130
+
+
+def test_a_reading_becomes_exact_when_the_books_have_stood_still_around_it() -> None:
+    measure = ContextMeasure()
+    measure.moved(100)
+    measure.read(150, used_bytes=20, leased_bytes=100, at_s=1)
+    measure.read(150, used_bytes=20, leased_bytes=100, at_s=1 + CALM_S - 0.01)
+    assert measure.bytes == 50
+    measure.read(150, used_bytes=20, leased_bytes=100, at_s=1 + CALM_S)
+    assert measure.bytes == 130
+
+
+def test_allocations_between_statements_are_not_taken_for_contexts() -> None:
+    measure = ContextMeasure(bytes=30)
+    for second in range(20):
+        leased = 100 * second
+        measure.moved(leased)
+        measure.read(30 + leased, used_bytes=0, leased_bytes=leased, at_s=second)
+        assert measure.bytes == 30
+
+
+def test_a_lease_returned_before_the_reading_arrives_explains_it_still() -> None:
+    measure = ContextMeasure(bytes=30)
+    measure.moved(500)
+    measure.read(530, used_bytes=500, leased_bytes=500, at_s=1)
+    measure.moved(500)  # it returns 500 after NVML was read and before that is known
+    measure.read(530, used_bytes=0, leased_bytes=0, at_s=2)
+    assert measure.bytes == 30
+
+
+def test_what_is_held_for_a_context_that_is_being_made_stays() -> None:
+    measure = ContextMeasure(bytes=30, counts_from_s=5)
+    measure.read(0, used_bytes=0, leased_bytes=0, at_s=4)
+    assert measure.bytes == 30
+    measure.read(40, used_bytes=0, leased_bytes=0, at_s=4.5)
+    assert measure.bytes == 40
+    measure.read(35, used_bytes=0, leased_bytes=0, at_s=5)
+    assert measure.bytes == 35
+
+
+def test_a_context_that_is_gone_costs_nothing() -> None:
+    measure = ContextMeasure(bytes=30)
+    measure.read(0, used_bytes=0, leased_bytes=100, at_s=1)
+    assert measure.bytes == 0
+
+
+@dataclass
+class Process:
+    """What is true, and what it says."""
+
+    context: int
+    used: int = 0
+    leased: int = 0
+    stated: int = 0
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["alloc", "free", "state", "lie", "return", "grow", "read"]), st.integers(0, 200)))  # fmt: skip
+
+
+@given(st.integers(0, 100), STEPS)
+def test_lease_and_context_are_never_less_than_what_nvml_saw(context: int, steps: list[tuple[str, int]]) -> None:
+    process, measure, now, most = Process(context), ContextMeasure(), 0.0, 0
+    for what, amount in steps:
+        now += 0.3
+        if what == "alloc":
+            process.used += amount
+            if process.used > process.leased:
+                process.leased = process.used + amount % 7
+                measure.moved(process.leased)
+        elif what == "free":
+            process.used -= min(amount, process.used)
+        elif what in ("state", "lie"):
+            process.stated = process.used if what == "state" else min(amount, process.leased)
+            measure.moved(process.leased)
+        elif what == "return":
+            measure.moved(process.leased)
+            process.leased = process.used
+            process.stated = min(process.stated, process.leased)
+        elif what == "grow":
+            process.context += amount
+        else:
+            seen = process.used + process.context
+            measure.read(seen, process.stated, process.leased, now)
+            assert seen - most <= measure.bytes <= seen
+        most = max(most, process.leased)
+    for _ in range(2):  # an honest process at rest
+        now += CALM_S + 0.1
+        if process.stated != process.used:
+            measure.moved(process.leased)
+            process.stated = process.used
+        measure.read(process.used + process.context, process.stated, process.leased, now)
+    now += CALM_S + 0.1
+    measure.read(process.used + process.context, process.stated, process.leased, now)
+    assert measure.bytes == process.context
+
+
+@pytest.mark.parametrize("used", [0, 60, 100])
+def test_a_process_that_lies_about_its_use_gains_nothing(used: int) -> None:
+    measure = ContextMeasure()
+    measure.moved(100)
+    for second in range(4):
+        measure.read(180, used_bytes=used, leased_bytes=100, at_s=second * CALM_S)
+        assert 100 + measure.bytes >= 180
