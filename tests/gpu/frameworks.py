@@ -66,10 +66,13 @@ def run_case(machine: Machine, watch: Watcher, case: Case) -> Book:
         try:
             _follow(book, watch, child)
             book.check("exit status", 0, child.process.wait(30))
+        except NotRun:
+            watch.ask("peak", key)
+            raise
         finally:
             child.end()
-            peak = watch.ask("peak", key)["bytes"]
-            book.at_most("peak by process in the driver's books, MiB", LIMIT_MIB, peak / MIB)
+        peak = watch.ask("peak", key)["bytes"] / MIB
+        book.within("peak by process in the driver's books, MiB", 1, LIMIT_MIB, peak)
     return book
 
 

@@ -48,7 +48,7 @@ class Stage:
         if shared:
             self.book.fact("peak summed over processes in the driver's books, MiB", total)
         else:
-            self.book.at_most("peak by process in the driver's books, MiB", limit_mib, total)
+            self.book.within("peak by process in the driver's books, MiB", 1, limit_mib, total)
         self.book.at_most("peak of the card by cuMemGetInfo outside, MiB", limit_mib, self.watch.device_peak() / MIB)
 
     def at_brim(self, limit_mib: int, *tenants: Lines) -> float:
