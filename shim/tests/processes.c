@@ -1,0 +1,112 @@
+/* processes.c - ways to come by a process: fork, vfork, exec, many at once. `processes CASE` prints codes, one line.
+ *
+ * CASE     what happens, in a container of 1000 MiB
+ * take N   takes N MiB
+ * fork     the parent has no CUDA yet, forks, then both take 400 MiB
+ * vfork    holds 600 MiB, a child of vfork takes 300 after exec, another 600
+ * exec     holds 600 MiB, then becomes a new program that takes 900
+ * many     32 children at once take 40 MiB each and keep it until the last has tried: prints how many got it
+ */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+enum { CHILDREN = 32 };
+
+static int ended(pid_t child)
+{
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void after_fork(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        _exit(gpu_hold(400));
+    int own = gpu_hold(400);
+    printf("%d %d\n", own, ended(child));
+}
+
+static int vforked(const char *program, const char *mib)
+{
+    pid_t child = vfork();
+    if (child == 0) {
+        execl(program, program, "take", mib, (char *)NULL);
+        _exit(99);
+    }
+    return ended(child);
+}
+
+static void after_vfork(const char *program)
+{
+    int own = gpu_hold(600);
+    int fits = vforked(program, "300"), over = vforked(program, "600");
+    printf("%d %d %d\n", own, fits, over);
+}
+
+static void after_exec(const char *program)
+{
+    int own = gpu_hold(600);
+    if (own != 0)
+        printf("%d\n", own);
+    else
+        execl(program, program, "take", "900", (char *)NULL);
+}
+
+static int keep(int ready, int go)
+{
+    char byte = (char)gpu_hold(40);
+    if (write(ready, &byte, 1) != 1 || read(go, &byte, 1) < 0)
+        return 99;
+    return 0;
+}
+
+static void many(void)
+{
+    int ready[2], go[2], got = 0, refused = 0;
+    pid_t child[CHILDREN];
+    if (pipe(ready) != 0 || pipe(go) != 0)
+        return;
+    for (int i = 0; i < CHILDREN; i++)
+        if ((child[i] = fork()) == 0) {
+            close(go[1]);
+            _exit(keep(ready[1], go[0]));
+        }
+    for (int i = 0; i < CHILDREN; i++) {
+        char code = 1;
+        if (read(ready[0], &code, 1) == 1 && code == 0)
+            got++;
+        else if (code == (char)CUDA_ERROR_OUT_OF_MEMORY)
+            refused++;
+    }
+    close(go[1]);
+    for (int i = 0; i < CHILDREN; i++)
+        ended(child[i]);
+    printf("%d %d\n", got, refused);
+}
+
+int main(int count, char **words)
+{
+    const char *what = count > 1 ? words[1] : "";
+    take_routes();
+    if (strcmp(what, "take") == 0 && count > 2) {
+        int code = gpu_hold((size_t)atol(words[2]));
+        printf("%d\n", code);
+        fflush(stdout);
+        return code;
+    }
+    if (strcmp(what, "fork") == 0)
+        after_fork();
+    else if (strcmp(what, "vfork") == 0)
+        after_vfork(words[0]);
+    else if (strcmp(what, "exec") == 0)
+        after_exec(words[0]);
+    else if (strcmp(what, "many") == 0)
+        many();
+    else
+        return 64;
+    return 0;
+}

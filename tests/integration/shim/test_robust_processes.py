@@ -1,0 +1,28 @@
+"""However a process comes about, it counts with its container, and what it held comes back when it goes."""
+
+from __future__ import annotations
+
+from tests.integration.shim.conftest import OUT_OF_MEMORY, Stage
+from tests.integration.shim.robust import run
+
+
+def test_a_process_that_forked_before_cuda_counts_beside_its_child(stage: Stage) -> None:
+    assert run(stage, "processes", "fork").codes == [0, 0]
+
+
+def test_a_program_started_by_vfork_counts_beside_its_parent(stage: Stage) -> None:
+    children, parent = [0, OUT_OF_MEMORY], [0, 0, OUT_OF_MEMORY]
+    assert run(stage, "processes", "vfork").codes == children + parent
+
+
+def test_exec_gives_back_what_the_program_before_held(stage: Stage) -> None:
+    assert run(stage, "processes", "exec").codes == [0]
+
+
+def test_32_processes_at_once_get_exactly_the_limit_together(stage: Stage) -> None:
+    assert run(stage, "processes", "many").codes == [25, 7]
+
+
+def test_the_memory_of_all_of_them_is_there_again(stage: Stage) -> None:
+    run(stage, "processes", "many")
+    assert run(stage, "processes", "take", "1000").codes == [0]
