@@ -2,7 +2,7 @@
 
     ["fill", "sync", [268435456, 2097152]]  ->  {"ok": {"codes": [2, 2], "taken": 8053063680}}
 
-Run by path (`python tests/gpu/kit/tenant.py`), so that it imports nothing of the repository but its neighbour cuda.py.
+Run by path (`python tests/gpu/kit/tenant.py`), so that it imports nothing of the repository but its neighbours cuda.py and ways.py.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 import cuda
+import ways
 
-paths: dict[str, cuda.Path] = {}
+paths: dict[str, ways.Path] = {}
 held: dict[str, list[Any]] = {}
 contexts: list[tuple[str, Any]] = []
 ipc: list[int] = []
 
 
-def _path(name: str) -> cuda.Path:
+def _path(name: str) -> ways.Path:
     if name not in paths:
-        paths[name], held[name] = cuda.PATHS[name](), []
+        paths[name], held[name] = ways.PATHS[name](), []
     return paths[name]
 
 
@@ -93,13 +94,13 @@ def settle(name: str) -> None:
 def churn(seed: int, steps: int, most: int) -> dict[str, int]:
     """Random takes and gives by every path at once; blocks of 2 to `most` MiB. How many were refused, and otherwise answered."""
     dice, count = random.Random(seed), {"taken": 0, "refused": 0, "other": 0}
-    names = [name for name in cuda.PATHS if not name.startswith("managed") and name != "array 3D"]
+    names = [name for name in ways.PATHS if not name.startswith("managed") and name != "array 3D"]
     for _ in range(steps):
         name = dice.choice(names)
         path = _path(name)
         if held[name] and dice.random() < 0.45:
             path.give(held[name].pop(dice.randrange(len(held[name]))))
-            if dice.random() < 0.3 and not (isinstance(path, cuda.PoolDestroyed) and held[name]):
+            if dice.random() < 0.3 and not (isinstance(path, ways.PoolDestroyed) and held[name]):
                 path.settle()
             continue
         code, block = path.take(2 * dice.randint(1, most // 2) * cuda.MIB)
@@ -145,9 +146,9 @@ def count_held(name: str, word: int) -> dict[str, int]:
     return _count(paths[name].at(held[name][0]), name, sizes_of(name)[0], word)
 
 
-def _readable(name: str, path: cuda.Path, block: Any, size: int) -> int:
+def _readable(name: str, path: ways.Path, block: Any, size: int) -> int:
     if name == "vmm unmapped handles":
-        return cuda.mapped(block, size)
+        return ways.mapped(block, size)
     return path.at(block) or int(block)
 
 
@@ -206,7 +207,7 @@ def ipc_close() -> int:
 
 def export_fd(channel: int, size: int) -> None:
     """Create a shareable block and send its descriptor over an inherited socket."""
-    code, handle = cuda.created(size, exportable=True)
+    code, handle = ways.created(size, exportable=True)
     if code:
         raise cuda.Refused("cuMemCreate", code)
     fd = c_int(-1)
@@ -229,7 +230,7 @@ def import_fd(channel: int, size: int, maps: bool) -> int:
     held.setdefault("shared", []).append(handle.value)
     if maps:
         try:
-            held.setdefault("shared maps", []).append((cuda.mapped(handle.value, size), size))
+            held.setdefault("shared maps", []).append((ways.mapped(handle.value, size), size))
         except cuda.Refused as refused:
             return refused.code
     return 0
@@ -237,14 +238,14 @@ def import_fd(channel: int, size: int, maps: bool) -> int:
 
 def release_shared() -> None:
     for at, size in held.pop("shared maps", []):
-        cuda.unmapped(at, size)
+        ways.unmapped(at, size)
     for handle in held.pop("shared", []):
         cuda.must("cuMemRelease", c_uint64(handle))
 
 
 def pool_reserved(name: str) -> int:
     pool = _path(name)
-    assert isinstance(pool, cuda.Pool)
+    assert isinstance(pool, ways.Pool)
     return pool.reserved()
 
 
