@@ -259,6 +259,15 @@ void pool_freed(struct pool *pool)
     atomic_store(&tangram.unsettled, true);
 }
 
+void pools_may_have_shrunk(struct card *card)
+{
+    for (struct pool *pool = atomic_load(&tangram.pools); pool != NULL; pool = pool->next)
+        if (pool->card != NULL && (card == NULL || pool->card == card)) {
+            atomic_store(&pool->freed, true);
+            atomic_store(&tangram.unsettled, true);
+        }
+}
+
 static uint64_t charged_of(struct pool *pool)
 {
     pthread_mutex_lock(&tangram.pools_lock);

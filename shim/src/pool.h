@@ -40,6 +40,7 @@ void pool_settle(struct pool *pool); /* the books follow what the driver says it
 void pool_trim(struct pool *pool);   /* asks the driver to let go of what is idle, and settles */
 void pool_freed(struct pool *pool);
 
+void pools_may_have_shrunk(struct card *card); /* of that card, or of all: the next synchronisation looks */
 void pools_synchronized(void);
 bool pools_reclaim(struct card *card); /* true: something came back to the lease */
 

@@ -184,6 +184,7 @@ void table_forget_context(CUcontext context, struct card *card)
                 bury(&was);
         free(entries);
     }
+    pools_may_have_shrunk(card);
 }
 
 /* In a forked child. The tables may be half changed by a thread that is not here, so they are left, not freed. */

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -135,7 +136,10 @@ class Probe:
         return free / MIB, total / MIB
 
     def stop(self) -> None:
-        os.kill(self._process.pid, 19)
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
@@ -205,9 +209,14 @@ class Stage:
         self._drain = threading.Thread(target=self.arbiter_log.extend, args=(self._arbiter.stderr,), daemon=True)
         self._drain.start()
 
+    @property
+    def measuring(self) -> tuple[str, str]:
+        """Options of an arbiter that finds the fake driver's NVML."""
+        return ("--driver-root", str(self.folder / "root"))
+
     def start_measuring_arbiter(self, *options: str) -> None:
         """One that reads the fake driver's NVML."""
-        self.start_arbiter("--driver-root", str(self.folder / "root"), "--grace-ms", "200", *options)
+        self.start_arbiter(*self.measuring, "--grace-ms", "200", *options)
         wait_for(lambda: any('"NVML is open"' in line for line in self.arbiter_log))
 
     def signal_arbiter(self, number: int) -> None:
@@ -274,7 +283,7 @@ class Stage:
     def true_mib(self, *workers: Worker) -> int:
         """What the driver counts as theirs, over all cards."""
         program = self.build / "fake/nvidia-fake-driverd"
-        command = [program, "ctl", "--socket", self.folder / "driver.sock", "status"]
+        command = [str(program), "ctl", "--socket", str(self.folder / "driver.sock"), "status"]
         status = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         used = re.findall(r"pid=(\d+) used_mib=(\d+)", status)
         return sum(int(mib) for pid, mib in used if int(pid) in {worker.pid for worker in workers})
@@ -296,8 +305,10 @@ class Stage:
         return done.stdout
 
     def close(self) -> None:
-        for program in (*self._probes, *self._workers):
-            program.close()
+        for worker in self._workers:
+            worker.close()
+        for probe in self._probes:
+            probe.close()
         self.stop_arbiter()
         if self._driver is not None:
             self._driver.terminate()

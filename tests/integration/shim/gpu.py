@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import sys
+import time
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ulonglong, c_void_p
 
 MIB = 2**20
@@ -119,7 +121,8 @@ def context_new(device: int = 0) -> list[int]:
 
 def context_by(name: str, device: int = 0) -> list[int]:
     """By one of the names of cuCtxCreate."""
-    context, between = c_void_p(), {"cuCtxCreate_v3": [None, 0], "cuCtxCreate_v4": [None]}
+    context = c_void_p()
+    between: dict[str, list[int | None]] = {"cuCtxCreate_v3": [None, 0], "cuCtxCreate_v4": [None]}
     return [getattr(cuda, name)(byref(context), *between.get(name, []), 0, device), context.value or 0]
 
 
@@ -142,6 +145,24 @@ def reset(device: int = 0) -> list[int]:
 def alloc(mib: float) -> list[int]:
     at = c_uint64()
     return [cuda.cuMemAlloc_v2(byref(at), c_size_t(int(mib * MIB))), at.value]
+
+
+def churn(seconds: float, seed: int, most_mib: int = 40) -> list[int]:
+    """Allocates and frees at random; how often it was refused. Any other error ends it."""
+    dice, held, refused = random.Random(seed), list[int](), 0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if held and dice.random() < 0.4:
+            rc, *_ = free(held.pop(dice.randrange(len(held))))
+        else:
+            rc, at = alloc(dice.randrange(1, most_mib))
+            held += [at] if rc == 0 else []
+            refused += rc == 2
+        if rc not in (0, 2):
+            return [rc]
+    for at in held:
+        free(at)
+    return [0, refused]
 
 
 def managed(mib: float) -> list[int]:

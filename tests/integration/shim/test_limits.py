@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -78,16 +81,17 @@ def test_two_processes_share_one_limit_and_race_for_the_last_mib(stage: Stage) -
     assert sum(count for _, count in answers) == 1000
 
 
-def test_sixteen_processes_that_start_at_once_get_the_limit_together(stage: Stage) -> None:
-    probes = [stage.bare_probe(ROUTES[n % 3]) for n in range(16)]
+@pytest.mark.parametrize(("processes", "block_mib"), [(16, 7), (64, 1)])
+def test_processes_that_start_at_once_get_the_limit_together(stage: Stage, processes: int, block_mib: int) -> None:
+    probes = [stage.bare_probe(ROUTES[n % 3]) for n in range(processes)]
     for probe in probes:
         probe.start("use", 0)
-    assert [probe.finish() for probe in probes] == [[0]] * 16
+    assert [probe.finish() for probe in probes] == [[0]] * processes
     for probe in probes:
-        probe.start("fill", 7 * MIB)
+        probe.start("fill", block_mib * MIB)
     answers = [probe.finish() for probe in probes]
     assert {code for code, _ in answers} == {OUT_OF_MEMORY}
-    assert sum(count for _, count in answers) * 7 in range(1000 - 7, 1001)
+    assert sum(count for _, count in answers) * block_mib in range(1001 - block_mib, 1001)
 
 
 def test_a_sibling_hands_over_what_it_does_not_use(stage: Stage) -> None:
@@ -194,3 +198,28 @@ def test_a_card_that_the_grant_does_not_name_is_left_alone(stage: Stage) -> None
 
 def test_zero_bytes_are_answered_by_the_driver(stage: Stage) -> None:
     assert stage.probe().ask("alloc", 0)[0] == INVALID_VALUE
+
+
+FORGED = r"""
+import ctypes, os, re
+import sys
+sys.path.insert(0, sys.argv[1])
+import gpu
+assert gpu.use()[0] == 0 and gpu.alloc(600)[0] == 0
+libc = ctypes.CDLL(None, use_errno=True)
+pages = re.findall(r"^([0-9a-f]+)-[0-9a-f]+ (\S+) .*tangram", open("/proc/self/maps").read(), re.MULTILINE)
+pages = [(at, how) for at, how in pages if how[3] == "s"]
+print(len(pages), {how for _, how in pages})
+for at, _ in pages:
+    print(libc.mprotect(ctypes.c_void_p(int(at, 16)), ctypes.c_size_t(4096), 3))
+print([name for name in os.listdir("/proc/self/fd") if "tangram" in os.path.realpath(f"/proc/self/fd/{name}")])
+print(gpu.alloc(600)[0])
+"""
+
+
+def test_what_the_processes_share_cannot_be_written_by_them(stage: Stage) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORGED, str(Path(__file__).parent)],
+        env=stage.env(), capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["1 {'r--s'}", "-1", "[]", str(OUT_OF_MEMORY)]

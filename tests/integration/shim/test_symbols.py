@@ -21,7 +21,7 @@ ONLY_ASKS = re.compile(r"Get|IsLoaded|TensorMap")
 def declared(header: Path, more: str = "") -> set[str]:
     """The functions of a cuda.h, the older forms and the per-thread twins with them."""
     source = f"#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n{more}"
-    command = ["gcc", "-E", "-P", "-isystem", header.parent, "-"]
+    command = ["gcc", "-E", "-P", "-isystem", str(header.parent), "-"]
     text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", text))
 
