@@ -11,8 +11,7 @@ from pathlib import Path
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
     """`path` holds `content` with these permission bits, or what it held before."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
+    beside = discard_leftover(path)
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
@@ -22,6 +21,13 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def discard_leftover(path: Path) -> Path:
+    """Remove what a writer of `path` left that was killed. Answers where it would be."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    return beside
 
 
 def make_folder(path: Path) -> bool:

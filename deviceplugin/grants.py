@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from deviceplugin.files import content_of, make_folder, size_of, write_whole
+from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, write_whole
 from vgpu.codec import grant_from_text, grant_to_text
 from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, grant_key
 from vgpu.errors import BadDocument
@@ -77,6 +77,8 @@ class Grants:
         if not self._installed.exists() or self._installed.stat().st_size != len(content):
             write_whole(self._installed, content, 0o755)
         self._restore_preload()
+        for path in (self._installed, self._root / "ld.so.preload"):
+            discard_leftover(path)
         return self._installed
 
     def prepare(self, record: Record) -> str:
@@ -154,10 +156,16 @@ class Grants:
         shutil.rmtree(folder, ignore_errors=True)
 
     def collect(self, kept: Collection[str], *, now: float, older_than_s: float) -> list[str]:
-        """Remove the folders that are not in `kept` and untouched for so long. Answers their keys."""
+        """Remove the folders that are not in `kept` and untouched for so long. Answers their keys.
+
+        Libraries of earlier installations go too: who has one has a link of his own.
+        """
         gone = [key for key in self.keys() if key not in kept and self.age_s(key, now) > older_than_s]
         for key in gone:
             self.remove(key)
+        for folder in self._installed.parent.parent.glob("*"):
+            if folder != self._installed.parent and now - folder.stat().st_mtime > older_than_s:
+                shutil.rmtree(folder, ignore_errors=True)
         return gone
 
     def _restore_preload(self) -> bool:
@@ -169,11 +177,11 @@ class Grants:
 
     def _link_library(self, folder: Path) -> None:
         """The installed library, in place of one of an earlier installation."""
-        target, beside = folder / LIBRARY, folder / f".{LIBRARY}.new"
+        target = folder / LIBRARY
         with suppress(FileNotFoundError):
             if target.samefile(self._installed):
                 return
-        beside.unlink(missing_ok=True)
+        beside = discard_leftover(target)
         try:
             beside.hardlink_to(self._installed)
         except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -61,9 +61,11 @@ class Upkeep:
     def __init__(
         self, names: Names, *, books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, prestart: PreStart,
         remover: Remover, metrics: Metrics,
+        now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._names, self._books, self._pods, self._ledger = names, books, pods, ledger
         self._grants, self._prestart, self._remover, self._metrics = grants, prestart, remover, metrics
+        self._now = now
         self._drift: Drift = {}
 
     async def run(self) -> None:
@@ -91,7 +93,7 @@ class Upkeep:
         self._prestart.forget_the_gone()
         self._remover.forget_the_gone(self._pods.pods().keys())
         kept = needed(holdings, self._pods, self._ledger, self._grants, self._names)
-        gone = self._grants.collect(kept, now=time.time(), older_than_s=GARBAGE_AGE_S)
+        gone = self._grants.collect(kept, now=self._now(), older_than_s=GARBAGE_AGE_S)
         if gone:
             log.info("removed grant folders that no container has", keys=gone)
         self._metrics.grants.set(sum(1 for _ in self._grants.keys()))  # noqa: SIM118
