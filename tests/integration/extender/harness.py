@@ -104,6 +104,8 @@ class Proxy:
             return response
         finally:
             self._watches.remove(request)
+            if answer.connection is not None and answer.connection.transport is not None:
+                answer.connection.transport.abort()  # a polite end of TLS would outlive the test
         return response
 
 
@@ -262,7 +264,7 @@ class Cluster:
 
 def free_mib(snapshot: Snapshot, name: str) -> list[int]:
     """Per card of a node."""
-    return next([card.mib for card in node.free] for node in snapshot.nodes if node.name == name)
+    return [card.mib for node in snapshot.nodes if node.name == name for card in node.free]
 
 
 def holders(snapshot: Snapshot) -> dict[str, str]:
