@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import time
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
+from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
+
+
+GRACE_MS = "500"
+"""More than the 200 ms within which a library comes back."""
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -116,6 +121,66 @@ def test_an_arbiter_restarted_under_load_lends_nothing_twice(own_stage: Stage) -
         return taken[0] == 1000
 
     wait_for(all_is_taken, seconds=20)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_arbiter_killed_at_random_moments_lends_nothing_twice(own_measured: Stage, seed: int) -> None:
+    """Against the driver's own count, contexts and all, at every moment looked at."""
+    dice = random.Random(seed)
+    workers = [own_measured.worker() for _ in range(2)]
+    for number, worker in enumerate(workers):
+        worker.start(f"churn(9, {number + seed * 10})")
+    most, lives = 0, 0
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        own_measured.stop_arbiter()
+        for _ in range(dice.randrange(1, 4)):
+            most = max(most, own_measured.true_mib(*workers))
+        own_measured.start_arbiter(*own_measured.measuring, "--grace-ms", GRACE_MS)
+        for _ in range(dice.randrange(1, 12)):
+            most = max(most, own_measured.true_mib(*workers))
+        lives += 1
+    assert [worker.finish()[0] for worker in workers] == [0, 0]
+    assert lives >= 3
+    assert 2 * CONTEXT_MIB < most <= 1000
+    left = 1000 - 2 * CONTEXT_MIB
+    wait_for(lambda: workers[0].free_mib() == left)
+    assert workers[0].must(f"alloc({left})"), "nothing is lost either"
+
+
+def test_two_processes_racing_for_the_last_mib_never_both_get_it(stage: Stage) -> None:
+    workers = [stage.worker(), stage.worker()]
+    workers[0].must("alloc(999)")
+    for _ in range(50):
+        for worker in workers:
+            worker.start("alloc(1)")
+        answers = [worker.finish() for worker in workers]
+        assert sorted(code for code, _ in answers) == [0, OUT_OF_MEMORY]
+        for worker, (code, at) in zip(workers, answers, strict=True):
+            if code == 0:
+                worker.must(f"free({at})")
+
+
+def test_64_processes_that_start_at_once_all_start_and_stay_within_the_limit(stage: Stage) -> None:
+    probes = [stage.bare_probe() for _ in range(64)]
+    for probe in probes:
+        probe.start("use", 0)
+    assert [probe.finish() for probe in probes] == [[0]] * 64
+    for probe in probes:
+        probe.start("fill", 5 * MIB)
+    assert sum(probe.finish()[1] for probe in probes) == 1000 // 5
+
+
+def test_a_sibling_that_is_only_slow_is_waited_for_and_a_stopped_one_is_not(stage: Stage) -> None:
+    one, two = stage.probe(), stage.probe()
+    _, at = one.ask("alloc", 900 * MIB)
+    assert one.ask("free", at) == [0]
+    one.stop()
+    before = time.monotonic()
+    assert two.alloc(900) == OUT_OF_MEMORY
+    assert time.monotonic() - before < 0.4
+    one.resume()
+    wait_for(lambda: two.alloc(900) == 0)
 
 
 def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_mounted(bare_stage: Stage) -> None:
