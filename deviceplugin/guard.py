@@ -31,7 +31,7 @@ COMMAND_LIMIT: Final = 80
 REASON: Final = "OverMemoryLimit"
 _FOLLOWS: Final = {
     "evict": "the pod is deleted",
-    "kill": "the processes that get around the library are killed",
+    "kill": "the process that does it is killed",
     "report": "nothing more is done",
 }
 

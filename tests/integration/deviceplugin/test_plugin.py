@@ -71,6 +71,9 @@ async def test_the_node_offers_each_unit_of_memory_each_percent_and_each_card(ru
             assert len(ids) == 2 * per_card
             assert cards_of(tuple(ids)) == {card.uuid for card in cards}
         assert sorted(made.kubelet.registered) == sorted([MEM, CORE, GPU])
+        assert made.kubelet.starts_with == {MEM: True, CORE: False, GPU: True}
+        for resource, wants in made.kubelet.starts_with.items():
+            assert (await made.kubelet.ask_options(resource)).pre_start_required == wants
         status, text = await made.get("/readyz")
         assert (status, text) == (200, "ok\n")
 

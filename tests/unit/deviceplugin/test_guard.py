@@ -112,7 +112,9 @@ def test_the_sentence_does_with_what_is_known() -> None:
     no_processes = msgspec.structs.replace(container(), processes=())
     assert note(no_processes).startswith(f"container main holds 0 MiB of {uuid(0)} and was granted 4096 MiB; policy")
     no_cards = msgspec.structs.replace(container(guard="kill"), cards=())
-    assert note(no_cards).startswith("container main holds more GPU memory than it was granted; policy kill: the proc")
+    assert note(no_cards).startswith(
+        "container main holds more GPU memory than it was granted; policy kill: the process that does it is killed"
+    )
     unmeasured = ProcessStatus(9, 0, "", (ProcessCard(uuid(0), 3 * MIB, 2 * MIB),))
     assert "5 MiB of it by process 9 (of unknown name)" in note(
         msgspec.structs.replace(container(), processes=(unmeasured,))
