@@ -37,7 +37,7 @@ def test_what_a_sibling_has_freed_is_seen_within_seconds(stage: Stage) -> None:
     one, two = stage.probe(), stage.probe()
     _, at = two.ask("alloc", 900 * MIB)
     assert two.ask("free", at) == [0]
-    assert two.info_mib() == (1000, 1000), "who freed it sees it at once"
+    assert two.info_mib()[0] >= 1000 - 64, "who freed it sees it at once; the sibling's first chunk may be out"
     wait_for(lambda: one.info_mib()[0] >= 1000 - 64)
 
 
