@@ -124,11 +124,6 @@ def write(machine: Machine, command: tuple[str, ...], piece: Slice, terms: Terms
     return run
 
 
-def remove(machine: Machine, run: Run) -> None:
-    """Take back what was granted to a run that did not come about."""
-    shutil.rmtree(machine.grants / run.key, ignore_errors=True)
-
-
 def _user() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name

@@ -56,7 +56,7 @@ class Options:
 
 
 def run(options: Options) -> NoReturn:
-    """Becomes the command. Raises Trouble when it cannot, having granted nothing."""
+    """Becomes the command. Raises Trouble when it cannot; what was granted by then ends with this process."""
     _refuse_inside()
     mib = asking.memory_mib(options.gpu_mem)
     asking.ask(mib, options.gpu_core, options.klass, options.level, frozenset())
@@ -66,14 +66,10 @@ def run(options: Options) -> NoReturn:
     program = _program(options.command[0], path)
     machine = _machine(options, programs)
     granted = _granted(machine, mib, options)
-    try:
-        service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
-        if options.verbose:
-            print(_granted_text(granted, machine), file=sys.stderr)
-        _become(program, options.command, _environment(machine, granted, preload))
-    except BaseException:
-        book.remove(machine, granted)
-        raise
+    service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
+    if options.verbose:
+        print(_granted_text(granted, machine), file=sys.stderr)
+    _become(program, options.command, _environment(machine, granted, preload))
 
 
 def _refuse_inside() -> None:

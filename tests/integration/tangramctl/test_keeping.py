@@ -157,9 +157,16 @@ def test_who_only_looks_leaves_nothing_behind(ctl: Ctl) -> None:
 def test_a_state_folder_that_is_taken_away_takes_the_keeper_along(ctl: Ctl) -> None:
     assert ctl.run("1Gi", "true").returncode == 0
     keeper = ctl.keeper()
+    machine = ctl.machine()
+    for name in ("grants", "keeper.lock"):
+        path = ctl.folder / "new" / machine.relative_to(ctl.folder / "s") / name
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.touch() if name == "keeper.lock" else path.mkdir()
     (ctl.folder / "s").rename(ctl.folder / "gone")
+    (ctl.folder / "new").rename(ctl.folder / "s")
     wait_for(lambda: not alive(keeper["pid"]))
-    assert arbiters(ctl.folder) == []
+    assert ctl.run("1Gi", "true").returncode == 0  # has a keeper of its own, in a new folder of the same name
+    assert arbiters(ctl.folder) == [ctl.keeper()["arbiter_pid"]]
 
 
 def test_a_user_who_is_not_root_has_a_book_of_his_own(ctl: Ctl) -> None:

@@ -57,6 +57,10 @@ def test_what_cuda_itself_takes_is_inside_the_share(ctl: Ctl) -> None:
         return [card[f"{name}_bytes"] // MIB for name in ("limit", "leased", "context")]
 
     wait_for(lambda: amounts() == [1000, 900, 100])
+    environment = Path(f"/proc/{ctl.keeper()['arbiter_pid']}/environ").read_bytes().split(b"\0")
+    root = ctl.machine() / "driver"
+    assert bytes(f"TANGRAM_ARBITER_DRIVER_ROOT={root}", "ascii") in environment  # and not the machine's own driver
+    assert (root / "lib/libnvidia-ml.so.1").exists()
 
 
 TWO_PROBES = f"""
