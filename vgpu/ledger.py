@@ -28,6 +28,8 @@ RECALL_WAIT_S: Final = 0.05
 """How long an ask waits for its siblings. Specified: an allocation may not hang on a process that is stopped."""
 RECALL_MOST_S: Final = 0.5
 """And for those that are alive and not stopped. Specified; a busy machine schedules everybody within it."""
+STATED_MOST: Final = 2**50
+"""A PiB, which no card has: sums of what processes state stay within 64 bits."""
 SHARE_OF_REST: Final = 4
 """Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
 
@@ -208,6 +210,8 @@ class Ledger:
     def state(self, process: int, card: int, used_bytes: int, leased_bytes: int) -> None:
         """A process says what it uses; before its first ask, also what it leased from an earlier arbiter. Raises BadDocument."""
         holding = self._holding(process, card)
+        if leased_bytes > STATED_MOST:
+            raise BadDocument(f"USAGE of {leased_bytes} bytes leased of card {card}: at most {STATED_MOST}")
         if not holding.asked:
             self._cards[card].leased_bytes += leased_bytes - holding.leased_bytes
             holding.leased_bytes = leased_bytes

@@ -9,6 +9,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from arbiter.container import Limits
+from arbiter.contexts import Measuring
+from arbiter.meter import Meter, Reading, Seen
 from arbiter.server import Server
 from vgpu import wire
 from vgpu.codec import grant_to_text
@@ -100,11 +103,12 @@ class Node:
     folder: Path
     limits: Limits
     server: Server | None = None
+    measuring: Measuring | None = None
     _thread: threading.Thread | None = None
     _processes: list[Process] = field(default_factory=list, repr=False)
 
     def start(self) -> Server:
-        self.server = Server(self.folder, self.limits)
+        self.server = Server(self.folder, self.limits, measuring=self.measuring)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
         return self.server
@@ -155,6 +159,39 @@ def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
             return
         pause.wait(0.005)
     raise AssertionError("it did not come about in time")
+
+
+class HandMeter(Meter):
+    """A meter whose readings a test writes."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nonexistent"), "grants")
+        self.trouble = ""
+        self.hurries = 0
+
+    def hurry(self) -> None:
+        self.hurries += 1
+
+    def says(self, key: str = "", /, **held: int) -> None:
+        """This process (and others, by `p<pid>`) holds so much of CARD, from now on."""
+        pids = {os.getpid() if name == "me" else int(name[1:]): mib * MIB for name, mib in held.items()}
+        seen = {pid: Seen(0, key or None, 0) for pid in pids}
+        self._tell(Reading(time.monotonic(), {CARD: pids}, seen))
+
+    def is_blind(self) -> None:
+        """NVML is gone."""
+        self.trouble = "NVML is gone"
+        self._tell(Reading(time.monotonic()))
+
+
+@pytest.fixture
+def meter(node: Node) -> Iterator[HandMeter]:
+    """The node's."""
+    made = HandMeter()
+    node.measuring = Measuring(made)
+    yield made
+    node.stop()
+    made.close()
 
 
 @pytest.fixture

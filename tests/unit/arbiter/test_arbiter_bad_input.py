@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +31,12 @@ def started(node: Node) -> Node:
         (wire.Return(0, 1), "RETURN of 1 bytes of card 0: 0 to 0 are leased"),
         (wire.Hello(1, 0, "x"), "HELLO twice on one connection"),
         (wire.Recall(0, 1), "RECALL is sent by the arbiter only"),
+        (wire.Context(5, wire.Step.BEGIN, 0), "packet names card 5: this container has 1, from 0"),
+        (wire.Context(5, wire.Step.DONE, 0), "packet names card 5: this container has 1, from 0"),
+        (wire.Processes(5), "packet names card 5: this container has 1, from 0"),
+        (wire.Measured(0, True, 0, 0), "MEASURED is sent by the arbiter only"),
+        (wire.ProcessList(0, ()), "PROCESSLIST is sent by the arbiter only"),
+        (wire.Usage(0, 0, 2**50 + 1), f"USAGE of {2**50 + 1} bytes leased of card 0: at most {2**50}"),
     ],
 )
 def test_a_message_out_of_place_is_answered_with_a_sentence_and_a_hang_up(
@@ -72,6 +80,8 @@ def test_bad_packets_are_counted(started: Node) -> None:
                     st.builds(wire.Lease, st.integers(0, 63), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
                     st.builds(wire.Return, st.integers(0, 63), st.integers(0, 2**64 - 1)),
                     st.builds(wire.Usage, st.integers(0, 63), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+                    st.builds(wire.Context, st.integers(0, 1), st.sampled_from(wire.Step), st.integers(0, 2**64 - 1)),
+                    st.builds(wire.Processes, st.integers(0, 1)),
                     st.builds(wire.Hello, st.integers(0, 9), st.integers(0, 9), st.just("x")),
                 ),
             ),
@@ -99,6 +109,25 @@ def test_garbage_of_one_process_never_reaches_another_container(
     last = started.process("k")
     assert last.lease(LIMIT).granted_bytes == LIMIT, "what garbage leased is back after its hang-up"
     last.close()
+
+
+def test_descriptors_that_come_with_a_packet_are_closed(started: Node) -> None:
+    process = started.process()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with Path("/dev/null").open("rb") as null:
+        for _ in range(100):
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null.fileno()] * 50))]
+            process.sock.sendmsg([wire.encode(1, wire.Return(0, 0))], passed)
+    assert process.lease(1).granted_bytes >= 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_packet_that_is_larger_than_any_request_is_refused(started: Node) -> None:
+    process = started.process()
+    process.send(wire.ProcessList(0, tuple(wire.ListedProcess(n, n) for n in range(1024))))
+    answer = process.receive()
+    assert isinstance(answer, wire.Error)
+    assert "announces a body" in answer.text
 
 
 def test_a_process_that_reads_nothing_is_hung_up_on_and_the_others_go_on(started: Node) -> None:

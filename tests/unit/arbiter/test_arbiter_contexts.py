@@ -1,0 +1,196 @@
+"""Contexts and the guard, with a meter that the test writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from arbiter import host
+from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, Process, a_grant, wait_for
+from vgpu import wire
+from vgpu.wire import Step
+
+
+def begin(process: Process) -> wire.Message:
+    process.send(wire.Context(0, Step.BEGIN, 0), 0x40000007)
+    seq, answer = process.receive_numbered()
+    assert seq == 0x40000007
+    return answer
+
+
+def done(process: Process, step: Step = Step.DONE, told: int = 0) -> None:
+    process.send(wire.Context(0, step, told), 0x40000008)
+
+
+def test_the_first_context_is_measured_and_the_next_is_held_for(node: Node, meter: HandMeter) -> None:
+    node.start()
+    node.allocate("k", a_grant())
+    first = node.process()
+    assert begin(first) == wire.Leased(0, False, 0, 1000 * MIB)
+    done(first)
+    wait_for(lambda: meter.hurries == 1)
+    meter.says(me=300)
+    assert first.receive() == wire.Measured(0, True, 300 * MIB, 700 * MIB)
+    assert first.page is not None
+    assert first.page[0] == 700 * MIB
+    second = node.process()
+    assert begin(second) == wire.Leased(0, False, 300 * MIB, 400 * MIB)
+
+
+def test_a_context_that_does_not_fit_is_refused(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    server.measuring.costs[CARD] = 300 * MIB
+    node.allocate("k", a_grant())
+    node.process().lease(701 * MIB)
+    late = node.process()
+    late.sock.settimeout(10)
+    answer = begin(late)
+    assert isinstance(answer, wire.Leased)
+    assert (answer.refused, answer.granted_bytes) == (True, 0)
+
+
+def test_without_nvml_nothing_is_known_and_nobody_waits(node: Node) -> None:
+    node.start()
+    node.allocate("k", a_grant())
+    process = node.process()
+    assert begin(process) == wire.Leased(0, False, 0, 1000 * MIB)
+    done(process)
+    assert process.receive() == wire.Measured(0, False, 0, 1000 * MIB)
+
+
+def test_nvml_that_fails_answers_who_waits_for_it(node: Node, meter: HandMeter) -> None:
+    node.start()
+    node.allocate("k", a_grant())
+    process = node.process()
+    begin(process)
+    done(process)
+    wait_for(lambda: meter.hurries == 1)
+    meter.is_blind()
+    assert process.receive() == wire.Measured(0, False, 0, 1000 * MIB)
+
+
+def test_a_process_that_hangs_up_before_it_is_measured_teaches_nothing(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    node.allocate("k", a_grant())
+    process = node.process()
+    begin(process)
+    done(process)
+    wait_for(lambda: meter.hurries == 1)
+    process.close()
+    meter.says()
+    assert node.process().lease(1000 * MIB).granted_bytes == 1000 * MIB
+    assert server.measuring.costs == {}
+
+
+def test_a_deaf_process_that_is_dropped_while_it_is_answered_ends_nothing_else(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    node.allocate("k", a_grant())
+    deaf, other = node.process(), node.process()
+    begin(deaf)
+    done(deaf)
+    wait_for(lambda: meter.hurries == 1)
+    with server.lock:  # its hang-up and the reading come in one turn of the loop
+        deaf.sock.close()
+        meter.says(me=300)
+    assert other.lease(1).granted_bytes >= 1
+
+
+def test_a_pid_that_connects_twice_is_charged_once(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    node.allocate("k", a_grant())
+    first, second = node.process(), node.process()
+    meter.says(me=300)
+    wait_for(lambda: server.containers["k"].ledger.context_bytes(0) == 300 * MIB)
+    assert first.lease(1).granted_bytes >= 1
+    assert second.lease(1).granted_bytes >= 1
+
+
+def test_the_list_of_processes_holds_who_holds_something(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    node.allocate("k", a_grant())
+    process, _idle = node.process(), node.process()
+    process.lease(100 * MIB)
+    meter.says("k", me=300, p999999=50)
+    wait_for(lambda: server.containers["k"].ledger.context_bytes(0))
+    process.send(wire.Processes(0), 5)
+    assert process.receive_numbered() == (5, wire.ProcessList(0, (wire.ListedProcess(1, 300 * MIB),)))
+
+
+def test_over_the_limit_twice_is_over_and_policy_report_kills_nobody(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    node.allocate("k", a_grant())
+    sleeper = subprocess.Popen(["sleep", "60"])
+    wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
+    container = server.containers["k"]
+    meter.says("k", **{f"p{sleeper.pid}": 1001})
+    wait_for(lambda: container.contexts.strangers.get(CARD))
+    assert container.lookout.excesses == ()
+    meter.says("k", **{f"p{sleeper.pid}": 1001})
+    wait_for(lambda: container.lookout.excesses)
+    assert sleeper.poll() is None
+    sleeper.kill()
+    sleeper.wait()
+
+
+MOUNTS = """\
+22 1 0:20 / / rw,relatime - ext4 /dev/sda1 rw
+40 22 8:1 /var/lib/tangram/grants/0a /run/tangram ro,relatime shared:1 - ext4 /dev/sda1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (MOUNTS, "0a"),
+        (MOUNTS.replace("/var/lib/tangram/grants/0a", "/tangram/grants/0a"), "0a"),
+        (MOUNTS.replace("/var/lib/tangram/grants/0a", "/elsewhere/0a"), None),
+        (MOUNTS.replace("/var/lib/tangram/grants/0a", "/0a"), None),
+        (MOUNTS.replace("/run/tangram", "/run/tangram/x"), None),
+        (MOUNTS + "41 22 0:9 / /run/tangram rw - tmpfs none rw\n", None),
+        ("", None),
+        ("nonsense", None),
+    ],
+)
+def test_a_process_belongs_to_the_grant_that_is_mounted_in_its_namespace(text: str, key: str | None) -> None:
+    assert host.grant_in(text, "grants") == key
+
+
+def test_facts_of_a_process_that_is_gone_are_empty() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert (host.command_of(child.pid), host.started_at(child.pid), host.pid_inside(child.pid)) == ("", 0, 0)
+    assert host.grant_of(child.pid, "grants") is None
+    assert not host.runs(child.pid)
+    assert not host.kill(child.pid, 1)
+
+
+def test_only_the_very_process_that_was_meant_is_killed() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    started = host.started_at(child.pid)
+    assert not host.kill(child.pid, started + 1), "the pid was given to another since"
+    assert child.poll() is None
+    assert host.kill(child.pid, started)
+    assert child.wait(10) == -9
+
+
+def test_a_stopped_process_answers_nothing() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    assert host.runs(child.pid)
+    os.kill(child.pid, 19)
+    wait_for(lambda: not host.runs(child.pid))
+    child.kill()
+    child.wait()
+
+
+def test_a_name_with_a_bracket_in_it_does_not_confuse_the_reader(tmp_path: Path) -> None:
+    program = tmp_path / "a) R 1"
+    program.write_bytes(Path("/bin/sleep").read_bytes())
+    program.chmod(0o755)
+    child = subprocess.Popen([program, "60"])
+    wait_for(lambda: "60" in host.command_of(child.pid))
+    assert host.started_at(child.pid) > 1000
+    child.kill()
+    child.wait()
