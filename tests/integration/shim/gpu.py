@@ -317,11 +317,11 @@ def import_block(pid: int, fd: int) -> list[int]:
 
 
 def array(
-    width: int, height: int, *, depth: int = 0, format: int = 0x20, channels: int = 1, flags: int = 0
-) -> list[int]:  # noqa: A002
+    width: int, height: int, *, depth: int = 0, texel: int = 0x20, channels: int = 1, flags: int = 0
+) -> list[int]:
     """A float array by cuArray3DCreate."""
     made = c_void_p()
-    how = Array(width, height, depth, format, channels, flags)
+    how = Array(width, height, depth, texel, channels, flags)
     return [cuda.cuArray3DCreate_v2(byref(made), byref(how)), made.value or 0]
 
 

@@ -174,8 +174,8 @@ def test_mipmapped_arrays_are_counted_with_all_their_levels(stage: Stage) -> Non
 
 def test_an_array_of_a_format_that_is_not_known_counts_as_the_widest(stage: Stage) -> None:
     gpu = stage.worker()
-    assert gpu.ask("array(8192, 8192, format=0x7ffffff0)")[0] == OUT_OF_MEMORY, "1024 MiB at 16 bytes a texel"
-    assert gpu.ask("array(1024, 1024, format=0x7ffffff0)")[0] == 1, "the driver's own error for it"
+    assert gpu.ask("array(8192, 8192, texel=0x7ffffff0)")[0] == OUT_OF_MEMORY, "1024 MiB at 16 bytes a texel"
+    assert gpu.ask("array(1024, 1024, texel=0x7ffffff0)")[0] == 1, "the driver's own error for it"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
