@@ -92,9 +92,9 @@ def test_a_deaf_process_that_is_dropped_while_it_is_answered_ends_nothing_else(n
     begin(deaf)
     done(deaf)
     wait_for(lambda: meter.hurries == 1)
-    with server.lock:  # its hang-up and the reading come in one turn of the loop
-        deaf.sock.close()
+    with server.lock:  # the reading is there first, and its answer finds nobody
         meter.says(me=300)
+        deaf.sock.close()
     assert other.lease(1).granted_bytes >= 1
 
 
