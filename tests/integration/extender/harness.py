@@ -45,6 +45,9 @@ class Proxy:
     def __init__(self, api: ApiServer, folder: Path) -> None:
         self.faults: list[Fault] = []
         self.closed = False
+        self.telling = asyncio.Event()
+        """While it is not set, what watches tell waits here."""
+        self.telling.set()
         self._api = api
         self._watches: list[web.Request] = []
         self.kubeconfig = folder / "kubeconfig-of-the-extender"
@@ -99,6 +102,7 @@ class Proxy:
         self._watches.append(request)
         try:
             async for chunk in answer.content.iter_any():
+                await self.telling.wait()
                 await response.write(chunk)
         except ConnectionError:
             return response

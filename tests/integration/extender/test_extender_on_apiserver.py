@@ -85,6 +85,7 @@ async def test_a_pod_that_another_scheduler_bound_elsewhere_is_refused_and_its_p
     asking = cluster.create(pod("a").asking(mib=FULL_MIB))
     extender = await cluster.extender()
     await extender.filter(asking, "n1")
+    cluster.proxy.telling.clear()
     cluster.bind_past_us(asking, "n2")
     assert "is bound to node n2" in await extender.bind(asking, "n1")
     snapshot = await extender.snapshot()
