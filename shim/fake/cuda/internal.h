@@ -143,6 +143,7 @@ struct device {
 
 enum { STATE_NEW, STATE_READY, STATE_FORKED };
 #define ARENA_BYTES ((uint64_t)16 << 40) /* address space only: pages come when they are written */
+#define ARENA_LEAST ((uint64_t)256 << 30) /* where there is no room for that, as under a sanitizer */
 #define ARENA_CLASSES 512
 
 struct cuda {
@@ -160,6 +161,7 @@ struct cuda {
     int arena_fd;
     char *arena;
     uint64_t arena_used;
+    uint64_t arena_bytes;
     struct reservation *reservations;
     struct span *arena_free[ARENA_CLASSES];
 };

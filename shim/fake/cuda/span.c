@@ -47,7 +47,11 @@ static bool arena_open(void)
     cuda.arena_fd = new_memfd("fake-gpu-memory");
     if (cuda.arena_fd < 0 || ftruncate(cuda.arena_fd, (off_t)ARENA_BYTES) != 0)
         return false;
-    void *at = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, cuda.arena_fd, 0);
+    void *at = MAP_FAILED;
+    for (uint64_t bytes = ARENA_BYTES; at == MAP_FAILED && bytes >= ARENA_LEAST; bytes /= 2) {
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, cuda.arena_fd, 0);
+        cuda.arena_bytes = bytes;
+    }
     cuda.arena = at == MAP_FAILED ? NULL : at;
     return cuda.arena != NULL;
 }
@@ -85,7 +89,7 @@ struct span *arena_take(size_t bytes, size_t align)
         *span = (struct span){.offset = span->offset, .room = span->room, .class = class};
     } else {
         const uint64_t offset = rounded(cuda.arena_used, align > 512 ? align : 512);
-        span = offset + room <= ARENA_BYTES ? calloc(1, sizeof *span) : NULL;
+        span = offset + room <= cuda.arena_bytes ? calloc(1, sizeof *span) : NULL;
         if (span == NULL)
             return NULL;
         cuda.arena_used = offset + room;
