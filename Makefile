@@ -45,7 +45,8 @@ e2e: cluster-up ## the tests on the local cluster, which stays up
 images: .venv/.synced ## build the container images (Docker where it answers, else buildah)
 	$(RUN) python -m hack.images build
 
-cluster-up: .venv/.synced images ## bring up the local cluster and load the images (again: no-op)
+cluster-up: .venv/.synced ## bring up the local cluster and load the images (again: no-op)
+	$(RUN) python -m hack.prepare
 	$(RUN) python -m hack.cluster up
 	$(RUN) python -m hack.cluster load
 

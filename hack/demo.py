@@ -79,7 +79,7 @@ class Demo:
     def cluster(self) -> None:
         """Images and a cluster of our own."""
         self.step("A Kubernetes cluster on this machine", "Built and started the first time; seconds when it is there.")
-        for program in (["hack.images", "build"], ["hack.cluster", "up"], ["hack.cluster", "load"]):
+        for program in (["hack.prepare"], ["hack.cluster", "up"], ["hack.cluster", "load"]):
             self.tell(f"uv run python -m {' '.join(program)}")
             # the paths that it prints are for programs; what a person wants to see is on standard error
             subprocess.run([sys.executable, "-m", *program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)

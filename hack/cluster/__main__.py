@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_only.add_argument(
         "modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(names)} (default: what `up` needs)"
     )
+    compile_only.add_argument("--quiet", action="store_true", help="say nothing unless it fails")
     load = commands.add_parser("load", help="bring image archives into every node")
     load.add_argument("archives", nargs="*", type=Path, metavar="IMAGE.tar", help="default: the images built last")
     commands.add_parser("kubeconfig", help="print the path of the kubeconfig")

@@ -6,13 +6,15 @@ under its final name only when it is complete, so a build that was cut off is bu
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from hack.cluster.caller import as_person, make_folder
+from hack.cluster.caller import as_person, make_folder, own_by_person
 from hack.cluster.console import Steps
 from hack.cluster.programs import Module, kubernetes_version, linker_flags, module_key
 from hack.cluster.toolchain import find_go
@@ -49,11 +51,22 @@ def build(cache: Path, modules: Sequence[Module], steps: Steps) -> dict[str, Pat
     for module in modules:
         folder = results_folder(cache, module)
         if not folder.is_dir():
-            with steps.step(f"build {module.name} (kept in {folder})"):
-                _build_one(cache, module, folder)
+            with steps.step(f"build {module.name} (kept in {folder})"), _alone(cache, module):
+                if not folder.is_dir():
+                    _build_one(cache, module, folder)
         programs |= {name: folder / name for name in module.programs}
         programs |= dict.fromkeys(module.links, folder / module.programs[0])
     return programs
+
+
+@contextmanager
+def _alone(cache: Path, module: Module) -> Iterator[None]:
+    """One that builds a module at a time; a second one waits, and finds it built."""
+    make_folder(cache / "cluster")
+    with (cache / "cluster" / f"{module.name}.lock").open("w") as lock:
+        own_by_person(Path(lock.name))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _build_one(cache: Path, module: Module, folder: Path) -> None:

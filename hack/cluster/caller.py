@@ -43,7 +43,12 @@ def make_folder(path: Path) -> None:
     """The folder and its parents, each that was missing the person's own."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        own_by_person(folder)
+
+
+def own_by_person(path: Path) -> None:
+    """The file or folder belongs to the person from now on; nothing changes when nobody called through sudo."""
     uid = person()
     if uid is not None:
-        for folder in missing:
-            os.chown(folder, uid, pwd.getpwuid(uid).pw_gid)
+        os.chown(path, uid, pwd.getpwuid(uid).pw_gid)

@@ -6,13 +6,12 @@ nothing once it died, so a cluster without its etcd is taken down first and made
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from hack.cluster import control_plane, debian, down, images, node, pki, processes
 from hack.cluster.api import Api, wait
 from hack.cluster.build import build, link_programs
-from hack.cluster.caller import person
+from hack.cluster.caller import own_by_person, person
 from hack.cluster.console import Steps
 from hack.cluster.layout import DNS_SERVICE_ADDRESS, MAX_NODES, Layout, NodeLayout, cache_folder
 from hack.cluster.network import add_address
@@ -119,7 +118,6 @@ def _start_node(target: NodeLayout, api: Api, steps: Steps) -> None:
 
 def _own_by_caller(path: Path) -> None:
     """Under sudo the kubeconfig belongs to the person who called it."""
-    uid = person()
-    if uid is not None:
-        shutil.chown(path, user=uid)
+    if person() is not None:
+        own_by_person(path)
         path.parent.chmod(0o755)
