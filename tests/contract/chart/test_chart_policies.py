@@ -327,18 +327,35 @@ def test_a_pod_that_took_the_name_of_a_deleted_one_is_not_deleted(policies: ApiS
     assert policies("GET", f"{PODS}/{name}")
 
 
-def test_a_token_bound_to_one_node_deletes_no_pod_of_another(helm: Helm, policies: ApiServer) -> None:
-    """No impersonation: the claim is the API server's own, the rights are the chart's."""
-    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    grant_rights(helm, policies, accounts)
+@pytest.fixture
+def token(helm: Helm, policies: ApiServer) -> Iterator[str]:
+    """Of the device plugin's account with the rights that the chart gives it, bound to a pod on node-a."""
+    rbac, accounts = "/apis/rbac.authorization.k8s.io/v1", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    places = {
+        "ServiceAccount": accounts,
+        "ClusterRole": f"{rbac}/clusterroles",
+        "ClusterRoleBinding": f"{rbac}/clusterrolebindings",
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    policies.apply(namespace, "/api/v1/namespaces")
+    rendered = helm.objects()
+    for kind, path in places.items():
+        policies.apply(rendered.one(kind, "tangram-node"), path)
     for where in ("node-a", "node-b"):
         node(policies, where)
-    plugin = {"serviceAccountName": "tangram-node", "nodeName": "node-a"}
-    bound = pod(policies, namespace=NAMESPACE, **plugin)
-    uid = policies("GET", f"/api/v1/namespaces/{NAMESPACE}/pods/{bound}")["metadata"]["uid"]
-    reference = {"apiVersion": "v1", "kind": "Pod", "name": bound, "uid": uid}
+    name = pod(policies, namespace=NAMESPACE, serviceAccountName="tangram-node", nodeName="node-a")
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": policies("GET", path)["metadata"]["uid"]}
     wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": reference}}
-    token = policies("POST", f"{accounts}/tangram-node/token", wanted)["status"]["token"]
+    yield policies("POST", f"{accounts}/tangram-node/token", wanted)["status"]["token"]
+    now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}  # there is no kubelet to let it end
+    policies("DELETE", path, now)
+    for path in places.values():
+        policies("DELETE", f"{path}/tangram-node")
+
+
+def test_a_token_bound_to_one_node_deletes_no_pod_of_another(policies: ApiServer, token: str) -> None:
+    """No impersonation: the claim is the API server's own, the rights are the chart's."""
     here, there = (pod(policies, container(limits=SHARE), nodeName=where) for where in ("node-a", "node-b"))
     message = refused(lambda: policies("DELETE", f"{PODS}/{there}", token=token))
     assert f'on node "node-a" may not delete pod default/{there} of node "node-b"' in message
@@ -347,16 +364,6 @@ def test_a_token_bound_to_one_node_deletes_no_pod_of_another(helm: Helm, policie
     with pytest.raises(Denied, match="cannot deletecollection"):
         policies("DELETE", PODS, token=token)
     policies("DELETE", f"{PODS}/{here}", token=token)
-
-
-def grant_rights(helm: Helm, api: ApiServer, accounts: str) -> None:
-    """The account of the device plugin, as the chart has it."""
-    rendered, rbac = helm.objects(), "/apis/rbac.authorization.k8s.io/v1"
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    api.apply(namespace, "/api/v1/namespaces")
-    api.apply(rendered.one("ServiceAccount", "tangram-node"), accounts)
-    api.apply(rendered.one("ClusterRole", "tangram-node"), f"{rbac}/clusterroles")
-    api.apply(rendered.one("ClusterRoleBinding", "tangram-node"), f"{rbac}/clusterrolebindings")
 
 
 def test_without_the_policy_the_plugin_has_no_right_to_delete(helm: Helm) -> None:
