@@ -17,6 +17,7 @@ from typing import Final
 from hack.cluster import down as local_down
 from hack.cluster import images, status
 from hack.cluster.build import build, link_programs
+from hack.cluster.caller import own_by_person
 from hack.cluster.console import Steps
 from hack.cluster.layout import Layout, cache_folder
 from hack.cluster.programs import HELM, KIND, KUBERNETES
@@ -62,7 +63,7 @@ def down(layout: Layout, steps: Steps) -> None:
     match chosen(layout):
         case "kind":
             with steps.step("delete the kind cluster"):
-                _kind(layout, "delete", "cluster", "--name", KIND_CLUSTER)
+                _kind(layout, "delete", "cluster", "--name", KIND_CLUSTER, "--kubeconfig", str(layout.kubeconfig))
             shutil.rmtree(layout.state)
         case "existing":
             shutil.rmtree(layout.state)
@@ -107,22 +108,21 @@ def _tools(layout: Layout, steps: Steps, *, kind: bool) -> None:
 def _kind_up(layout: Layout, nodes: int, steps: Steps) -> None:
     _tools(layout, steps, kind=True)
     layout.provider.write_text("kind\n")
+    ours = ["--kubeconfig", str(layout.kubeconfig)]  # kind would write to the person's own and switch its context
     known = subprocess.run([str(layout.bin / "kind"), "get", "clusters"], capture_output=True, text=True, check=True)
     if KIND_CLUSTER not in known.stdout.split():
         roles = ["control-plane", *["worker"] * (nodes - 1)]
+        # no patch of containerd's configuration: containerd 2, which kind's node images have, knows CDI by itself
         lines = ["kind: Cluster", "apiVersion: kind.x-k8s.io/v1alpha4", "nodes:", *(f"- role: {r}" for r in roles)]
-        # containerd there has CDI off in older node images
-        lines += [
-            "containerdConfigPatches:",
-            "- |-",
-            "  [plugins.'io.containerd.cri.v1.runtime']",
-            "    enable_cdi = true",
-        ]
         settings = layout.state / "kind.yaml"
         settings.write_text("\n".join(lines) + "\n")
         with steps.step("create the kind cluster"):
-            _kind(layout, "create", "cluster", "--name", KIND_CLUSTER, "--config", str(settings), "--wait", "180s")
-    _kind(layout, "export", "kubeconfig", "--name", KIND_CLUSTER, "--kubeconfig", str(layout.kubeconfig))
+            _kind(
+                layout, "create", "cluster", "--name", KIND_CLUSTER, "--config", str(settings), "--wait", "180s", *ours
+            )
+    _kind(layout, "export", "kubeconfig", "--name", KIND_CLUSTER, *ours)
+    own_by_person(layout.kubeconfig)
+    layout.state.chmod(0o755)
 
 
 def _existing_up(layout: Layout, steps: Steps) -> None:
@@ -134,6 +134,8 @@ def _existing_up(layout: Layout, steps: Steps) -> None:
     if Path(named).resolve() != layout.kubeconfig:
         shutil.copyfile(named, layout.kubeconfig)
         layout.kubeconfig.chmod(0o600)
+        own_by_person(layout.kubeconfig)
+        layout.state.chmod(0o755)
     kubectl = [str(layout.bin / "kubectl"), "--kubeconfig", str(layout.kubeconfig)]
     with steps.step(f"reach the cluster of {named}"):
         subprocess.run([*kubectl, "get", "--raw", "/readyz"], check=True, capture_output=True, timeout=30)
