@@ -13,25 +13,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
-import http.client
 import json
 import os
 import platform
+import random
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from tests.builders import node, pod, share
+from tests.builders import NodeBuilder, node, pod, share
 from tests.fake_api import FakeApi
-from vgpu.inventory import Card
 
 HERE = Path(__file__).parent
 SIZES_MIB = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
 START_LIMIT_S = 60
+CARD_MIB = 81_920
+NAME = "gke-production-gpu-pool-{:02}-5d8f1c2e-{:04}"
+"""As long as clouds make them."""
+RUNS = (
+    ("same", "share", 0), ("chunks", "share", 0), ("chunks", "share", 200), ("chunks", "full", 0), ("chunks", "mig", 0),
+)  # fmt: skip
 TARGETS_MS = {1_000: (1.0, 3.0), 5_000: (2.0, 6.0), 10_000: (4.0, 10.0)}
 
 
@@ -85,36 +91,65 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def call_filter(port: int, names: list[str], calls: int) -> np.ndarray:
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    took = []
-    encoded = json.dumps(names)
+def in_chunks(names: list[str], shuffled: random.Random) -> list[str]:
+    """The nodes in chunks as `parallelize.Until` cuts them, in the order in which workers happen to take them."""
+    size = max(1, min(int(len(names) ** 0.5), len(names) // 16 + 1))
+    chunks = [names[at : at + size] for at in range(0, len(names), size)]
+    shuffled.shuffle(chunks)
+    return [name for chunk in chunks for name in chunk]
+
+
+def bodies(names: list[str], calls: int, order: str, asks: str) -> Iterator[bytes]:
+    """Requests as Go's client writes them."""
+    shuffled = random.Random(7)
+    encoded = json.dumps(names, separators=(",", ":"))
     for at in range(calls):
-        asked = pod(f"asks-{at}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)).plain()
-        body = f'{{"Pod":{json.dumps(asked)},"Nodes":null,"NodeNames":{encoded}}}'.encode()
-        started = time.perf_counter()
-        connection.request("POST", "/filter", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse().read()
-        took.append(time.perf_counter() - started)
-        assert json.loads(answer)["NodeNames"], answer[:300]
+        if order == "chunks":
+            encoded = json.dumps(in_chunks(names, shuffled), separators=(",", ":"))
+        built = pod(f"asks-{at}")
+        if asks == "mig":
+            built = built.asking(mig="1g.10gb")
+        else:
+            mib = 2 * CARD_MIB if asks == "full" else SIZES_MIB[at % len(SIZES_MIB)]
+            built = built.asking(mib=mib, core=10 * (at % 4))
+        body = f'{{"Pod":{json.dumps(built.plain())},"Nodes":null,"NodeNames":{encoded}}}'.encode()
+        head = f"POST /filter HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+        yield head.encode() + body
+
+
+def call_filter(port: int, requests: Iterable[bytes]) -> np.ndarray:
+    """Milliseconds that each took."""
+    took = []
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for request in requests:
+            started = time.perf_counter()
+            sock.sendall(request)
+            answer = sock.recv(1 << 20)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            while len(body) < size:
+                body += sock.recv(1 << 20)
+            took.append(time.perf_counter() - started)
+            assert not json.loads(body)["Error"], body[:300]
     return np.array(took) * 1000
 
 
-async def events(api: FakeApi, cards: list[Card], per_second: int) -> None:
+async def events(api: FakeApi, where: NodeBuilder, per_second: int) -> None:
     """Pods that are bound, start and end, as a busy cluster has them."""
     at = 0
     began = time.perf_counter()
     while True:
-        one = cards[at % len(cards)]
-        built = pod(f"busy-{at % 500}").asking(mib=1024).on("n0000").assigned(share(one, 1024))
+        one = where.cards[at % len(where.cards)]
+        built = pod(f"busy-{at % 500}").asking(mib=1024).on(where.name).assigned(share(one, 1024))
         api.put((built.with_phase("Running") if at % 1000 >= 500 else built).plain())
         at += 1
         await asyncio.sleep(max(0.0, began + at / per_second - time.perf_counter()))
 
 
-async def measure(nodes: int, calls: int, events_s: int, pods: int) -> dict[str, object]:
+async def measure(nodes: int, calls: int, events_s: int, pods: int, order: str, asks: str) -> dict[str, object]:
     async with FakeApi() as api:
-        built = [node(f"n{at:04}").with_gpus(8) for at in range(nodes)]
+        built = [node(NAME.format(at // 250, at % 250)).with_gpus(8) for at in range(nodes)]
         for one in built:
             api.put(one.plain())
         for at in range(pods):
@@ -125,10 +160,10 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int) -> dict[str,
         try:
             started_s = await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)
             names = [one.name for one in built]
-            await asyncio.to_thread(call_filter, port, names, 50)
-            noise = asyncio.create_task(events(api, list(built[0].cards), events_s)) if events_s else None
+            await asyncio.to_thread(call_filter, port, bodies(names, 50, order, asks))
+            noise = asyncio.create_task(events(api, built[0], events_s)) if events_s else None
             load, before_s = os.getloadavg()[0], cpu_s(process.pid)
-            took = await asyncio.to_thread(call_filter, port, names, calls)
+            took = await asyncio.to_thread(call_filter, port, bodies(names, calls, order, asks))
             spent_ms = (cpu_s(process.pid) - before_s) * 1000 / calls
             if noise:
                 noise.cancel()
@@ -138,7 +173,8 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int) -> dict[str,
             process.wait()
     p50, p99 = (round(float(np.percentile(took, q)), 2) for q in (50, 99))
     return {
-        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "events_per_s": events_s, "calls": calls, "p50_ms": p50, "p99_ms": p99,
+        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "order": order, "asks": asks, "events_per_s": events_s, "calls": calls,
+        "p50_ms": p50, "p99_ms": p99,
         "max_ms": round(float(took.max()), 2), "cpu_ms_a_call": round(spent_ms, 2), "rss_mib": rss, "start_s": round(started_s, 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f} at the start",
     }  # fmt: skip
@@ -147,18 +183,18 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int) -> dict[str,
 def main() -> int:
     """Measure and write the CSV."""
     parser = argparse.ArgumentParser(prog="bench.extender", description=__doc__.split("\n")[0])
-    parser.add_argument("--nodes", type=int, nargs="*", default=[1_000, 5_000])
+    parser.add_argument("--nodes", type=int, nargs="*", default=[1_000, 5_000, 10_000])
     parser.add_argument("--calls", type=int, default=1_000)
     parser.add_argument("--pods", type=int, default=2_000)
     asked = parser.parse_args()
     rows = []
     for nodes in asked.nodes:
-        for events_s in (0, 200):
-            row = asyncio.run(measure(nodes, asked.calls, events_s, asked.pods))
-            p50, p99 = TARGETS_MS.get(nodes, (float("nan"), float("nan")))
+        for order, asks, events_s in RUNS:
+            row = asyncio.run(measure(nodes, asked.calls, events_s, asked.pods, order, asks))
             print(
-                f"{nodes} nodes x 8, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
-                f"(target when idle {p50:g} / {p99:g}), {row['cpu_ms_a_call']} ms of CPU a call, {row['rss_mib']} MiB, ready after {row['start_s']} s"
+                f"{nodes} nodes x 8, {order}, {asks}, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
+                f"(target when idle {' / '.join(f'{ms:g}' for ms in TARGETS_MS.get(nodes, ()))}), {row['cpu_ms_a_call']} ms of CPU a call, {row['rss_mib']} MiB, ready after {row['start_s']} s",
+                flush=True,
             )
             rows.append(row)
     with (HERE / "filter.csv").open("w", newline="") as file:

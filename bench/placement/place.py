@@ -60,7 +60,7 @@ def main() -> None:
         for what, ask in ASKS.items():
             took_ms = []
             for _ in range(ROUNDS if "nowhere" not in what else ROUNDS // 10):
-                names = [f"node-{number:05d}" for number in range(nodes)]
+                names = tuple(f"node-{number:05d}" for number in range(nodes))
                 start = time.perf_counter()
                 place(built, ask, names)
                 took_ms.append(1000 * (time.perf_counter() - start))
