@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,8 @@ def _run(settings: ArbiterSettings) -> None:
     log.info(
         "serving", grants=str(settings.grants_dir), metrics_port=http.server_port, directories=len(server.containers)
     )
+    gc.collect()
+    gc.freeze()  # what is there now stays: a full collection would keep leases waiting for it
     server.run()
     status.close()
     meter.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import errno
 import socket
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vgpu import wire
 
@@ -60,3 +62,21 @@ def peer_pid(sock: socket.socket) -> int:
     """The pid that the kernel vouches for."""
     pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(pid)
+
+
+def bound_socket(path: Path, kind: int, mode: int) -> socket.socket:
+    """A listening socket that those whom `mode` lets may connect to. One left by an earlier arbiter is replaced."""
+    sock = socket.socket(socket.AF_UNIX, kind)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        sock.bind(str(fresh))
+        fresh.chmod(mode)
+        sock.listen(256)
+        fresh.rename(path)
+    except OSError as error:
+        sock.close()
+        if error.errno is None:
+            raise OSError(errno.ENAMETOOLONG, f"socket path {path} is longer than 107 characters") from None
+        raise
+    return sock

@@ -7,7 +7,6 @@ read leaves what is leased as it is and turns new processes away with the reason
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from uuid import UUID
 import structlog
 
 from arbiter import host
-from arbiter.connection import Connection, Gone, peer_pid
+from arbiter.connection import Connection, Gone, bound_socket, peer_pid
 from arbiter.contexts import Contexts, Measuring, Waiting
 from arbiter.meter import Reading
 from arbiter.page import Page
@@ -75,6 +74,8 @@ class Container:
         self._numbers = 0
         self._quiet_until_s = 0.0
         self._gone: list[Connection] = []
+        self._unwelcomed: set[int] = set()
+        """Numbers of those that said HELLO and wait for the grant."""
         self.listener = bound_socket(folder / "arbiter.sock", socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
         self.load()
 
@@ -114,9 +115,8 @@ class Container:
         self._show()
 
     def _answer_waiting(self) -> None:
-        for connection in list(self.connections.values()):
-            if connection.greeted and not connection.welcomed:
-                self._answer_hello(connection)
+        for connection in [self.connections[number] for number in self._unwelcomed]:
+            self._answer_hello(connection)
 
     def accept(self) -> Connection | None:
         """The next process that connects; None when there is none, or it is one too many."""
@@ -151,14 +151,14 @@ class Container:
         """Time passed: answer who has waited long enough."""
         now_s = self._clock()
         self._tell(self.ledger.expire(now_s))
-        for connection in list(self.connections.values()):
-            if connection.greeted and not connection.welcomed and now_s >= connection.hello_until_s:
+        for connection in [self.connections[number] for number in self._unwelcomed]:
+            if now_s >= connection.hello_until_s:
                 self._refuse(connection, NO_GRANT, "the grant of this container has not been written")
         self._show()
 
     def deadline_s(self) -> float | None:
         """When `expire` has something to do, or None."""
-        waiting = [c.hello_until_s for c in self.connections.values() if c.greeted and not c.welcomed]
+        waiting = [self.connections[number].hello_until_s for number in self._unwelcomed]
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
@@ -216,6 +216,7 @@ class Container:
         if connection.greeted:
             raise BadDocument("HELLO twice on one connection")
         connection.greeted = True
+        self._unwelcomed.add(connection.number)
         self._answer_hello(connection)
 
     def _answer_hello(self, connection: Connection) -> None:
@@ -233,6 +234,7 @@ class Container:
         )
         self.ledger.join(connection.number)
         connection.welcomed = True
+        self._unwelcomed.discard(connection.number)
         self._show()
         connection.send(0, wire.Welcome(cards), self._page.fd)
 
@@ -349,6 +351,7 @@ class Container:
         if self.connections.pop(connection.number, None) is None:
             return
         self._gone.append(connection)
+        self._unwelcomed.discard(connection.number)
         self.contexts.forget(connection.number)
         if connection.welcomed:
             self._tell(self.ledger.leave(connection.number, self._clock()))
@@ -380,21 +383,3 @@ def _excess(excess: Excess) -> dict[str, object]:
 
 def _uuid_bytes(uuid: str) -> bytes:
     return UUID(uuid.partition("-")[2]).bytes
-
-
-def bound_socket(path: Path, kind: int, mode: int) -> socket.socket:
-    """A listening socket that those whom `mode` lets may connect to. One left by an earlier arbiter is replaced."""
-    sock = socket.socket(socket.AF_UNIX, kind)
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        fresh.unlink(missing_ok=True)
-        sock.bind(str(fresh))
-        fresh.chmod(mode)
-        sock.listen(256)
-        fresh.rename(path)
-    except OSError as error:
-        sock.close()
-        if error.errno is None:
-            raise OSError(errno.ENAMETOOLONG, f"socket path {path} is longer than 107 characters") from None
-        raise
-    return sock

@@ -11,6 +11,8 @@ import selectors
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,8 @@ from arbiter.container import Container, Limits
 from arbiter.contexts import Measuring
 from arbiter.watch import Watch
 
+ACCEPTS_A_TURN: Final = 16
+"""So that many processes that start at once do not keep those that run waiting. Guessed."""
 RESCAN_S: Final = 1.0
 """The folder is looked at this often even when inotify says nothing. Guessed: an event is hardly ever lost."""
 _log = structlog.get_logger()
@@ -54,6 +58,9 @@ class Server:
         self._poller.register(self._watch.fd, selectors.EVENT_READ, self._folder_changed)
         if self.measuring.meter is not None:
             self._poller.register(self.measuring.meter.fd, selectors.EVENT_READ, self._measured)
+        self._deadlines: dict[Container, float] = {}
+        """Of those containers that wait for something. Kept in step by `_settle`, so that a turn costs the same with one
+        container and with hundreds."""
         self._broken: set[str] = set()
         self._rescan(opens_at_s=clock() + self._limits.grace_s)
         self._rescan_at_s = clock() + RESCAN_S
@@ -85,7 +92,7 @@ class Server:
         for reading in meter.taken():
             for container in self.containers.values():
                 container.take(reading)
-                self._forget(container)
+                self._settle(container)
 
     def _want_cards(self) -> None:
         if self.measuring.meter is not None:
@@ -93,28 +100,27 @@ class Server:
             self.measuring.meter.want(card.uuid for grant in grants for card in grant.cards)
 
     def _pause_s(self) -> float:
-        deadlines = [d for c in self.containers.values() if (d := c.deadline_s()) is not None]
-        return max(0.0, min([self._rescan_at_s, *deadlines]) - self._clock())
+        return max(0.0, min(self._rescan_at_s, *self._deadlines.values(), inf) - self._clock())
 
     def _time_passed(self) -> None:
         now_s = self._clock()
-        for container in self.containers.values():
-            deadline_s = container.deadline_s()
-            if deadline_s is not None and now_s >= deadline_s:
-                container.expire()
-            self._forget(container)
+        for container in [c for c, deadline_s in self._deadlines.items() if now_s >= deadline_s]:
+            container.expire()
+            self._settle(container)
         if now_s >= self._rescan_at_s:
             self._rescan()
             self._rescan_at_s = now_s + RESCAN_S
 
     def _folder_changed(self) -> None:
         changed = set(self._watch.changed())
+        if not changed:
+            return
         if None in changed:
             self._rescan()
         for name in changed:
             if name is not None and name in self.containers:
                 self.containers[name].load()
-                self._forget(self.containers[name])
+                self._settle(self.containers[name])
         self._want_cards()
 
     def _rescan(self, opens_at_s: float = 0.0) -> None:
@@ -141,6 +147,7 @@ class Server:
             return
         self._broken.discard(name)
         self.containers[name] = container
+        self._settle(container)
         self._poller.register(container.listener, selectors.EVENT_READ, lambda: self._accept(container))
 
     def _remove(self, name: str) -> None:
@@ -148,19 +155,39 @@ class Server:
         self._poller.unregister(container.listener)
         container.close()
         self._forget(container)
+        self._deadlines.pop(container, None)
         self.bad_packets_before += container.bad_packets
         self.kills_before += container.kills
         _log.info("grant directory is gone", grant=name)
 
     def _accept(self, container: Container) -> None:
-        connection = container.accept()
-        if connection is not None:
-            self._poller.register(connection.sock, selectors.EVENT_READ, lambda: self._serve(container, connection))
-        self._forget(container)
+        """All who wait, and what each has said already: HELLO comes with the connection."""
+        for _ in range(ACCEPTS_A_TURN):
+            connection = container.accept()
+            if connection is None:
+                break
+            self._folder_changed()  # a grant that was there before the process is read before it is welcomed
+            if connection.number not in container.connections:
+                break  # the directory went meanwhile
+            serve = partial(self._serve, container, connection)
+            self._poller.register(connection.sock, selectors.EVENT_READ, serve)
+            container.serve(connection)
+        self._settle(container)
 
     def _serve(self, container: Container, connection: Connection) -> None:
+        if not connection.greeted:
+            self._folder_changed()
         container.serve(connection)
+        self._settle(container)
+
+    def _settle(self, container: Container) -> None:
+        """After anything happened to a container: forget who is gone, and know when it has to be asked again."""
         self._forget(container)
+        deadline_s = container.deadline_s()
+        if deadline_s is None:
+            self._deadlines.pop(container, None)
+        else:
+            self._deadlines[container] = deadline_s
 
     def _forget(self, container: Container) -> None:
         for connection in container.gone():

@@ -17,8 +17,8 @@ import structlog
 from msgspec import structs
 
 from arbiter import host
-from arbiter.connection import Connection
-from arbiter.container import Container, bound_socket
+from arbiter.connection import Connection, bound_socket
+from arbiter.container import Container
 from arbiter.server import Server
 from vgpu.ledger import Ledger
 from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 
@@ -178,3 +179,17 @@ def test_sixteen_processes_at_once_get_exactly_the_limit(started: Node) -> None:
     for thread in threads:
         thread.join(30)
     assert sum(granted) == LIMIT
+
+
+def test_a_directory_that_goes_while_a_process_connects_takes_that_process_alone(node: Node) -> None:
+    server = node.start()
+    node.allocate("k", a_grant())
+    node.allocate("other", a_grant(pod="b"))
+    other = node.process("other")
+    wait_for((node.folder / "k/arbiter.sock").exists)
+    with server.lock:  # it connects first, and both are there when the loop comes round
+        late = node.connect()
+        late.send(wire.Hello(1, 0, "x"))
+        shutil.rmtree(node.folder / "k")
+    assert late.hung_up()
+    assert other.lease(1).granted_bytes >= 1
