@@ -7,7 +7,7 @@ RUN := uv run --frozen --no-sync
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
-.PHONY: help demo test lint unit shim e2e images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit shim sanitized e2e images cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ help: ## list the targets
 demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown step by step
 	@$(RUN) python -m hack.demo
 
-test: lint shim cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
+test: lint sanitized cluster-up ## everything that needs no GPU: lint, C, sanitizers, unit, contract, integration, real cluster
 	@status=0; $(RUN) pytest tests/unit tests/contract tests/integration || status=$$?; \
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
@@ -38,6 +38,9 @@ unit: .venv/.synced shim ## the tests that need no cluster (about two minutes)
 
 shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
 	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake test
+
+sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about three minutes)
+	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" sanitized
 
 e2e: cluster-up ## the tests on the local cluster, which stays up
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e
