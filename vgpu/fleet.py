@@ -94,7 +94,7 @@ class Fleet:
         """Which of these nodes are known, and where.
 
         The last answer is kept. Given the same tuple again it costs nothing; comparing 10,000 equal names takes 0.1 ms, looking
-        them up 0.6 ms (measured).
+        them up 0.6 ms, and 3 ms where they are long and in any order, for then memory is what takes the time (measured).
         """
         last = self._asked_last
         if last is not None and (asked is last.asked or asked == last.asked):
@@ -112,21 +112,37 @@ class Fleet:
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
         """(node, row) of every card with this UUID, or that carries the MIG instance with it.
 
-        Written down at the first question after an inventory changed: 20 ms for 80,000 cards, which few pods ever need.
+        Written down at the first question, and kept from then on: 0.3 s once and 22 MiB for 80,000 cards and 56,000 MIG
+        instances (measured), which few clusters ever need.
         """
         if self._homes is None:
             self._homes = {}
             for node, inventory in self.inventory.items():
-                for row, card in enumerate(inventory.cards):
-                    for known in (card.uuid, *(instance.uuid for instance in card.instances)):
-                        self._homes.setdefault(known, []).append((node, row))
+                self._settle(node, inventory)
         return self._homes.get(uuid, ())
+
+    def _settle(self, node: str, inventory: Inventory) -> None:
+        """Write down where the node's UUIDs are."""
+        if self._homes is not None:
+            for row, card in enumerate(inventory.cards):
+                for uuid in (card.uuid, *(instance.uuid for instance in card.instances)):
+                    self._homes.setdefault(uuid, []).append((node, row))
+
+    def _unsettle(self, node: str) -> None:
+        """Forget them."""
+        if self._homes is not None and node in self.inventory:
+            for row, card in enumerate(self.inventory[node].cards):
+                for uuid in (card.uuid, *(instance.uuid for instance in card.instances)):
+                    self._homes[uuid].remove((node, row))
+                    if not self._homes[uuid]:
+                        del self._homes[uuid]
 
     def set_node(self, name: str, inventory: Inventory, held: Iterable[Slice] = ()) -> None:
         """Add a node, or replace what is known of it. `held` is what all its pods occupy: nothing else is kept."""
         at = self.column[name] if name in self.column else self._new_column(name)
         if self.inventory.get(name) is not inventory:
-            self._homes = None
+            self._unsettle(name)
+            self._settle(name, inventory)
         while len(inventory.cards) > len(self.total_mib):
             self._grow(axis=0)
         self._clear(at)
@@ -144,7 +160,8 @@ class Fleet:
         at = self.column.pop(name, None)
         if at is None:
             return
-        self._asked_last = self._homes = None
+        self._asked_last = None
+        self._unsettle(name)
         del self.inventory[name], self.mig_tenants[name]
         self.names[at] = ""
         self._clear(at)

@@ -17,6 +17,7 @@ from kube.paths import NODES, PODS
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with, hold, lose_reply
 from vgpu.codec import assignment_from_json
+from vgpu.snapshot import snapshot_from_json
 
 FULL_MIB = 81_920
 
@@ -310,6 +311,26 @@ async def test_a_body_that_cannot_be_read_is_an_error_in_the_answer(api: FakeApi
     async with running(api) as scheduler:
         for verb in ("filter", "bind"):
             assert "the request cannot be read" in (await scheduler.call(verb, body))["Error"]
+
+
+async def test_a_path_or_method_that_there_is_not_says_so_and_does_nothing(api: FakeApi) -> None:
+    async with running(api) as scheduler, httpx.AsyncClient() as http:
+        at = f"http://127.0.0.1:{scheduler.extender.port}"
+        wrong = [await http.get(f"{at}/filter"), await http.post(f"{at}/snapshot"), await http.get(f"{at}/else")]
+        assert [(one.status_code, one.text) for one in wrong] == [
+            (405, "/filter does not answer GET\n"),
+            (405, "/snapshot does not answer POST\n"),
+            (404, "there are /filter, /bind and /snapshot\n"),
+        ]
+
+
+async def test_a_snapshot_tells_what_is_held(api: FakeApi) -> None:
+    async with running(api) as scheduler, httpx.AsyncClient() as http:
+        await scheduler.filter(pod("a").asking(mib=8192), "n1")
+        answer = await http.get(f"http://127.0.0.1:{scheduler.extender.port}/snapshot")
+        snapshot = snapshot_from_json(answer.content)
+    assert [(one.key, one.node, one.stage) for one in snapshot.pods] == [("default/a", "n1", "reserved")]
+    assert {one.name: one.free[0].mib for one in snapshot.nodes} == {"n1": FULL_MIB - 8192, "n2": FULL_MIB}
 
 
 async def test_a_mistake_of_ours_is_an_error_in_the_answer(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:

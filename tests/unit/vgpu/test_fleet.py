@@ -49,6 +49,9 @@ def test_after_any_events_the_books_equal_the_sum_over_the_pods_that_are_left(ev
                     100 if p.kind == "whole" else p.core_percent for p in mine
                 )
                 assert fleet.tenants[row, at] == len(mine)
+                assert (name, row) in fleet.homes(card.uuid)
+        found = sum(len(fleet.homes(f"c{row}")) for row in range(ROWS))
+        assert found == sum(len(inventory.cards) for inventory in known.values())
     assert set(fleet.column) == set(known)
 
 
