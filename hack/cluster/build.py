@@ -27,7 +27,9 @@ def results_folder(cache: Path, module: Module) -> Path:
 
 def _compile(go: str, module: Module, folder: Path) -> None:
     target = folder / module.programs[0] if len(module.packages) == 1 else folder
-    command = [go, "build", "-trimpath", "-ldflags", linker_flags(module, kubernetes_version())]
+    # not -trimpath: then a package's key in the compiler's cache holds the version that its module requires, also where it is
+    # replaced, and helm would share nothing with kubernetes
+    command = [go, "build", "-ldflags", linker_flags(module, kubernetes_version())]
     if module.tags:
         command += ["-tags", ",".join(module.tags)]
     environment = {

@@ -1,5 +1,6 @@
 """What is built, and when a kept result is good."""
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from hack.cluster.build import link_programs
 from hack.cluster.programs import (
     CLUSTER,
     ETCD,
+    HELM,
     KIND,
     KUBERNETES,
     KWOK,
@@ -27,6 +29,21 @@ def test_every_module_has_its_sums_beside_it() -> None:
         assert (module.folder / "go.sum").exists() or "require" not in text, module.name
         for package in module.packages:
             assert package == "." or package in text, package
+
+
+def versions(module: Module, pattern: str) -> dict[str, str]:
+    """Path -> version of the lines of a go.mod that match; the pattern has both as groups."""
+    return dict(re.findall(pattern, (module.folder / "go.mod").read_text(), re.MULTILINE))
+
+
+def test_helm_is_built_from_the_versions_that_kubernetes_is_built_from() -> None:
+    """So that they share what is compiled; `hack/update-helm` makes it so."""
+    required, replaced = r"^(?:require )?\t?(\S+) (v\S+)(?: // indirect)?$", r"^(?:replace |\t)(\S+) => \S+ (v\S+)$"
+    theirs = versions(KUBERNETES, required) | versions(KUBERNETES, replaced)
+    helms = versions(HELM, required) | versions(HELM, replaced)
+    both = theirs.keys() & helms.keys()
+    assert "k8s.io/client-go" in both
+    assert {path: helms[path] for path in both} == {path: theirs[path] for path in both}
 
 
 def test_programs_are_named_as_they_are_called() -> None:
