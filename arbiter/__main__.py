@@ -17,8 +17,10 @@ from arbiter.metrics import serve_metrics
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
+from arbiter.turns import Turns
 from observe.log import log_json
 from observe.options import read
+from vgpu.share import Settings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,7 +38,8 @@ def _run(settings: ArbiterSettings) -> None:
     os.umask(0o022)
     meter = Meter(settings.driver_root, settings.grants_dir.absolute().name)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
-    server = Server(settings.grants_dir, _limits(settings), measuring=measuring)
+    turns = Turns(lambda: server.stop(), _policy(settings), settings.spin)
+    server = Server(settings.grants_dir, _limits(settings), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
@@ -48,6 +51,7 @@ def _run(settings: ArbiterSettings) -> None:
     gc.collect()
     gc.freeze()  # what is there now stays: a full collection would keep leases waiting for it
     server.run()
+    turns.close()
     status.close()
     meter.close()
     http.shutdown()
@@ -61,6 +65,15 @@ def _limits(settings: ArbiterSettings) -> Limits:
         grant_wait_s=settings.grant_wait_ms / 1000,
         grace_s=settings.grace_ms / 1000,
         connections=settings.connections_limit,
+    )
+
+
+def _policy(settings: ArbiterSettings) -> Settings:
+    return Settings(
+        frame_s=settings.frame_ms / 1000,
+        grace_s=settings.idle_grace_us / 1e6,
+        starve_after_s=settings.starve_after_ms / 1000,
+        starve_slice_s=settings.starve_slice_ms / 1000,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import errno
+import os
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from vgpu import wire
 
 _CREDENTIALS = struct.Struct("3i")
+_ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 
 
 class Gone(Exception):
@@ -34,6 +36,8 @@ class Connection:
     greeted: bool = False
     """It said HELLO."""
     welcomed: bool = False
+    for_turns: bool = False
+    """It tells of channels and of work, and leases nothing."""
     unheld: set[int] = field(default_factory=set)
     """Cards on which it makes a context for which nothing is held, because nobody knows yet what one takes."""
 
@@ -49,6 +53,29 @@ class Connection:
             raise Gone("hung up")
         return wire.decode(packet)
 
+    def receive_with_fd(self) -> tuple[int | None, wire.Message] | None:
+        """The next message with the descriptor that came along, which is the caller's then. Raises Gone, BadDocument."""
+        try:
+            packet, passed, _, _ = self.sock.recvmsg(wire.REQUEST_LIMIT + 1, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise Gone(str(error)) from None
+        fds = [
+            fd
+            for level, kind, data in passed
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+            for fd in _fds(data)
+        ]
+        try:
+            if not packet:
+                raise Gone("hung up")
+            _, message = wire.decode(packet)
+            return (fds.pop(0) if fds else None), message
+        finally:
+            for fd in fds:
+                os.close(fd)
+
     def send(self, seq: int, message: wire.Message, fd: int | None = None) -> None:
         """Raises Gone: one who does not read for a whole socket buffer is gone."""
         passed = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
@@ -56,6 +83,12 @@ class Connection:
             self.sock.sendmsg([wire.encode(seq, message)], passed, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError as error:
             raise Gone(f"cannot be sent a packet: {error}") from None
+
+
+def _fds(data: bytes) -> array.array[int]:
+    fds = array.array("i")
+    fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds
 
 
 def peer_pid(sock: socket.socket) -> int:

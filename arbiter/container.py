@@ -76,6 +76,7 @@ class Container:
         self._gone: list[Connection] = []
         self._unwelcomed: set[int] = set()
         """Numbers of those that said HELLO and wait for the grant."""
+        self._handed_over: list[Connection] = []
         self.listener = bound_socket(folder / "arbiter.sock", socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
         self.load()
 
@@ -102,7 +103,7 @@ class Container:
     def _adopt(self, grant: Grant, uuids: list[bytes]) -> None:
         before, self.grant = self.grant, grant
         limits_bytes = [card.mib * MIB for card in grant.cards]
-        if before is not None and _same_place(before, grant):
+        if before is not None and same_place(before, grant):
             self._tell(self.ledger.set_limits(limits_bytes, self._clock()))
         else:
             for connection in [c for c in self.connections.values() if c.welcomed]:
@@ -139,8 +140,10 @@ class Container:
 
         def turn() -> None:
             for _ in range(PACKETS_A_TURN):
+                if connection.number not in self.connections:  # dropped, or handed over with what it sends next
+                    return
                 received = connection.receive()
-                if received is None or connection.number not in self.connections:
+                if received is None:
                     return
                 self._handle(connection, *received)
 
@@ -183,6 +186,16 @@ class Container:
         gone, self._gone = self._gone, []
         return gone
 
+    def handed_over(self) -> list[Connection]:
+        """Connections for turns that were welcomed since this was asked last: not ours any more."""
+        handed_over, self._handed_over = self._handed_over, []
+        return handed_over
+
+    @property
+    def page(self) -> Page:
+        """What its processes may read."""
+        return self._page
+
     def close(self) -> None:
         """Hang up on everybody."""
         for connection in list(self.connections.values()):
@@ -194,6 +207,7 @@ class Container:
         now_s, process = self._clock(), connection.number
         if isinstance(message, wire.Hello):
             connection.pid_in_container = message.pid
+            connection.for_turns = bool(message.flags & wire.FOR_TURNS)
             self._hello(connection)
             return
         if not connection.welcomed:
@@ -232,9 +246,14 @@ class Container:
             wire.WelcomeCard(uuid, card.mib * MIB, card.core_percent, klass)
             for uuid, card in zip(self._uuids, grant.cards, strict=True)
         )
-        self.ledger.join(connection.number)
         connection.welcomed = True
         self._unwelcomed.discard(connection.number)
+        if connection.for_turns:
+            connection.send(0, wire.Welcome(cards), self._page.fd)
+            del self.connections[connection.number]
+            self._handed_over.append(connection)
+            return
+        self.ledger.join(connection.number)
         self._show()
         connection.send(0, wire.Welcome(cards), self._page.fd)
 
@@ -362,7 +381,7 @@ class Container:
                 self._page.show(card, self.ledger.unleased_bytes(card))
 
 
-def _same_place(one: Grant, other: Grant) -> bool:
+def same_place(one: Grant, other: Grant) -> bool:
     """The same container of the same pod with the same cards: only limits may differ."""
     return (one.uid, one.container, [card.uuid for card in one.cards]) == (
         other.uid,

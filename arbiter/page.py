@@ -14,14 +14,14 @@ import mmap
 import os
 from typing import Final
 
-from vgpu.wire import PAGE_BYTES
+from vgpu.wire import PAGE_BYTES, TURN_AT
 
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
 
 
 class Page:
-    """One u64 for each card, in an anonymous file."""
+    """One u64 for each card, and the container's turn, in an anonymous file."""
 
     def __init__(self) -> None:
         writable = os.memfd_create("tangram-unleased", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -38,6 +38,14 @@ class Page:
     def show(self, card: int, unleased_bytes: int) -> None:
         """Publish one card's number. Eight aligned bytes are stored at once."""
         self._numbers[card] = unleased_bytes
+
+    def beat(self, at_ms: int) -> None:
+        """The arbiter lives, said in milliseconds of CLOCK_MONOTONIC."""
+        self._numbers[TURN_AT // 8] = at_ms
+
+    def show_turn(self, *, off: bool, gate: bool = False) -> None:
+        """Is the container suspended, and is its new work to wait?"""
+        self._numbers[TURN_AT // 8 + 1] = int(off) | int(gate) << 32
 
     def close(self) -> None:
         """Give the page up. Who has mapped it keeps it."""

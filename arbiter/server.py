@@ -19,8 +19,9 @@ from typing import Final
 import structlog
 
 from arbiter.connection import Connection
-from arbiter.container import Container, Limits
+from arbiter.container import Container, Limits, same_place
 from arbiter.contexts import Measuring
+from arbiter.turns import Turns
 from arbiter.watch import Watch
 
 ACCEPTS_A_TURN: Final = 16
@@ -39,6 +40,7 @@ class Server:
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
         measuring: Measuring | None = None,
+        turns: Turns | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
@@ -48,6 +50,7 @@ class Server:
         self.bad_packets_before = self.kills_before = 0
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
+        self.turns = turns
         self._folder, self._clock = grants_dir, clock
         self._limits = limits if limits is not None else Limits()
         self._stopping = False
@@ -119,9 +122,23 @@ class Server:
             self._rescan()
         for name in changed:
             if name is not None and name in self.containers:
-                self.containers[name].load()
-                self._settle(self.containers[name])
+                self._load(self.containers[name])
         self._want_cards()
+
+    def _load(self, container: Container) -> None:
+        before = container.grant
+        container.load()
+        if (
+            self.turns is not None
+            and before is not None
+            and container.grant is not None
+            and container.grant is not before
+        ):
+            if same_place(before, container.grant):
+                self.turns.change(container.folder.name, container.grant)
+            else:
+                self.turns.drop(container.folder.name)
+        self._settle(container)
 
     def _rescan(self, opens_at_s: float = 0.0) -> None:
         """Bring the containers in step with the folder."""
@@ -153,6 +170,8 @@ class Server:
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)
         self._poller.unregister(container.listener)
+        if self.turns is not None:
+            self.turns.drop(name)
         container.close()
         self._forget(container)
         self._deadlines.pop(container, None)
@@ -194,6 +213,12 @@ class Server:
             if connection.sock.fileno() in self._poller.get_map():
                 self._poller.unregister(connection.sock)
             connection.sock.close()
+        for connection in container.handed_over():
+            self._poller.unregister(connection.sock)
+            if self.turns is not None and container.grant is not None:
+                self.turns.adopt(container.folder.name, container.grant, container.page, connection)
+            else:
+                connection.sock.close()
 
     def _close(self) -> None:
         with self.lock:

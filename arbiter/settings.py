@@ -51,3 +51,16 @@ class ArbiterSettings(ProgramSettings):
     connections_limit: int = Field(
         1024, ge=1, le=65_536, description="processes of one container that may be connected"
     )
+    frame_ms: int = Field(
+        50, ge=5, le=1000, description="one round of turns between containers that share a card's time"
+    )
+    idle_grace_us: int = Field(
+        200, ge=0, le=100_000, description="how long a latency-critical container keeps the card after its last work"
+    )
+    starve_after_ms: int = Field(
+        1000, ge=50, le=600_000, description="how long a container with work waits at most for more urgent ones"
+    )
+    starve_slice_ms: int = Field(20, ge=1, le=1000, description="the slice that it then gets")
+    spin: bool = Field(
+        False, description="a thread for each card that never sleeps: 0.1 ms less latency for a whole processor core"
+    )

@@ -21,7 +21,7 @@ from arbiter.connection import Connection, bound_socket
 from arbiter.container import Container
 from arbiter.server import Server
 from vgpu.ledger import Ledger
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, encode_status
 
 SEND_S: Final = 2.0
 """A reader that takes longer for one document is hung up on. Guessed."""
@@ -66,11 +66,12 @@ class StatusSocket:
 def status_of(server: Server) -> Status:
     """All containers that have a grant, as they are now."""
     with server.lock:
-        containers = [_container(key, server.containers[key]) for key in sorted(server.containers)]
+        turns = server.turns.statuses() if server.turns is not None else {}
+        containers = [_container(key, server.containers[key], turns.get(key)) for key in sorted(server.containers)]
     return Status(tuple(_with_commands(container) for container in containers if container is not None))
 
 
-def _container(key: str, container: Container) -> ContainerStatus | None:
+def _container(key: str, container: Container, turn: TurnStatus | None) -> ContainerStatus | None:
     grant, ledger = container.grant, container.ledger
     if grant is None:
         return None
@@ -98,6 +99,7 @@ def _container(key: str, container: Container) -> ContainerStatus | None:
         over=bool(container.lookout.excesses),
         cards=cards,
         processes=(*connected, *_strangers(container.contexts.strangers)),
+        turn=turn,
     )
 
 

@@ -52,6 +52,28 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     cards: tuple[ProcessCard, ...]
 
 
+class TurnStatus(msgspec.Struct, frozen=True):
+    """A container's GPU time since its first process came. Seconds."""
+
+    on: bool
+    """May it run now?"""
+    working: bool
+    """Has it work, as its processes say?"""
+    processes: int
+    """That can be suspended: their channels are known."""
+    asked_percent: int
+    """0 = no cap."""
+    on_s: float
+    """It ran, or could: what counts against its cap."""
+    off_s: float
+    """It had work and waited for others."""
+    capped_s: float
+    """It had work and waited for its own cap."""
+    suspends: int
+    trouble: str
+    """Why it cannot be suspended; empty = it can."""
+
+
 class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """One grant directory that has a grant."""
 
@@ -69,6 +91,8 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """NVML found more than the limit on a card, in two readings one after the other."""
     cards: tuple[CardStatus, ...]
     processes: tuple[ProcessStatus, ...]
+    turn: TurnStatus | None = None
+    """None while none of its processes has told of its channels."""
 
 
 class Status(msgspec.Struct, frozen=True):

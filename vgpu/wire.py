@@ -24,6 +24,12 @@ PACKET_LIMIT: Final = 16_448
 """No message is longer: a PROCESS_LIST of 1,024 processes has 16,408 bytes."""
 REQUEST_LIMIT: Final = 4096
 """Nothing that a library sends is longer."""
+TURN_AT: Final = 1024
+"""Where in the page the container's turn is: u64 beat_ms, u32 off, u32 gate."""
+CHANNELS_LIMIT: Final = 64
+"""Of one kind, of one client on one card; the kernel driver's own limit for a list."""
+FOR_TURNS: Final = 1
+"""Flag of a HELLO: this connection tells of channels and of work, and leases nothing."""
 PAGE_BYTES: Final = 4096
 """The page of unleased bytes that comes with WELCOME: one u64 for each card."""
 LIBRARY_VERSION_BYTES: Final = 32
@@ -41,6 +47,8 @@ _ERROR = struct.Struct(f"<I{ERROR_TEXT_BYTES}s")
 _CONTEXT = struct.Struct("<IIQ")
 _MEASURED = struct.Struct("<IIQQ")
 _CARD_ONLY = struct.Struct("<II")
+_CHANNELS = struct.Struct("<6I64I64I")
+_ACTIVITY = struct.Struct("<IIQ")
 _PROCESS = struct.Struct("<IIQ")
 
 
@@ -177,18 +185,57 @@ class ProcessList:
     processes: tuple[ListedProcess, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Library: these are the channels that one client of the kernel driver has on a card. The client's descriptor comes along;
+    without compute channels the client is gone from the card, and no descriptor comes."""
+
+    card: int
+    client: int
+    subdevice: int
+    compute: tuple[int, ...]
+    copy: tuple[int, ...]
+    unlisted: bool = False
+    """There are more compute channels than fit: they cannot be suspended whole."""
+
+
+class What(IntEnum):
+    """Of a process's work."""
+
+    WORK = 1
+    """It is about to give the GPU work."""
+    IDLE = 2
+    """All of it is done."""
+    HINT = 3
+    """Work comes in `value` microseconds."""
+    BEGIN_SECTION = 4
+    END_SECTION = 5
+    YIELD = 6
+    """What follows is best-effort work."""
+    END_YIELD = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Library: what the process does with the GPU."""
+
+    what: What
+    value: int = 0
+
+
 Message = (
     Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
-)
+    | Channels | Activity
+)  # fmt: skip
 
 _TYPES: Final[dict[type[Message], int]] = {
     Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
-    Context: 9, Measured: 10, Processes: 11, ProcessList: 12,
+    Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14,
 }  # fmt: skip
 _NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
 _BODY_BYTES: Final = {
     1: _HELLO.size, 3: _LEASE.size, 4: _LEASED.size, 5: _AMOUNT.size, 6: _AMOUNT.size, 7: _USAGE.size, 8: _ERROR.size,
-    9: _CONTEXT.size, 10: _MEASURED.size, 11: _CARD_ONLY.size,
+    9: _CONTEXT.size, 10: _MEASURED.size, 11: _CARD_ONLY.size, 13: _CHANNELS.size, 14: _ACTIVITY.size,
 }  # fmt: skip
 
 
@@ -222,6 +269,11 @@ def _body(message: Message) -> bytes:
             return _MEASURED.pack(card, int(known), context, unleased)
         case Processes(card):
             return _CARD_ONLY.pack(card, 0)
+        case Channels(card, client, subdevice, compute, copy, unlisted):
+            counts = len(compute), len(copy), int(unlisted)
+            return _CHANNELS.pack(card, client, subdevice, *counts, *_list(compute), *_list(copy))
+        case Activity(what, value):
+            return _ACTIVITY.pack(what, 0, value)
         case ProcessList(card, processes):
             return _CARD_ONLY.pack(card, len(processes)) + b"".join(
                 _PROCESS.pack(process.pid, 0, process.used_bytes) for process in processes
@@ -280,6 +332,11 @@ def _message(number: int, body: bytes) -> Message:
             return Measured(_card(card), bool(known), context, unleased)
         case 11:
             return Processes(_card(_CARD_ONLY.unpack(body)[0]))
+        case 13:
+            return _channels(*_CHANNELS.unpack(body))
+        case 14:
+            what, _, value = _ACTIVITY.unpack(body)
+            return Activity(_what(what), value)
         case _:
             code, text = _ERROR.unpack(body)
             return Error(code, _text(text))
@@ -307,6 +364,25 @@ def _process_list(body: bytes) -> ProcessList:
         )
     listed = (_PROCESS.unpack_from(body, _CARD_ONLY.size + i * _PROCESS.size) for i in range(count))
     return ProcessList(_card(card), tuple(ListedProcess(pid, used) for pid, _, used in listed))
+
+
+def _list(channels: tuple[int, ...]) -> list[int]:
+    return [*channels, *[0] * (CHANNELS_LIMIT - len(channels))]
+
+
+def _channels(
+    card: int, client: int, subdevice: int, computes: int, copies: int, flags: int, *channels: int
+) -> Channels:
+    if computes > CHANNELS_LIMIT or copies > CHANNELS_LIMIT:
+        raise BadDocument(f"packet CHANNELS of {computes} and {copies} channels: at most {CHANNELS_LIMIT} of a kind")
+    compute, copy = channels[:computes], channels[CHANNELS_LIMIT : CHANNELS_LIMIT + copies]
+    return Channels(_card(card), client, subdevice, compute, copy, bool(flags & 1))
+
+
+def _what(what: int) -> What:
+    if not What.WORK <= what <= What.END_YIELD:
+        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.END_YIELD}")
+    return What(what)
 
 
 def _step(step: int) -> Step:

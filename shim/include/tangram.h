@@ -27,6 +27,25 @@ struct tangram_memory {
  * Returns 0, or -1 when there is no such card, no grant, or the grant cannot be read. Never blocks. */
 int tangram_memory(unsigned card, struct tangram_memory *out);
 
+/* For latency-critical work that knows when it comes: the GPU is cleared of best-effort work before it is there. Without this the
+ * library notices the first launch itself, which costs the request the time of one suspend (0.7 ms).
+ *
+ * A latency-critical container's calls alone have an effect; from any other, and without an arbiter, they do nothing.
+ * All return 0, or -1 when nobody was told. They do not block and may be called from any thread. With a CUDA context current
+ * they also launch one empty kernel, which brings this process back onto the GPU before the request. */
+
+/* Work comes in so many microseconds: 1500 are enough to meet it as if alone. If it does not come, the GPU is given back 5 ms after
+ * it was to come. */
+int tangram_hint(uint64_t microseconds);
+
+/* A section of latency-critical work begins, and ends. One that is not ended is over after a second. */
+int tangram_begin(void);
+int tangram_end(void);
+
+/* What this container does until the end gives way to everybody, as if it were of class best-effort. */
+int tangram_yield_begin(void);
+int tangram_yield_end(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -133,6 +133,8 @@ CREATES(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *how, unsigned i
 
 static void context_died(CUcontext context, struct card *card)
 {
+    activity_streams_end();
+    warm_forget();
     if (context != PENDING)
         table_forget_context(context, card);
     pthread_mutex_lock(&contexts_->lock);
@@ -275,6 +277,25 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
         if (atomic_load_explicit(&contexts_->primary[device], memory_order_relaxed) != NULL)
             primary_look(device);
     return rc;
+}
+
+size_t contexts_list(CUcontext *list, size_t room)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&contexts_->lock);
+    for (size_t i = 0; i < contexts_->count; i++, count++)
+        if (count < room)
+            list[count] = contexts_->made[i].context;
+    for (CUdevice device = 0; device < CONTEXT_DEVICES; device++) {
+        CUcontext context = primary_of(device);
+        if (context == NULL || context == PENDING)
+            continue;
+        if (count < room)
+            list[count] = context;
+        count++;
+    }
+    pthread_mutex_unlock(&contexts_->lock);
+    return count;
 }
 
 /* The list is left, not freed: a thread that is not here may have been changing it. */

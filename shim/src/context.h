@@ -33,6 +33,7 @@ struct contexts {
     _Atomic(CUcontext) primary[CONTEXT_DEVICES]; /* that were retained and live; NULL = not */
 };
 
-void contexts_forget_all(void); /* in a forked child */
+size_t contexts_list(CUcontext *list, size_t room); /* that live and whose handle is known; how many there are */
+void contexts_forget_all(void);                     /* in a forked child */
 
 #endif

@@ -34,9 +34,27 @@ int wire_connect(const char *path)
 
 bool wire_send(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes)
 {
+    return wire_send_fd(fd, type, seq, body, body_bytes, -1);
+}
+
+bool wire_send_fd(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd)
+{
     struct wire_header header = {WIRE_MAGIC, WIRE_VERSION, (uint16_t)type, seq, body_bytes};
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
+    union {
+        struct cmsghdr align;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {0};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    if (passed_fd >= 0) {
+        message.msg_control = control.room;
+        message.msg_controllen = sizeof control.room;
+        struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
+        passed->cmsg_level = SOL_SOCKET;
+        passed->cmsg_type = SCM_RIGHTS;
+        passed->cmsg_len = CMSG_LEN(sizeof passed_fd);
+        memcpy(CMSG_DATA(passed), &passed_fd, sizeof passed_fd);
+    }
     ssize_t sent;
     do
         sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -54,18 +54,24 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
     NEEDS(cuStreamSynchronize);
+    struct activity_before before = activity_sync_begins(stream, 0);
     CUresult rc = tangram.driver.cuStreamSynchronize(stream);
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
+        activity_stream_synced(before);
         after_synchronize();
+    }
     return rc;
 }
 
 EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
 {
     NEEDS(cuStreamSynchronize_ptsz);
+    struct activity_before before = activity_sync_begins(stream, 1);
     CUresult rc = tangram.driver.cuStreamSynchronize_ptsz(stream);
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
+        activity_stream_synced(before);
         after_synchronize();
+    }
     return rc;
 }
 
@@ -73,8 +79,10 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
 {
     NEEDS(cuEventSynchronize);
     CUresult rc = tangram.driver.cuEventSynchronize(event);
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
+        activity_something_synced();
         after_synchronize();
+    }
     return rc;
 }
 
@@ -82,8 +90,10 @@ EXPORT CUresult cuCtxSynchronize(void)
 {
     NEEDS(cuCtxSynchronize);
     CUresult rc = tangram.driver.cuCtxSynchronize();
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
+        activity_context_synced();
         after_synchronize();
+    }
     return rc;
 }
 
@@ -91,7 +101,9 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
 {
     NEEDS(cuCtxSynchronize_v2);
     CUresult rc = tangram.driver.cuCtxSynchronize_v2(context);
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
+        activity_context_synced();
         after_synchronize();
+    }
     return rc;
 }

@@ -17,6 +17,10 @@ struct tangram tangram = {
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
+    .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .telling = PTHREAD_MUTEX_INITIALIZER},
+    .turn = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1},
+    .activity = {.telling = PTHREAD_MUTEX_INITIALIZER},
+    .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     /* a mutex of zeros is an unlocked one on Linux, so the shards need no line here */
 };
 
@@ -42,6 +46,10 @@ static void in_child(void)
 
     link_forget();
     contexts_forget_all();
+    capture_forget_all();
+    turn_forget();
+    activity_forget();
+    warm_forget();
 
     for (unsigned i = 0; i < CARDS_LIMIT; i++) {
         atomic_store(&tangram.grant.card[i].unused_bytes, 0);

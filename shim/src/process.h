@@ -15,8 +15,12 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "activity.h"
+#include "capture.h"
 #include "context.h"
 #include "link.h"
+#include "turn.h"
+#include "warm.h"
 #include "wire.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -119,6 +123,10 @@ struct tangram {
     pthread_mutex_t late_lock;
     struct late *late;
     _Atomic unsigned graphs; /* executable graphs that allocate */
+    struct capture capture;
+    struct turn turn;
+    struct activity activity;
+    struct warm warm;
 };
 
 extern struct tangram tangram;
@@ -161,6 +169,7 @@ uint64_t lease_chunk_bytes(struct card *card);
 /* packet.c */
 int wire_connect(const char *path);
 bool wire_send(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
+bool wire_send_fd(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd);
 bool wire_receive(int fd, struct wire_packet *packet, int *passed_fd);
 
 /* table.c: what this process owns. An entry under a key that is taken replaces the old one: the driver gave the address out

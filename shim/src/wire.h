@@ -5,6 +5,7 @@
 #ifndef TANGRAM_WIRE_H
 #define TANGRAM_WIRE_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 enum { WIRE_MAGIC = 0x52474e54, WIRE_VERSION = 1, WIRE_CARDS = 64, WIRE_PAGE_BYTES = 4096, WIRE_PROCESSES_LIMIT = 1024 };
@@ -21,8 +22,24 @@ enum wire_type {
     WIRE_CONTEXT = 9,
     WIRE_MEASURED = 10,
     WIRE_PROCESSES = 11,
-    WIRE_PROCESS_LIST = 12
+    WIRE_PROCESS_LIST = 12,
+    WIRE_CHANNELS = 13,
+    WIRE_ACTIVITY = 14
 };
+
+enum wire_hello_flags { WIRE_FOR_TURNS = 1 };
+
+enum wire_activity {
+    WIRE_WORK = 1,
+    WIRE_IDLE = 2,
+    WIRE_HINT = 3,
+    WIRE_BEGIN_SECTION = 4,
+    WIRE_END_SECTION = 5,
+    WIRE_YIELD = 6,
+    WIRE_END_YIELD = 7
+};
+
+enum { WIRE_UNLISTED = 1, WIRE_CHANNELS_LIMIT = 64 };
 
 enum wire_step { WIRE_BEGIN = 1, WIRE_DONE = 2, WIRE_GONE = 3 };
 
@@ -97,6 +114,24 @@ struct wire_process_list {
     struct wire_process process[WIRE_PROCESSES_LIMIT];
 };
 
+struct wire_channels { /* of one client of the kernel driver on one card; its descriptor comes along while there are any */
+    uint32_t card, client, subdevice, computes, copies, flags;
+    uint32_t compute[WIRE_CHANNELS_LIMIT], copy[WIRE_CHANNELS_LIMIT];
+};
+
+struct wire_activity_said {
+    uint32_t what, pad;
+    uint64_t value;
+};
+
+/* What the arbiter says of a container's time, in the page, WIRE_TURN_AT bytes from its start. */
+enum { WIRE_TURN_AT = 1024 };
+struct wire_turn {
+    _Atomic uint64_t beat_ms; /* CLOCK_MONOTONIC: the arbiter lives */
+    _Atomic uint32_t off;     /* the container is suspended */
+    _Atomic uint32_t gate;    /* new work is to wait */
+};
+
 struct wire_packet {
     struct wire_header header;
     union {
@@ -125,6 +160,8 @@ _Static_assert(sizeof(struct wire_error) == 128, "ERROR");
 _Static_assert(sizeof(struct wire_context) == 16, "CONTEXT");
 _Static_assert(sizeof(struct wire_measured) == 24, "MEASURED");
 _Static_assert(sizeof(struct wire_card_only) == 8, "PROCESSES");
+_Static_assert(sizeof(struct wire_channels) == 536 && sizeof(struct wire_activity_said) == 16, "CHANNELS, ACTIVITY");
+_Static_assert(sizeof(struct wire_turn) == 16, "turn of the page");
 _Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");
 
 #endif

@@ -10,7 +10,6 @@ import pytest
 
 from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
 
-
 GRACE_MS = "500"
 """More than the 200 ms within which a library comes back."""
 

@@ -15,6 +15,7 @@ from vgpu.status import (
     ProcessCard,
     ProcessStatus,
     Status,
+    TurnStatus,
     decode_status,
     encode_status,
 )
@@ -25,7 +26,9 @@ TEXT = """
   "guard": "kill", "over": true,
   "cards": [{"uuid": "%s", "limit_bytes": 100, "core_percent": 30, "leased_bytes": 50, "used_bytes": 40, "context_bytes": 9}],
   "processes": [{"pid": 7, "pid_in_container": 1, "command": "python train.py",
-    "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}]}],
+    "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
+  "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
+    "suspends": 40, "trouble": ""}}],
  "version": 1}
 """ % (UUID, UUID)  # noqa: UP031
 STATUS = Status(
@@ -34,6 +37,7 @@ STATUS = Status(
             key="0a", pod="default/a", uid="u", container="main", klass="standard", level=2, guard="kill", over=True,
             cards=(CardStatus(UUID, 100, 30, 50, 40, 9),),
             processes=(ProcessStatus(7, 1, "python train.py", (ProcessCard(UUID, 40, 9, 49),)),),
+            turn=TurnStatus(True, True, 1, 30, 1.5, 0.25, 3.0, 40, ""),
         ),
     )
 )  # fmt: skip

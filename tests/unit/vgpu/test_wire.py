@@ -18,6 +18,7 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 CARD = st.integers(0, wire.CARDS_LIMIT - 1)
 WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=31)
+CHANNELS = st.lists(U32, max_size=wire.CHANNELS_LIMIT).map(tuple)
 MESSAGES = st.one_of(
     st.builds(wire.Hello, U32, U32, WORDS),
     st.builds(
@@ -35,6 +36,8 @@ MESSAGES = st.one_of(
     st.builds(wire.Context, CARD, st.sampled_from(wire.Step), U64),
     st.builds(wire.Measured, CARD, st.booleans(), U64, U64),
     st.builds(wire.Processes, CARD),
+    st.builds(wire.Channels, CARD, U32, U32, CHANNELS, CHANNELS, st.booleans()),
+    st.builds(wire.Activity, st.sampled_from(wire.What), U64),
     st.builds(wire.ProcessList, CARD, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
 )
 
@@ -88,9 +91,13 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     header = (Path(__file__).parents[3] / "shim/src/wire.h").read_text()
     in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)[,\n }]", header)}
     kinds = {c_name(kind): _number(kind) for kind in get_args(wire.Message)}
-    assert len(kinds) == 12
+    assert len(kinds) == 14
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
+    assert {what.name: in_c[what.name] for what in wire.What} == {what.name: what.value for what in wire.What}
+    assert in_c["FOR_TURNS"] == wire.FOR_TURNS
+    assert in_c["TURN_AT"] == wire.TURN_AT
+    assert in_c["CHANNELS_LIMIT"] == wire.CHANNELS_LIMIT
     assert in_c["PROCESSES_LIMIT"] == wire.PROCESSES_LIMIT
     assert in_c["VERSION"] == wire.VERSION
     assert in_c["CARDS"] == wire.CARDS_LIMIT

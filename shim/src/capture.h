@@ -1,0 +1,51 @@
+/* capture.h - the channels that this process computes on, as its ioctls tell. process.h includes this. */
+#ifndef TANGRAM_CAPTURE_H
+#define TANGRAM_CAPTURE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "objects.h"
+#include "rm.h"
+
+enum { CAPTURE_SEATS = 128 }; /* clients times devices; a process was always seen with one client that computes */
+
+/* The channels that one of the process's clients has on one card. */
+struct capture_channels {
+    uint8_t uuid[16]; /* of the card */
+    uint32_t client, subdevice;
+    uint32_t computes, copies;
+    bool unlisted; /* there are more than a list holds: this client cannot be suspended whole */
+    uint32_t compute[RM_CHANNELS], copy[RM_CHANNELS];
+};
+
+struct capture_told {
+    uint8_t uuid[16];
+    uint32_t client, subdevice;
+};
+
+struct capture {
+    _Atomic(int (*)(int fd, unsigned long request, ...)) next; /* the ioctl behind ours */
+    pthread_mutex_t lock; /* guards the book; never held over a call */
+    struct objects book;
+    _Atomic bool changed; /* since the arbiter was told */
+    pthread_mutex_t telling; /* guards what follows */
+    struct capture_told told[CAPTURE_SEATS];
+    size_t tolds;
+};
+
+/* Tell the arbiter what changed since it was told last; nothing when nothing did or it is away. Makes system calls. */
+void capture_tell(void);
+
+/* The arbiter is new: it knows nothing yet. */
+void capture_arbiter_is_new(void);
+
+/* The arbiter is away: run, whatever it had suspended. Enabling what is enabled changes nothing. */
+void capture_enable_own(void);
+
+/* In a forked child: its parent's channels are not its own. */
+void capture_forget_all(void);
+
+#endif

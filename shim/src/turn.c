@@ -1,0 +1,182 @@
+/* turn.c - the second connection to the arbiter, and the thread that keeps it.
+ *
+ * The arbiter hears of channels and of work on it, and answers in the container's page: whether this container is suspended,
+ * whether new work is to wait, and a heartbeat. When the connection ends, or the heartbeat stops while we are suspended, nobody
+ * would let us go on: then the process does so itself. A stopped arbiter costs a tenant less than a second.
+ */
+#include "process.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    WELCOME_MS = 3000,
+    RETRY_FIRST_MS = 5,  /* guessed */
+    RETRY_MOST_MS = 200, /* guessed */
+    LOOK_MS = 200,       /* at the heartbeat */
+    WORKING_LOOK_MS = 20, /* for work that ended and was never waited for; guessed */
+    STALE_MS = 600,      /* the arbiter's beats are 200 ms apart */
+    GATE_MOST_MS = 1000, /* specified: nobody waits longer */
+    THREAD_STACK = 256 * 1024
+};
+
+static struct turn *const turn_ = &tangram.turn;
+
+static void pause_ms(unsigned ms)
+{
+    struct timespec pause = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+    nanosleep(&pause, NULL);
+}
+
+static void map_page(int fd)
+{
+    if (atomic_load(&turn_->page) != NULL) /* the arbiter was restarted: the place stays, the page is its new one */
+        mmap((char *)atomic_load(&turn_->page) - WIRE_TURN_AT, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    else {
+        void *page = mmap(NULL, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+        if (page != MAP_FAILED)
+            atomic_store(&turn_->page, (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT));
+    }
+}
+
+/* A connection that was welcomed, or -1. */
+static int meet(void)
+{
+    struct wire_hello hello = {.pid = (uint32_t)getpid(), .flags = WIRE_FOR_TURNS, .library_version = TANGRAM_VERSION};
+    struct wire_packet *packet = malloc(sizeof *packet);
+    int passed = -1, fd = packet == NULL ? -1 : wire_connect(tangram.grant.socket);
+    bool good = fd >= 0 && wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello) && link_readable(fd, WELCOME_MS) &&
+                wire_receive(fd, packet, &passed) && packet->header.type == WIRE_WELCOME && passed >= 0;
+    if (good)
+        map_page(passed);
+    free(packet);
+    if (passed >= 0)
+        close(passed);
+    if (good && atomic_load(&turn_->page) != NULL)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+/* We are suspended and the one who did it does not show that he lives. */
+static bool abandoned(void)
+{
+    struct wire_turn *page = atomic_load(&turn_->page);
+    return page != NULL && atomic_load(&page->off) != 0 && now_ms() > atomic_load(&page->beat_ms) + STALE_MS;
+}
+
+/* Until the connection ends. The arbiter sends nothing on it but, before it hangs up, an ERROR. */
+static void keep(int fd)
+{
+    for (;;) {
+        if (link_readable(fd, activity_is_told() ? WORKING_LOOK_MS : LOOK_MS))
+            return;
+        if (abandoned())
+            capture_enable_own();
+        activity_look();
+        capture_tell();
+    }
+}
+
+static void *keeper(void *unused)
+{
+    (void)unused;
+    for (unsigned wait_ms = RETRY_FIRST_MS;;) {
+        int fd = meet();
+        if (fd >= 0) {
+            pthread_mutex_lock(&turn_->lock);
+            turn_->fd = fd;
+            pthread_mutex_unlock(&turn_->lock);
+            capture_arbiter_is_new();
+            activity_arbiter_is_new();
+            keep(fd);
+            pthread_mutex_lock(&turn_->lock);
+            turn_->fd = -1;
+            pthread_mutex_unlock(&turn_->lock);
+            close(fd);
+            capture_enable_own();
+            wait_ms = RETRY_FIRST_MS;
+        }
+        pause_ms(wait_ms);
+        wait_ms = wait_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : wait_ms * 2;
+    }
+    return NULL;
+}
+
+/* The thread takes no signals: those are the program's. */
+void turn_start(void)
+{
+    pthread_mutex_lock(&turn_->lock);
+    if (!turn_->threaded) {
+        activity_watch();
+        sigset_t all, before;
+        pthread_attr_t attributes;
+        pthread_t thread;
+        forks_watch();
+        sigfillset(&all);
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, THREAD_STACK);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        turn_->threaded = pthread_create(&thread, &attributes, keeper, NULL) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+    }
+    pthread_mutex_unlock(&turn_->lock);
+}
+
+static uint32_t wire_of(const uint8_t uuid[16])
+{
+    struct card *card = card_of_uuid(uuid);
+    return card == NULL ? UINT32_MAX : card->at;
+}
+
+bool turn_channels(const struct capture_channels *of, int fd)
+{
+    struct wire_channels channels = {.card = wire_of(of->uuid),
+                                     .client = of->client,
+                                     .subdevice = of->subdevice,
+                                     .computes = of->computes,
+                                     .copies = of->copies,
+                                     .flags = of->unlisted ? WIRE_UNLISTED : 0};
+    memcpy(channels.compute, of->compute, sizeof channels.compute);
+    memcpy(channels.copy, of->copy, sizeof channels.copy);
+    pthread_mutex_lock(&turn_->lock);
+    bool sent = turn_->fd >= 0 && wire_send_fd(turn_->fd, WIRE_CHANNELS, ++turn_->seq, &channels, sizeof channels, fd);
+    pthread_mutex_unlock(&turn_->lock);
+    return sent;
+}
+
+bool turn_activity(enum wire_activity what, uint64_t value)
+{
+    struct wire_activity_said said = {.what = (uint32_t)what, .value = value};
+    pthread_mutex_lock(&turn_->lock);
+    bool sent = turn_->fd >= 0 && wire_send(turn_->fd, WIRE_ACTIVITY, ++turn_->seq, &said, sizeof said);
+    pthread_mutex_unlock(&turn_->lock);
+    return sent;
+}
+
+void turn_wait_for_gate(void)
+{
+    uint64_t until_ms = now_ms() + GATE_MOST_MS;
+    struct timespec moment = {0, 200000};
+    while (turn_gated(turn_) && !abandoned() && now_ms() < until_ms)
+        nanosleep(&moment, NULL);
+}
+
+void turn_forget(void)
+{
+    int fd = turn_->fd;
+    struct wire_turn *page = atomic_load(&turn_->page);
+    memset(turn_, 0, sizeof *turn_);
+    turn_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    turn_->fd = -1;
+    atomic_store(&turn_->page, page); /* the place is used again */
+    if (fd >= 0)
+        close(fd);
+}

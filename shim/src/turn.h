@@ -1,0 +1,38 @@
+/* turn.h - the second connection to the arbiter, on which it hears of channels and of work. process.h includes this. */
+#ifndef TANGRAM_TURN_H
+#define TANGRAM_TURN_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "capture.h"
+#include "wire.h"
+
+struct turn {
+    pthread_mutex_t lock; /* guards what follows, and every send */
+    bool threaded;
+    int fd;       /* welcomed; -1 = the arbiter is away */
+    uint32_t seq;
+    _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
+};
+
+/* There are channels: keep the connection from here on. */
+void turn_start(void);
+
+/* False when the arbiter is away. fd = -1: these channels are gone. */
+bool turn_channels(const struct capture_channels *channels, int fd);
+bool turn_activity(enum wire_activity what, uint64_t value);
+
+/* Is new work to wait? Only where suspending does not work. */
+static inline bool turn_gated(const struct turn *turn)
+{
+    struct wire_turn *page = atomic_load_explicit(&turn->page, memory_order_relaxed);
+    return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
+}
+void turn_wait_for_gate(void);
+
+void turn_forget(void); /* in a forked child */
+
+#endif

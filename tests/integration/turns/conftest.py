@@ -1,0 +1,186 @@
+"""A node whose GPU time is shared: the fake driver with its kernel side, a real arbiter, and programs with the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake import REPOSITORY, fake_build, start_fake_driver
+from vgpu.codec import grant_to_text
+from vgpu.grant import Grant, GrantCard
+from vgpu.status import TurnStatus, decode_status
+
+CARDS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+def until(what: Callable[[], Any], limit_s: float = 10.0) -> float:
+    """Seconds until `what()` is true."""
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s} s"
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+class Program:
+    """A tenant's process."""
+
+    def __init__(self, env: dict[str, str], key: str) -> None:
+        self.key = key
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.finish() == "ready"
+
+    def start(self, expression: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+
+    def finish(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the program ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def do(self, expression: str) -> Any:
+        self.start(expression)
+        return self.finish()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+class Node:
+    """One machine."""
+
+    def __init__(self, library: Path, cards: int = 1) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="turns-"))
+        lines = [f"card h200 uuid={uuid} context_mib=0" for uuid in CARDS[:cards]]
+        self.driver = start_fake_driver("\n".join(lines) + "\n", self.folder)
+        self.grants = self.folder / "grants"
+        self.kernel = str(fake_build() / "libfake-kernel.so")
+        self.library = str(library)
+        self.programs: list[Program] = []
+        self.arbiter = self.start_arbiter()
+
+    def start_arbiter(self) -> subprocess.Popen[bytes]:
+        options = [
+            "--grants-dir",
+            str(self.grants),
+            "--metrics-host",
+            "127.0.0.1",
+            "--metrics-port",
+            "0",
+            "--grace-ms",
+            "0",
+        ]
+        env = self.driver.env(LD_PRELOAD=self.kernel)
+        with (self.folder / "arbiter.log").open("ab") as log:
+            self.arbiter = subprocess.Popen(
+                [sys.executable, "-m", "arbiter", *options], env=env, cwd=REPOSITORY, stderr=log
+            )
+        until((self.folder / "status.sock").exists)
+        return self.arbiter
+
+    def grant(self, name: str, klass: str = "standard", core: int = 0, cards: int = 1, level: int = 2) -> Path:
+        """Writes a container's grant, or writes it anew."""
+        folder = self.grants / name
+        folder.mkdir(exist_ok=True)
+        shares = tuple(GrantCard(uuid, 1024, core) for uuid in CARDS[:cards])
+        grant = Grant("default", name, f"uid-{name}", "main", shares, klass, level)
+        fresh = folder / ".grant"
+        fresh.write_text(grant_to_text(grant))
+        fresh.rename(folder / "grant")
+        until((folder / "arbiter.sock").exists)
+        return folder / "grant"
+
+    def run(self, name: str, klass: str = "standard", core: int = 0, **env: str) -> Program:
+        """A program in a container of its own. Its channels are known to the arbiter when this returns."""
+        grant = self.grant(name, klass, core)
+        return self.run_in(grant, **env)
+
+    def run_in(self, grant: Path, **env: str) -> Program:
+        carried = {"LD_PRELOAD": f"{self.library}:{self.kernel}", "TANGRAM_GRANT": str(grant), **env}
+        program = Program(self.driver.env(**carried), grant.parent.name)
+        self.programs.append(program)
+        key = grant.parent.name
+        carry = sum(1 for other in self.programs if other.key == key)
+        until(lambda: (turn := self.turn(key)) is not None and turn.processes == carry)
+        return program
+
+    def turn(self, key: str) -> TurnStatus | None:
+        """What the arbiter says of a container's time."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(self.folder / "status.sock"))
+            document = b"".join(iter(lambda: sock.recv(65536), b""))
+        return next(one.turn for one in decode_status(document).containers if one.key == key)
+
+    def log(self) -> str:
+        return (self.folder / "arbiter.log").read_text()
+
+    def ran_us(self, program: Program) -> int:
+        """GPU time that a process had."""
+        return self._of(program)["ran_us"]
+
+    def held(self, program: Program) -> bool:
+        return bool(self._of(program)["held"])
+
+    def _of(self, program: Program) -> dict[str, int]:
+        for line in self.driver.ctl("kernel").splitlines()[1:]:
+            numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
+            if numbers["pid"] == program.process.pid:
+                return numbers
+        raise AssertionError(f"process {program.process.pid} has no channels")
+
+    def misuses(self) -> str:
+        """How the kernel driver was misused, in words; empty when it was not."""
+        count, _, last = self.driver.ctl("kernel").splitlines()[0].partition(" ")
+        return "" if count == "misuses=0" else last
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.end()
+        if self.arbiter.poll() is None:
+            self.arbiter.send_signal(signal.SIGCONT)
+            self.arbiter.terminate()
+        self.arbiter.wait()
+        self.driver.stop()
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    made = Path(os.environ.get("TANGRAM_SHIM_BUILD", REPOSITORY / "shim/build"))
+    if "TANGRAM_SHIM_BUILD" not in os.environ:
+        command = ["make", "-s", "-C", str(REPOSITORY / "shim"), "lib", f"BUILD={made}"]
+        subprocess.run(command, check=True, env=os.environ | {"MAKEFLAGS": ""})
+    return made / "libtangram.so"
+
+
+@pytest.fixture
+def node(library: Path) -> Iterator[Node]:
+    made = Node(library)
+    yield made
+    made.close()

@@ -1,0 +1,92 @@
+"""A tenant's program: reads one Python expression a line and answers with JSON. Uses the driver API as it is found."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+import time
+
+cuda = ctypes.CDLL("libcuda.so.1")
+library = ctypes.CDLL(None)
+SPIN = b"//fake spin us=param0\n.entry spin() {}\n"
+
+
+def check(code: int) -> None:
+    assert code == 0, f"CUresult {code}"
+
+
+check(cuda.cuInit(0))
+context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+check(cuda.cuModuleLoadData(ctypes.byref(module), SPIN))
+check(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"spin"))
+
+
+def launch(us: int, stream: int = 0) -> None:
+    value = ctypes.c_uint32(us)
+    parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(value), ctypes.c_void_p))
+    check(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, ctypes.c_void_p(stream), parameters, None))
+
+
+def wait() -> float:
+    began = time.monotonic()
+    check(cuda.cuStreamSynchronize(None))
+    return time.monotonic() - began
+
+
+def stream() -> int:
+    made = ctypes.c_void_p()
+    check(cuda.cuStreamCreate(ctypes.byref(made), 1))
+    return int(made.value or 0)
+
+
+busy = threading.Event()
+
+
+def work_on(us: int) -> None:
+    """Until told to stop, keeps two kernels queued."""
+    busy.set()
+
+    def loop() -> None:
+        check(cuda.cuCtxSetCurrent(context))
+        launch(us)
+        while busy.is_set():
+            launch(us)
+            event_wait()
+        check(cuda.cuStreamSynchronize(None))
+
+    def event_wait() -> None:
+        check(cuda.cuEventRecord(event, None))
+        check(cuda.cuEventSynchronize(last[0]))
+        last[0], spare[0] = event, last[0]
+
+    event, last, spare = ctypes.c_void_p(), [ctypes.c_void_p()], [None]
+    check(cuda.cuEventCreate(ctypes.byref(event), 2))
+    check(cuda.cuEventCreate(ctypes.byref(last[0]), 2))
+    threading.Thread(target=loop, daemon=True).start()
+
+
+def stop() -> None:
+    busy.clear()
+
+
+def requests(count: int, us: int, period_s: float, hint_us: int = 0) -> list[float]:
+    """Milliseconds that each took."""
+    took = []
+    for _ in range(count):
+        time.sleep(period_s)
+        if hint_us:
+            library.tangram_hint(ctypes.c_uint64(hint_us))
+            time.sleep(hint_us / 1e6)
+        began = time.monotonic()
+        launch(us)
+        check(cuda.cuStreamSynchronize(None))
+        took.append((time.monotonic() - began) * 1000)
+    return took
+
+
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    print(json.dumps(eval(line)), flush=True)
