@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.rule import Rule
 
 from hack.kubectl import ROOT, CommandFailed, Kubectl
-from hack.stack import NAMESPACE, install_chart, install_fake_driver
+from hack.stack import NAMESPACE, NO_FAKE_DRIVER, install_chart, install_fake_driver
 
 CARDS: Final = "card h200 count=2"
 """Two H200, as the fake driver is told."""
@@ -32,7 +32,7 @@ TRAIN: Final = "examples/03-no-single-gpu/train.yaml"
 EVALUATE: Final = "examples/03-no-single-gpu/evaluate.yaml"
 DEMO: Final = "tangram-demo"
 
-REAL_GPU_VALUES: Final = {"driver": {"root": "/"}, "node": {"privileged": "auto", "plugin": {"extraEnv": []}}}
+REAL_GPU_VALUES: Final = {"driver": {"root": "/"}, "node": {"privileged": "auto", **NO_FAKE_DRIVER}}
 POD_COLUMNS: Final = (
     "custom-columns=POD:.metadata.name,GPU:.metadata.annotations.tangram\\.sh/gpus\\.main,STATUS:.status.phase"
 )
@@ -127,7 +127,7 @@ class Demo:
         """What is past a grant."""
         self.step(
             "A pod that takes more than its grant",
-            "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit; its neighbours go on.",
+            "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit (of which its CUDA context takes a part); its neighbours go on.",
         )
         self.in_demo(kubectl, "apply", "-f", GREEDY)
         kubectl("-n", DEMO, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/greedy", "--timeout=120s")

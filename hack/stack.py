@@ -21,6 +21,9 @@ FAKE_DRIVER: Final = "deploy/fake-driver/daemonset.yaml"
 VALUES: Final = "hack/local-values.yaml"
 """Paths from the root of the tree, where these commands run."""
 
+NO_FAKE_DRIVER: Final[Mapping[str, Any]] = {"plugin": {"extraEnv": []}, "arbiter": {"extraEnv": []}}
+"""Values under `node`, where a driver is found as everywhere else."""
+
 
 def install_fake_driver(kubectl: Kubectl, cards: str) -> None:
     """The fake driver on every node, with the cards that the description names. Restarts it when they changed."""

@@ -35,7 +35,7 @@ def test_restarting_plugin_and_arbiter_disturbs_nobody(cluster: Cluster, namespa
     status = cluster.pod(namespace, "steady")["status"]["containerStatuses"][0]
     assert (status["state"]["running"]["startedAt"], status["restartCount"]) == (started, 0)
     out = eventually(lambda: _grab(cluster, namespace, "steady", "4Gi"), "the arbiter knows again what is held")
-    assert "after 2 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in out
+    assert "after 1 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in out
     cluster.run(namespace, share("next", 8))
     assert cluster.sees(namespace, "next") == cluster.assigned(namespace, "next")
 

@@ -14,7 +14,7 @@ import pytest
 
 from hack.cluster.layout import Layout
 from hack.kubectl import ROOT
-from hack.stack import FAKE_DRIVER_ROOT, install_fake_driver
+from hack.stack import FAKE_DRIVER_ROOT, NO_FAKE_DRIVER, install_fake_driver
 from tests.e2e.cards import CARDS
 from tests.e2e.cluster import Cluster
 from tests.e2e.objects import container, pod, share
@@ -44,7 +44,7 @@ def nvidia(cluster: Cluster) -> Iterator[Cluster]:
     install_fake_driver(cluster.kubectl, "card a100-80 count=2\n")
     try:
         generate_specification()
-        cluster.upgrade({"accessMode": "nvidia", "runtimeClassName": "nvidia", "node": {"plugin": {"extraEnv": []}}})
+        cluster.upgrade({"accessMode": "nvidia", "runtimeClassName": "nvidia", "node": NO_FAKE_DRIVER})
         yield cluster
     finally:
         on_the_node("rm", "-f", SPECIFICATION)
@@ -63,7 +63,7 @@ def test_pods_have_their_shares_through_nvidias_runtime(nvidia: Cluster, namespa
 
 def test_a_pod_past_its_grant_is_refused_there_too(nvidia: Cluster, namespace: str) -> None:
     nvidia.create(namespace, share("greedy", "8Gi", run=["gpuview", "grab", "12Gi"]))
-    assert "after 8 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in nvidia.ended(namespace, "greedy", "Failed")
+    assert "after 7 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in nvidia.ended(namespace, "greedy", "Failed")
 
 
 def test_a_whole_gpu_and_a_container_without_any(nvidia: Cluster, namespace: str) -> None:

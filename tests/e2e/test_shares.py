@@ -34,7 +34,7 @@ def test_a_pod_past_its_grant_gets_out_of_memory_and_its_neighbour_goes_on(clust
     )
     cluster.create(namespace, share("greedy", "8Gi", run=["gpuview", "grab", "12Gi"]))
     log = cluster.ended(namespace, "greedy", "Failed")
-    assert "after 8 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in log
+    assert "after 7 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in log
     assert cluster.pod(namespace, "neighbour")["status"]["phase"] == "Running"
     assert "2.0 of 8.0 GiB" not in cluster.exec(namespace, "neighbour", "gpuview")
 
@@ -42,7 +42,7 @@ def test_a_pod_past_its_grant_gets_out_of_memory_and_its_neighbour_goes_on(clust
 def test_the_limit_is_the_containers_not_the_processes(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("two", "8Gi", run=["gpuview", "hold", "5Gi"]))
     eventually(lambda: "holds" in cluster.kubectl("-n", namespace, "logs", "two"), "the first process holds its memory")
-    with pytest.raises(Exception, match="after 3 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(Exception, match="after 2 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY"):
         cluster.exec(namespace, "two", "gpuview", "grab", "5Gi")
 
 

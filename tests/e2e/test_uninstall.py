@@ -33,7 +33,7 @@ def test_uninstall_leaves_running_pods_alone_and_nothing_behind(cluster: Cluster
     out = eventually(
         lambda: second_process(cluster, namespace), "the new arbiter serves the pod that was there before it"
     )
-    assert "after 2 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in out
+    assert "after 1 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in out
 
 
 def left_everywhere(cluster: Cluster) -> list[str]:
