@@ -79,7 +79,7 @@ def main() -> int:
         rows += measure(run, target, folder)
         with OUT.open("w", newline="") as out:
             csv.writer(out).writerows([COLUMNS, *rows])
-        print(*next(row for row in reversed(rows) if row[1].startswith("make ")))
+        print(*next(row for row in rows if row[0] == run))
     subprocess.run(["make", "cluster-down"], cwd=folder / "tree", check=True)
     return 0
 

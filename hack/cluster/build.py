@@ -13,11 +13,16 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from hack.cluster.caller import as_person, make_folder, own_by_person
 from hack.cluster.console import Steps
 from hack.cluster.programs import Module, kubernetes_version, linker_flags, module_key
 from hack.cluster.toolchain import find_go
+
+COMPILER_MEMORY: Final = {"GOGC": "off", "GOMEMLIMIT": "2GiB"}
+"""A compiler lives for seconds: it collects garbage only when it would grow past this. With no debug information, which the linker
+drops anyway, that is 23 % less processor time (etcd from nothing on two cores: 109 s to 84 s)."""
 
 
 def results_folder(cache: Path, module: Module) -> Path:
@@ -29,7 +34,7 @@ def _compile(go: str, module: Module, folder: Path) -> None:
     target = folder / module.programs[0] if len(module.packages) == 1 else folder
     # not -trimpath: then a package's key in the compiler's cache holds the version that its module requires, also where it is
     # replaced, and helm would share nothing with kubernetes
-    command = [go, "build", "-ldflags", linker_flags(module, kubernetes_version())]
+    command = [go, "build", "-gcflags=all=-dwarf=false", "-ldflags", linker_flags(module, kubernetes_version())]
     if module.tags:
         command += ["-tags", ",".join(module.tags)]
     environment = {
@@ -38,6 +43,7 @@ def _compile(go: str, module: Module, folder: Path) -> None:
         "GOFLAGS": "-mod=readonly -buildvcs=false",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
+        **COMPILER_MEMORY,
     }
     command += ["-o", str(target) + ("/" if target is folder else ""), *module.packages]
     answer = subprocess.run(
