@@ -133,7 +133,8 @@ def _environment() -> dict[str, str]:
     passed = {
         name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("TANGRAM_ARBITER_")
     }
-    return passed | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    searched = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    return passed | {"PYTHONPATH": os.pathsep.join(filter(None, searched))}
 
 
 def _why(machine: Machine) -> str:

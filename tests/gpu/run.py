@@ -80,7 +80,8 @@ def main() -> int:
         for part in (one for one in PARTS if one in asked and one != "bench"):
             failed += _one(part, here, given.out, lambda: time.monotonic() > end)
             print(f"{part}: done after {time.monotonic() - began:.0f} s", flush=True)
-        shutil.copy(here.folder / "arbiter.log", given.out / "arbiter.log")
+        if (here.folder / "arbiter.log").exists():
+            shutil.copy(here.folder / "arbiter.log", given.out / "arbiter.log")
         fake = here.fake
     if "bench" in asked:
         failed += _bench(given.out, began + given.budget - time.monotonic(), fake)
