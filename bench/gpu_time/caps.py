@@ -1,0 +1,146 @@
+"""Core limits: the part of the GPU's time that was asked, what the arbiter gave, and what came out of it.
+
+A figure is taken between two suspends of the tenant, so that whole rounds are counted; throughput is that of the same process
+without a limit in the same repeat.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from bench.gpu_time.book import Book
+from bench.gpu_time.latency import free_lc_rate
+from bench.gpu_time.node import Node
+from tests.gpu.kit.machine import Lines
+from vgpu.status import TurnStatus
+
+ASKED = (10, 30, 50, 70)
+PAIR = (30, 60)
+REPEATS = 3
+LEAST_S = 1.0
+ONE, OTHER = "one", "other"
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    words: tuple[object, ...]
+    torch: bool = False
+    asked: tuple[int, ...] = ASKED
+    pair: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a tenant was, just after it was suspended."""
+
+    turn: TurnStatus
+    done: int
+    at_s: float
+
+
+def loads(per_us: int) -> tuple[Load, ...]:
+    return (
+        Load("1 ms kernels", (1000, per_us)),
+        Load("60 ms kernels", (60_000, per_us), asked=(30,), pair=False),
+        Load("8192^3 bf16 matmul", ("matmul",), torch=True),
+        Load("graph of 20 matmuls", ("graph",), torch=True),
+    )
+
+
+def run(node: Node, book: Book, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    node.start_arbiter()
+    for key in (ONE, OTHER):
+        node.grant(key)
+    plain = node.load()
+    own, torch = loads(free_lc_rate(plain)), (node.machine.fake is False)
+    programs: dict[bool, dict[str, Lines]] = {False: {key: node.load(key) for key in (ONE, OTHER)}}
+    plain.end()
+    done_s = time.monotonic()
+    own_end = done_s + (end - done_s) * 0.4 if torch else end
+    _rounds(node, book, [load for load in own if not load.torch], programs[False], own_end)
+    if not torch:
+        book.not_run("caps", "PyTorch", "the fake driver computes nothing")
+    else:
+        for program in programs[False].values():
+            program.end()
+        try:
+            programs[True] = {key: node.torch(key) for key in (ONE, OTHER)}
+        except RuntimeError as error:
+            book.not_run("caps", "PyTorch", error)
+        else:
+            _rounds(node, book, [load for load in own if load.torch], programs[True], end)
+    book.sum_up("caps")
+
+
+def _rounds(node: Node, book: Book, chosen: list[Load], programs: dict[str, Lines], end: float) -> None:
+    windows = REPEATS * sum(1 + len(load.asked) + load.pair for load in chosen)
+    for repeat in range(REPEATS):
+        for load in chosen:
+            for limits in ((0,), *((asked,) for asked in load.asked), *((PAIR,) if load.pair else ())):
+                window_s = max(LEAST_S, (end - time.monotonic()) / windows - 0.35)
+                windows -= 1
+                _window(node, book, load, limits, programs, repeat, window_s)
+
+
+_solo: dict[str, float] = {}
+"""Steps in a second without a limit, of the latest repeat."""
+
+
+def _window(
+    node: Node, book: Book, load: Load, limits: tuple[int, ...], programs: dict[str, Lines], repeat: int, seconds: float
+) -> None:
+    keys = (ONE, OTHER)[: len(limits)]
+    for key, asked in zip(keys, limits, strict=True):
+        node.grant(key, core=asked)
+        programs[key].send("start", *load.words)
+        programs[key].receive()
+    time.sleep(0.2)
+    first = _marks(node, keys, programs)
+    time.sleep(seconds / 2)
+    clock = node.smi("clocks.sm", "power.draw")
+    time.sleep(seconds / 2)
+    last = _marks(node, keys, programs)
+    for key in keys:
+        programs[key].send("stop")
+    for key in keys:
+        programs[key].receive()
+    note = f"{clock[0]} MHz, {clock[1]} W in mid-window" if clock else ""
+    for key, asked in zip(keys, limits, strict=True):
+        case = f"{load.name}, " + ("no limit" if not asked else f"{asked} %")
+        case += f" beside {sum(limits) - asked} %" if len(limits) > 1 else ""
+        _write(book, load, case, asked, (first[key], last[key]), repeat, note)
+
+
+def _write(book: Book, load: Load, case: str, asked: int, marks: tuple[Mark, Mark], repeat: int, note: str) -> None:
+    before, after = marks
+    passed_s = after.at_s - before.at_s
+    rate = (after.done - before.done) / passed_s
+    if not asked:
+        _solo[load.name] = rate
+        book.add("caps", case, "throughput", "1/s", repeat, rate, note)
+        return
+    on_s = after.turn.on_s - before.turn.on_s
+    worked_s = on_s + sum(getattr(after.turn, name) - getattr(before.turn, name) for name in ("off_s", "capped_s"))
+    suspends = after.turn.suspends - before.turn.suspends
+    book.add("caps", case, "GPU time", "%", repeat, 100 * on_s / worked_s, f"{suspends} suspends in {worked_s:.2f} s")
+    book.add("caps", case, "GPU time by the wall", "%", repeat, 100 * on_s / passed_s)
+    book.add("caps", case, "throughput of no limit", "%", repeat, 100 * rate / _solo[load.name], note)
+
+
+def _marks(node: Node, keys: tuple[str, ...], programs: dict[str, Lines]) -> dict[str, Mark]:
+    """Each tenant just after its next suspend; as it is where none comes."""
+    seen: dict[str, Mark] = {}
+    before, end = node.turns(), time.monotonic() + 1.0
+    limited = any(before[key].asked_percent for key in keys)
+    while len(seen) < len(keys):
+        now = node.turns()
+        for key in keys:
+            if key not in seen and (now[key].suspends != before[key].suspends or not limited or time.monotonic() > end):
+                programs[key].send("count")
+                count = programs[key].receive()
+                seen[key] = Mark(now[key], int(count["done"]), float(count["at_s"]))
+        time.sleep(0.003)
+    return seen

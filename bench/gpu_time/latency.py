@@ -1,0 +1,129 @@
+"""Requests of a latency-critical tenant beside kernels that fill the GPU."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.gpu_time.book import Book
+from bench.gpu_time.node import Node, quantile
+from tests.gpu.kit.machine import Lines
+
+LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
+REPEATS = 3
+QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+UNDER_WAY_S = 0.4
+"""Until the neighbour is up to speed."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One row of the table."""
+
+    name: str
+    requests: bool = True
+    neighbour: bool = True
+    held: bool = True
+    """By library and arbiter."""
+    spin: bool = False
+    ahead_us: int = 0
+
+
+WAYS = (
+    Way("alone", neighbour=False, held=False),
+    Way("neighbour alone", requests=False, held=False),
+    Way("time slicing", held=False),
+    Way("alone, held", neighbour=False),
+    Way("found by the library"),
+    Way("announced 1.0 ms ahead", ahead_us=1000),
+    Way("announced 1.5 ms ahead", ahead_us=1500),
+    Way("found by the library, spinning", spin=True),
+    Way("announced 1.5 ms ahead, spinning", spin=True, ahead_us=1500),
+)
+
+
+class Pair:
+    """The two tenants, held and not."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.spin: bool | None = None
+        self.start_arbiter(False)
+        node.grant("lc", "latency-critical")
+        node.grant("be", "best-effort")
+        free_lc, free_be = node.load(), node.load()
+        self.per_us = free_lc_rate(free_lc)
+        self.programs = {False: (free_lc, free_be), True: (node.load("lc"), node.load("be"))}
+
+    def start_arbiter(self, spin: bool) -> None:
+        if self.spin != spin:
+            first, self.spin = self.spin is None, spin
+            self.node.start_arbiter(spin=str(spin).lower())
+            if not first:
+                self.node.wait_for_turns("lc", "be")
+
+    def run(self, way: Way, seconds: float) -> tuple[list[float], float, int]:
+        """Microseconds of the requests, the neighbour's kernels in a second, its suspends."""
+        if way.held:
+            self.start_arbiter(way.spin)
+        lc, be = self.programs[way.held]
+        before = after = {"done": 0.0, "at_s": 0.0}
+        took: list[float] = []
+        suspends = self._suspends() if way.held else 0
+        if way.neighbour:
+            _ask(be, "start", LONG_US, self.per_us)
+            time.sleep(UNDER_WAY_S)
+            before = _ask(be, "count")
+        if way.requests:
+            count = max(10, int(seconds * 1e6 / PERIOD_US))
+            took = _ask(lc, "lc", count, PERIOD_US, LAUNCHES, KERNEL_US, self.per_us, way.ahead_us)["us"]
+        else:
+            time.sleep(seconds)
+        if way.neighbour:
+            after = _ask(be, "count")
+            _ask(be, "stop")
+        rate = (after["done"] - before["done"]) / max(1e-9, after["at_s"] - before["at_s"])
+        return took, rate, (self._suspends() - suspends) if way.held else 0
+
+    def _suspends(self) -> int:
+        return self.node.turns()["be"].suspends
+
+
+def free_lc_rate(lc: Lines) -> int:
+    """Steps of the kernel in a microsecond, on a GPU of its own."""
+    return int(_ask(lc, "calibrate")["per_us"])
+
+
+def _ask(lines: Lines, *words: object) -> dict[str, Any]:
+    lines.send(*words)
+    return lines.receive()
+
+
+def run(node: Node, book: Book, seconds: float) -> None:
+    """All ways in turns, REPEATS times; the ways that need the other arbiter stand together."""
+    end = time.monotonic() + seconds
+    pair = Pair(node)
+    pooled: dict[str, list[float]] = {}
+    for repeat in range(REPEATS):
+        ways = sorted(WAYS, key=lambda way: way.spin) if repeat % 2 == 0 else sorted(WAYS, key=lambda way: not way.spin)
+        for number, way in enumerate(ways):
+            left = (REPEATS - repeat) * len(WAYS) - number
+            window_s = max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.4)
+            took, rate, suspends = pair.run(way, window_s)
+            if way.requests:
+                pooled.setdefault(way.name, []).extend(took)
+                for name, part in QUANTILES:
+                    book.add("lc", way.name, name, "us", repeat, quantile(took, part))
+            if way.neighbour:
+                book.add("lc", way.name, "neighbour's kernels", "1/s", repeat, rate, f"{suspends} suspends")
+    for way in WAYS:
+        if way.name in pooled:
+            for name, part in QUANTILES:
+                value, alone = quantile(pooled[way.name], part), quantile(pooled["alone"], part)
+                count = len(pooled[way.name])
+                book.over_all("lc", way.name, name, "us", value, f"{count} requests, {value / alone:.3f} x alone")
+    book.sum_up("lc")
+    for what, times in node.stop_arbiter().items():
+        for name, part in QUANTILES:
+            book.over_all("lc", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls")

@@ -1,0 +1,283 @@
+/* load.c - a tenant's program: keeps the GPU busy for stated times and says how long its requests took.
+ *
+ * One line in, one line of JSON out; run.py drives it. Words may stand in JSON brackets.
+ *   calibrate                                        {"per_us": steps of the kernel in a microsecond}
+ *   lc N PERIOD_US LAUNCHES KERNEL_US PER_US HINT_US {"us": [...]}     N requests, each announced HINT_US ahead; 0 = not
+ *   start KERNEL_US PER_US                           {"ok": 1}         kernels back to back from now on
+ *   count                                            {"done": n, "at_s": t}
+ *   stop                                             {"done": n, "at_s": t}
+ *   check SECONDS KERNEL_US PER_US                   {"kernels": n, "wrong": m}   sums compared with what they must be
+ *   section | end                                    {"told": 0 or -1}  tangram_begin, tangram_end
+ *
+ * The kernel fills the GPU and counts steps, not a clock: time in which it is suspended does not count. Each thread steps a
+ * generator x = a x + c in a register and adds it up in shared memory, so that both are lost if a suspend loses anything.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { THREADS = 256, BLOCKS_PER_SM = 8, QUEUED = 4, SPIN_US = 60, A = 1664525, C = 1013904223 };
+
+static const char ptx[] =
+    "//fake spin us=param0\n"
+    ".version 6.4\n.target sm_50\n.address_size 64\n"
+    ".visible .entry spin(.param .u32 p_us, .param .u32 p_per_us, .param .u64 p_out)\n{\n"
+    " .reg .pred %p<2>;\n .reg .b32 %r<14>;\n .reg .b64 %d<6>;\n .shared .align 4 .b32 sums[256];\n"
+    " ld.param.u32 %r1, [p_us];\n ld.param.u32 %r2, [p_per_us];\n mul.lo.u32 %r1, %r1, %r2;\n ld.param.u64 %d1, [p_out];\n"
+    " mov.u32 %r3, %tid.x;\n mov.u32 %r4, %ctaid.x;\n mov.u32 %r5, %ntid.x;\n mad.lo.u32 %r6, %r4, %r5, %r3;\n"
+    " mov.u32 %r7, %r6;\n mov.u32 %r8, sums;\n shl.b32 %r9, %r3, 2;\n add.u32 %r8, %r8, %r9;\n"
+    " mov.u32 %r10, 0;\n st.volatile.shared.u32 [%r8], %r10;\n"
+    "again:\n setp.eq.u32 %p1, %r1, 0;\n @%p1 bra done;\n"
+    " mad.lo.u32 %r7, %r7, 1664525, 1013904223;\n"
+    " ld.volatile.shared.u32 %r10, [%r8];\n add.u32 %r10, %r10, %r7;\n st.volatile.shared.u32 [%r8], %r10;\n"
+    " sub.u32 %r1, %r1, 1;\n bra again;\n"
+    "done:\n cvta.to.global.u64 %d2, %d1;\n mul.wide.u32 %d3, %r6, 8;\n add.u64 %d4, %d2, %d3;\n"
+    " ld.volatile.shared.u32 %r10, [%r8];\n st.global.u32 [%d4], %r7;\n st.global.u32 [%d4+4], %r10;\n ret;\n}\n";
+
+static int (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*load)(void **, const void *), (*flags)(int, unsigned);
+static int (*get_function)(void **, void *, const char *), (*attribute)(int *, int, int);
+static int (*allocate)(uint64_t *, size_t), (*fetch)(void *, uint64_t, size_t);
+static int (*event_create)(void **, unsigned), (*event_record)(void *, void *), (*event_wait)(void *), (*stream_wait)(void *);
+static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int (*hint)(uint64_t), (*begin)(void), (*end)(void);
+
+static void *function, *context;
+static unsigned blocks;
+static uint64_t out;
+static atomic_bool busy;
+static atomic_ulong done;
+static pthread_t worker;
+static struct {
+    uint32_t us, per_us;
+} work;
+
+static void need(int rc, const char *what)
+{
+    if (rc != 0) {
+        fprintf(stderr, "load: %s answered %d\n", what, rc);
+        exit(1);
+    }
+}
+
+static void take(void *library, const char *name, void *slot)
+{
+    void *at = dlsym(library, name);
+    if (at == NULL && library != RTLD_DEFAULT)
+        need(-1, name);
+    memcpy(slot, &at, sizeof at);
+}
+
+static double now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
+}
+
+/* The last microseconds without sleep, so that the processor is awake. */
+static void sleep_until(double at_us)
+{
+    double sleep_us = at_us - now_us() - SPIN_US;
+    if (sleep_us > 0) {
+        struct timespec pause = {(time_t)(sleep_us / 1e6), (long)(sleep_us * 1e3) % 1000000000};
+        nanosleep(&pause, NULL);
+    }
+    while (now_us() < at_us)
+        continue;
+}
+
+static void run(uint32_t us, uint32_t per_us)
+{
+    void *parameters[] = {&us, &per_us, &out};
+    need(launch(function, blocks, 1, 1, THREADS, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
+}
+
+static void start_up(void)
+{
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *module;
+    int sms = 0;
+    if (cuda == NULL)
+        need(-1, dlerror());
+    take(cuda, "cuInit", &init);
+    take(cuda, "cuDevicePrimaryCtxSetFlags_v2", &flags);
+    take(cuda, "cuDevicePrimaryCtxRetain", &retain);
+    take(cuda, "cuCtxSetCurrent", &use);
+    take(cuda, "cuModuleLoadData", &load);
+    take(cuda, "cuModuleGetFunction", &get_function);
+    take(cuda, "cuDeviceGetAttribute", &attribute);
+    take(cuda, "cuMemAlloc_v2", &allocate);
+    take(cuda, "cuMemcpyDtoH_v2", &fetch);
+    take(cuda, "cuEventCreate", &event_create);
+    take(cuda, "cuEventRecord", &event_record);
+    take(cuda, "cuEventSynchronize", &event_wait);
+    take(cuda, "cuStreamSynchronize", &stream_wait);
+    take(cuda, "cuLaunchKernel", &launch);
+    take(RTLD_DEFAULT, "tangram_hint", &hint);
+    take(RTLD_DEFAULT, "tangram_begin", &begin);
+    take(RTLD_DEFAULT, "tangram_end", &end);
+    need(init(0), "cuInit");
+    flags(0, 1); /* waits spin */
+    need(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+    need(use(context), "cuCtxSetCurrent");
+    need(load(&module, ptx), "cuModuleLoadData");
+    need(get_function(&function, module, "spin"), "cuModuleGetFunction");
+    need(attribute(&sms, 16, 0), "cuDeviceGetAttribute");
+    blocks = (unsigned)(sms > 0 ? sms : 1) * BLOCKS_PER_SM;
+    need(allocate(&out, (size_t)blocks * THREADS * 8), "cuMemAlloc");
+    run(1, 1);
+    need(stream_wait(NULL), "cuStreamSynchronize");
+}
+
+static void calibrate(void)
+{
+    double took = 0;
+    for (int round = 0; round < 3; round++) { /* the first ones wake the clocks */
+        double began = now_us();
+        run(20000, 20);
+        need(stream_wait(NULL), "cuStreamSynchronize");
+        took = now_us() - began;
+    }
+    printf("{\"per_us\": %.0f}\n", 20 * 20000 / took < 1 ? 1 : 20 * 20000 / took);
+}
+
+static void requests(const double *given)
+{
+    int count = (int)given[0], launches = (int)given[2];
+    double period = given[1], ahead = given[5], at = now_us() + 20000;
+    double *took = calloc((size_t)count + 1, sizeof *took);
+    for (int i = 0; i < count; i++, at += period) {
+        if (ahead > 0 && hint != NULL) {
+            sleep_until(at - ahead);
+            hint((uint64_t)ahead);
+        }
+        sleep_until(at);
+        double began = now_us();
+        for (int one = 0; one < launches; one++)
+            run((uint32_t)given[3], (uint32_t)given[4]);
+        need(stream_wait(NULL), "cuStreamSynchronize");
+        took[i] = now_us() - began;
+        if (ahead > 0 && end != NULL)
+            end();
+        if (now_us() > at + period) /* late: the next one comes a period from now */
+            at = now_us();
+    }
+    printf("{\"us\": [");
+    for (int i = 0; i < count; i++)
+        printf("%s%.1f", i == 0 ? "" : ", ", took[i]);
+    printf("]}\n");
+    free(took);
+}
+
+static void *keep_busy(void *unused)
+{
+    void *events[QUEUED];
+    need(use(context), "cuCtxSetCurrent");
+    for (int i = 0; i < QUEUED; i++)
+        need(event_create(&events[i], 3), "cuEventCreate"); /* a wait sleeps; no timing */
+    unsigned long queued = 0, ended = 0;
+    while (atomic_load(&busy) || ended < queued) {
+        for (; atomic_load(&busy) && queued < ended + QUEUED; queued++) {
+            run(work.us, work.per_us);
+            need(event_record(events[queued % QUEUED], NULL), "cuEventRecord");
+        }
+        if (ended < queued) {
+            need(event_wait(events[ended++ % QUEUED]), "cuEventSynchronize");
+            atomic_fetch_add(&done, 1);
+        }
+    }
+    return unused;
+}
+
+static void tell(void)
+{
+    printf("{\"done\": %lu, \"at_s\": %.6f}\n", atomic_load(&done), now_us() / 1e6);
+}
+
+/* (x, sum) after n steps from (x0, 0) are affine in x0: x = p x0 + q, sum = r x0 + s. Doubling, modulo 2^32. */
+struct steps {
+    uint32_t p, q, r, s;
+};
+
+static struct steps then(struct steps one, struct steps next)
+{
+    return (struct steps){next.p * one.p, next.p * one.q + next.q, one.r + next.r * one.p, one.s + next.r * one.q + next.s};
+}
+
+static struct steps after(uint32_t n)
+{
+    struct steps all = {1, 0, 0, 0}, power = {A, C, A, C};
+    for (; n > 0; n >>= 1, power = then(power, power))
+        if (n & 1)
+            all = then(all, power);
+    return all;
+}
+
+static void check(double seconds, uint32_t us, uint32_t per_us)
+{
+    size_t count = (size_t)blocks * THREADS;
+    uint32_t(*seen)[2] = malloc(count * 8);
+    unsigned long kernels = 0, wrong = 0;
+    for (double until = now_us() + seconds * 1e6; now_us() < until; kernels++) {
+        uint32_t mine = us + (uint32_t)kernels; /* never twice the same answer */
+        struct steps must = after(mine * per_us);
+        run(mine, per_us);
+        need(fetch(seen, out, count * 8), "cuMemcpyDtoH");
+        size_t bad = 0;
+        for (uint32_t i = 0; i < count; i++)
+            bad += seen[i][0] != must.p * i + must.q || seen[i][1] != must.r * i + must.s;
+        wrong += bad > 0;
+    }
+    printf("{\"kernels\": %lu, \"wrong\": %lu}\n", kernels, wrong);
+    free(seen);
+}
+
+static void obey(const char *word, const double *given)
+{
+    if (strcmp(word, "calibrate") == 0)
+        calibrate();
+    else if (strcmp(word, "lc") == 0)
+        requests(given);
+    else if (strcmp(word, "start") == 0) {
+        work.us = (uint32_t)given[0], work.per_us = (uint32_t)given[1];
+        atomic_store(&busy, true);
+        need(pthread_create(&worker, NULL, keep_busy, NULL), "pthread_create");
+        printf("{\"ok\": 1}\n");
+    } else if (strcmp(word, "count") == 0)
+        tell();
+    else if (strcmp(word, "stop") == 0) {
+        atomic_store(&busy, false);
+        pthread_join(worker, NULL);
+        tell();
+    } else if (strcmp(word, "check") == 0)
+        check(given[0], (uint32_t)given[1], (uint32_t)given[2]);
+    else if (strcmp(word, "section") == 0)
+        printf("{\"told\": %d}\n", begin == NULL ? -1 : begin());
+    else if (strcmp(word, "end") == 0)
+        printf("{\"told\": %d}\n", end == NULL ? -1 : end());
+    else
+        need(-1, word);
+    fflush(stdout);
+}
+
+int main(void)
+{
+    char line[256];
+    start_up();
+    puts("{\"ready\": true}");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        double given[8] = {0};
+        char *rest = line, *word = strtok_r(line, "[]\", \n", &rest), *next;
+        for (int i = 0; i < 8 && (next = strtok_r(NULL, "[]\", \n", &rest)) != NULL; i++)
+            given[i] = atof(next);
+        if (word != NULL)
+            obey(word, given);
+    }
+    return 0;
+}

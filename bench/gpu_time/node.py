@@ -1,0 +1,174 @@
+"""A GPU whose time is shared: an arbiter, containers with a class and a core limit, and what the arbiter says of them.
+
+Memory and processes are tests/gpu/kit's; this adds classes, core limits and turns. On the fake driver its kernel side is
+preloaded, so that suspends stop fake kernels.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.gpu.kit.machine import ROOT, Lines, Machine, machine
+from vgpu.codec import grant_to_text
+from vgpu.grant import Grant, GrantCard
+from vgpu.status import TurnStatus, decode_status
+
+HERE = Path(__file__).parent
+DRIVER_ROOT = Path("/usr/local/nvidia")
+MIB = 20480
+"""Of memory for each container: the frameworks' own needs, far from the card's."""
+
+
+class Node:
+    """One GPU. At most one arbiter at a time."""
+
+    def __init__(self, here: Machine) -> None:
+        self.machine = here
+        self._kernel = str(here.build / "fake/libfake-kernel.so") if here.fake else ""
+        self._arbiter: subprocess.Popen[bytes] | None = None
+        self._timings = here.folder / "switches.csv"
+        self._load = here.folder / "load"
+        words = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-o", str(self._load), str(HERE / "load.c")]
+        subprocess.run([*words, "-ldl"], check=True)
+
+    def start_arbiter(self, *words: str, **settings: str) -> None:
+        """TANGRAM_ARBITER_<NAME> settings; `twice` as in watched.py."""
+        self.stop_arbiter()
+        root = os.environ.get("TANGRAM_ARBITER_DRIVER_ROOT") or (str(DRIVER_ROOT) if DRIVER_ROOT.is_dir() else "/")
+        root = str(self.machine.build / "fake") if self.machine.fake else root
+        given = {
+            "grants_dir": str(self.machine.folder / "grants"),
+            "metrics_host": "127.0.0.1",
+            "metrics_port": "0",
+            "grace_ms": "0",
+            "driver_root": root,
+            **settings,
+        }
+        env = self.machine.base | {f"TANGRAM_ARBITER_{name.upper()}": value for name, value in given.items()}
+        env |= {"LD_PRELOAD": self._kernel} if self._kernel else {}
+        log = self.machine.folder / "arbiter.log"
+        with log.open("ab") as file:
+            began = log.stat().st_size
+            command = [sys.executable, str(HERE / "watched.py"), str(self._timings), *words]
+            self._arbiter = subprocess.Popen(command, cwd=ROOT, env=env, stderr=file)
+        self.wait(lambda: self._serves(log, began), "the arbiter to serve", 20)
+
+    def _serves(self, log: Path, began: int) -> bool:
+        assert self._arbiter is not None
+        if self._arbiter.poll() is not None:
+            raise RuntimeError(f"the arbiter ended with {self._arbiter.returncode}: {self.machine.arbiter_log()}")
+        return b'"serving"' in log.read_bytes()[began:]
+
+    def stop_arbiter(self) -> dict[str, list[float]]:
+        """Microseconds of its calls, by what they were."""
+        if self._arbiter is None:
+            return {}
+        self._arbiter.terminate()
+        try:
+            self._arbiter.wait(10)
+        except subprocess.TimeoutExpired:
+            self._arbiter.kill()
+            self._arbiter.wait()
+        self._arbiter = None
+        seen: dict[str, list[float]] = {}
+        if self._timings.exists():
+            with self._timings.open(newline="") as file:
+                for what, us in csv.reader(file):
+                    seen.setdefault(what, []).append(float(us))
+            self._timings.unlink()
+        return seen
+
+    def grant(self, key: str, klass: str = "standard", core: int = 0) -> None:
+        """Writes a container's grant, or writes it anew; waits until the arbiter has read it where it is in use."""
+        folder = self.machine.folder / "grants" / key
+        folder.mkdir(exist_ok=True)
+        grant = Grant("bench", key, f"uid-{key}", "main", (GrantCard(self.machine.uuid, MIB, core),), klass)
+        (folder / ".new").write_text(grant_to_text(grant))
+        (folder / ".new").chmod(0o444)
+        (folder / ".new").rename(folder / "grant")
+        self.wait((folder / "arbiter.sock").exists, f"the socket of container {key}")
+        turn = self.turns().get(key)
+        if turn is not None:
+            self.wait(lambda: self.turns()[key].asked_percent == core, f"the core limit {core} of container {key}")
+
+    def load(self, key: str = "") -> Lines:
+        """load.c in a container, or outside all."""
+        return self._ready(self.machine.lines([str(self._load)], key, **self._preload(key)), key, 30)
+
+    def torch(self, key: str) -> Lines:
+        python = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
+        return self._ready(self.machine.lines([python, str(HERE / "torch_load.py")], key), key, 90)
+
+    def _preload(self, key: str) -> dict[str, str]:
+        parts = [str(self.machine.library)] if key else []
+        parts += [self._kernel] if self._kernel else []
+        return {"LD_PRELOAD": ":".join(parts)} if parts else {}
+
+    def _ready(self, lines: Lines, key: str, seconds: float) -> Lines:
+        lines.receive(seconds)
+        if key:
+            self.wait_for_turns(key)
+        return lines
+
+    def wait_for_turns(self, *keys: str) -> None:
+        """Until the arbiter knows the channels of these containers."""
+        for key in keys:
+            self.wait(lambda key=key: key in self.turns(), f"the channels of container {key}")  # type: ignore[misc]
+
+    def turns(self) -> dict[str, TurnStatus]:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(self.machine.status_socket))
+            document = b"".join(iter(lambda: sock.recv(65536), b""))
+        return {one.key: one.turn for one in decode_status(document).containers if one.turn is not None}
+
+    def smi(self, *fields: str) -> list[str] | None:
+        """What nvidia-smi says of the GPU; None where it says nothing."""
+        if self.machine.fake:
+            return None
+        words = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
+        lines = done.stdout.splitlines()
+        return [word.strip() for word in lines[0].split(",")] if done.returncode == 0 and lines else None
+
+    @staticmethod
+    def wait(what: Callable[[], bool], name: str, seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while not what():
+            if time.monotonic() > end:
+                raise TimeoutError(f"{name}: not within {seconds} s")
+            time.sleep(0.003)
+
+
+@contextmanager
+def node(fake: bool | None) -> Iterator[Node]:
+    """Ends everything that it started, also on SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with machine(fake) as here:
+        made = Node(here)
+        try:
+            yield made
+        finally:
+            here.end_tenants()
+            made.stop_arbiter()
+
+
+def quantile(values: list[float], part: float) -> float:
+    """The value that `part` of them do not pass. Of nothing: nan."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values) if values else float("nan")

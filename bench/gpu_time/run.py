@@ -1,0 +1,74 @@
+"""Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
+
+    python3 bench/gpu_time/run.py --out FOLDER [--budget 240] [--only lc,caps,sums,switches] [--fake]
+
+    lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
+    caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels and, where PyTorch is there, matrix products and graphs
+    sums      results of kernels that were suspended over and over
+    switches  how long suspends and resumes take, and what NVML says meanwhile
+
+Repeats of all ways take turns in one run; rows of FOLDER/gpu-time.csv are written as they come, and gpu-time.svg at the end. A
+part that fails is a row `not run`, and the exit status is 1. Needs gcc; TANGRAM_LIBRARY names a libtangram.so built elsewhere,
+TANGRAM_COMMIT the commit where there is no git, TANGRAM_TEST_PYTHON a Python with PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.gpu_time import caps, latency, switches
+from bench.gpu_time.book import Book
+from bench.gpu_time.node import Node, node
+
+HERE = Path(__file__).parent
+PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
+    "lc": (0.42, latency.run),
+    "sums": (0.05, switches.sums),
+    "switches": (0.06, switches.run),
+    "caps": (0.47, caps.run),
+}
+"""Part of the budget, and what runs. In this order."""
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--budget", type=float, default=240, help="seconds for everything")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
+    parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
+    given = parser.parse_args()
+    asked = given.only.split(",")
+    if unknown := set(asked) - set(PARTS):
+        parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    began, failed, spent = time.monotonic(), False, 0.0
+    whole = sum(PARTS[name][0] for name in asked)
+    with node(given.fake) as here:
+        book = Book(given.out / "gpu-time.csv", here.machine.describe())
+        for name in (name for name in PARTS if name in asked):
+            share, run = PARTS[name]
+            left_s = given.budget - (time.monotonic() - began)
+            seconds = left_s * share / (whole - spent)
+            spent += share
+            try:
+                run(here, book, seconds)
+            except Exception as error:  # noqa: BLE001 a part that breaks off is a row, and the others still run
+                failed = True
+                book.not_run(name, "the part", f"{type(error).__name__}: {error}")
+            here.machine.end_tenants()
+            here.stop_arbiter()
+        shutil.copy(here.machine.folder / "arbiter.log", given.out / "arbiter.log")
+    plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out / "gpu-time.csv")], check=False)
+    return 1 if failed or plot.returncode else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

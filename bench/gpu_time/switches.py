@@ -1,0 +1,100 @@
+"""What a suspend does to results, how long it takes, and what NVML says of a GPU whose work stands still."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from bench.gpu_time.book import Book
+from bench.gpu_time.latency import KERNEL_US, LAUNCHES, PERIOD_US, QUANTILES, free_lc_rate
+from bench.gpu_time.node import Node, quantile
+from tests.gpu.kit.machine import Lines
+
+SUM_KERNEL_US = 100_000
+FRAME_MS = 20
+LOOKS = 3
+
+
+def _tenants(node: Node, **settings: str) -> tuple[Lines, Lines, int]:
+    """A latency-critical tenant, a best-effort one, and the steps of the kernel in a microsecond."""
+    node.start_arbiter(*("twice",) if settings else (), **settings)
+    node.grant("lc", "latency-critical")
+    node.grant("be", "best-effort")
+    plain = node.load()
+    per_us = free_lc_rate(plain)
+    plain.end()
+    return node.load("lc"), node.load("be"), per_us
+
+
+def sums(node: Node, book: Book, seconds: float) -> None:
+    """Kernels that sum, beside requests that each suspend them."""
+    if node.machine.fake:
+        book.not_run("sums", "results after suspends", "the fake driver computes nothing")
+        return
+    lc, be, per_us = _tenants(node)
+    before = node.turns()["be"].suspends
+    window_s = max(2.0, seconds - 4)
+    be.send("check", window_s, SUM_KERNEL_US, per_us)
+    lc.send("lc", int(window_s * 1e6 / PERIOD_US), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
+    lc.receive()
+    seen = be.receive()
+    suspends = node.turns()["be"].suspends - before
+    note = f"{suspends} suspends"
+    book.add("sums", "results after suspends", "kernels checked", "", 0, seen["kernels"], note)
+    book.add("sums", "results after suspends", "kernels with a wrong sum", "", 0, seen["wrong"], note)
+
+
+def run(node: Node, book: Book, seconds: float) -> None:
+    """Half of the time each."""
+    _, be, per_us = _tenants(node, frame_ms=str(FRAME_MS))
+    node.grant("be", "best-effort", 50)
+    be.send("start", 1000, per_us)
+    be.receive()
+    time.sleep(max(1.0, seconds / 2 - 3))
+    node.grant("be", "best-effort")
+    _standing(node, book, be)
+    be.send("stop")
+    be.receive()
+    for what, times in node.stop_arbiter().items():
+        for name, part in QUANTILES:
+            book.over_all("switches", what, name, "us", quantile(times, part), f"{len(times)} calls")
+
+
+def _standing(node: Node, book: Book, be: Lines) -> None:
+    """NVML's figures while the best-effort tenant runs, and while an announced section keeps it off and nothing runs."""
+    lc = next(line for line in node.machine._running if line.key == "lc")
+    fields = ("utilization.gpu", "clocks.sm", "power.draw")
+    units = ("%", "MHz", "W")
+    for case in ("running", "suspended"):
+        ended = threading.Event()
+        keeper = threading.Thread(target=_keep_off, args=(lc, ended)) if case == "suspended" else None
+        if keeper:
+            keeper.start()
+        time.sleep(1.5)
+        be.send("count")
+        before = be.receive()["done"]
+        for look in range(LOOKS):
+            seen = node.smi(*fields)
+            if seen is None:
+                book.not_run("switches", f"NVML while {case}", "no nvidia-smi query here")
+                break
+            for field, unit, value in zip(fields, units, seen, strict=True):
+                book.add("switches", f"NVML while {case}", field, unit, look, float(value))
+            time.sleep(0.2)
+        be.send("count")
+        note = "0 = nothing ran; a slice against starvation is 20 ms a second"
+        book.add("switches", f"NVML while {case}", "kernels done", "", 0, be.receive()["done"] - before, note)
+        ended.set()
+        if keeper:
+            keeper.join()
+
+
+def _keep_off(lc: Lines, ended: threading.Event) -> None:
+    """A section lasts a second at most: begun anew before."""
+    while True:
+        lc.send("section")
+        lc.receive()
+        if ended.wait(0.5):
+            lc.send("end")
+            lc.receive()
+            return
