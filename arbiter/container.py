@@ -221,10 +221,25 @@ class Container:
                 self.ledger.state(process, card, used, leased)
             case wire.Context(card, step, estimate):
                 self._context(connection, card, step, estimate, seq)
+            case wire.Hold():
+                self._hold(process, seq, message)
+            case wire.Drop(card, held, space, amount, key):
+                made = held == wire.Held.MADE
+                self._tell(self.ledger.drop(process, card, bytes((space,)) + key, amount, now_s, made=made))
             case wire.Processes(card):
                 self._list(connection, card, seq)
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
+
+    def _hold(self, process: int, seq: int, said: wire.Hold) -> None:
+        key = bytes((said.space,)) + said.key
+        match said.held:
+            case wire.Held.MADE:
+                self.ledger.make(process, said.card, key, said.amount)
+            case wire.Held.OPENED:
+                self._tell(self.ledger.hold(process, said.card, seq, key, said.amount, self._clock()))
+            case wire.Held.STILL_OPEN:
+                self.ledger.restate_hold(process, said.card, key, said.amount)
 
     def _hello(self, connection: Connection) -> None:
         if connection.greeted:

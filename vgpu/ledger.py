@@ -10,6 +10,8 @@ once, each for all that is missing: what comes back too much is unused anyway, a
 can afford. Asks for one card are decided in the order they came. A sibling that could answer and has not (the machine is busy)
 is waited for longer than one that cannot: stopped or dead.
 
+Memory that processes share is charged once, whoever of them goes first (`vgpu/shared.py`).
+
 Units: bytes; time in seconds of any one clock.
 """
 
@@ -23,6 +25,7 @@ from typing import Final
 
 from vgpu.context import ContextMeasure
 from vgpu.errors import BadDocument
+from vgpu.shared import Shared
 
 RECALL_WAIT_S: Final = 0.05
 """How long an ask waits for its siblings. Specified: an allocation may not hang on a process that is stopped."""
@@ -96,10 +99,17 @@ class _Ask:
     want_bytes: int
     context: bool = False
     """The bytes are for a context, not for allocations."""
+    key: bytes = b""
+    """They are for memory of this key, which the process opened; empty for all else."""
     recalled: bool = False
     asked_at_s: float = 0.0
     until_s: float = 0.0
     waits_for: set[int] = field(default_factory=set)
+
+    @property
+    def kind(self) -> str:
+        """The message that asked."""
+        return "CONTEXT" if self.context else "HOLD" if self.key else "LEASE"
 
 
 @dataclass(slots=True)
@@ -107,6 +117,7 @@ class _Card:
     limit_bytes: int
     holdings: dict[int, _Holding] = field(default_factory=dict)
     asks: deque[_Ask] = field(default_factory=deque)
+    shared: Shared = field(default_factory=Shared)
     leased_bytes: int = 0
     context_bytes: int = 0
 
@@ -147,6 +158,7 @@ class Ledger:
             holding = card.holdings.pop(process, None)
             if holding is None:
                 continue
+            card.shared.leave(process)
             card.leased_bytes -= holding.leased_bytes
             card.context_bytes -= holding.context.bytes
             card.asks = deque(ask for ask in card.asks if ask.process != process)
@@ -207,6 +219,42 @@ class Ledger:
                 ask.waits_for.discard(process)
         return self._decide(card, now_s)
 
+    def make(self, process: int, card: int, key: bytes, amount_bytes: int) -> None:
+        """A process gives others a name for memory that its lease pays for. What its lease cannot pay for is not noted, nor is
+        one key too many: then who opens it pays. Raises BadDocument."""
+        holding = self._holding(process, card)
+        holding.asked = True
+        shared = self._cards[card].shared
+        if shared.made_bytes(process, without=key) + amount_bytes <= holding.leased_bytes and not shared.full():
+            shared.make(key, process, amount_bytes)
+
+    def hold(self, process: int, card: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
+        """A process opened memory of which it got the name. It is charged once, if nobody pays for it. Raises BadDocument."""
+        self._holding(process, card).asked = True
+        self._queue(card, _Ask(process, seq, amount_bytes, amount_bytes, key=key))
+        return self._decide(card, now_s)
+
+    def restate_hold(self, process: int, card: int, key: bytes, amount_bytes: int) -> None:
+        """A process that came back says what it has open: nobody can refuse that. Raises BadDocument."""
+        self._holding(process, card).asked = True
+        shared = self._cards[card].shared
+        if shared.full():
+            raise BadDocument(f"HOLD of one more key of card {card}: a container holds at most {shared.holds_most}")
+        shared.open(key, process, min(amount_bytes, STATED_MOST))
+
+    def drop(self, process: int, card: int, key: bytes, back_bytes: int, now_s: float, *, made: bool) -> list[Event]:
+        """A process has memory that it made, or opened, no more. `back_bytes` of its lease, which paid for it, end with that, and
+        go to the key if others have it open. Raises BadDocument."""
+        holding = self._holding(process, card)
+        of = self._cards[card]
+        if back_bytes > holding.leased_bytes:
+            raise BadDocument(f"DROP of {back_bytes} bytes of card {card}: 0 to {holding.leased_bytes} are leased")
+        holding.context.moved(holding.leased_bytes)
+        holding.leased_bytes -= back_bytes
+        of.leased_bytes -= back_bytes
+        of.shared.let_go(key, process, made=made, opened=not made)
+        return self._decide(card, now_s)
+
     def state(self, process: int, card: int, used_bytes: int, leased_bytes: int) -> None:
         """A process says what it uses; before its first ask, also what it leased from an earlier arbiter. Raises BadDocument."""
         holding = self._holding(process, card)
@@ -238,7 +286,7 @@ class Ledger:
     def unleased_bytes(self, card: int) -> int:
         """What no process holds, for allocations or contexts."""
         of = self._cards[card]
-        return max(0, of.limit_bytes - of.leased_bytes - of.context_bytes)
+        return max(0, of.limit_bytes - of.leased_bytes - of.context_bytes - of.shared.charged_bytes)
 
     def leased_bytes(self, card: int) -> int:
         """What all processes hold together for allocations."""
@@ -247,6 +295,10 @@ class Ledger:
     def context_bytes(self, card: int) -> int:
         """What their contexts take together."""
         return self._cards[card].context_bytes
+
+    def shared_bytes(self, card: int) -> int:
+        """What some of them have open of memory that no lease pays for."""
+        return self._cards[card].shared.charged_bytes
 
     def used_bytes(self, card: int) -> int:
         """What they last said they use."""
@@ -265,8 +317,8 @@ class Ledger:
 
     def _queue(self, card: int, ask: _Ask) -> None:
         queue = self._cards[card].asks
-        if any(other.process == ask.process and other.context == ask.context for other in queue):
-            what = "CONTEXT" if ask.context else "LEASE"
+        if any(other.process == ask.process and other.kind == ask.kind for other in queue):
+            what = ask.kind
             raise BadDocument(f"{what} of card {card} while an earlier one is not answered: one at a time")
         queue.append(ask)
 
@@ -281,9 +333,11 @@ class Ledger:
         while card.asks and now_s >= self._opens_at_s:
             ask = card.asks[0]
             free_bytes = self.unleased_bytes(number)
-            if ask.need_bytes <= free_bytes:
+            missing_bytes = card.shared.missing_bytes(ask.key, ask.need_bytes)
+            full = bool(ask.key) and card.shared.full()
+            if missing_bytes <= free_bytes and not full:
                 events.append(self._grant(number, ask, free_bytes))
-            elif not ask.recalled and (wanted := self._recall(number, ask, ask.need_bytes - free_bytes)):
+            elif not ask.recalled and not full and (wanted := self._recall(number, ask, missing_bytes - free_bytes)):
                 ask.asked_at_s, ask.until_s = now_s, now_s + self._recall_wait_s
                 return events + wanted
             elif ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s)):
@@ -296,10 +350,13 @@ class Ledger:
         return events
 
     def _grant(self, number: int, ask: _Ask, free_bytes: int) -> Granted:
-        spare_bytes = 0 if ask.recalled else (free_bytes - ask.need_bytes) // SHARE_OF_REST
-        granted_bytes = min(ask.want_bytes, ask.need_bytes + spare_bytes)
         card = self._cards[number]
         holding = card.holdings[ask.process]
+        if ask.key:
+            card.shared.open(ask.key, ask.process, ask.need_bytes)
+            return Granted(ask.process, number, ask.seq, ask.need_bytes)
+        spare_bytes = 0 if ask.recalled else (free_bytes - ask.need_bytes) // SHARE_OF_REST
+        granted_bytes = min(ask.want_bytes, ask.need_bytes + spare_bytes)
         if ask.context:
             self._charge(number, holding.context, holding.context.bytes + granted_bytes)
             return Granted(ask.process, number, ask.seq, holding.context.bytes)
@@ -319,7 +376,7 @@ class Ledger:
         card = self._cards[number]
         ask.recalled = True
         events: list[Event] = []
-        if ask.need_bytes > card.limit_bytes:
+        if missing_bytes + self.unleased_bytes(number) > card.limit_bytes:
             return events
         for process, holding in card.holdings.items():
             if process == ask.process or holding.leased_bytes == 0 or holding.recall:

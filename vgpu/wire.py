@@ -33,6 +33,8 @@ FOR_TURNS: Final = 1
 PAGE_BYTES: Final = 4096
 """The page of unleased bytes that comes with WELCOME: one u64 for each card."""
 LIBRARY_VERSION_BYTES: Final = 32
+KEY_BYTES: Final = 64
+"""Of memory that processes share: an IPC handle, or what a pool says of a pointer."""
 ERROR_TEXT_BYTES: Final = 124
 
 _HEADER = struct.Struct("<IHHII")
@@ -49,6 +51,7 @@ _MEASURED = struct.Struct("<IIQQ")
 _CARD_ONLY = struct.Struct("<II")
 _CHANNELS = struct.Struct("<6I64I64I")
 _ACTIVITY = struct.Struct("<IIQ")
+_SHARED = struct.Struct(f"<IIIIQ{KEY_BYTES}s")
 _PROCESS = struct.Struct("<IIQ")
 
 
@@ -223,19 +226,62 @@ class Activity:
     value: int = 0
 
 
+class Held(IntEnum):
+    """What a process has of memory that others may have, too."""
+
+    MADE = 1
+    """Its lease pays for it. Not answered."""
+    OPENED = 2
+    """Somebody else's, which it has just opened. Answered by a Leased."""
+    STILL_OPEN = 3
+    """The same, said again on a new connection. Not answered."""
+
+
+class Space(IntEnum):
+    """What the bytes of a key are."""
+
+    IPC = 1
+    """A CUipcMemHandle."""
+    POOL = 2
+    """A CUmemPoolPtrExportData."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Library: I have memory of this key."""
+
+    card: int
+    held: Held
+    space: Space
+    amount: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Library: I have it no more. `amount` bytes of my lease end with it. Not answered."""
+
+    card: int
+    held: Held
+    space: Space
+    amount: int
+    key: bytes
+
+
 Message = (
     Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
-    | Channels | Activity
+    | Channels | Activity | Hold | Drop
 )  # fmt: skip
 
 _TYPES: Final[dict[type[Message], int]] = {
     Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
-    Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14,
+    Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14, Hold: 15, Drop: 16,
 }  # fmt: skip
 _NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
 _BODY_BYTES: Final = {
     1: _HELLO.size, 3: _LEASE.size, 4: _LEASED.size, 5: _AMOUNT.size, 6: _AMOUNT.size, 7: _USAGE.size, 8: _ERROR.size,
     9: _CONTEXT.size, 10: _MEASURED.size, 11: _CARD_ONLY.size, 13: _CHANNELS.size, 14: _ACTIVITY.size,
+    15: _SHARED.size, 16: _SHARED.size,
 }  # fmt: skip
 
 
@@ -274,6 +320,8 @@ def _body(message: Message) -> bytes:
             return _CHANNELS.pack(card, client, subdevice, *counts, *_list(compute), *_list(copy))
         case Activity(what, value):
             return _ACTIVITY.pack(what, 0, value)
+        case Hold(card, held, space, amount, key) | Drop(card, held, space, amount, key):
+            return _SHARED.pack(card, held, space, 0, amount, key)
         case ProcessList(card, processes):
             return _CARD_ONLY.pack(card, len(processes)) + b"".join(
                 _PROCESS.pack(process.pid, 0, process.used_bytes) for process in processes
@@ -337,6 +385,10 @@ def _message(number: int, body: bytes) -> Message:
         case 14:
             what, _, value = _ACTIVITY.unpack(body)
             return Activity(_what(what), value)
+        case 15 | 16:
+            card, held, space, _, amount, key = _SHARED.unpack(body)
+            kind = Hold if number == 15 else Drop
+            return kind(_card(card), _held(held), _space(space), amount, key)
         case _:
             code, text = _ERROR.unpack(body)
             return Error(code, _text(text))
@@ -383,6 +435,18 @@ def _what(what: int) -> What:
     if not What.WORK <= what <= What.END_YIELD:
         raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.END_YIELD}")
     return What(what)
+
+
+def _held(held: int) -> Held:
+    if not Held.MADE <= held <= Held.STILL_OPEN:
+        raise BadDocument(f"packet HOLD or DROP says {held}: it must be {Held.MADE} to {Held.STILL_OPEN}")
+    return Held(held)
+
+
+def _space(space: int) -> Space:
+    if not Space.IPC <= space <= Space.POOL:
+        raise BadDocument(f"packet HOLD or DROP has a key of kind {space}: kinds are {Space.IPC} to {Space.POOL}")
+    return Space(space)
 
 
 def _step(step: int) -> Step:

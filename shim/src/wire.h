@@ -24,7 +24,9 @@ enum wire_type {
     WIRE_PROCESSES = 11,
     WIRE_PROCESS_LIST = 12,
     WIRE_CHANNELS = 13,
-    WIRE_ACTIVITY = 14
+    WIRE_ACTIVITY = 14,
+    WIRE_HOLD = 15,
+    WIRE_DROP = 16
 };
 
 enum wire_hello_flags { WIRE_FOR_TURNS = 1 };
@@ -38,6 +40,9 @@ enum wire_activity {
     WIRE_YIELD = 6,
     WIRE_END_YIELD = 7
 };
+
+enum wire_held { WIRE_MADE = 1, WIRE_OPENED = 2, WIRE_STILL_OPEN = 3 };
+enum wire_space { WIRE_IPC = 1, WIRE_POOL = 2 };
 
 enum { WIRE_UNLISTED = 1, WIRE_CHANNELS_LIMIT = 64 };
 
@@ -104,6 +109,12 @@ struct wire_card_only { /* PROCESSES */
     uint32_t card, pad;
 };
 
+struct wire_shared { /* HOLD and DROP */
+    uint32_t card, held, space, pad;
+    uint64_t bytes;
+    uint8_t key[64];
+};
+
 struct wire_process {
     uint32_t pid, pad;
     uint64_t used_bytes;
@@ -160,6 +171,7 @@ _Static_assert(sizeof(struct wire_error) == 128, "ERROR");
 _Static_assert(sizeof(struct wire_context) == 16, "CONTEXT");
 _Static_assert(sizeof(struct wire_measured) == 24, "MEASURED");
 _Static_assert(sizeof(struct wire_card_only) == 8, "PROCESSES");
+_Static_assert(sizeof(struct wire_shared) == 88, "HOLD, DROP");
 _Static_assert(sizeof(struct wire_channels) == 536 && sizeof(struct wire_activity_said) == 16, "CHANNELS, ACTIVITY");
 _Static_assert(sizeof(struct wire_turn) == 16, "turn of the page");
 _Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");

@@ -19,6 +19,7 @@ U64 = st.integers(0, 2**64 - 1)
 CARD = st.integers(0, wire.CARDS_LIMIT - 1)
 WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=31)
 CHANNELS = st.lists(U32, max_size=wire.CHANNELS_LIMIT).map(tuple)
+KEY = st.binary(min_size=wire.KEY_BYTES, max_size=wire.KEY_BYTES)
 MESSAGES = st.one_of(
     st.builds(wire.Hello, U32, U32, WORDS),
     st.builds(
@@ -37,6 +38,8 @@ MESSAGES = st.one_of(
     st.builds(wire.Measured, CARD, st.booleans(), U64, U64),
     st.builds(wire.Processes, CARD),
     st.builds(wire.Channels, CARD, U32, U32, CHANNELS, CHANNELS, st.booleans()),
+    st.builds(wire.Hold, CARD, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
+    st.builds(wire.Drop, CARD, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Activity, st.sampled_from(wire.What), U64),
     st.builds(wire.ProcessList, CARD, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
 )
@@ -91,10 +94,12 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     header = (Path(__file__).parents[3] / "shim/src/wire.h").read_text()
     in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)[,\n }]", header)}
     kinds = {c_name(kind): _number(kind) for kind in get_args(wire.Message)}
-    assert len(kinds) == 14
+    assert len(kinds) == 16
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
     assert {what.name: in_c[what.name] for what in wire.What} == {what.name: what.value for what in wire.What}
+    assert {held.name: in_c[held.name] for held in wire.Held} == {held.name: held.value for held in wire.Held}
+    assert {space.name: in_c[space.name] for space in wire.Space} == {space.name: space.value for space in wire.Space}
     assert in_c["FOR_TURNS"] == wire.FOR_TURNS
     assert in_c["TURN_AT"] == wire.TURN_AT
     assert in_c["CHANNELS_LIMIT"] == wire.CHANNELS_LIMIT
@@ -128,10 +133,21 @@ def test_an_unknown_step_is_refused_by_number(step: int) -> None:
         wire.decode(bytes(packet))
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "says"), [(20, 4, "says 4: it must be 1 to 3"), (24, 0, "of kind 0: kinds are 1 to 2")]
+)
+def test_what_is_held_is_refused_when_it_is_unknown(at: int, value: int, says: str) -> None:
+    packet = bytearray(wire.encode(1, wire.Hold(0, wire.Held.MADE, wire.Space.IPC, 5, bytes(wire.KEY_BYTES))))
+    struct.pack_into("<I", packet, at, value)
+    with pytest.raises(BadDocument, match=says):
+        wire.decode(bytes(packet))
+
+
 def _number(kind: type[wire.Message]) -> int:
     values: dict[str, object] = {
         "cards": (), "processes": (), "library_version": "", "text": "", "refused": False, "known": False,
-        "step": wire.Step.BEGIN,
+        "step": wire.Step.BEGIN, "held": wire.Held.MADE, "space": wire.Space.IPC, "key": bytes(wire.KEY_BYTES),
+        "compute": (), "copy": (),
     }  # fmt: skip
     made: Any = kind
     message = made(**{name: values.get(name, 0) for name in kind.__dataclass_fields__})
