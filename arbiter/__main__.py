@@ -38,7 +38,7 @@ def _run(settings: ArbiterSettings) -> None:
     os.umask(0o022)
     meter = Meter(settings.driver_root, settings.grants_dir.absolute().name)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
-    turns = Turns(lambda: server.stop(), _policy(settings), settings.spin)
+    turns = Turns(lambda: server.stop(), _policy(settings), spin=settings.spin, heal_s=settings.heal_ms / 1000)
     server = Server(settings.grants_dir, _limits(settings), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())

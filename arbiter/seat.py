@@ -1,7 +1,10 @@
 """The channels of one process on one card, and the call that stops and starts them.
 
-The descriptor is the process's own, passed to us; the kernel driver checks that the client belongs to it, and every channel in
-a list is looked up under that client. So a process can offer only what it owns, whatever numbers it sends.
+The descriptor is the process's own, passed to us, and the client named is the one that every channel of a list belongs to: the
+kernel driver refuses a client that was not made through that descriptor. So a process can offer only what it owns, whatever
+numbers it sends.
+
+The kernel driver counts: as many enables are owed as disables were made. A seat has at most one outstanding.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import ctypes
 import fcntl
 import os
 import stat
+import threading
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +24,19 @@ from vgpu.wire import Channels
 
 NVIDIA_MAJOR: Final = 195
 """Of /dev/nvidiactl and /dev/nvidia<n>. Specified: Linux's list of devices."""
+MODESET_MINOR: Final = 254
+"""The one device of that major that has other requests."""
 NO_ANSWER: Final = -1
 """Status of a call that the kernel itself refused."""
+
+
+class Runs(Enum):
+    """What is known of a seat's channels."""
+
+    ON = "on"
+    OFF = "off"
+    UNSURE = "unsure"
+    """Some may be off: an enable is owed before anything else. To enable what is enabled changes nothing."""
 
 
 class Seat:
@@ -28,7 +44,11 @@ class Seat:
 
     def __init__(self, channels: Channels, fd: int) -> None:
         self.channels = channels
+        self.runs = Runs.UNSURE
+        """An arbiter before this one may have stopped it."""
         self._fd = fd
+        self._lock = threading.Lock()
+        """So that the descriptor's number is not somebody else's by the time it is used."""
         try:
             _check(fd)
             if channels.unlisted or not channels.compute:
@@ -41,8 +61,12 @@ class Seat:
                 )
                 for disable in (False, True)
             }
-        except BadDocument:
+        except (OSError, BadDocument) as error:
             os.close(fd)
+            if isinstance(error, OSError):
+                raise BadDocument(
+                    f"packet CHANNELS comes with a descriptor that cannot be looked at: {error}"
+                ) from None
             raise
         self._arguments = {
             disable: rm.control(channels.client, channels.subdevice, ctypes.addressof(parameters))
@@ -50,31 +74,46 @@ class Seat:
         }
 
     def suspend(self) -> int:
-        """Stop in mid-kernel. The driver's status; not `rm.OK`: some may be stopped, `resume` starts them."""
-        return self._call(True)
+        """Stop in mid-kernel, unless it is stopped. The driver's status; not `rm.OK`: it runs, or `resume` makes it run."""
+        if self.runs is Runs.OFF:
+            return rm.OK
+        status = self._call(True)
+        self.runs = Runs.OFF if status == rm.OK else Runs.UNSURE
+        if status != rm.OK:
+            self.resume()
+        return status
 
     def resume(self) -> int:
-        """Go on. Harmless when nothing was stopped."""
-        return self._call(False)
+        """Go on. Harmless when nothing was stopped. An answer that is not `rm.OK` leaves an enable owed, which a fresh list pays."""
+        status = self._call(False)
+        self.runs = Runs.ON if status == rm.OK else Runs.UNSURE
+        return status
 
     def close(self) -> None:
-        """Give the descriptor up: as long as we hold it, the process's memory outlives it."""
-        os.close(self._fd)
+        """Give the descriptor up: as long as we hold it, the process's memory outlives it. Nothing is called after that."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _call(self, disable: bool) -> int:
         argument = self._arguments[disable]
-        try:
-            fcntl.ioctl(self._fd, rm.CONTROL_REQUEST, argument)
-        except OSError:
-            return NO_ANSWER
-        return rm.status(argument)
+        with self._lock:
+            if self._fd < 0:
+                return NO_ANSWER
+            try:
+                fcntl.ioctl(self._fd, rm.CONTROL_REQUEST, argument)
+            except OSError:
+                return NO_ANSWER
+            return rm.status(argument)
 
 
 def _check(fd: int) -> None:
     """An ioctl on a descriptor that a tenant made up could hang: only the driver's own devices, and plain memory, are taken."""
     status = os.fstat(fd)
     if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR:
-        return
-    if stat.S_ISREG(status.st_mode) and str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:"):
+        if os.minor(status.st_rdev) != MODESET_MINOR:
+            return
+    elif stat.S_ISREG(status.st_mode) and str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:"):
         return
     raise BadDocument("packet CHANNELS comes with a descriptor that is no NVIDIA device")

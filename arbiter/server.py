@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -55,7 +57,8 @@ class Server:
         self._limits = limits if limits is not None else Limits()
         self._stopping = False
         self._poller = selectors.EpollSelector()
-        self._stop_out, self._stop_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stop_out, self._stop_in = socket.socketpair()
+        self._stop_out.setblocking(False)
         self._watch = Watch(grants_dir)
         self._poller.register(self._stop_out, selectors.EVENT_READ, self._stopped)
         self._poller.register(self._watch.fd, selectors.EVENT_READ, self._folder_changed)
@@ -81,12 +84,13 @@ class Server:
         self._close()
 
     def stop(self) -> None:
-        """End `run`. May be called by a signal handler or another thread."""
+        """End `run`. May be called by a signal handler or another thread, again and when it has ended."""
         self._stopping = True
-        os.write(self._stop_in, b"x")
+        with suppress(OSError):  # a closed socket has no number that could be somebody else's
+            self._stop_in.send(b"x", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _stopped(self) -> None:
-        os.read(self._stop_out, 64)
+        self._stop_out.recv(64)
 
     def _measured(self) -> None:
         meter = self.measuring.meter
@@ -226,5 +230,5 @@ class Server:
                 self._remove(name)
             self._poller.close()
             self._watch.close()
-            os.close(self._stop_in)
-            os.close(self._stop_out)
+            self._stop_in.close()
+            self._stop_out.close()

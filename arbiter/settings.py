@@ -29,7 +29,7 @@ class ArbiterSettings(ProgramSettings):
     )
     driver_root: Path = Field(Path("/"), description="where the NVIDIA driver's files are, as seen from here")
     guard_slack_mib: int = Field(
-        64,
+        256,
         ge=0,
         le=1_048_576,
         description="MiB by which NVML's count of a container may pass its limit before that is reported",
@@ -61,6 +61,12 @@ class ArbiterSettings(ProgramSettings):
         1000, ge=50, le=600_000, description="how long a container with work waits at most for more urgent ones"
     )
     starve_slice_ms: int = Field(20, ge=1, le=1000, description="the slice that it then gets")
+    heal_ms: int = Field(
+        100,
+        ge=0,
+        le=60_000,
+        description="a container that may run and works without a word for so long is enabled again, should somebody else have stopped it; 0 = never",
+    )
     spin: bool = Field(
         False, description="a thread for each card that never sleeps: 0.1 ms less latency for a whole processor core"
     )

@@ -1,31 +1,29 @@
-"""Carries out who may run on the node's GPUs: a thread a card that hears of work, asks the policy, and switches.
+"""Carries out who may run on the node's GPUs: hears of work, asks the policy, and says what is to be switched.
 
-`vgpu.share` decides; this module moves what it hears to it and what it decides to the kernel driver. Each tenant's messages are
-read by the thread of its first card, which also makes the switches there: from a message to the call is one wake-up. A gang's
-other cards are switched by their own threads. Only bookkeeping is done under the lock, never a switch.
+`vgpu.share` decides; this module moves what it hears to it and what it decides to the cards' threads (`arbiter.lane`). Only
+bookkeeping is done under the lock, never a switch. Whoever holds the server's lock may take this one, never the other way round.
 
-It fails open: a tenant that cannot be suspended stays on, and when a thread here fails everything is started and the arbiter
-ends, so that a fresh one takes over.
+It fails open: a tenant that cannot be suspended stays on and is asked to hold new work back (the page's gate), and when a
+thread fails everything is started and the arbiter ends, so that a fresh one takes over.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 import structlog
 
 from arbiter.connection import Connection, Gone
+from arbiter.lane import Lane
 from arbiter.page import Page
-from arbiter.tenant import Process, TenantTurns
-from arbiter.timer import Timer, now_s
+from arbiter.seat import Seat
+from arbiter.tenant import PROCESSES_LIMIT, Process, TenantTurns
+from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -33,39 +31,64 @@ from vgpu.share import Decision, Settings, Share
 from vgpu.status import TurnStatus
 from vgpu.trace import Event, Idle, Join, Leave, Switched, Work
 
-BEAT_S: Final = 0.2
-"""How often pages say that we live. A tenant that is off goes on by itself when they have not for 0.6 s."""
-GAP_S: Final = 0.5
-"""Without a turn for so long, tenants may have gone on by themselves: what is to be off is switched off anew."""
-PACKETS_A_TURN: Final = 16
 EVENTS_KEPT: Final = 4096
 """Of the trace, which an admin may ask for. Guessed: some seconds of a busy node."""
+COMPLAIN_S: Final = 10.0
+"""A tenant that cannot be suspended is logged this often, however often it tells of other channels."""
+INEFFECTIVE_S: Final = 0.020
+"""Work that ends so long after a suspend was not suspended. Specified: the driver takes one millisecond."""
+INEFFECTIVE_TIMES: Final = 3
+TOO_MANY: Final = 3
+"""Code of ERROR, as docs/reference/protocol.md lists them."""
 _log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start, of all tenants; what only grows."""
+
+    switches: int = 0
+    failures: int = 0
+    heals: int = 0
+    held_back: int = 0
+    """Times that a container had sent more messages than its budget has."""
+    bad_packets: int = 0
 
 
 class Turns:
     """All tenants with channels on this node. `failed` is called, from a thread of ours, when one of them fails."""
 
-    def __init__(self, failed: Callable[[], None], settings: Settings | None = None, spin: bool = False) -> None:
+    def __init__(
+        self,
+        failed: Callable[[], None],
+        settings: Settings | None = None,
+        *,
+        spin: bool = False,
+        heal_s: float = 0.1,
+        gate_only: bool = False,
+    ) -> None:
         self.lock = threading.Lock()
         self.share = Share(settings)
         self.trace: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.tenants: dict[str, TenantTurns] = {}
-        self._failed, self._spin = failed, spin
-        self._cards: dict[str, _Card] = {}
+        self.counts = Counts()
+        self.ending = False
+        """Nobody is stopped any more, and everybody started."""
+        self._failed, self._spin, self._heal_s, self._gate_only = failed, spin, heal_s, gate_only
+        self._lanes: dict[str, Lane] = {}
         self._decision = Decision(frozenset(), inf, {})
-        self.switches = self.switch_failures = 0
 
     def adopt(self, name: str, grant: Grant, page: Page, connection: Connection) -> None:
         """A connection of a process that tells of turns; ours from here on."""
         with self.lock:
             tenant = self.tenants.get(name)
             if tenant is None:
-                tenant = self.tenants[name] = TenantTurns(name, grant, page)
+                tenant = self.tenants[name] = TenantTurns(name, grant, page, now_s())
+            if self.ending or len(tenant.processes) >= PROCESSES_LIMIT:
+                self._refuse(connection)
+                return
             tenant.processes[connection.number] = Process(connection.pid)
-            uuid = grant.cards[0].uuid
-            card = self._card(uuid)
-            card.take(name, connection)
+            self._lane(grant.cards[0].uuid).take(tenant, connection)
 
     def change(self, name: str, grant: Grant) -> None:
         """The same container, with other terms."""
@@ -77,21 +100,34 @@ class Turns:
                 self._decide()
 
     def drop(self, name: str) -> None:
-        """The grant is gone, or another container's: hang up on its processes."""
+        """The grant is gone, or another container's: hang up on its processes. Its page may be closed after this."""
         with self.lock:
-            tenant = self.tenants.get(name)
-            if tenant is not None:
-                self._cards[tenant.grant.cards[0].uuid].hang_up(name)
+            tenant = self.tenants.pop(name, None)
+            if tenant is None:
+                return
+            if tenant.page is not None:
+                tenant.page.show_turn(off=False)
+            tenant.page, tenant.wanted = None, True
+            if tenant.joined is not None:
+                self._apply(Leave(now_s(), name))
+            if tenant.processes:
+                self._lane(tenant.grant.cards[0].uuid).hang_up(tenant)
 
     def statuses(self) -> dict[str, TurnStatus]:
         """What every tenant got, by name."""
         with self.lock:
+            self._advance()
             return {name: self._status(tenant) for name, tenant in self.tenants.items() if tenant.joined is not None}
+
+    def recorded(self) -> list[Event]:
+        """The last events, oldest first. When none was forgotten yet, a replay decides as this node did."""
+        with self.lock:
+            return list(self.trace)
 
     def _status(self, tenant: TenantTurns) -> TurnStatus:
         usage = self.share.usage(tenant.name)
         return TurnStatus(
-            on=all(tenant.is_on(card) for card in tenant.on),
+            on=tenant.shown_on is not False,
             working=tenant.working(),
             processes=sum(1 for process in tenant.processes.values() if process.seats),
             asked_percent=max(card.core_percent for card in tenant.grant.cards),
@@ -100,255 +136,212 @@ class Turns:
             capped_s=usage.capped_s,
             suspends=usage.suspends,
             trouble=tenant.trouble,
+            mode="gate" if self._gates(tenant) else "suspend",
         )
 
     def close(self) -> None:
         """Start everybody and end the threads."""
-        for card in list(self._cards.values()):
-            card.stop()
-        self._release_all()
+        with self.lock:
+            self.ending = True
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.stop()
+        for seat in self._release_all():
+            seat.close()
 
     # Under the lock, from the cards' threads.
 
-    def hear(self, name: str, connection: Connection, message: wire.Message, fd: int | None) -> None:
-        """A message of a process. Raises BadDocument."""
-        tenant = self.tenants[name]
-        at_s = now_s()
+    def hear(self, tenant: TenantTurns, connection: Connection, message: wire.Message, fd: int | None) -> None:
+        """A message of a process, with a descriptor that is ours then. Raises BadDocument."""
+        at_s = tenant.healed_at_s = now_s()
         match message:
             case wire.Channels():
-                if message.compute and fd is None:
-                    raise BadDocument("packet CHANNELS comes without a descriptor")
                 tenant.sits(connection.number, message, fd)
                 tenant.trouble = ""
-                self._resume_first(tenant)
-                self._know(tenant)
             case wire.Activity():
-                for event in tenant.says(connection.number, message, at_s):
-                    self._apply(event)
-                self._know(tenant)
+                self._look_for_effect(tenant, connection.number, message.what, at_s)
+                if tenant.page is not None:
+                    for event in tenant.says(connection.number, message, at_s):
+                        self._apply(event)
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for turns")
-
-    def lose(self, name: str, connection: Connection) -> None:
-        """A process hung up."""
-        tenant = self.tenants[name]
-        for event in tenant.leaves(connection.number, now_s()):
-            self._apply(event)
         self._know(tenant)
-        if not tenant.processes:
-            del self.tenants[name]
+
+    def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
+        """A process hung up, or is hung up on: its seats, which are the caller's now."""
+        seats, events = tenant.leaves(connection.number, now_s())
+        for event in events if tenant.page is not None else ():  # else a tenant of the same name may be here by now
+            self._apply(event)
+        tenant.trouble = ""  # it may have been that process's
+        self._know(tenant)
+        return seats
 
     def step(self, card: str) -> tuple[TenantTurns, bool] | None:
         """What to switch next on a card: stops first, so that nobody is started beside one who is to be alone."""
         self._decide()
-        mine = [tenant for tenant in self.tenants.values() if tenant.joined is not None and card in tenant.joined.cards]
-        for wanted in (False, True):
-            for tenant in mine:
-                if tenant.wanted is wanted and tenant.is_on(card) is not wanted and not (tenant.trouble and not wanted):
-                    return tenant, wanted
+        starts = None
+        for tenant in self.tenants.values():
+            if tenant.joined is None or card not in tenant.joined.cards:
+                continue
+            todo = tenant.to_do(card)
+            if todo is False and self._gate_only:
+                self._gate(tenant, "the driver's version is not known")
+            elif todo is False:
+                return tenant, False
+            elif todo is True and (starts is None or not tenant.wanted):
+                starts = tenant
+        return None if starts is None else (starts, True)
+
+    def switched(self, tenant: TenantTurns, on: bool, status: int, took_s: float) -> None:
+        """A switch was made, or failed: then the tenant is on, and stays so until it tells of its channels anew."""
+        self.counts.switches += 1
+        if status != rm.OK:
+            self.counts.failures += not on
+            tenant.failures += not on
+            self._gate(tenant, f"the driver answered {status & 0xFFFFFFFF:#x} to a {'resume' if on else 'suspend'}")
+        self._show(tenant, took_s)
+
+    def heal(self, card: str, at_s: float) -> TenantTurns | None:
+        """One who runs and works and was not heard of for long: perhaps somebody else stopped it. The caller starts it again."""
+        if not self._heal_s:
+            return None
+        for tenant in self.tenants.values():
+            if tenant.wanted and tenant.working() and at_s - tenant.healed_at_s >= self._heal_s and tenant.seats(card):
+                tenant.healed_at_s = at_s
+                tenant.heals += 1
+                self.counts.heals += 1
+                return tenant
         return None
 
-    def switched(self, tenant: TenantTurns, card: str, on: bool, status: int, took_s: float) -> None:
-        """A switch was made, or failed: then the tenant is on, and stays so until it tells of its channels anew."""
-        self.switches += 1
-        if status != rm.OK and not on:
-            self.switch_failures += 1
-            if not tenant.trouble:
-                tenant.trouble = f"the driver answered {status:#x} to a suspend"
-                _log.error("a tenant cannot be suspended", grant=tenant.name, status=hex(status & 0xFFFFFFFF))
-            on = True
-        tenant.on[card] = on
-        if tenant.name not in self.tenants or tenant.joined is None:
-            return
-        if all(tenant.is_on(other) is on for other in tenant.joined.cards):
-            tenant.page.show_turn(off=not on)
-            self._apply(Switched(now_s(), tenant.name, on, took_s))
+    def next_heal_s(self, card: str) -> float:
+        """When `heal` has something to do at the earliest; inf = not before somebody says something."""
+        if not self._heal_s:
+            return inf
+        due = (t.healed_at_s for t in self.tenants.values() if t.wanted and t.working() and t.seats(card))
+        return min(due, default=inf) + self._heal_s
 
     @property
     def ask_again_s(self) -> float:
         return self._decision.ask_again_s
 
-    def beat(self, gap: bool) -> None:
-        """Say that we live. After a gap nobody knows who went on by himself: all are on, until switched anew."""
+    def beat(self, card: str, gap: bool) -> None:
+        """Say that we live. After a gap nobody knows who went on by himself: all are started, and stopped anew."""
         at_ms = int(now_s() * 1000)
         for tenant in self.tenants.values():
-            tenant.page.beat(at_ms)
-            if gap and not tenant.wanted:
-                self._resume_first(tenant)
+            if tenant.page is not None:
+                tenant.page.beat(at_ms)
+            if gap:
+                tenant.doubt(card)
 
     def fail(self) -> None:
         """A thread of ours failed: start everybody, and let a fresh arbiter take over."""
-        self._release_all()
-        self._failed()
+        try:
+            with self.lock:
+                self.ending = True
+            self._release_all()
+        finally:
+            self._failed()
 
     def _apply(self, event: Event) -> None:
         self.trace.append(event)
         self.share.apply(event)
 
+    def _advance(self) -> None:
+        """Bring the books up to now, so that what is shown is of now."""
+        self._decision = self.share.decide(now_s())
+
     def _know(self, tenant: TenantTurns) -> None:
-        """Bring what the policy knows of a tenant in step with what it is."""
+        """Bring what the policy knows of a tenant in step with what it is. One without channels stays: its debts do."""
         terms, at_s = tenant.terms(), now_s()
-        if terms == tenant.joined:
+        if terms is None or terms == tenant.joined or tenant.page is None:
             return
         fresh = tenant.joined is None
         tenant.joined = terms
-        if terms is None:
-            tenant.on.clear()
-            self._apply(Leave(at_s, tenant.name))
-            return
         self._apply(Join(at_s, tenant.name, terms))
         if fresh:
+            tenant.shown_on = True
             self._apply(Work(at_s, tenant.name) if tenant.working() else Idle(at_s, tenant.name))
         for uuid in terms.cards:
-            self._card(uuid)
+            self._lane(uuid)
 
-    def _resume_first(self, tenant: TenantTurns) -> None:
-        """Some of its channels may be on and others off: start all, and let it be stopped anew where that is wanted."""
-        for card in list(tenant.on):
-            if not tenant.on[card]:
-                tenant.switch(card, True)
-                tenant.on[card] = True
+    def _look_for_effect(self, tenant: TenantTurns, number: int, what: wire.What, at_s: float) -> None:
+        """Work that began and ended in a tenant that has been stopped for long was not stopped. Copies are not: so it is held
+        back beside being suspended, never instead."""
+        process = tenant.processes[number]
+        if what == wire.What.WORK:
+            process.worked_off = at_s - tenant.off_since_s > INEFFECTIVE_S
+        elif what == wire.What.IDLE and process.worked_off and tenant.shown_on is False:
+            process.worked_off = False
+            tenant.ineffective += 1
+            if tenant.ineffective == INEFFECTIVE_TIMES:
+                _log.error("suspends have no effect: new work is held back too", grant=tenant.name)
+
+    def _gates(self, tenant: TenantTurns) -> bool:
+        """Is its new work held back while it is to be off?"""
+        return bool(tenant.trouble) or tenant.ineffective >= INEFFECTIVE_TIMES or self._gate_only
+
+    def _gate(self, tenant: TenantTurns, why: str) -> None:
+        """It cannot be suspended: say so, and hold its new work back instead."""
+        at_s = now_s()
+        tenant.trouble = tenant.trouble or why
+        if at_s - tenant.complained_at_s >= COMPLAIN_S:
+            tenant.complained_at_s = at_s
+            _log.error("a tenant cannot be suspended", grant=tenant.name, reason=why, times=tenant.failures)
+        self._show(tenant, 0.0)
+
+    def _show(self, tenant: TenantTurns, took_s: float) -> None:
+        """Tell its processes and the policy how it stands now, once it stands so on all of its cards."""
+        if tenant.joined is None or tenant.page is None:
+            return
+        gated = self._gates(tenant) and not tenant.wanted
+        if all(map(tenant.is_on, tenant.joined.cards)):
+            on = True
+        elif all(map(tenant.is_off, tenant.joined.cards)):
+            on = False
+        elif tenant.trouble:
+            on = True
+        else:
+            return
+        tenant.page.show_turn(off=not on, gate=gated)
+        if on is not tenant.shown_on:
+            tenant.shown_on = on
+            tenant.off_since_s = inf if on else now_s()
+            tenant.healed_at_s = now_s()
+            self._apply(Switched(now_s(), tenant.name, on, took_s))
 
     def _decide(self) -> None:
-        before = {name: tenant.wanted for name, tenant in self.tenants.items()}
         self._decision = self.share.decide(now_s())
         for name, tenant in self.tenants.items():
-            tenant.wanted = tenant.joined is None or name in self._decision.on
-            if tenant.wanted != before[name] and tenant.joined is not None:
-                for uuid in tenant.joined.cards:
-                    self._cards[uuid].wake()
-        for card in self._cards.values():
-            card.ask_again(self._decision.ask_again_s)
+            wanted = self.ending or tenant.joined is None or name in self._decision.on
+            if wanted != tenant.wanted:
+                tenant.wanted = wanted
+                if self._gates(tenant):
+                    self._show(tenant, 0.0)
+                for uuid in tenant.joined.cards if tenant.joined is not None else ():
+                    self._lanes[uuid].wake()
+        for lane in self._lanes.values():
+            lane.ask_again(self._decision.ask_again_s)
 
-    def _card(self, uuid: str) -> _Card:
-        if uuid not in self._cards:
-            self._cards[uuid] = _Card(uuid, self, self._spin)
-        return self._cards[uuid]
+    def _lane(self, uuid: str) -> Lane:
+        if uuid not in self._lanes:
+            self._lanes[uuid] = Lane(uuid, self, spin=self._spin)
+        return self._lanes[uuid]
 
-    def _release_all(self) -> None:
-        for tenant in list(self.tenants.values()):
-            for card in tenant.joined.cards if tenant.joined is not None else ():
-                tenant.switch(card, True)
-
-
-class _Card:
-    """The thread of one card."""
-
-    def __init__(self, uuid: str, turns: Turns, spin: bool) -> None:
-        self.uuid = uuid
-        self._turns, self._spin = turns, spin
-        self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._timer = Timer()
-        self._connections: dict[int, tuple[str, Connection]] = {}
-        self._stopping = False
-        self._beat_at_s = now_s()
-        for fd in (self._bell, self._timer.fd):
-            self._epoll.register(fd, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=f"turns {uuid}", daemon=True)
-        self._thread.start()
-
-    def take(self, name: str, connection: Connection) -> None:
-        """Under the lock."""
-        self._connections[connection.sock.fileno()] = (name, connection)
-        self._epoll.register(connection.sock.fileno(), select.EPOLLIN)
-
-    def hang_up(self, name: str) -> None:
-        """Under the lock. The thread sees the hang-up and does the rest."""
-        for owner, connection in self._connections.values():
-            if owner == name:
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-
-    def wake(self) -> None:
-        """From any thread."""
-        if threading.current_thread() is not self._thread:
-            os.eventfd_write(self._bell, 1)
-
-    def ask_again(self, at_s: float) -> None:
-        """Under the lock."""
-        self._timer.set(min(at_s, self._beat_at_s + BEAT_S))
-
-    def stop(self) -> None:
-        self._stopping = True
-        os.eventfd_write(self._bell, 1)
-        self._thread.join()
-        with self._turns.lock:
-            for _, connection in self._connections.values():
-                connection.sock.close()
-            self._connections.clear()
-        self._epoll.close()
-        self._timer.close()
-        os.close(self._bell)
-
-    def _run(self) -> None:
+    def _refuse(self, connection: Connection) -> None:
         try:
-            while not self._stopping:
-                for fd, _ in self._epoll.poll(0 if self._spin else None):
-                    self._ready(fd)
-                self._turn()
-        except BaseException:
-            _log.critical(
-                "the thread of a card failed: everybody runs, and the arbiter ends", card=self.uuid, exc_info=True
-            )
-            self._turns.fail()
-            raise
+            connection.send(0, wire.Error(TOO_MANY, f"more than {PROCESSES_LIMIT} processes of one container"))
+        except Gone as gone:
+            _log.debug("peer gone before its error", pid=connection.pid, reason=str(gone))
+        connection.sock.close()
 
-    def _ready(self, fd: int) -> None:
-        if fd == self._bell:
-            with suppress(BlockingIOError):
-                os.eventfd_read(fd)
-        elif fd == self._timer.fd:
-            self._timer.rang()
-        else:
-            with self._turns.lock:
-                self._read(fd)
-
-    def _read(self, fd: int) -> None:
-        if fd not in self._connections:
-            return
-        name, connection = self._connections[fd]
-        try:
-            for _ in range(PACKETS_A_TURN):
-                received = connection.receive_with_fd()
-                if received is None:
-                    return
-                fd_passed, message = received
-                self._hear(name, connection, message, fd_passed)
-        except (Gone, BadDocument) as error:
-            if isinstance(error, BadDocument):
-                _log.warning("bad packet on a connection for turns", grant=name, pid=connection.pid, reason=str(error))
-                with suppress(Gone):
-                    connection.send(0, wire.Error(1, str(error)))
-            self._epoll.unregister(fd)
-            del self._connections[fd]
-            self._turns.lose(name, connection)
-            connection.sock.close()
-
-    def _hear(self, name: str, connection: Connection, message: wire.Message, fd: int | None) -> None:
-        taken = isinstance(message, wire.Channels) and bool(message.compute)
-        if fd is not None and not taken:
-            os.close(fd)
-            fd = None
-        self._turns.hear(name, connection, message, fd)
-
-    def _turn(self) -> None:
-        turns = self._turns
-        while True:
-            with turns.lock:
-                self._beat()
-                step = turns.step(self.uuid)
-            if step is None:
-                return
-            tenant, on = step
-            began_s = now_s()
-            status = tenant.switch(self.uuid, on)
-            with turns.lock:
-                turns.switched(tenant, self.uuid, on, status, now_s() - began_s)
-
-    def _beat(self) -> None:
-        at_s = now_s()
-        if at_s - self._beat_at_s >= BEAT_S:
-            gap = at_s - self._beat_at_s > GAP_S
-            self._beat_at_s = at_s
-            self._turns.beat(gap)
+    def _release_all(self) -> list[Seat]:
+        with self.lock:
+            seats = [
+                seat
+                for t in self.tenants.values()
+                for process in t.processes.values()
+                for seat in process.seats.values()
+            ]
+        for seat in seats:
+            seat.resume()
+        return seats

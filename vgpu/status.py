@@ -72,6 +72,8 @@ class TurnStatus(msgspec.Struct, frozen=True):
     suspends: int
     trouble: str
     """Why it cannot be suspended; empty = it can."""
+    mode: str = "suspend"
+    """How it is kept off: `suspend`, or `gate` where that does not work and its new work is held back."""
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):

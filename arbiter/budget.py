@@ -1,0 +1,39 @@
+"""How many messages a container may send: a bucket that fills with time. Who empties it is read later, and harms only himself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+A_SECOND: Final = 4000.0
+"""Guessed: a process that works and idles in turn says 2,000 at most (the library waits a millisecond), and one message costs
+the arbiter 20 us."""
+AT_ONCE: Final = 256.0
+"""A container of many processes that starts or connects again. Guessed."""
+CHANNELS_COST: Final = 20.0
+"""Of a message after which the driver is called: half a millisecond of a card's thread and more."""
+
+
+class Budget:
+    """Of one container. Not for several threads."""
+
+    def __init__(self, at_s: float, a_second: float = A_SECOND, at_once: float = AT_ONCE) -> None:
+        self._a_second, self._at_once = a_second, at_once
+        self._left, self._at_s = at_once, at_s
+
+    def may(self, at_s: float) -> bool:
+        """May one more message be read?"""
+        self._fill(at_s)
+        return self._left >= 1.0
+
+    def spend(self, cost: float) -> None:
+        """It was read. What costs more than there is is owed."""
+        self._left -= cost
+
+    def again_s(self, at_s: float) -> float:
+        """When it is worth asking again: with a quarter of the bucket, so that one wake-up reads many."""
+        self._fill(at_s)
+        return at_s + max(0.0, self._at_once / 4 - self._left) / self._a_second
+
+    def _fill(self, at_s: float) -> None:
+        self._left = min(self._at_once, self._left + max(0.0, at_s - self._at_s) * self._a_second)
+        self._at_s = at_s

@@ -1,0 +1,243 @@
+"""The thread of one card: reads the messages of the tenants whose first card it is, and makes the switches there.
+
+From a message to the call is one wake-up. A gang's other cards are switched by their own threads. What is to be done is asked of
+`Turns`, under its lock; calls to the driver are made without it. Nobody's messages are read for longer than his budget lasts.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from arbiter.budget import CHANNELS_COST
+from arbiter.connection import Connection, Gone
+from arbiter.seat import Runs, Seat
+from arbiter.tenant import TenantTurns
+from arbiter.timer import Timer, now_s
+from vgpu import wire
+from vgpu.errors import BadDocument
+
+if TYPE_CHECKING:
+    from arbiter.turns import Turns
+
+BEAT_S: Final = 0.2
+"""How often pages say that we live. A tenant that is off goes on by itself when they have not for 0.6 s."""
+GAP_S: Final = 0.5
+"""Without a turn for so long, tenants may have gone on by themselves: what is to be off is switched off anew."""
+HEAL_S: Final = 0.01
+"""One tenant at most is healed in this time: a call takes 0.3 ms, in which nobody else is switched."""
+PACKETS_A_TURN: Final = 16
+QUIET_S: Final = 1.0
+"""A tenant that sends garbage fills its own metric and not the log."""
+_BAD_PACKET: Final = 1
+_log = structlog.get_logger()
+
+
+class Lane:
+    """See the module. `take`, `hang_up` and `ask_again` are called under the lock of `turns`."""
+
+    def __init__(self, uuid: str, turns: Turns, *, spin: bool) -> None:
+        self.uuid = uuid
+        self._turns, self._spin = turns, spin
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._timer = Timer()
+        self._connections: dict[int, tuple[TenantTurns, Connection]] = {}
+        self._held_back: dict[TenantTurns, float] = {}
+        """Who has used his budget up, and until when he is not listened to."""
+        self._deaf: dict[TenantTurns, set[int]] = {}
+        """Their descriptors that had something to say."""
+        self._stopping = False
+        self._beat_at_s = self._heal_at_s = now_s()
+        self._quiet_until_s = 0.0
+        self._wake_at_s = self._next_heal_s = inf
+        self._left: list[Seat] = []
+        """To be closed."""
+        self._lives_on: list[Seat] = []
+        """To be started before that: we hang up, and their process lives."""
+        for fd in (self._bell, self._timer.fd):
+            self._epoll.register(fd, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"turns {uuid}", daemon=True)
+        self._thread.start()
+
+    def take(self, tenant: TenantTurns, connection: Connection) -> None:
+        """Read this connection from now on."""
+        self._connections[connection.sock.fileno()] = (tenant, connection)
+        self._epoll.register(connection.sock.fileno(), select.EPOLLIN)
+
+    def hang_up(self, tenant: TenantTurns) -> None:
+        """The thread sees the hang-up and does the rest."""
+        for owner, connection in self._connections.values():
+            if owner is tenant:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def wake(self) -> None:
+        """From any thread."""
+        if threading.current_thread() is not self._thread:
+            os.eventfd_write(self._bell, 1)
+
+    def ask_again(self, at_s: float) -> None:
+        """Come round at that time at the latest."""
+        self._wake_at_s = at_s
+        held_back_s = min(self._held_back.values(), default=inf)
+        self._timer.set(min(at_s, self._beat_at_s + BEAT_S, self._next_heal_s, held_back_s))
+
+    def stop(self) -> None:
+        """Start everybody here, then end the thread and hang up."""
+        self._stopping = True
+        os.eventfd_write(self._bell, 1)
+        self._thread.join()
+        with self._turns.lock:
+            for _, connection in self._connections.values():
+                connection.sock.close()
+            self._connections.clear()
+        self._close_left()
+        self._epoll.close()
+        self._timer.close()
+        os.close(self._bell)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                for fd, events in self._epoll.poll(0 if self._spin else None):
+                    self._ready(fd, events)
+                self._listen_again()
+                self._turn()
+        except BaseException:
+            _log.critical(
+                "the thread of a card failed: everybody runs, and the arbiter ends", card=self.uuid, exc_info=True
+            )
+            self._turns.fail()
+            raise
+
+    def _ready(self, fd: int, events: int) -> None:
+        if fd == self._bell:
+            with suppress(BlockingIOError):
+                os.eventfd_read(fd)
+        elif fd == self._timer.fd:
+            self._timer.rang()
+        else:
+            with self._turns.lock:
+                if fd in self._connections:
+                    self._heard(fd, events)
+            self._close_left()
+
+    def _heard(self, fd: int, events: int) -> None:
+        tenant, _ = self._connections[fd]
+        if fd not in self._deaf.get(tenant, ()):
+            self._read(fd)
+        elif events & (select.EPOLLHUP | select.EPOLLERR):
+            self._lose(fd, lives=tenant.page is None)  # what it still had to say does not matter any more
+
+    def _read(self, fd: int) -> None:
+        tenant, connection = self._connections[fd]
+        try:
+            for _ in range(PACKETS_A_TURN):
+                if not tenant.budget.may(now_s()):
+                    self._hold_back(tenant, fd)
+                    return
+                received = connection.receive_with_fd()
+                if received is None:
+                    return
+                tenant.budget.spend(CHANNELS_COST if isinstance(received[1], wire.Channels) else 1.0)
+                self._hear(tenant, connection, *received)
+        except Gone:
+            self._lose(fd, lives=tenant.page is None)
+        except BadDocument as error:
+            self._complain(tenant, connection, error)
+            self._lose(fd, lives=True)
+        finally:
+            self._left += tenant.sweep()
+
+    def _hear(self, tenant: TenantTurns, connection: Connection, fd: int | None, message: wire.Message) -> None:
+        if fd is not None and not (isinstance(message, wire.Channels) and message.compute):
+            os.close(fd)
+            fd = None
+        self._turns.hear(tenant, connection, message, fd)
+
+    def _complain(self, tenant: TenantTurns, connection: Connection, error: BadDocument) -> None:
+        self._turns.counts.bad_packets += 1
+        if now_s() >= self._quiet_until_s:
+            self._quiet_until_s = now_s() + QUIET_S
+            _log.warning(
+                "bad packet on a connection for turns", grant=tenant.name, pid=connection.pid, reason=str(error)
+            )
+        with suppress(Gone):
+            connection.send(0, wire.Error(_BAD_PACKET, str(error)))
+
+    def _lose(self, fd: int, *, lives: bool) -> None:
+        tenant, connection = self._connections.pop(fd)
+        self._deaf.get(tenant, set()).discard(fd)
+        self._epoll.unregister(fd)
+        seats = self._turns.lose(tenant, connection)
+        self._left += [*tenant.sweep(), *seats]
+        if lives:
+            self._lives_on += [seat for seat in seats if seat.runs is not Runs.ON]
+        connection.sock.close()
+
+    def _hold_back(self, tenant: TenantTurns, fd: int) -> None:
+        if tenant not in self._held_back:
+            self._turns.counts.held_back += 1
+            self._held_back[tenant] = tenant.budget.again_s(now_s())
+            self.ask_again(self._wake_at_s)
+        self._deaf.setdefault(tenant, set()).add(fd)
+        self._epoll.modify(fd, 0)
+
+    def _listen_again(self) -> None:
+        if not self._held_back:
+            return
+        with self._turns.lock:
+            at_s = now_s()
+            for tenant in [tenant for tenant, until_s in self._held_back.items() if until_s <= at_s]:
+                del self._held_back[tenant]
+                for fd in self._deaf.pop(tenant, ()):
+                    self._epoll.modify(fd, select.EPOLLIN)
+
+    def _close_left(self) -> None:
+        for seat in self._lives_on:
+            seat.resume()
+        for seat in self._left:
+            seat.close()
+        self._lives_on, self._left = [], []
+
+    def _turn(self) -> None:
+        turns = self._turns
+        while True:
+            with turns.lock:
+                at_s = now_s()
+                self._beat(at_s)
+                step = turns.step(self.uuid)
+                ill = self._heal(at_s) if step is None else None
+                if step is None:
+                    self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.next_heal_s(self.uuid))
+                    self.ask_again(turns.ask_again_s)
+            if step is None:
+                for seat in ill.seats(self.uuid) if ill is not None else ():
+                    if seat.runs is not Runs.OFF:
+                        seat.resume()
+                return
+            tenant, on = step
+            began_s = now_s()
+            status = tenant.switch(self.uuid, on)
+            with turns.lock:
+                turns.switched(tenant, on, status, now_s() - began_s)
+
+    def _heal(self, at_s: float) -> TenantTurns | None:
+        if at_s - self._heal_at_s < HEAL_S:
+            return None
+        self._heal_at_s = at_s
+        return self._turns.heal(self.uuid, at_s)
+
+    def _beat(self, at_s: float) -> None:
+        if at_s - self._beat_at_s >= BEAT_S:
+            gap = at_s - self._beat_at_s > GAP_S
+            self._beat_at_s = at_s
+            self._turns.beat(self.uuid, gap)

@@ -1,0 +1,336 @@
+"""What tenants send on a connection for turns, and who is harmed by it: nobody but themselves. The driver is a double of Seat's call."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from arbiter.lane import PACKETS_A_TURN
+from arbiter.tenant import SEATS_LIMIT
+from tests.unit.arbiter.conftest import wait_for
+from tests.unit.arbiter.turns_kit import A, B, Driver, Tenant, TurnsNode, open_descriptors
+from vgpu import wire
+from vgpu.wire import Activity, Channels, What
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
+    return made
+
+
+@pytest.fixture
+def node(driver: Driver) -> Iterator[TurnsNode]:
+    made = TurnsNode()
+    yield made
+    assert not made.failed.is_set(), "a card's thread failed"
+    made.close()
+    assert driver.owed() == 0, "everybody runs after the end"
+
+
+def test_a_tenant_is_stopped_for_a_more_urgent_one_and_started_again(node: TurnsNode, driver: Driver):
+    background, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: driver.off(background))
+    urgent.idles()
+    wait_for(lambda: not driver.off(background))
+    assert not driver.off(urgent)
+    assert driver.owed() == 0
+
+
+@pytest.mark.parametrize("status", [0x21, 0x1F, -1], ids=["bad handle", "bad argument", "no ioctl at all"])
+def test_handles_that_the_driver_refuses_leave_their_tenant_running_and_its_work_held_back(
+    node: TurnsNode, driver: Driver, status: int
+):
+    forger, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    driver.refuse(forger, status)
+    forger.works()
+    urgent.works()
+    wait_for(lambda: node.status("be").trouble)
+    assert node.status("be").mode == "gate"
+    wait_for(lambda: node.gate("be"))
+    assert not driver.off(forger)
+    urgent.idles()
+    wait_for(lambda: not node.gate("be"))
+    assert driver.owed() == 0
+
+
+def test_a_refused_list_is_tried_again_when_the_tenant_tells_of_other_channels(node: TurnsNode, driver: Driver):
+    one, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    driver.refuse(one, 0x21)
+    one.works()
+    urgent.works()
+    wait_for(lambda: node.status("be").trouble)
+    driver.refuse(one, 0)
+    one.tells_channels(compute=(7, 8))
+    wait_for(lambda: driver.off(one))
+    assert not node.status("be").trouble
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "null", "socket"])
+def test_a_descriptor_that_is_no_nvidia_device_ends_its_connection(node: TurnsNode, tmp_path, kind: str):
+    other = node.tenant("other")
+    wait_for(lambda: node.seats("other"))
+    before = node.descriptors("liar")
+    liar = node.tenant("liar", channels=False)
+    made = {
+        "pipe": lambda: os.pipe(),
+        "file": lambda: (os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT),),
+        "null": lambda: (os.open("/dev/null", os.O_RDWR),),
+        "socket": lambda: (os.dup(liar.sock.fileno()),),
+    }[kind]()
+    liar.tells_channels(fd=made[0])
+    assert "no NVIDIA device" in liar.refused()
+    for fd in made:
+        os.close(fd)
+    liar.close()
+    other.works()
+    wait_for(lambda: node.status("other").working)
+    wait_for(lambda: open_descriptors() <= before)
+
+
+@pytest.mark.parametrize(
+    ("message", "fd", "says"),
+    [
+        (Channels(5, 1, 2, (3,), ()), True, "names card 5"),
+        (Channels(0, 1, 2, (3,), ()), False, "without a descriptor"),
+        (Channels(0, 1, 2, tuple(range(64)), (), unlisted=True), True, "and not all"),
+        (wire.Lease(0, 1, 1), False, "has no place"),
+        (wire.Hello(1, 1, "again"), False, "has no place"),
+    ],
+    ids=["card", "no descriptor", "unlisted", "lease", "hello"],
+)
+def test_a_message_that_makes_no_sense_ends_its_connection_and_leaves_no_descriptor(
+    node: TurnsNode, message: wire.Message, fd: bool, says: str
+):
+    before = node.descriptors("liar")
+    liar = node.tenant("liar", channels=False)
+    liar.send(message, node.device if fd else None)
+    assert says in liar.refused()
+    liar.close()
+    wait_for(lambda: open_descriptors() <= before)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"x" * 40,
+        wire.encode(1, Activity(What.WORK))[:-1],
+        wire.encode(1, Activity(What.WORK)).replace(b"TNGR\x01", b"TNGR\x02"),
+        wire.encode(1, Activity(What.WORK))[:16] + b"\xff" * 16,
+    ],
+    ids=["noise", "cut", "other version", "unknown activity"],
+)
+def test_bytes_that_are_no_message_end_their_connection_and_no_other(node: TurnsNode, packet: bytes):
+    other, liar = node.tenant("other"), node.tenant("liar")
+    liar.sock.send(packet)
+    assert liar.refused()
+    other.works()
+    wait_for(lambda: node.status("other").working)
+
+
+def test_a_process_may_name_only_so_many_clients(node: TurnsNode):
+    liar = node.tenant("liar", channels=False)
+    before = open_descriptors()
+    liar.process_budget(10**9)
+    for client in range(SEATS_LIMIT + 1):
+        liar.send(Channels(0, client, 2, (3,), ()), node.device)
+    assert "too many" in liar.refused()
+    wait_for(lambda: open_descriptors() <= before)
+
+
+def test_a_list_that_is_replaced_or_given_up_leaves_no_descriptor_and_no_enable_owed(node: TurnsNode, driver: Driver):
+    background, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: driver.off(background))
+    before = node.device_descriptors()
+    for more in range(5):
+        background.tells_channels(compute=tuple(range(3, 5 + more)))
+    wait_for(lambda: driver.off(background) and node.seats("be") == 1)
+    wait_for(lambda: node.device_descriptors() <= before)
+    driver.free(background)
+    background.tells_channels(compute=())
+    wait_for(lambda: node.seats("be") == 0 and node.device_descriptors() == before - 1)
+    wait_for(lambda: driver.owed() == 0)
+
+
+def test_who_floods_is_read_later_and_nobody_else_is(node: TurnsNode, driver: Driver):
+    background, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    flooder = node.tenant("flood", "best-effort")
+    background.works()
+    stop = threading.Event()
+
+    def flood() -> None:
+        flooder.sock.setblocking(True)
+        packet = wire.encode(1, Activity(What.YIELD))
+        sent = 0
+        with suppress(OSError):  # hung up on at the end, in the middle of a send
+            while not stop.is_set() and sent < 100_000:
+                flooder.sock.send(packet)
+                sent += 1
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        wait_for(lambda: node.turns.counts.held_back)
+        waits = []
+        for _ in range(20):
+            began = time.monotonic()
+            urgent.works()
+            wait_for(lambda: driver.off(background))
+            waits.append(time.monotonic() - began)
+            urgent.idles()
+            wait_for(lambda: not driver.off(background))
+    finally:
+        stop.set()
+        flooder.sock.shutdown(2)
+        thread.join(10)
+    waits.sort()
+    assert waits[10] < 0.05, (
+        "suspended within milliseconds, although 100,000 messages of somebody else are on their way"
+    )
+
+
+def test_a_flood_of_channels_does_not_keep_the_driver_busy(node: TurnsNode, driver: Driver):
+    flooder = node.tenant("flood")
+    calls = len(driver.calls)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        try:
+            flooder.tells_channels()
+        except BlockingIOError:
+            threading.Event().wait(0.005)
+    assert len(driver.calls) - calls < 400, "some 200 lists a second, with an enable or two each"
+
+
+def test_more_connections_than_a_container_may_have_are_turned_away(node: TurnsNode, monkeypatch):
+    monkeypatch.setattr("arbiter.turns.PROCESSES_LIMIT", 8)
+    crowd = [node.tenant("crowd", channels=False) for _ in range(8)]
+    assert "more than 8" in node.tenant("crowd", channels=False).refused()
+    crowd[0].close()
+    wait_for(lambda: len(node.turns.tenants["crowd"].processes) == 7)
+    node.tenant("crowd").works()
+    wait_for(lambda: node.status("crowd").working)
+
+
+def test_thousands_of_connects_leave_nothing_behind(node: TurnsNode):
+    other = node.tenant("other")
+    wait_for(lambda: node.seats("other"))
+    before = node.descriptors("crowd")
+    for _ in range(2000):
+        node.tenant("crowd", channels=False).close()
+    wait_for(lambda: not node.turns.tenants["crowd"].processes)
+    wait_for(lambda: open_descriptors() <= before)
+    other.works()
+    wait_for(lambda: node.status("other").working)
+
+
+def test_a_section_that_never_ends_is_ended(node: TurnsNode, driver: Driver):
+    background, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    background.works()
+    urgent.send(Activity(What.BEGIN_SECTION))
+    wait_for(lambda: driver.off(background))
+    wait_for(lambda: not driver.off(background), 3)
+
+
+@pytest.mark.parametrize("what", [What.HINT, What.BEGIN_SECTION, What.END_SECTION])
+def test_who_is_not_latency_critical_announces_nothing(node: TurnsNode, driver: Driver, what: What):
+    one, other = node.tenant("a"), node.tenant("b", "best-effort")
+    other.works()
+    one.send(Activity(what, 2**63))
+    one.send(Activity(What.IDLE))
+    assert node.is_quiet()
+    assert not driver.off(other)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_tenant_that_dies_in_any_step_leaves_everybody_running(node: TurnsNode, driver: Driver, step: int):
+    other = node.tenant("other")
+    other.works()
+    dies = node.tenant("dies", "latency-critical", channels=False)
+    steps = [
+        dies.tells_channels,
+        dies.works,
+        lambda: dies.send(Activity(What.HINT, 10_000_000)),
+        lambda: dies.send(Activity(What.BEGIN_SECTION)),
+        lambda: wait_for(lambda: driver.off(other)),
+    ]
+    for one in steps[:step]:
+        one()
+    dies.close()
+    wait_for(lambda: not node.turns.tenants["dies"].processes)
+    wait_for(lambda: not driver.off(other), 3)
+    assert driver.owed() == 0
+
+
+def test_debts_outlive_the_process_that_made_them(node: TurnsNode, driver: Driver):
+    """Else a capped tenant that connects anew each time would have no cap."""
+    one = node.tenant("a", core=10)
+    one.works()
+    wait_for(lambda: node.status("a").suspends >= 1)
+    had = node.status("a").on_s
+    one.close()
+    driver.free(one)
+    wait_for(lambda: not node.turns.tenants["a"].processes)
+    again = node.tenant("a", core=10)
+    again.works()
+    wait_for(lambda: node.seats("a") == 1)
+    assert node.status("a").on_s >= had
+
+
+def test_somebody_else_stopped_a_tenant_that_should_run_and_it_is_started_again(node: TurnsNode, driver: Driver):
+    one = node.tenant("a")
+    one.works()
+    wait_for(lambda: node.seats("a") == 1 and not node.turns.tenants["a"].to_do(A))
+    driver.stop_behind_its_back(one)
+    assert driver.off(one)
+    wait_for(lambda: not driver.off(one), 0.5)
+    assert node.turns.tenants["a"].heals >= 1
+
+
+def test_work_that_ends_while_its_tenant_is_stopped_shows_that_suspends_have_no_effect(node: TurnsNode, driver: Driver):
+    one, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    urgent.works()
+    one.works()
+    wait_for(lambda: driver.off(one))
+    threading.Event().wait(0.03)
+    one.idles()
+    for _ in range(3):
+        one.works()
+        one.idles()
+    one.works()
+    wait_for(lambda: node.status("be").mode == "gate")
+
+
+def test_a_gang_is_stopped_on_all_of_its_cards(node: TurnsNode, driver: Driver):
+    gang = node.tenant("gang", "best-effort", cards=(A, B))
+    gang.tells_channels(card=1, client=9)
+    gang.works()
+    urgent = node.tenant("lc", "latency-critical", cards=(B,))
+    urgent.works()
+    wait_for(lambda: driver.off(gang) and driver.off(gang, 9))
+    urgent.idles()
+    wait_for(lambda: not driver.off(gang) and not driver.off(gang, 9))
+    assert PACKETS_A_TURN > 1
+
+
+def test_a_tenant_of_the_same_name_after_the_grant_went_has_nothing_of_the_one_before(node: TurnsNode, driver: Driver):
+    first, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    first.works()
+    urgent.works()
+    wait_for(lambda: driver.off(first))
+    node.drop("be")
+    wait_for(lambda: driver.owed() == 0)
+    assert first.hung_up()
+    second = node.tenant("be", "best-effort")
+    assert isinstance(second, Tenant)
+    second.works()
+    wait_for(lambda: driver.off(second))

@@ -1,0 +1,229 @@
+"""Turns without a server and without a driver: socket pairs for processes, and a double of the one call that seats make."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import itertools
+import os
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from arbiter.connection import Connection
+from arbiter.page import Page
+from arbiter.turns import Turns
+from tests.unit.arbiter.conftest import wait_for
+from vgpu import rm, wire
+from vgpu.grant import Grant, GrantCard
+from vgpu.status import TurnStatus
+from vgpu.wire import Activity, Channels, What
+
+A = "GPU-00000000-0000-0000-0000-00000000000a"
+B = "GPU-00000000-0000-0000-0000-00000000000b"
+DESCRIPTORS = Path("/proc/self/fd")
+_numbers = itertools.count(1)
+
+
+def open_descriptors() -> int:
+    return len(list(DESCRIPTORS.iterdir()))
+
+
+@dataclass
+class Driver:
+    """The kernel driver, which counts disables. It reads the bytes of each call and refuses those that are not as they must be."""
+
+    calls: list[tuple[int, bool]] = field(default_factory=list)
+    """Client, disable?"""
+    before: Callable[[int, bool], None] | None = None
+    """Called before each call takes effect."""
+    _count: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _refused: dict[int, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> int:
+        os.fstat(fd)
+        assert request == rm.CONTROL_REQUEST
+        client, subdevice, command, flags, at, length, status = struct.unpack("<4I Q 2I", argument)
+        assert (command, flags, length, status) == (rm.DISABLE_CHANNELS, 0, rm.PARAMETERS_BYTES, status)
+        assert subdevice
+        disable, clients, channels = _read_list(at)
+        assert set(clients) == {client}, "no channel of another client"
+        if self.before is not None:
+            self.before(client, disable)
+        with self._lock:
+            answer = self._refused.get(client, rm.OK)
+            self.calls.append((client, disable))
+            for channel in channels if answer == rm.OK else ():
+                count = self._count[client, channel]
+                self._count[client, channel] = count + 1 if disable else max(0, count - 1)
+        if answer == -1:
+            raise OSError(25, "not a device")
+        argument[-4:] = struct.pack("<I", answer)
+        return 0
+
+    def refuse(self, tenant: Tenant, status: int) -> None:
+        self._refused[tenant.client] = status
+
+    def free(self, tenant: Tenant) -> None:
+        """The process freed its channels."""
+        with self._lock:
+            for client, channel in list(self._count):
+                if client == tenant.client:
+                    del self._count[client, channel]
+
+    def stop_behind_its_back(self, tenant: Tenant) -> None:
+        with self._lock:
+            for client, channel in list(self._count):
+                if client == tenant.client:
+                    self._count[client, channel] += 1
+
+    def off(self, tenant: Tenant, client: int | None = None) -> bool:
+        wanted = tenant.client if client is None else client
+        with self._lock:
+            return any(count for (of, _), count in self._count.items() if of == wanted)
+
+    def owed(self) -> int:
+        """Enables."""
+        with self._lock:
+            return sum(self._count.values())
+
+
+def _read_list(at: int) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
+    raw = ctypes.string_at(at, rm.PARAMETERS_BYTES)
+    disable, count, only, rewind, event = struct.unpack_from("<B3x I 2B6x Q", raw)
+    assert disable in (0, 1)
+    assert 1 <= count <= 64
+    assert (only, rewind, event) == (0, 0, 0)
+    numbers = struct.unpack_from("<128I", raw, 24)
+    assert not any(numbers[count:64])
+    assert not any(numbers[64 + count :])
+    return bool(disable), numbers[:count], numbers[64 : 64 + count]
+
+
+@dataclass
+class Tenant:
+    """A process's side of a connection for turns."""
+
+    node: TurnsNode
+    name: str
+    sock: socket.socket
+    client: int
+
+    def send(self, message: wire.Message, fd: int | None = None) -> None:
+        passed = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        self.sock.sendmsg([wire.encode(1, message)], passed, socket.MSG_DONTWAIT)
+
+    def tells_channels(
+        self, compute: tuple[int, ...] = (3, 4), fd: int | None = None, card: int = 0, client: int | None = None
+    ) -> None:
+        message = Channels(card, client or self.client, 2, compute, ())
+        self.send(message, (fd or self.node.device) if compute else None)
+
+    def works(self) -> None:
+        self.send(Activity(What.WORK))
+
+    def idles(self) -> None:
+        self.send(Activity(What.IDLE))
+
+    def process_budget(self, much: float) -> None:
+        self.node.turns.tenants[self.name].budget.spend(-much)
+        self.node.turns.tenants[self.name].budget._at_once = much
+
+    def refused(self) -> str:
+        """What ERROR says, before the hang-up."""
+        try:
+            _, message = wire.decode(self.sock.recv(8192))
+        except ConnectionResetError:
+            return ""
+        assert isinstance(message, wire.Error)
+        assert self.hung_up()
+        return message.text
+
+    def hung_up(self) -> bool:
+        try:
+            return self.sock.recv(8192) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class TurnsNode:
+    """A Turns, and tenants."""
+
+    def __init__(self, **options: object) -> None:
+        self.device = os.memfd_create("device")
+        self.failed = threading.Event()
+        self.turns = Turns(self.failed.set, **options)  # type: ignore[arg-type]
+        self.pages: dict[str, Page] = {}
+        self.tenants: list[Tenant] = []
+
+    def tenant(
+        self,
+        name: str,
+        klass: str = "standard",
+        *,
+        core: int = 0,
+        cards: tuple[str, ...] = (A,),
+        channels: bool = True,
+    ) -> Tenant:
+        grant = Grant("default", name, f"uid-{name}", "main", tuple(GrantCard(c, 1024, core) for c in cards), klass, 2)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        theirs.settimeout(5)
+        number = next(_numbers)
+        page = self.pages.get(name) or self.pages.setdefault(name, Page())
+        self.turns.adopt(name, grant, page, Connection(ours, number, os.getpid(), 0.0))
+        tenant = Tenant(self, name, theirs, 1000 + number)
+        self.tenants.append(tenant)
+        if channels:
+            tenant.tells_channels()
+        return tenant
+
+    def drop(self, name: str) -> None:
+        """As the server does when a grant goes."""
+        self.turns.drop(name)
+        self.pages.pop(name).close()
+
+    def status(self, name: str) -> TurnStatus:
+        """Once its channels are known."""
+        wait_for(lambda: name in self.turns.statuses())
+        return self.turns.statuses()[name]
+
+    def gate(self, name: str) -> bool:
+        return bool(self.pages[name]._numbers[wire.TURN_AT // 8 + 1] >> 32)
+
+    def seats(self, name: str) -> int:
+        with self.turns.lock:
+            tenant = self.turns.tenants.get(name)
+            return sum(len(process.seats) for process in tenant.processes.values()) if tenant else 0
+
+    def descriptors(self, name: str) -> int:
+        """Open in this process, once a tenant of that name has come and gone."""
+        self.tenant(name).close()
+        wait_for(lambda: not self.turns.tenants[name].processes)
+        return open_descriptors()
+
+    def device_descriptors(self) -> int:
+        return sum(
+            link.is_symlink() and str(link.readlink()).startswith("/memfd:device") for link in DESCRIPTORS.iterdir()
+        )
+
+    def is_quiet(self) -> bool:
+        """Everything that was sent has been read."""
+        threading.Event().wait(0.05)
+        return not self.failed.is_set()
+
+    def close(self) -> None:
+        self.turns.close()
+        for tenant in self.tenants:
+            tenant.close()
+        for page in self.pages.values():
+            page.close()
+        os.close(self.device)
