@@ -1,0 +1,210 @@
+"""Threads, locks and the end of an arbiter's turns: nobody is left stopped, and no lock is taken in the wrong order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from arbiter.lane import GAP_S
+from arbiter.server import Server
+from arbiter.status import status_of
+from arbiter.turns import Turns
+from tests.unit.arbiter.conftest import a_grant, wait_for
+from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from vgpu import wire
+from vgpu.codec import grant_to_text
+from vgpu.share import Share
+from vgpu.trace import from_lines, to_lines
+from vgpu.wire import Activity, What
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
+    return made
+
+
+@pytest.fixture
+def node(driver: Driver) -> Iterator[TurnsNode]:
+    made = TurnsNode()
+    yield made
+    made.close()
+    assert driver.owed() == 0, "everybody runs after the end"
+
+
+@pytest.fixture
+def stopped(node: TurnsNode, driver: Driver):
+    """One who is stopped, and who it is for."""
+    background, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: driver.off(background))
+    return background, urgent
+
+
+def test_the_end_starts_everybody_and_closes_every_descriptor(node: TurnsNode, driver: Driver, stopped):
+    node.turns.close()
+    assert driver.owed() == 0
+    assert node.device_descriptors() == 1, "the test's own"
+    node.turns = Turns(node.failed.set)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_fails_starts_everybody_and_ends_the_arbiter(
+    node: TurnsNode, driver: Driver, stopped, monkeypatch
+):
+    _, urgent = stopped
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Share, "decide", broken)
+    urgent.send(Activity(What.IDLE))
+    assert node.failed.wait(5)
+    assert driver.owed() == 0
+    monkeypatch.undo()
+    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", driver.ioctl)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: TurnsNode, driver: Driver, stopped):
+    node.turns.fail()
+    assert driver.owed() == 0
+    stopped[1].idles()
+    stopped[1].works()
+    assert node.is_quiet() or node.failed.is_set()
+    assert driver.owed() == 0
+
+
+def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: TurnsNode, driver: Driver, stopped):
+    background, _ = stopped
+    driver.free(background)  # as if it had enabled its own channels while nobody showed that he lives
+    lane = next(iter(node.turns._lanes.values()))
+    with node.turns.lock:
+        lane._beat_at_s -= GAP_S + 1
+        lane.ask_again(0.0)
+    wait_for(lambda: driver.off(background))
+    assert driver.owed() == 2, "both of its channels, once"
+
+
+def test_a_page_that_is_closed_with_its_grant_is_not_written_any_more(node: TurnsNode, driver: Driver):
+    """The page goes when the server drops the grant; the threads here learn of the hang-up later."""
+    for round_ in range(30):
+        tenant = node.tenant(f"t{round_}", "best-effort")
+        tenant.works()
+        node.drop(f"t{round_}")
+        for lane in node.turns._lanes.values():
+            with node.turns.lock:
+                lane._beat_at_s -= 1
+                lane.ask_again(0.0)
+    assert node.is_quiet()
+    assert not node.failed.is_set()
+
+
+class OrderedLock:
+    """A lock that may not be asked for by who holds `inner`."""
+
+    def __init__(self, inner: OrderedLock | None = None) -> None:
+        self._lock, self._inner, self._owner = threading.Lock(), inner, 0
+        self.breaches: list[str] = []
+
+    def __enter__(self) -> None:
+        if self._inner is not None and self._inner._owner == threading.get_ident():
+            self.breaches.append(threading.current_thread().name)
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._owner = 0
+        self._lock.release()
+
+
+def test_who_holds_the_lock_of_turns_never_asks_for_the_servers(driver: Driver, tmp_path, monkeypatch):
+    """Status asks for both, the server's first. The other way round, two threads would wait for each other."""
+    folder = tmp_path / "g"
+    turns = Turns(lambda: server.stop())
+    inner = OrderedLock()
+    turns.lock = inner  # type: ignore[assignment]
+    server = Server(folder, turns=turns)
+    outer = OrderedLock(inner)
+    server.lock = outer  # type: ignore[assignment]
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    (folder / "k").mkdir()
+    (folder / "k/grant").write_text(grant_to_text(a_grant()))
+    wait_for((folder / "k/arbiter.sock").exists)
+    import socket
+
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(5)
+            sock.connect(str(folder / "k/arbiter.sock"))
+            sock.send(wire.encode(1, wire.Hello(1, wire.FOR_TURNS, "test")))
+            assert isinstance(wire.decode(sock.recv(8192))[1], wire.Welcome)
+            sock.send(wire.encode(1, Activity(What.WORK)))
+            status_of(server)
+    (folder / "k/grant").unlink()
+    (folder / "k/arbiter.sock").unlink()
+    (folder / "k").rmdir()
+    wait_for(lambda: not server.containers)
+    server.stop()
+    thread.join(10)
+    turns.close()
+    assert not outer.breaches
+
+
+def test_stop_may_be_called_again_while_it_ends_and_after(tmp_path):
+    server = Server(tmp_path)
+    server.stop()
+    server.run()
+    server.stop()
+    server.stop()
+
+
+def test_a_second_sigterm_does_not_disturb_the_end(tmp_path):
+    options = ["--grants-dir", str(tmp_path / "g"), "--metrics-host", "127.0.0.1", "--metrics-port", "0"]
+    program = subprocess.Popen([sys.executable, "-m", "arbiter", *options], stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "status.sock").exists, 10)
+    until = time.monotonic() + 10
+    while program.poll() is None and time.monotonic() < until:
+        program.send_signal(signal.SIGTERM)
+        threading.Event().wait(0.002)
+    _, log = program.communicate(timeout=10)
+    assert "Bad file descriptor" not in log
+    assert "Traceback" not in log
+    assert program.returncode in (0, -signal.SIGTERM), "the last one may come when Python has ended its handlers"
+
+
+def test_what_happened_can_be_replayed(node: TurnsNode, driver: Driver, stopped):
+    background, urgent = stopped
+    urgent.idles()
+    wait_for(lambda: not driver.off(background))
+    with node.turns.lock:
+        recorded = list(node.turns.trace)
+        now = node.turns.share._now_s
+        decision = node.turns.share.decide(now)
+    share = Share()
+    for event in from_lines(to_lines(recorded)):
+        share.apply(event)
+    assert share.decide(now).on == decision.on
+    for name in ("be", "lc"):
+        again, was = share.usage(name), node.turns.share.usage(name)
+        assert again.suspends == was.suspends
+        assert again.on_s == pytest.approx(was.on_s, abs=0.05)
+
+
+def test_descriptors_of_the_threads_are_closed(driver: Driver):
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    made = TurnsNode()
+    made.tenant("a")
+    wait_for(lambda: made.seats("a"))
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
