@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from arbiter import turn_metrics
 from arbiter.server import Server
 from observe.pages import Pages
 
@@ -70,11 +71,13 @@ class LedgerCollector(Collector):
                         e.measured_bytes - e.limit_bytes for e in container.lookout.excesses if e.uuid == card.uuid
                     )
                     gauges["over_limit"].add_metric(labels, over)
+            grants = {key: c.grant for key, c in self._server.containers.items() if c.grant is not None}
+            turns = list(turn_metrics.families(self._server.turns, grants))
             total_bad += self._server.bad_packets_before
             total_kills += self._server.kills_before
         bad.add_metric([], total_bad)
         kills.add_metric([], total_kills)
-        return [*gauges.values(), connections, bad, kills, measures]
+        return [*gauges.values(), connections, bad, kills, measures, *turns]
 
 
 class _Quiet(WSGIRequestHandler):

@@ -137,6 +137,7 @@ class Turns:
             suspends=usage.suspends,
             trouble=tenant.trouble,
             mode="gate" if self._gates(tenant) else "suspend",
+            heals=tenant.heals,
         )
 
     def close(self) -> None:

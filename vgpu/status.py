@@ -74,6 +74,8 @@ class TurnStatus(msgspec.Struct, frozen=True):
     """Why it cannot be suspended; empty = it can."""
     mode: str = "suspend"
     """How it is kept off: `suspend`, or `gate` where that does not work and its new work is held back."""
+    heals: int = 0
+    """Times it was enabled for having worked on without a word, should somebody else have stopped it."""
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):

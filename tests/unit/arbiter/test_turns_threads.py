@@ -15,6 +15,7 @@ import pytest
 from arbiter.lane import GAP_S
 from arbiter.server import Server
 from arbiter.status import status_of
+from arbiter.turn_metrics import families
 from arbiter.turns import Turns
 from tests.unit.arbiter.conftest import a_grant, wait_for
 from tests.unit.arbiter.turns_kit import Driver, TurnsNode
@@ -208,3 +209,28 @@ def test_descriptors_of_the_threads_are_closed(driver: Driver):
     wait_for(lambda: made.seats("a"))
     made.close()
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+
+
+def test_metrics_tell_what_each_container_got(node: TurnsNode, driver: Driver, stopped):
+    grants = {name: node.turns.tenants[name].grant for name in ("be", "lc")}
+    wait_for(lambda: node.status("be").off_s > 0.01)
+    samples = {
+        (sample.name, sample.labels.get("pod"), sample.labels.get("mode")): sample.value
+        for family in families(node.turns, grants)
+        for sample in family.samples
+    }
+    assert samples["tangram_arbiter_turns_off_seconds_total", "be", None] > 0.01
+    assert samples["tangram_arbiter_turns_on_seconds_total", "lc", None] > 0.01
+    assert samples["tangram_arbiter_turns_capped_seconds_total", "be", None] == 0
+    assert samples["tangram_arbiter_suspends_total", "be", None] == 1
+    assert samples["tangram_arbiter_turns_running", "be", None] == 0
+    assert samples["tangram_arbiter_turns_working", "be", None] == 1
+    assert samples["tangram_arbiter_turns_trouble", "be", None] == 0
+    assert samples["tangram_arbiter_turns_mode", "be", "suspend"] == 1
+    assert samples["tangram_arbiter_turns_mode", "be", "gate"] == 0
+    assert samples["tangram_arbiter_switches_total", None, None] >= 3
+
+
+def test_metrics_of_a_node_without_turns_are_there_and_empty():
+    names = {family.name for family in families(None, {})}
+    assert {"tangram_arbiter_turns_on_seconds", "tangram_arbiter_turns_mode", "tangram_arbiter_switches"} <= names

@@ -1,0 +1,74 @@
+"""Metrics of GPU time: what each container got of it and waited for, and what it cost to arrange that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from arbiter.turns import Counts, Turns
+from vgpu.grant import Grant
+from vgpu.status import TurnStatus
+
+LABELS: Final = ("namespace", "pod", "container")
+MODES: Final = ("suspend", "gate")
+_SECONDS: Final = {
+    "on": "time the container had work and might run, which is what counts against its cap",
+    "off": "time the container had work and waited for others",
+    "capped": "time the container had work and waited for its own cap",
+}
+_GAUGES: Final = {
+    "working": "1 while the container has work for the GPU, as its processes say",
+    "running": "1 while the container may run",
+    "trouble": "1 while the container cannot be suspended; the log and the status say why",
+}
+_COUNTS: Final = {
+    "switches": "suspends and resumes of containers on this node",
+    "switch_failures": "suspends that the driver refused",
+    "held_back": "times that a container had sent more messages than its budget has, and was read later",
+    "turns_bad_packets": "packets that ended a connection for turns",
+}
+
+
+def families(turns: Turns | None, grants: Mapping[str, Grant]) -> Iterable[Metric]:
+    """Of one moment. `grants`: by the name of their directory."""
+    statuses = turns.statuses() if turns is not None else {}
+    told = [((g.namespace, g.pod, g.container), statuses[key]) for key, g in grants.items() if key in statuses]
+    yield from _of_containers(told)
+    counts = turns.counts if turns is not None else Counts()
+    numbers = (counts.switches, counts.failures, counts.held_back, counts.bad_packets)
+    for (name, text), number in zip(_COUNTS.items(), numbers, strict=True):
+        family = CounterMetricFamily(f"tangram_arbiter_{name}", text)
+        family.add_metric([], number)
+        yield family
+
+
+def _of_containers(told: list[tuple[tuple[str, str, str], TurnStatus]]) -> Iterable[Metric]:
+    for name, text in _SECONDS.items():
+        seconds = CounterMetricFamily(f"tangram_arbiter_turns_{name}_seconds", text, labels=LABELS)
+        for place, turn in told:
+            seconds.add_metric(place, {"on": turn.on_s, "off": turn.off_s, "capped": turn.capped_s}[name])
+        yield seconds
+    suspends = CounterMetricFamily("tangram_arbiter_suspends", "times the container was suspended", labels=LABELS)
+    heals = CounterMetricFamily(
+        "tangram_arbiter_heals",
+        "times the container was enabled for having worked on without a word, should somebody else have stopped it",
+        labels=LABELS,
+    )
+    mode = GaugeMetricFamily(
+        "tangram_arbiter_turns_mode",
+        "1 for how the container is kept off: suspend, or gate where that does not work and its new work is held back",
+        labels=(*LABELS, "mode"),
+    )
+    for place, turn in told:
+        suspends.add_metric(place, turn.suspends)
+        heals.add_metric(place, turn.heals)
+        for name in MODES:
+            mode.add_metric((*place, name), int(turn.mode == name))
+    yield from (suspends, heals, mode)
+    for name, text in _GAUGES.items():
+        gauge = GaugeMetricFamily(f"tangram_arbiter_turns_{name}", text, labels=LABELS)
+        for place, turn in told:
+            gauge.add_metric(place, {"working": turn.working, "running": turn.on, "trouble": bool(turn.trouble)}[name])
+        yield gauge
