@@ -21,12 +21,17 @@ import numpy.typing as npt
 
 from vgpu.grant import Slice
 from vgpu.inventory import AccessMode, Card, Inventory
-from vgpu.request import FULL_CORE_PERCENT
+from vgpu.links import costs_of
+from vgpu.mix import Mix
+from vgpu.request import FULL_CORE_PERCENT, PodAsk
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 Columns: TypeAlias = npt.NDArray[np.intp]
+
+UNKNOWN_CPU: Final = np.int32(np.iinfo(np.int32).max)
+"""Free CPU of a node that nobody told of: no ask exceeds it."""
 
 FIRST_CAPACITY: Final = (8, 64)
 """(cards, nodes) to begin with; both double when full. Pulled out of the air."""
@@ -70,10 +75,16 @@ class Fleet:
         self.tenants: Ints = np.zeros((cards, nodes), np.int32)
         self.shareable: Bools = np.zeros((cards, nodes), np.bool_)
         self.model: Ints = np.full((cards, nodes), -1, np.int32)
+        self.free_cpu_milli: Ints = np.full(nodes, UNKNOWN_CPU, np.int32)
+        """(nodes,) what the node's processors have left, where somebody tells. It is for policies: it never keeps a pod out."""
+        self.mix = Mix()
+        """What the cluster's pods ask for, for policies. Who sees pods tells it (`saw`)."""
         self.column: dict[str, int] = {}
         self.names: list[str] = [""] * nodes
         self.models: dict[str, int] = {}
         self.inventory: dict[str, Inventory] = {}
+        self.links: dict[str, Ints] = {}
+        """Node -> costs of its links, (cards, cards), as far as anybody asked (`links`)."""
         self.mig_tenants: dict[str, dict[str, int]] = {}
         """Node -> MIG instance UUID -> tenants that hold it; instances that nobody holds are left out."""
         self.mig: dict[str, Instances] = {}
@@ -141,6 +152,7 @@ class Fleet:
         """Add a node, or replace what is known of it. `held` is what all its pods occupy: nothing else is kept."""
         at = self.column[name] if name in self.column else self._new_column(name)
         if self.inventory.get(name) is not inventory:
+            self.links.pop(name, None)
             self._unsettle(name)
             self._settle(name, inventory)
         while len(inventory.cards) > len(self.total_mib):
@@ -162,8 +174,10 @@ class Fleet:
             return
         self._asked_last = None
         self._unsettle(name)
+        self.links.pop(name, None)
         del self.inventory[name], self.mig_tenants[name]
         self.names[at] = ""
+        self.free_cpu_milli[at] = UNKNOWN_CPU
         self._clear(at)
         self._free_columns.append(at)
 
@@ -174,6 +188,24 @@ class Fleet:
     def credit(self, node: str, piece: Slice) -> None:
         """A pod no longer holds this slice. The reverse of `debit`."""
         self._apply(node, piece, -1)
+
+    def link_costs(self, nodes: Iterable[str]) -> Ints:
+        """(cards, cards, nodes) costs between cards, worked out at the first question about a node."""
+        rows = len(self.total_mib)
+        found = []
+        for node in nodes:
+            if node not in self.links or len(self.links[node]) != rows:
+                self.links[node] = costs_of(self.inventory[node], rows)
+            found.append(self.links[node])
+        return np.stack(found, axis=-1)
+
+    def set_cpu(self, node: str, free_milli: int) -> None:
+        """Say what a node's processors have left. Kept when its inventory changes."""
+        self.free_cpu_milli[self.column[node]] = min(free_milli, int(UNKNOWN_CPU))
+
+    def saw(self, ask: PodAsk) -> None:
+        """A pod asked for this: policies that go by the cluster's own asks count it."""
+        self.mix.saw(ask, self.models)
 
     def access(self, node: str) -> AccessMode:
         """How containers of this node get their devices."""
@@ -283,6 +315,7 @@ class Fleet:
             self.mig[profile] = Instances(*(_doubled(array, axis) for array in arrays))
         self.model = np.concatenate([self.model, np.full_like(self.model, -1)], axis=axis)
         if axis == 1:
+            self.free_cpu_milli = np.concatenate([self.free_cpu_milli, np.full(before, UNKNOWN_CPU, np.int32)])
             self.names.extend([""] * before)
             self._free_columns.extend(range(2 * before - 1, before - 1, -1))
 

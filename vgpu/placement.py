@@ -3,7 +3,7 @@
 This is the only module that decides where anything goes. It is pure: it reads a `Fleet`, answers with a `Placement` or the
 reason why not, and never touches Kubernetes, NVML, the clock or a random number. The same fleet and ask give the same answer.
 
-All candidates are tried at once, on copies of their columns (`table`). The best is the one with the lowest score of the
+All candidates are tried at once, on copies of their columns (`table`). The best is the one with the lowest keys of the
 pod's policy, then the one with the smallest name. What is promised about fitting stands in `table`.
 """
 
@@ -64,12 +64,14 @@ def place(
     the two pods' devices (contract.md section 3).
     """
     asked = fleet.look_up(candidates if isinstance(candidates, tuple) else tuple(candidates))
-    table = Table(fleet, ask, asked, only)
+    table = Table(fleet, ask, asked, only, order=POLICIES[ask.policy].order)
     if not table.fits.any():
         return _no_room(table, asked, only)
-    scores = POLICIES[ask.policy](table.outcome())
-    best = np.flatnonzero(table.fits & (scores == scores[table.fits].min())).tolist()
-    at = min(best, key=table.names.__getitem__) if len(best) > 1 else best[0]
+    best = np.flatnonzero(table.fits)
+    for key in POLICIES[ask.policy].score(table.outcome()):
+        keys = key[best]
+        best = best[keys == keys.min()]
+    at = min(best.tolist(), key=table.names.__getitem__)
     return Placement(table.names[at], table.assignment(at))
 
 

@@ -1,44 +1,38 @@
-"""Which of the nodes that fit is best: one function a policy, lower is better.
+"""Which of the nodes that fit is best, and which of a node's cards: the table of policies.
 
-To add a policy, write a function of `Outcome` that returns (nodes,) int64 and name it in `POLICIES`.
-Ties are broken by node name, never at random: the same fleet and ask give the same answer.
+To add a policy, write a file in `vgpu/policies` with a function of `Outcome` that returns keys, (nodes,) each, lower is better,
+and give it a row here. Ties are broken by node name, never at random: the same fleet and ask give the same answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal
 
-import numpy as np
-import numpy.typing as npt
+from vgpu.outcome import Outcome, Scores
+from vgpu.policies.binpack import binpack
+from vgpu.policies.fragmentation import fragmentation
+from vgpu.policies.spread import spread
+from vgpu.policies.topology import topology
 
-from vgpu.fleet import Ints
-
-Scores: TypeAlias = npt.NDArray[np.int64]
-
-SHIFT: Final = np.int64(32)
-"""Room for the second key below the first: free MiB of a node stay below 2**32."""
+Order = Literal["tightest", "roomiest", "linked"]
+"""Which cards of a node a share takes: those left with least, those left with most, or those with the best links."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the nodes would look after the pod is placed on them. What it says of a node that does not fit means nothing."""
+class Policy:
+    """A row of the table."""
 
-    loosest_mib: Ints
-    """(nodes,) left after the pod on the roomiest card that it would take; a card taken whole counts with its size."""
-    node_free_mib: Ints
-    """(nodes,) left after the pod on all cards that it may use."""
-
-
-Policy: TypeAlias = Callable[[Outcome], Scores]
+    score: Callable[[Outcome], Scores]
+    order: Order = "tightest"
+    """Of pods with one container that asks for GPUs; those with several take the tightest, which always fit."""
 
 
-def binpack(outcome: Outcome) -> Scores:
-    """The tightest GPU; among equals the node that is left with least."""
-    scores: Scores = (outcome.loosest_mib.astype(np.int64) << SHIFT) + outcome.node_free_mib
-    return scores
-
-
-POLICIES: Final[Mapping[str, Policy]] = {"binpack": binpack}
+POLICIES: Final[Mapping[str, Policy]] = {
+    "binpack": Policy(binpack),
+    "spread": Policy(spread, "roomiest"),
+    "fragmentation": Policy(fragmentation),
+    "topology": Policy(topology, "linked"),
+}
 """Every policy a pod may name in its placement annotation."""

@@ -79,6 +79,8 @@ class PodAsk:
     not_models: frozenset[str] = frozenset()
     uuids: frozenset[str] = frozenset()
     not_uuids: frozenset[str] = frozenset()
+    cpu_milli: int = 0
+    """What the pod asks of its node's processors, where somebody says: policies look at it, fitting does not."""
 
     def __bool__(self) -> bool:
         return bool(self.containers)

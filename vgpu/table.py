@@ -23,13 +23,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from vgpu.fleet import Bools, Candidates, Columns, Fleet, Ints
 from vgpu.grant import Assignment, Slice
 from vgpu.instances import Counts, choose, on_node
 from vgpu.inventory import Card, MigInstance
+from vgpu.links import nearest
+from vgpu.outcome import Cards, Outcome
 from vgpu.packing import Books, Need, pack
-from vgpu.policy import Outcome
+from vgpu.policy import Order
 from vgpu.quantity import LARGEST_CARD_MIB
 from vgpu.request import FULL_CORE_PERCENT, Ask, PodAsk, peak
 
@@ -65,8 +68,10 @@ class Table:
         only: Mapping[str, Set[str]] | None = None,
         *,
         emptied: bool = False,
+        order: Order = "tightest",
     ) -> None:
-        """`emptied`: as if no pod held anything."""
+        """`emptied`: as if no pod held anything. `order`: which cards a pod with one share takes."""
+        self._order = order
         self.fleet, self.ask, self._only, self._emptied = fleet, ask, only or {}, emptied
         self._look_at(candidates.columns)
         self._bundles = _bundles([part for part in ask.containers if part.kind == "share"])
@@ -111,7 +116,7 @@ class Table:
         if node_free is None:
             need = self._bundles[0].need
             node_free = _node_free(self._books()) - np.int32(need.mib * need.cards)
-        return Outcome(self._loosest_mib, node_free)
+        return Outcome(self._loosest_mib, node_free, self.fleet.mix, self._link_cost, self._look)
 
     def assignment(self, at: int) -> Assignment:
         """The cards of every container on node `at` in view, which must fit."""
@@ -141,8 +146,10 @@ class Table:
 
     def _taken(self, at: int) -> list[list[int]]:
         """Per bundle, then for the whole GPUs: the rows taken on a node."""
+        if self._left is not None and self._order == "linked":
+            return [self._nearest(np.array([at]), self._left)[0][:, 0].tolist()]
         if self._left is not None:
-            order = self._left[:, at].argsort(kind="stable")
+            order = self._ranked(self._left[:, at]).argsort(kind="stable")
             return [order[: self._bundles[0].need.cards].tolist()]
         live = int(np.searchsorted(self._live, at))
         return [rows[:, live].tolist() for rows in self._rows]
@@ -246,9 +253,47 @@ class Table:
         if need.cards > len(left):
             return np.zeros(len(self.asked), np.bool_)
         kth = need.cards - 1
+        if self._order == "roomiest":
+            self._loosest_mib = np.where(can, left, np.int32(-1)).max(axis=0)
+            roomy: Bools = np.count_nonzero(can, axis=0) >= need.cards
+            return roomy
         self._loosest_mib = left.min(axis=0) if kth == 0 else np.partition(left, kth, axis=0)[kth]
         fits: Bools = self._loosest_mib != NEVER
         return fits
+
+    def _link_cost(self) -> npt.NDArray[np.int64]:
+        """(nodes,) of the cards that one share takes; 0 for pods that take the tightest."""
+        cost = np.zeros(len(self.asked), np.int64)
+        if self._left is not None:
+            fit = np.flatnonzero(self.fits)
+            cost[fit] = self._nearest(fit, self._left)[1]
+        return cost
+
+    def _nearest(self, at: Columns, left: Ints) -> tuple[Columns, Ints]:
+        """The set of cards with the best links on nodes `at`, and its cost."""
+        costs = self.fleet.link_costs(self.names[node] for node in at.tolist())
+        return nearest(costs, left[:, at] != NEVER, self._bundles[0].need.cards)
+
+    def _ranked(self, left: Ints) -> Ints:
+        """Leftovers as numbers of which the smallest are taken first."""
+        return np.where(left == NEVER, left, -left) if self._order == "roomiest" else left
+
+    def _look(self) -> tuple[Cards, Cards]:
+        """The cards before and after the pod, for a policy that judges them."""
+        fleet, view = self.fleet, self.view
+        shared = fleet.shareable[:, view]
+        total, model, cpu = fleet.total_mib[:, view] * shared, fleet.model[:, view], fleet.free_cpu_milli[view]
+        before = Cards(fleet.free_mib[:, view] * shared, fleet.free_percent[:, view], total, model, cpu)
+        mib, percent = before.free_mib.copy(), before.free_percent.copy()
+        after = Books(mib, percent, shared, shared)
+        if self._left is not None:
+            need = self._bundles[0].need
+            if need.cards <= len(self._left):
+                _debit(after, need, _first(self._ranked(self._left), need.cards), np.arange(mib.shape[1]))
+        else:
+            for rows, need_or_whole in zip(self._rows, [*(b.need for b in self._bundles), None], strict=False):
+                _debit(after, need_or_whole, rows, self._live)
+        return before, Cards(mib, percent, total, model, cpu - np.int32(self.ask.cpu_milli))
 
     def _place_several(self, before: Books) -> Bools:
         """Shares, whole GPUs and MIG instances, on the nodes that no sum rules out. Returns (nodes,) whether all fit."""
@@ -328,6 +373,14 @@ def _debit(after: Books, need: Need | None, rows: Columns, at: Columns) -> None:
     else:
         after.free_mib[rows, at] -= np.int32(need.mib)
         after.free_percent[rows, at] -= np.int32(need.percent)
+
+
+def _first(ranked: Ints, cards: int) -> Columns:
+    """Rows of the `cards` smallest per node, (cards, nodes)."""
+    rows: Columns = (
+        ranked.argmin(axis=0)[np.newaxis, :] if cards == 1 else ranked.argsort(axis=0, kind="stable")[:cards]
+    )
+    return rows
 
 
 def _tightest(left: Ints, cards: int) -> tuple[Columns, Bools]:

@@ -1,0 +1,162 @@
+"""What the cluster's pods ask for, and how much of an idle card such pods could not use.
+
+Learnt from the pods seen, each as often as it was seen; nothing is assumed before. The typical asks are the most frequent ones
+up to `SHARE` of the pods. They are made into tables once in a while, so that judging 10,000 nodes is a look-up by card.
+
+An ask cannot use a card with too little memory or compute time free, one of a model that it does not allow, any card of a node
+with too little CPU, nor any of a node with fewer such cards than it wants. The result is in GPUs: a card idle by half and of no
+use to anybody counts 0.5. (F of FGD, Weng et al., USENIX ATC '23, with expected shares of cards.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.request import FULL_CORE_PERCENT, PodAsk
+
+if TYPE_CHECKING:
+    from vgpu.outcome import Cards
+
+SHARE: Final = 0.95
+"""Part of the pods that typical asks make up. From the paper."""
+MOST_ASKS: Final = 64
+"""Typical asks at most. Pulled out of the air: bounds the tables."""
+LEARN_EVERY: Final = 256
+"""Pods seen between two makings of the tables; more often at the beginning, at every power of two."""
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Typical:
+    """An ask as far as the measure knows it."""
+
+    cards: int
+    """0: no GPU, so it can use none."""
+    mib: int
+    """On each card; -1: the card must be whole."""
+    percent: int
+    cpu_milli: int
+    models: tuple[str, ...]
+    """Allowed; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    mib: npt.NDArray[np.int64]
+    percent: npt.NDArray[np.int64]
+    cpu: npt.NDArray[np.int64]
+    """Distinct needs, ascending."""
+    useless: Floats
+    """[CPU level, model, card level] how probably the next ask cannot use the card, seen alone."""
+    sets: tuple[tuple[int, Floats, npt.NDArray[np.bool_]], ...]
+    """Of asks for several cards: cards, probability by [CPU level, model], whether a card is usable by [card level]."""
+
+
+@dataclass
+class Mix:
+    """Counts the asks seen, and judges cards by them."""
+
+    seen: Counter[Typical] = field(default_factory=Counter)
+    pods: int = 0
+    _tables: _Tables | None = None
+    _models: dict[str, int] = field(default_factory=dict)
+
+    def saw(self, ask: PodAsk, models: dict[str, int]) -> None:
+        """Count a pod. `models` is the fleet's own table of codes."""
+        self.seen[typical(ask)] += 1
+        self.pods += 1
+        often = self.pods < LEARN_EVERY and self.pods & (self.pods - 1) == 0
+        if often or self.pods % LEARN_EVERY == 0 or self._models != models:
+            self._models = dict(models)
+            self._tables = _tables(self.typical(), self._models)
+
+    def typical(self) -> dict[Typical, float]:
+        """The typical asks and how probable each is."""
+        chosen: dict[Typical, int] = {}
+        for one, times in sorted(self.seen.items(), key=lambda item: (-item[1], item[0])):
+            if sum(chosen.values()) >= SHARE * self.pods or len(chosen) == MOST_ASKS:
+                break
+            chosen[one] = times
+        return {one: times / sum(chosen.values()) for one, times in chosen.items()}
+
+    def unusable(self, cards: Cards) -> Floats:
+        """(nodes,) GPUs that are idle and of no use to the next ask, expected."""
+        known = self._tables
+        if known is None:
+            return np.zeros(cards.free_mib.shape[1], np.float32)
+        cpu = np.searchsorted(known.cpu, cards.cpu_milli, side="right")
+        level = _level(known, cards)
+        idle = np.maximum(cards.free_mib, 0) / np.maximum(cards.total_mib, 1).astype(np.float32)
+        wasted: Floats = (idle * known.useless[cpu, cards.model, level]).sum(axis=0)
+        for wanted, probable, usable in known.sets:
+            can = usable[level]
+            too_few = np.count_nonzero(can & (cards.total_mib > 0), axis=0) < wanted
+            wasted += (idle * can).sum(axis=0) * too_few * probable[cpu, cards.model[0]]
+        return wasted
+
+
+def typical(ask: PodAsk) -> Typical:
+    """What the measure knows of a pod: its largest ask for shares or whole cards."""
+    parts = [part for part in ask.containers if part.kind != "mig"]
+    largest = max(parts, key=lambda part: (part.kind == "whole", part.cards, part.mib), default=None)
+    models = tuple(sorted(ask.models - ask.not_models))
+    if largest is None:
+        return Typical(0, 0, 0, ask.cpu_milli, models)
+    whole = largest.kind == "whole"
+    return Typical(
+        largest.cards, -1 if whole else largest.mib, FULL_CORE_PERCENT if whole else largest.core_percent,
+        ask.cpu_milli, models,
+    )  # fmt: skip
+
+
+def _level(known: _Tables, cards: Cards) -> Indices:
+    """(cards, nodes) the level of each card: by memory, compute time, and whether it is whole."""
+    by_mib = np.searchsorted(known.mib, cards.free_mib, side="right")
+    whole = (cards.free_mib == cards.total_mib) & (cards.total_mib > 0)
+    if len(known.percent) == 1 and known.percent[0] == 0:
+        by_percent: Any = 1  # nobody asks for compute time
+    else:
+        by_percent = np.searchsorted(known.percent, cards.free_percent, side="right")
+        whole &= cards.free_percent == FULL_CORE_PERCENT
+    level: Indices = (by_mib * (len(known.percent) + 1) + by_percent) * 2 + whole
+    return level
+
+
+def _tables(asks: dict[Typical, float], models: dict[str, int]) -> _Tables:
+    mib, percent, cpu = (
+        np.unique(np.array([getattr(one, what) for one in asks], np.int64)) for what in ("mib", "percent", "cpu_milli")
+    )
+    at_mib, at_percent, whole = np.meshgrid(
+        np.arange(len(mib) + 1), np.arange(len(percent) + 1), np.arange(2), indexing="ij"
+    )
+    levels = at_mib.size
+    useless = np.zeros((len(cpu) + 1, len(models) + 1, levels), np.float32)
+    sets = []
+    for one, probability in asks.items():
+        allowed = np.array([not one.models or model in one.models for model in models] + [False])
+        enough_cpu = np.arange(len(cpu) + 1) > np.searchsorted(cpu, one.cpu_milli)
+        reachable = enough_cpu[:, np.newaxis] & allowed
+        usable = (at_mib > np.searchsorted(mib, one.mib)) & (at_percent > np.searchsorted(percent, one.percent))
+        usable = ((usable & ((one.mib >= 0) | (whole == 1))) if one.cards else np.zeros_like(usable)).reshape(-1)
+        useless += np.float32(probability) * ~(reachable[:, :, np.newaxis] & usable)
+        if one.cards > 1:
+            sets.append((one.cards, (probability * reachable).astype(np.float32), usable))
+    return _Tables(mib, percent, cpu, useless, _merged(sets))
+
+
+def _merged(
+    sets: list[tuple[int, Floats, npt.NDArray[np.bool_]]],
+) -> tuple[tuple[int, Floats, npt.NDArray[np.bool_]], ...]:
+    """Sets that want the same of the same cards, as one."""
+    merged: dict[tuple[int, bytes], tuple[int, Floats, npt.NDArray[np.bool_]]] = {}
+    for wanted, probable, usable in sets:
+        key = (wanted, usable.tobytes())
+        merged[key] = (wanted, merged[key][1] + probable if key in merged else probable, usable)
+    return tuple(merged.values())

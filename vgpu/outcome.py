@@ -1,0 +1,55 @@
+"""What a policy is shown: how the nodes would look with the pod on them. It ranks nothing itself.
+
+What it says of a node that does not fit means nothing. Units and shapes as in `fleet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.fleet import Ints
+from vgpu.mix import Mix
+
+Scores: TypeAlias = tuple[npt.NDArray[Any], ...]
+"""Keys by node, (nodes,) each, the most important first; lower is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The cards of the nodes in view at one moment."""
+
+    free_mib: Ints
+    free_percent: Ints
+    total_mib: Ints
+    """(cards, nodes); 0 where there is no card that may be shared."""
+    model: Ints
+    """(cards, nodes) the fleet's code, -1 where there is no card."""
+    cpu_milli: Ints
+    """(nodes,) what is free of the node's processors."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the nodes would look after the pod is placed on them."""
+
+    loosest_mib: Ints
+    """(nodes,) left after the pod on the roomiest card that it would take; a card taken whole counts with its size."""
+    node_free_mib: Ints
+    """(nodes,) left after the pod on all cards that it may use."""
+    mix: Mix
+    """What the cluster's pods ask for."""
+    link_cost: Callable[[], npt.NDArray[np.int64]]
+    """(nodes,) how badly the cards taken are linked, or how much their loss hurts the others: see `links`."""
+    look: Callable[[], tuple[Cards, Cards]]
+    """The cards before and after the pod. Copies, so made only for the policies that look."""
+
+    @cached_property
+    def cards(self) -> tuple[Cards, Cards]:
+        """Before and after."""
+        return self.look()

@@ -1,0 +1,129 @@
+"""Replay a workload through `placement`, and write down how full the GPUs get.
+
+The protocol is the one that the openb figures were published with: nodes empty; pods shuffled by the seed, then pods drawn at
+random appended until what arrives asks for `arrive` times the capacity; placed one by one, and none leaves. A node is a
+candidate when its host has the CPU and memory, as kube-scheduler sees to; GPUs are `placement`'s business alone. A pod without
+a GPU goes to the host with least GPU left, then with least CPU left: nobody's policy, and the same for all of them.
+
+It knows no files, no clock and no terminal. Amounts of GPU are memory, in percent of the capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.fleet import Fleet
+from vgpu.outcome import Cards
+from vgpu.placement import Placement, place
+from vgpu.workload import Host, Job
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One moment, in percent of the capacity."""
+
+    arrived: int
+    allocation: float
+    fragmentation: float
+    """Idle, and of no use to the next pod, expected over the pods seen so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One seed."""
+
+    seed: int
+    points: tuple[Point, ...]
+    """At every whole percent that arrived."""
+
+    def at(self, percent: int) -> Point:
+        """The moment when this much had arrived, or the last one before."""
+        return max((point for point in self.points if point.arrived <= percent), key=lambda point: point.arrived)
+
+
+@dataclass
+class Cluster:
+    """Hosts and their GPUs, and the book of both."""
+
+    hosts: Sequence[Host]
+    fleet: Fleet = field(default_factory=Fleet)
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            self.fleet.set_node(host.name, host.inventory)
+            self.fleet.set_cpu(host.name, host.cpu_milli)
+        self.names = np.array([host.name for host in self.hosts], dtype=object)
+        self.number = {host.name: at for at, host in enumerate(self.hosts)}
+        self.cpu_milli = np.array([host.cpu_milli for host in self.hosts], np.int64)
+        self.memory_mib = np.array([host.memory_mib for host in self.hosts], np.int64)
+        self.gpu_mib = np.array([sum(card.mib for card in host.inventory.cards) for host in self.hosts], np.int64)
+        self.capacity_mib = int(self.gpu_mib.sum())
+
+    def put(self, job: Job) -> bool:
+        """Place a pod where it fits. Returns whether it did."""
+        fit = np.flatnonzero((self.cpu_milli >= job.cpu_milli) & (self.memory_mib >= job.memory_mib))
+        if not len(fit):
+            return False
+        if job.ask:
+            found = place(self.fleet, job.ask, tuple(self.names[fit]))
+            if not isinstance(found, Placement):
+                return False
+            at = self.number[found.node]
+            for piece in found.assignment.held():
+                self.fleet.debit(found.node, piece)
+            self.gpu_mib[at] -= job.gpu_mib
+        else:
+            at = int(fit[np.lexsort((self.cpu_milli[fit], self.gpu_mib[fit]))[0]])
+        self.cpu_milli[at] -= job.cpu_milli
+        self.memory_mib[at] -= job.memory_mib
+        self.fleet.set_cpu(self.hosts[at].name, int(self.cpu_milli[at]))
+        return True
+
+    def fragmentation(self) -> float:
+        """Percent of the capacity that is idle and of no use to the next pod."""
+        fleet = self.fleet
+        cards = Cards(fleet.free_mib, fleet.free_percent, fleet.total_mib, fleet.model, fleet.free_cpu_milli)
+        gpus = np.count_nonzero(fleet.total_mib)
+        return 100 * float(fleet.mix.unusable(cards).sum()) / gpus
+
+
+def arrivals(jobs: Sequence[Job], seed: int, capacity_mib: int, arrive: float) -> list[Job]:
+    """The pods in the order of their arrival, until they ask for `arrive` times the capacity."""
+    random = np.random.default_rng(seed)
+    order: npt.NDArray[np.int64] = random.permutation(len(jobs))
+    waiting: list[Job] = []
+    asked = 0
+    for number in order.tolist():
+        if asked >= arrive * capacity_mib:
+            return waiting
+        waiting.append(jobs[number])
+        asked += jobs[number].gpu_mib
+    while asked < arrive * capacity_mib:
+        waiting.append(jobs[int(random.integers(len(jobs)))])
+        asked += waiting[-1].gpu_mib
+    return waiting
+
+
+def replay(
+    hosts: Sequence[Host], jobs: Sequence[Job], seed: int, arrive: float, progress: Progress = lambda _: None
+) -> Run:
+    """One seed. `progress` is told the part done, 0 to 1, at every percent."""
+    cluster = Cluster(sorted(hosts, key=lambda host: host.name))
+    capacity, points = cluster.capacity_mib, [Point(0, 0.0, 0.0)]
+    arrived = placed = 0
+    for job in arrivals(jobs, seed, capacity, arrive):
+        cluster.fleet.saw(job.ask)
+        arrived += job.gpu_mib
+        if cluster.put(job):
+            placed += job.gpu_mib
+        if 100 * arrived // capacity > points[-1].arrived:
+            now = 100 * arrived // capacity
+            points.append(Point(now, 100 * placed / capacity, cluster.fragmentation()))
+            progress(min(1.0, now / (100 * arrive)))
+    return Run(seed, tuple(points))

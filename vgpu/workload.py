@@ -1,0 +1,141 @@
+"""Nodes and pods of a simulation, read from CSV text. It knows columns and ranges, and not what is done with them.
+
+Columns by name, in any order; others are passed over. The openb trace's own files are read as they are.
+
+    nodes   sn or name, gpu (cards), model, and optionally cpu_milli, memory_mib (of the host), gpu_mib (of a card)
+    pods    name, num_gpu (cards), gpu_milli (thousandths) or gpu_mib of each, and optionally cpu_milli, memory_mib,
+            gpu_core (percent of each card), gpu_spec (models joined by |)
+
+A pod that says gpu_milli needs nodes without gpu_mib, whose cards then have 1,000 units each; what a host is not said to have
+it has without end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vgpu.errors import TangramError
+from vgpu.inventory import MOST_CARDS_OF_A_NODE, Card, Inventory
+from vgpu.quantity import LARGEST_CARD_MIB
+from vgpu.request import FULL_CORE_PERCENT, MOST_CARDS, Ask, PodAsk
+
+THOUSAND: Final = 1000
+ENDLESS: Final = 2**30
+"""CPU or memory of a host of which nothing is said."""
+
+
+class BadWorkload(TangramError):
+    """A CSV file cannot be read; the text names file, line and column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A node."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    inventory: Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A pod. Its ask is falsy where it wants no GPU."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    ask: PodAsk
+
+    @property
+    def gpu_mib(self) -> int:
+        """Over all its cards."""
+        return sum(part.cards * part.mib for part in self.ask.containers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line, for errors that say where."""
+
+    file: str
+    line: int
+    cells: Mapping[str, str]
+
+    def number(self, column: str, low: int, high: int, default: int | None = None) -> int:
+        text = self.cells.get(column, "").strip()
+        if not text and default is not None:
+            return default
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise self.error(column, f"is {text[:40]!r}: it must be a whole number from {low} to {high}")
+        return int(text)
+
+    def error(self, column: str, sentence: str) -> BadWorkload:
+        return BadWorkload(f"{self.file}: line {self.line}, column {column} {sentence}")
+
+
+def read_nodes(text: str, file: str) -> list[Host]:
+    """Raises BadWorkload. `file` is only named."""
+    hosts, seen = [], set()
+    for row in _rows(text, file, (("sn", "name"), ("gpu",), ("model",))):
+        column = "sn" if "sn" in row.cells else "name"
+        name, model = row.cells[column], row.cells["model"]
+        if not name or name in seen:
+            raise row.error(column, f"is {name[:80]!r}: it must be a name, and of no other line")
+        seen.add(name)
+        mib = row.number("gpu_mib", 1, LARGEST_CARD_MIB, THOUSAND)
+        cards = tuple(
+            Card(f"{name}/{index}", index, model, mib) for index in range(row.number("gpu", 0, MOST_CARDS_OF_A_NODE))
+        )
+        hosts.append(
+            Host(
+                name, row.number("cpu_milli", 0, ENDLESS, ENDLESS), row.number("memory_mib", 0, ENDLESS, ENDLESS),
+                Inventory(cards, unit_mib=1),
+            )
+        )  # fmt: skip
+    if not any(host.inventory.cards for host in hosts):
+        raise BadWorkload(f"{file}: no node has a GPU: there must be one at least")
+    return hosts
+
+
+def read_pods(text: str, file: str, policy: str) -> list[Job]:
+    """Raises BadWorkload. Every pod asks for `policy`."""
+    jobs = []
+    for row in _rows(text, file, (("name",), ("num_gpu",), ("gpu_milli", "gpu_mib"))):
+        cpu, memory = row.number("cpu_milli", 0, ENDLESS, 0), row.number("memory_mib", 0, ENDLESS, 0)
+        cards = row.number("num_gpu", 0, MOST_CARDS)
+        models = frozenset(row.cells.get("gpu_spec", "").split("|")) - {""}
+        containers: tuple[Ask, ...] = ()
+        if cards:
+            column, most = ("gpu_mib", LARGEST_CARD_MIB) if "gpu_mib" in row.cells else ("gpu_milli", THOUSAND)
+            mib, core = row.number(column, 1, most), row.number("gpu_core", 0, FULL_CORE_PERCENT, 0)
+            containers = (Ask("main", "share", cards, units=cards * mib, mib=mib, core_percent=core),)
+        ask = PodAsk(containers, policy=policy, models=models, cpu_milli=cpu)
+        jobs.append(Job(row.cells["name"], cpu, memory, ask))
+    if not any(job.gpu_mib for job in jobs):
+        raise BadWorkload(f"{file}: no pod asks for a GPU: there must be one at least")
+    return jobs
+
+
+def _rows(text: str, file: str, wanted: Sequence[tuple[str, ...]]) -> Iterator[_Row]:
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
+    try:
+        header = [cell.strip() for cell in next(reader, [])]
+        for names in wanted:
+            if not set(names) & set(header):
+                raise BadWorkload(
+                    f"{file}: line 1 has no column {' or '.join(names)}: it names {', '.join(header)[:200]}"
+                )
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise BadWorkload(
+                    f"{file}: line {reader.line_num}, column {header[min(len(cells), len(header) - 1)]}: the line has {len(cells)} cells: it must have {len(header)}"
+                )
+            yield _Row(file, reader.line_num, dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        raise BadWorkload(f"{file}: line {reader.line_num}: {error}") from None
