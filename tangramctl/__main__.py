@@ -47,6 +47,17 @@ PS = """Show the runs of this user, and as root on a cluster's node its containe
 LIMIT is what was granted, LEASED what the processes may use without asking, USED what they allocated, CONTEXT what CUDA itself takes.
 """
 
+SIMULATE = """Replay a workload through Tangram's own placement, or ask whether a pod would fit a cluster's snapshot.
+
+\b
+  tangramctl simulate --nodes nodes.csv --pods pods.csv
+  tangramctl simulate --nodes nodes.csv --pods pods.csv --policy fragmentation --plot curve.svg
+  tangramctl simulate --snapshot snapshot.json --gpu-mem 20Gi --gpu-core 30
+
+No cluster and no GPU is needed. The files are described in docs/reference/simulate.md; those of the openb trace are read as they are.
+Exit code 3: the pod does not fit the snapshot.
+"""
+
 app = typer.Typer(
     name="tangramctl",
     help=ABOUT,
@@ -174,6 +185,60 @@ def ps(
 
     with _answering():
         show(state, json=json, watch=watch)
+
+
+@app.command(help=SIMULATE)
+def simulate(
+    nodes: Annotated[Path | None, typer.Option("--nodes", metavar="FILE", help="CSV of the nodes.")] = None,
+    pods: Annotated[Path | None, typer.Option("--pods", metavar="FILE", help="CSV of the pods.")] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="NAME", help="binpack, spread, fragmentation or topology.")
+    ] = "binpack",
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="FIRST:END", help="Orders of arrival to try, END not included.")
+    ] = "42:52",
+    arrive: Annotated[
+        float, typer.Option("--arrive", metavar="TIMES", help="How much arrives, times the capacity.")
+    ] = 1.3,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Seeds replayed at once.")] = 1,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the curve.")] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option("--snapshot", metavar="FILE", help="What the extender's GET /snapshot answered.")
+    ] = None,
+    gpu_mem: Annotated[
+        str | None, typer.Option("--gpu-mem", metavar="SIZE", help="With --snapshot: memory on each GPU.")
+    ] = None,
+    gpu_core: Annotated[
+        int, typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="With --snapshot: of each GPU.")
+    ] = 0,
+    gpu_count: Annotated[int, typer.Option("--gpu-count", metavar="N", help="With --snapshot: GPUs.")] = 1,
+    gpu_model: Annotated[
+        str, typer.Option("--gpu-model", metavar="MODELS", help="With --snapshot: models allowed, by comma.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="A document for programs.")] = False,
+) -> None:
+    """See SIMULATE."""
+    from tangramctl.errors import BadOption
+    from tangramctl.simulate import simulate as replay
+    from tangramctl.simulate import would_fit
+
+    with _answering():
+        if snapshot is not None:
+            if gpu_mem is None or nodes or pods:
+                raise BadOption("--snapshot needs --gpu-mem, and neither --nodes nor --pods")
+            fits = would_fit(
+                snapshot,
+                policy=policy,
+                gpu_mem=gpu_mem,
+                gpu_core=gpu_core,
+                cards=gpu_count,
+                models=gpu_model,
+                json=json,
+            )
+            raise typer.Exit(0 if fits else 3)
+        if nodes is None or pods is None:
+            raise BadOption("simulate needs --nodes and --pods, or --snapshot and --gpu-mem")
+        replay(nodes, pods, policy=policy, seeds=seeds, arrive=arrive, json=json, plot=plot, jobs=jobs)
 
 
 @arbiter_app.command(help="Say whether it runs. Exit code 3 when it does not.")
