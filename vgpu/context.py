@@ -48,11 +48,24 @@ class ContextMeasure:
         self._most_leased[1] = max(self._most_leased[1], leased_bytes)
 
     def read(
-        self, measured_bytes: int, used_bytes: int, leased_bytes: int, at_s: float, *, exact: bool = False
+        self,
+        measured_bytes: int,
+        used_bytes: int,
+        leased_bytes: int,
+        at_s: float,
+        *,
+        exact: bool = False,
+        opened_bytes: int = 0,
+        orphaned_bytes: int = 0,
     ) -> None:
-        """NVML counted `measured_bytes` at `at_s`. `exact`: the process is known to have allocated nothing meanwhile."""
+        """NVML counted `measured_bytes` at `at_s`. `exact`: the process is known to have allocated nothing meanwhile.
+
+        Memory of another process, `opened_bytes`, NVML counts for its maker, and for one of those that have it open when there is
+        no maker: that is `orphaned_bytes`, which may be in the measure or not. Then the measure is a range, and inside it what is
+        charged stays.
+        """
         self.measured_bytes = measured_bytes
-        least = max(0, measured_bytes - max(*self._most_leased, leased_bytes))
+        least = max(0, measured_bytes - max(*self._most_leased, leased_bytes) - opened_bytes)
         self._most_leased = [self._most_leased[1], leased_bytes]
         if at_s < self.counts_from_s:
             self.bytes = max(self.bytes, least)
@@ -60,6 +73,7 @@ class ContextMeasure:
         self._calm.append(_Reading(measured_bytes, used_bytes, at_s))
         sure = [reading for reading in self._calm if exact or at_s - reading.at_s >= CALM_S]
         if sure:
-            self.bytes = sure[-1].measured_bytes - sure[-1].used_bytes
+            most = sure[-1].measured_bytes - sure[-1].used_bytes
+            self.bytes = min(max(self.bytes, most - orphaned_bytes), most)
             self._calm = self._calm[len(sure) :]
         self.bytes = min(max(self.bytes, least), measured_bytes)

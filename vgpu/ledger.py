@@ -159,6 +159,7 @@ class Ledger:
             if holding is None:
                 continue
             card.shared.leave(process)
+            self._heirs_moved(card)
             card.leased_bytes -= holding.leased_bytes
             card.context_bytes -= holding.context.bytes
             card.asks = deque(ask for ask in card.asks if ask.process != process)
@@ -201,7 +202,11 @@ class Ledger:
         holding = self._cards[card].holdings[process]
         context = holding.context
         before_bytes = context.bytes
-        context.read(measured_bytes, holding.used_bytes, holding.leased_bytes, at_s, exact=exact)
+        opened_bytes, orphaned_bytes = self._cards[card].shared.opened_bytes(process)
+        context.read(
+            measured_bytes, holding.used_bytes, holding.leased_bytes, at_s,
+            exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes,
+        )  # fmt: skip
         self._cards[card].context_bytes += context.bytes - before_bytes
         return self._decide(card, now_s) if context.bytes < before_bytes else []
 
@@ -253,6 +258,7 @@ class Ledger:
         holding.leased_bytes -= back_bytes
         of.leased_bytes -= back_bytes
         of.shared.let_go(key, process, made=made, opened=not made)
+        self._heirs_moved(of)
         return self._decide(card, now_s)
 
     def state(self, process: int, card: int, used_bytes: int, leased_bytes: int) -> None:
@@ -314,6 +320,11 @@ class Ledger:
         if card >= len(self._cards):
             raise BadDocument(f"packet names card {card}: this container has {len(self._cards)}, from 0")
         return self._cards[card].holdings[process]
+
+    def _heirs_moved(self, card: _Card) -> None:
+        """NVML may count for them now what it counted for somebody else."""
+        for process in card.shared.openers():
+            card.holdings[process].context.moved(card.holdings[process].leased_bytes)
 
     def _queue(self, card: int, ask: _Ask) -> None:
         queue = self._cards[card].asks

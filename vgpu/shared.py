@@ -61,6 +61,19 @@ class Shared:
             return opened_bytes
         return 0 if memory.makers else max(0, opened_bytes - memory.charged_bytes)
 
+    def openers(self) -> list[int]:
+        """Who may have something open."""
+        return list(self._keys)
+
+    def opened_bytes(self, process: int) -> tuple[int, int]:
+        """What it has open, and how much of that no maker has any more."""
+        opened_bytes = orphaned_bytes = 0
+        for key in self._keys.get(process, ()):
+            memory = self._memory[key]
+            opened_bytes += memory.openers.get(process, 0)
+            orphaned_bytes += 0 if memory.makers else memory.openers.get(process, 0)
+        return opened_bytes, orphaned_bytes
+
     def make(self, key: bytes, process: int, made_bytes: int) -> None:
         """It paid for the memory, so much."""
         self._made_bytes[process] = self.made_bytes(process, without=key) + made_bytes
@@ -84,6 +97,8 @@ class Shared:
             memory.openers.pop(process, None)
         if process not in memory.makers and process not in memory.openers:
             self._keys[process].discard(key)
+            if not self._keys[process]:
+                del self._keys[process]
         self._noted(key)
 
     def leave(self, process: int) -> None:

@@ -201,3 +201,22 @@ def settled(book: Ledger, events: list[Event]) -> bool:
         if isinstance(event, Wanted):
             events = book.give_back(event.process, 0, 0, event.recall, 0) or events
     return any(isinstance(event, Granted) for event in events)
+
+
+def test_what_nvml_moves_from_a_maker_to_its_heir_is_not_taken_for_a_context() -> None:
+    book = made(2000)
+    book.begin_context(TWO, 0, 3, 100, 0)
+    book.end_context(TWO, 0, 0)
+    book.hold(TWO, 0, 5, KEY, 600, 0)
+    for second in range(1, 5):
+        book.measure(TWO, 0, 100, at_s=second, now_s=second)
+    book.measure(TWO, 0, 700, at_s=5, now_s=5)
+    assert book.context_bytes(0) == 100, "NVML knows of the maker's end before the arbiter does"
+    book.leave(ONE, 5)
+    for second in range(6, 12):
+        book.measure(TWO, 0, 700, at_s=second, now_s=second)
+        assert (book.context_bytes(0), book.shared_bytes(0)) == (100, 600)
+    book.drop(TWO, 0, KEY, 0, 12, made=False)
+    for second in range(13, 18):
+        book.measure(TWO, 0, 130, at_s=second, now_s=second)
+    assert (book.context_bytes(0), book.shared_bytes(0)) == (130, 0)
