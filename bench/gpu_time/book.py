@@ -28,9 +28,10 @@ class Book:
             self._seen[part, case, figure, unit].append(value)
 
     def over_all(self, part: str, case: str, figure: str, unit: str, value: float, note: str = "") -> None:
-        """A figure of all repeats together; the range is that of the repeats."""
-        each = self._seen.get((part, case, figure, unit), [value])
-        self._row(part, case, figure, unit, "all", _short(value), _short(min(each)), _short(max(each)), note)
+        """A figure of all repeats together; the range is that of the repeats, where there were several."""
+        each = self._seen.get((part, case, figure, unit), [])
+        low, high = (_short(min(each)), _short(max(each))) if each else ("", "")
+        self._row(part, case, figure, unit, "all", _short(value), low, high, note)
 
     def sum_up(self, part: str) -> None:
         """The median over the repeats of each figure of a part."""

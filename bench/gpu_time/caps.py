@@ -19,6 +19,8 @@ ASKED = (10, 30, 50, 70)
 PAIR = (30, 60)
 REPEATS = 3
 LEAST_S = 1.0
+SETTLE_S, PAIR_SETTLES_S = 0.2, 2.0
+"""Until credit saved up in idleness is spent: three frames of it last long where nearly all of the GPU is asked for."""
 ONE, OTHER = "one", "other"
 
 
@@ -80,7 +82,8 @@ def _rounds(node: Node, book: Book, chosen: list[Load], programs: dict[str, Line
     for repeat in range(REPEATS):
         for load in chosen:
             for limits in ((0,), *((asked,) for asked in load.asked), *((PAIR,) if load.pair else ())):
-                window_s = max(LEAST_S, (end - time.monotonic()) / windows - 0.35)
+                left_s = end - time.monotonic() - PAIR_SETTLES_S * load.pair * (REPEATS - repeat)
+                window_s = max(LEAST_S, left_s / windows - 0.35)
                 windows -= 1
                 _window(node, book, load, limits, programs, repeat, window_s)
 
@@ -97,7 +100,7 @@ def _window(
         node.grant(key, core=asked)
         programs[key].send("start", *load.words)
         programs[key].receive()
-    time.sleep(0.2)
+    time.sleep(_settles_s(limits))
     first = _marks(node, keys, programs)
     time.sleep(seconds / 2)
     clock = node.smi("clocks.sm", "power.draw")
@@ -112,6 +115,10 @@ def _window(
         case = f"{load.name}, " + ("no limit" if not asked else f"{asked} %")
         case += f" beside {sum(limits) - asked} %" if len(limits) > 1 else ""
         _write(book, load, case, asked, (first[key], last[key]), repeat, note)
+
+
+def _settles_s(limits: tuple[int, ...]) -> float:
+    return PAIR_SETTLES_S if len(limits) > 1 else SETTLE_S
 
 
 def _write(book: Book, load: Load, case: str, asked: int, marks: tuple[Mark, Mark], repeat: int, note: str) -> None:

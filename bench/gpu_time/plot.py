@@ -15,6 +15,7 @@ import matplotlib as mpl
 mpl.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 Row = dict[str, str]
 DARK, LIGHT = "#0b5394", "#9aa5b1"
@@ -32,7 +33,11 @@ def latencies(axes: Axes, rows: list[Row]) -> None:
         axes.annotate(text, (high, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(range(len(cases)), list(reversed(cases)), fontsize=8)
     axes.set_xscale("log")
-    axes.margins(x=0.35)
+    axes.margins(x=0.25)
+    axes.set_xlim(right=axes.get_xlim()[1] * 2)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("request, us: p50 to p99 of all repeats", fontsize=8)
 
 
@@ -66,7 +71,7 @@ def main() -> int:
     if not drawn:
         print(f"{source}: no latency and no limit was measured, nothing to draw", file=sys.stderr)
         return 0
-    mpl.rcParams["svg.hashsalt"] = "tangram"
+    mpl.rcParams["svg.hashsalt"], mpl.rcParams["svg.fonttype"] = "tangram", "none"
     heights = [0.25 * len({row["case"] for row in parts[name]}) + 0.8 for name in drawn]
     figure, axes = plt.subplots(
         len(drawn), figsize=(9, sum(heights) + 0.4), layout="constrained", squeeze=False, height_ratios=heights

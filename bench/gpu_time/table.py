@@ -1,0 +1,111 @@
+"""The figures of gpu-time.csv as tables, between the marks of docs/gpu-time.md.
+
+python3 bench/gpu_time/table.py gpu-time.csv            prints them
+python3 bench/gpu_time/table.py gpu-time.csv PAGE.md    writes them into the page, between <!-- figures --> and <!-- end -->
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from pathlib import Path
+
+Row = dict[str, str]
+QUANTILES = ("p50", "p99")
+
+
+def _figures(rows: list[Row], part: str) -> dict[str, dict[str, Row]]:
+    """Over all repeats: case -> figure -> row."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["part"] == part and row["repeat"] == "all":
+            found.setdefault(row["case"], {})[row["figure"]] = row
+    return found
+
+
+def _latency(rows: list[Row]) -> list[str]:
+    found = {case: of for case, of in _figures(rows, "lc").items() if not case.startswith("the last arbiter")}
+    alone = [float(found["alone"][name]["value"]) for name in QUANTILES]
+    lines = [
+        "| 5 launches of 48 us every 10 ms, beside kernels of 59.5 ms | p50 us | p99 us | of alone | neighbour's kernels a second |",
+        "|---|---|---|---|---|",
+    ]
+    for case, of in found.items():
+        rate = f"{float(of[RATE]['value']):.1f}" if RATE in of else ""
+        words = ["", "", ""]
+        if "p50" in of:
+            seen = [float(of[name]["value"]) for name in QUANTILES]
+            times = " / ".join(f"{one / other:.2f}" for one, other in zip(seen, alone, strict=True))
+            words = [*(f"{one:,.0f}" for one in seen), times]
+        lines.append(f"| {case} | {' | '.join(words)} | {rate} |")
+    return lines
+
+
+RATE = "neighbour's kernels"
+
+
+def _limits(rows: list[Row]) -> list[str]:
+    lines = ["| core limit | GPU time % | throughput, % of no limit |", "|---|---|---|"]
+    for case, of in _figures(rows, "caps").items():
+        if "GPU time" in of:
+            lines.append(f"| {case} | {_spread(of['GPU time'])} | {_spread(of['throughput of no limit'])} |")
+    return lines
+
+
+def _spread(row: Row) -> str:
+    value, low, high = (f"{float(row[name]):.1f}" for name in ("value", "low", "high"))
+    return value if low == value == high else f"{value} ({low} to {high})"
+
+
+def _switches(rows: list[Row]) -> list[str]:
+    names = {"suspend": "suspend", "resume": "resume", "enabled": "enabling channels that are enabled"}
+    lines = ["| the driver's call, as the arbiter times it | p50 us | p99 us |", "|---|---|---|"]
+    for case, of in _figures(rows, "switches").items():
+        if case in names:
+            lines.append(
+                f"| {names[case]} | " + " | ".join(f"{float(of[name]['value']):.0f}" for name in QUANTILES) + " |"
+            )
+    return lines
+
+
+def _sums(rows: list[Row]) -> list[str]:
+    found = {row["figure"]: row for row in rows if row["part"] == "sums"}
+    if "kernels checked" not in found:
+        return []
+    checked, wrong = (int(float(found[name]["value"])) for name in ("kernels checked", "kernels with a wrong sum"))
+    return [
+        f"Kernels that sum, suspended in mid-flight: {checked} checked, {found['kernels checked']['note']}, {wrong} wrong."
+    ]
+
+
+def tables(rows: list[Row]) -> str:
+    about = "{gpu}, driver {driver}, {date}, commit {commit}".format(**rows[0])
+    head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
+    blocks = [[head], _latency(rows), _limits(rows), _switches(rows), _sums(rows)]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def main() -> int:
+    """See the module."""
+    with Path(sys.argv[1]).open(newline="") as file:
+        made = tables(list(csv.DictReader(file)))
+    if len(sys.argv) < 3:
+        print(made, end="")
+        return 0
+    page = Path(sys.argv[2])
+    text, count = re.subn(
+        r"(<!-- figures -->\n).*?(<!-- end -->)",
+        lambda at: f"{at[1]}\n{made}\n{at[2]}",
+        page.read_text(),
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        print(f"{page}: {count} places between <!-- figures --> and <!-- end -->, one is needed", file=sys.stderr)
+        return 1
+    page.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
