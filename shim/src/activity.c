@@ -10,10 +10,13 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
 #include "hook.h"
 #include "memory.h"
 #include "tangram.h"
+
+enum { IDLE_GAP_US = 1000 }; /* specified */
 
 static struct activity *const activity_ = &tangram.activity;
 
@@ -161,11 +164,33 @@ static bool all_clean(void)
     return clean;
 }
 
+static uint64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* A process that waits after every small kernel would tell of work and idleness thousands of times a second, which costs the
+ * arbiter processor time. Who is not latency-critical tells IDLE once in IDLE_GAP_US; else the thread of turn.c tells it then,
+ * if it is still true. Held: telling. */
+static bool too_soon(void)
+{
+    uint64_t now = now_us();
+    if (turn_is_urgent() || now - activity_->idle_told_us >= IDLE_GAP_US) {
+        activity_->idle_told_us = now;
+        atomic_store(&activity_->idle_later, false);
+        return false;
+    }
+    atomic_store(&activity_->idle_later, true);
+    return true;
+}
+
 /* All streams were done a moment ago. `told` falls before the last look, so that a launch in between is seen by one of us. */
 static void tell_idle(void)
 {
     pthread_mutex_lock(&activity_->telling);
-    if (atomic_load(&activity_->told)) {
+    if (atomic_load(&activity_->told) && !too_soon()) {
         atomic_store(&activity_->told, false);
         if (all_clean())
             turn_activity(WIRE_IDLE, 0);
@@ -173,6 +198,15 @@ static void tell_idle(void)
             atomic_store(&activity_->told, true);
     }
     pthread_mutex_unlock(&activity_->telling);
+}
+
+bool activity_tell_later(void)
+{
+    if (!atomic_exchange(&activity_->idle_later, false))
+        return false;
+    if (all_clean())
+        tell_idle();
+    return true;
 }
 
 void activity_something_synced(void)

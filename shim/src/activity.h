@@ -21,6 +21,8 @@ struct activity {
     _Atomic bool watched; /* this process has channels: it is counted from here on, also while the arbiter is away */
     _Atomic bool told;    /* it was told that we work */
     pthread_mutex_t telling;
+    uint64_t idle_told_us; /* guarded by telling */
+    _Atomic bool idle_later; /* there was nothing to do, and that was not told so soon after the last time */
     uint64_t looked_at;   /* launches at the last look; the thread of turn.c alone */
     _Atomic uint64_t used[ACTIVITY_STREAMS / 64]; /* one bit a place that ever had a stream */
     struct activity_stream stream[ACTIVITY_STREAMS];
@@ -47,6 +49,7 @@ void activity_streams_end(void); /* with their context */
 /* For turn.c. */
 bool activity_is_told(void);
 void activity_look(void);           /* has work ended that was never waited for? */
+bool activity_tell_later(void);     /* tell what it was too soon for, if it is still true; false = there was nothing */
 void activity_watch(void);
 void activity_arbiter_is_new(void);
 void activity_forget(void);         /* in a forked child */

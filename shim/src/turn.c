@@ -19,10 +19,13 @@ enum {
     RETRY_MOST_MS = 200, /* guessed */
     LOOK_MS = 200,       /* at the heartbeat */
     WORKING_LOOK_MS = 20, /* for work that ended and was never waited for; guessed */
+    HASTY_LOOK_MS = 2,   /* after an IDLE that it was too soon to tell, and HASTY_LOOKS times more; guessed */
+    HASTY_LOOKS = 10,
     STALE_MS = 600,      /* the arbiter's beats are 200 ms apart */
     GATE_MOST_MS = 1000, /* specified: nobody waits longer */
     THREAD_STACK = 256 * 1024
 };
+enum { LATENCY_CRITICAL = 0 }; /* class of WELCOME */
 
 static struct turn *const turn_ = &tangram.turn;
 
@@ -51,8 +54,10 @@ static int meet(void)
     int passed = -1, fd = packet == NULL ? -1 : wire_connect(tangram.grant.socket);
     bool good = fd >= 0 && wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello) && link_readable(fd, WELCOME_MS) &&
                 wire_receive(fd, packet, &passed) && packet->header.type == WIRE_WELCOME && passed >= 0;
-    if (good)
+    if (good) {
         map_page(passed);
+        atomic_store(&turn_->urgent, packet->body.welcome.cards > 0 && packet->body.welcome.card[0].klass == LATENCY_CRITICAL);
+    }
     free(packet);
     if (passed >= 0)
         close(passed);
@@ -70,12 +75,18 @@ static bool abandoned(void)
     return page != NULL && atomic_load(&page->off) != 0 && now_ms() > atomic_load(&page->beat_ms) + STALE_MS;
 }
 
+bool turn_is_urgent(void)
+{
+    return atomic_load_explicit(&turn_->urgent, memory_order_relaxed);
+}
+
 /* Until the connection ends. The arbiter sends nothing on it but, before it hangs up, an ERROR. */
 static void keep(int fd)
 {
-    for (;;) {
-        if (link_readable(fd, activity_is_told() ? WORKING_LOOK_MS : LOOK_MS))
+    for (unsigned hasty = 0;;) {
+        if (link_readable(fd, !activity_is_told() ? LOOK_MS : hasty > 0 ? HASTY_LOOK_MS : WORKING_LOOK_MS))
             return;
+        hasty = activity_tell_later() ? HASTY_LOOKS : hasty > 0 ? hasty - 1 : 0;
         if (abandoned())
             capture_enable_own();
         activity_look();

@@ -14,6 +14,7 @@ struct turn {
     pthread_mutex_t lock; /* guards what follows, and every send */
     bool threaded;
     int fd;       /* welcomed; -1 = the arbiter is away */
+    _Atomic bool urgent; /* the container is latency-critical, as it was welcomed */
     uint32_t seq;
     _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
 };
@@ -32,6 +33,9 @@ static inline bool turn_gated(const struct turn *turn)
     return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
 }
 void turn_wait_for_gate(void);
+
+/* Is the container latency-critical? */
+bool turn_is_urgent(void);
 
 void turn_forget(void); /* in a forked child */
 

@@ -52,8 +52,11 @@ static uint32_t answer_control(struct rm_control *in)
         assert(list->preempt_event == 0);
         for (uint32_t i = 0; i < RM_CHANNELS; i++)
             assert(i < list->channels ? list->client[i] == in->client : list->client[i] == 0 && list->channel[i] == 0);
+        static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+        pthread_mutex_lock(&one);
         kernel.last[atomic_fetch_add(&kernel.enables, 1) % 2] = *list;
         kernel.last_control = *in;
+        pthread_mutex_unlock(&one);
     }
     return RM_OK;
 }
@@ -192,8 +195,10 @@ static void expect(uint32_t client, uint32_t subdevice, const uint32_t *compute,
 {
     struct told told = next_told();
     struct wire_channels wanted = {.card = 0, .client = client, .subdevice = subdevice, .computes = computes, .copies = copies};
-    memcpy(wanted.compute, compute, computes * sizeof *compute);
-    memcpy(wanted.copy, copy, copies * sizeof *copy);
+    for (uint32_t i = 0; i < computes; i++)
+        wanted.compute[i] = compute[i];
+    for (uint32_t i = 0; i < copies; i++)
+        wanted.copy[i] = copy[i];
     assert(told.any);
     qsort(told.channels.compute, told.channels.computes, sizeof(uint32_t), order);
     qsort(told.channels.copy, told.channels.copies, sizeof(uint32_t), order);
@@ -437,6 +442,90 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
 }
 
+/* What was told of work since this was asked last. */
+static void count_activity(unsigned *works, unsigned *idles)
+{
+    struct {
+        struct wire_header header;
+        struct wire_activity_said said;
+    } packet;
+    *works = *idles = 0;
+    while (recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet) {
+        *works += packet.said.what == WIRE_WORK;
+        *idles += packet.said.what == WIRE_IDLE;
+    }
+}
+
+static uint64_t us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+static void launch_and_wait(CUstream stream)
+{
+    activity_launch(stream, 0);
+    struct activity_before before = activity_sync_begins(stream, 0);
+    activity_stream_synced(before);
+}
+
+/* A launch and a wait, as fast as it goes: who is latency-critical says all of it, the others at most once a millisecond. */
+static void idleness_is_told_once_a_millisecond(bool urgent)
+{
+    fresh();
+    activity_forget();
+    activity_watch();
+    atomic_store(&tangram.turn.urgent, urgent);
+    CUstream stream = (CUstream)0x1000;
+    unsigned works = 0, idles = 0, all_works = 0, all_idles = 0, rounds = 0;
+    uint64_t began = us();
+    while (us() - began < 50000) {
+        launch_and_wait(stream);
+        rounds++;
+        count_activity(&works, &idles);
+        all_works += works;
+        all_idles += idles;
+    }
+    uint64_t took_ms = (us() - began) / 1000;
+    if (urgent)
+        assert(all_works == rounds && all_idles == rounds);
+    else
+        assert(all_idles >= 2 && all_idles <= took_ms + 1 && all_works <= took_ms + 2);
+    if (!urgent && atomic_load(&tangram.activity.told)) { /* what the thread of turn.c does */
+        while (us() - tangram.activity.idle_told_us < 1000)
+            continue;
+        assert(activity_tell_later() && !activity_is_told());
+        count_activity(&works, &idles);
+        assert(works == 0 && idles == 1);
+    }
+    assert(!activity_tell_later());
+    activity_launch(stream, 0); /* and work after that is told at once */
+    count_activity(&works, &idles);
+    assert(works == 1 && idles == 0);
+    activity_forget();
+}
+
+static void idleness_that_ended_is_not_told_later(void)
+{
+    fresh();
+    activity_forget();
+    activity_watch();
+    atomic_store(&tangram.turn.urgent, false);
+    CUstream stream = (CUstream)0x1000;
+    unsigned works, idles;
+    launch_and_wait(stream);
+    launch_and_wait(stream); /* within the millisecond, mostly */
+    activity_launch(stream, 0);
+    while (us() - tangram.activity.idle_told_us < 1000)
+        continue;
+    count_activity(&works, &idles);
+    activity_tell_later();
+    count_activity(&works, &idles);
+    assert(idles == 0 && activity_is_told());
+    activity_forget();
+}
+
 /* Against a slow version: parents in an array; what has lost an ancestor is gone. Handles and parents are garbage often. */
 enum { HANDLES = 40, CLIENTS = 3 };
 static uint32_t parent_of[CLIENTS][HANDLES]; /* 0 = not there */
@@ -585,6 +674,9 @@ int main(void)
     its_own_channels_are_enabled_with_exactly_these_bytes();
     a_new_arbiter_is_told_everything();
     a_forked_child_has_none_of_its_parents_channels();
+    idleness_is_told_once_a_millisecond(false);
+    idleness_is_told_once_a_millisecond(true);
+    idleness_that_ended_is_not_told_later();
     the_book_agrees_with_a_slow_one_also_on_garbage();
     threads_do_not_disturb_each_other();
     an_ordinary_call_costs_less_than_100_ns();
