@@ -1,0 +1,121 @@
+"""Kill, stop, restart: the arbiter, a latency-critical and a best-effort process, at every step, in an order that a seed decides.
+
+After each round everybody who lives must run again, and at the end no enable is owed. TANGRAM_FAULT_ROUNDS=1000 for more than
+the 100 rounds that are always run; TANGRAM_FAULT_SEED to see one order again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+
+from tests.integration.turns.conftest import Node, Program, until
+
+ROUNDS = int(os.environ.get("TANGRAM_FAULT_ROUNDS", "100"))
+SEED = int(os.environ.get("TANGRAM_FAULT_SEED", "1"))
+LC, BE = "latency-critical", "best-effort"
+EXPECTED = ("is not there", "is no channel of the subdevice")
+"""Misuses that a process's death explains: its handles were on their way."""
+
+
+class Matrix:
+    """A node with one of each, of which any may be gone or stopped."""
+
+    def __init__(self, node: Node, chance: random.Random) -> None:
+        self.node, self.chance = node, chance
+        self.programs: dict[str, Program] = {}
+        self.stopped: set[str] = set()
+        self.settle()
+
+    def settle(self) -> None:
+        """Everybody is here, awake and at work."""
+        if self.node.arbiter.poll() is not None:
+            (self.node.folder / "status.sock").unlink(missing_ok=True)
+            self.node.start_arbiter()
+        for name in list(self.stopped):
+            self.node.arbiter.send_signal(signal.SIGCONT) if name == "arbiter" else self.programs[name].send(
+                signal.SIGCONT
+            )
+        self.stopped.clear()
+        for name, klass in (("be", BE), ("lc", LC)):
+            if name not in self.programs:
+                self.programs[name] = self.node.run(name, klass)
+                if name == "be":
+                    self.programs[name].do("work_on(20_000)")
+
+    def steps(self) -> dict[str, Callable[[], object]]:
+        """Moments at which a fault may come."""
+        be, lc = self.programs["be"], self.programs["lc"]
+
+        def urgent(us: int) -> None:
+            if "lc" not in self.stopped:
+                lc.start(f"launch({us})")
+                lc.finish()
+
+        return {
+            "in peace": lambda: None,
+            "as work arrives": lambda: lc.start("requests(1, 2000, 0.0)"),
+            "while it is stopped": lambda: (urgent(100_000), until(lambda: self.node.held(be))),
+            "as work ends": lambda: (urgent(1000), time.sleep(self.chance.random() * 0.004)),
+            "as work is announced": lambda: lc.start("requests(1, 500, 0.0, hint_us=3000)"),
+        }
+
+    def fault(self, victim: str, number: signal.Signals) -> None:
+        if victim == "arbiter":
+            self.node.arbiter.send_signal(number)
+            if number != signal.SIGSTOP:
+                self.node.arbiter.wait()
+        elif number == signal.SIGSTOP:
+            self.programs[victim].send(number)
+        else:
+            program = self.programs.pop(victim)
+            self.node.programs.remove(program)
+            program.send(number)
+            program.end()
+        if number == signal.SIGSTOP:
+            self.stopped.add(victim)
+
+    def everybody_runs(self) -> None:
+        """Each gets on with its work within what the design promises, and some for a slow machine."""
+        be, lc = self.programs["be"], self.programs["lc"]
+        ran = self.node.ran_us(be)
+        lc.start("launch(500) or wait()")
+        lc.finish()
+        until(lambda: self.node.ran_us(be) > ran and not self.node.held(be), 5)
+
+
+def test_whatever_dies_or_stops_whenever_everybody_runs_in_the_end(node: Node):
+    chance = random.Random(SEED)
+    matrix = Matrix(node, chance)
+    for round_ in range(ROUNDS):
+        step = chance.choice(list(matrix.steps()))
+        victim = chance.choice(["arbiter", "arbiter", "be", "lc"])
+        number = chance.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+        about = f"seed {SEED}, round {round_}: {number.name} to {victim} {step}"
+        try:
+            matrix.steps()[step]()
+            started = step.startswith("as work") and step != "as work ends"
+            time.sleep(chance.random() * 0.003)
+            matrix.fault(victim, number)
+            if victim == "arbiter" and number == signal.SIGSTOP:
+                time.sleep(chance.choice([0.0, 0.7]))
+            elif number == signal.SIGSTOP:
+                time.sleep(chance.choice([0.0, 0.05]))
+            if started and victim == "lc" and number == signal.SIGSTOP:
+                matrix.programs["lc"].send(signal.SIGCONT)
+            if started and "lc" in matrix.programs:
+                matrix.programs["lc"].finish()
+            matrix.settle()
+            matrix.everybody_runs()
+        except AssertionError as error:
+            kernel = node.driver.ctl("kernel")
+            raise AssertionError(f"{about}: {error}\n{kernel}\n{node.log()[-2000:]}") from error
+    for program in matrix.programs.values():
+        program.do("stop()")
+    until(lambda: not re.search(r"(held|owed)=[1-9]", node.driver.ctl("kernel")), 5)
+    misuse = node.misuses()
+    assert not misuse or any(expected in misuse for expected in EXPECTED), misuse
