@@ -63,7 +63,7 @@ bool late_settle(bool *left)
             continue;
         }
         tangram.driver.cuEventDestroy_v2(late->event); /* passed, or gone with its context */
-        lease_give_back(late->was.card, late->was.bytes);
+        hold_or_give_back(&late->was);
         came = true;
         free(late);
     }

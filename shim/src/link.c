@@ -18,7 +18,7 @@ enum {
     PATIENCE_MS = 2000, /* for an arbiter that was never met, and for an answer; specified */
     RESTART_MS = 5000,  /* for one that went away: a restarted container is back by then; guessed */
     MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
-    SEQ_MASK = 0x3fffffff
+    SEQ_MASK = 0x1fffffff
 };
 
 static struct link *const link_ = &tangram.link;
@@ -33,6 +33,11 @@ static uint32_t next_seq(void)
 {
     link_->seq = (link_->seq + 1) & SEQ_MASK;
     return link_->seq == 0 ? ++link_->seq : link_->seq;
+}
+
+bool link_say(enum wire_type type, const void *body, uint32_t body_bytes)
+{
+    return wire_send(link_->fd, type, next_seq(), body, body_bytes);
 }
 
 bool link_readable(int fd, int ms)
@@ -89,6 +94,8 @@ static bool welcome(const struct wire_welcome *in)
             atomic_store(&card->limit_bytes, in->card[w].limit_bytes);
             atomic_store(&card->wire, (int)w);
             if (atomic_load(&card->leased_bytes) > 0 && !link_state_use(card))
+                return false;
+            if (!holds_restate(card))
                 return false;
             if (atomic_load(&contexts->bytes) > 0 && !say_context(card, WIRE_DONE, next_seq() | WIRE_SEQ_CONTEXT))
                 return false;
@@ -421,6 +428,36 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
         reader_needed();
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
+    return answer;
+}
+
+/* Memory was opened that somebody else may have made. What is answered too late is taken back. */
+enum link_answer link_hold(struct card *card, struct wire_shared *said)
+{
+    enum link_answer answer = LINK_ABSENT;
+    forks_watch();
+    pthread_mutex_lock(&link_->lock);
+    while (answer == LINK_ABSENT && connected_in_time()) {
+        if (atomic_load(&card->wire) < 0) {
+            answer = LINK_REFUSED;
+            break;
+        }
+        said->card = (uint32_t)atomic_load(&card->wire);
+        link_->hold = (struct awaited){.seq = next_seq() | WIRE_SEQ_HOLD};
+        if (!wire_send(link_->fd, WIRE_HOLD, link_->hold.seq, said, sizeof *said))
+            break;
+        if (!answered_in_time(&link_->hold, PATIENCE_MS)) {
+            if (!link_->connected)
+                continue;
+            link_say(WIRE_DROP, said, sizeof *said);
+            break;
+        }
+        answer = link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+    }
+    if (link_->begun)
+        reader_needed();
+    if (answer != LINK_GRANTED)
+        pthread_mutex_unlock(&link_->lock);
     return answer;
 }
 

@@ -33,17 +33,18 @@ struct link {
     int greeted;         /* a connection on which HELLO was said and WELCOME not read; -1 = none */
     uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
     uint32_t seq;
-    struct awaited lease, context, measured, processes;
-    struct wire_leased lease_answer, context_answer;
+    struct awaited lease, context, measured, processes, hold;
+    struct wire_leased lease_answer, context_answer, hold_answer;
     struct wire_process *listed; /* where the process list goes that is waited for */
     uint32_t listed_room, listed_count;
     struct wire_packet packet;              /* of whoever reads: one at a time */
     const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
 };
 
-/* Of the sequence numbers the library makes, those of CONTEXT: its answer is no lease, however late it comes. The top bit is the
+/* Of the sequence numbers the library makes, those of CONTEXT and HOLD: its answer is no lease, however late it comes. The top bit is the
  * arbiter's own. */
 #define WIRE_SEQ_CONTEXT UINT32_C(0x40000000)
+#define WIRE_SEQ_HOLD UINT32_C(0x20000000)
 
 /* link.c */
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
@@ -56,9 +57,11 @@ bool link_unleased(struct card *card, uint64_t *bytes);
 enum link_answer link_context_begin(struct card *card, bool *estimated);
 void link_context_end(struct card *card, enum wire_step step, bool wait);
 bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count);
+enum link_answer link_hold(struct card *card, struct wire_shared *said); /* locked afterwards when it is granted */
 void link_forget(void); /* in a forked child */
 
 /* Between link.c and reader.c. "Locked" = the caller holds link.lock. */
+bool link_say(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
 bool link_meet(int patience_ms);      /* not locked */
 bool link_readable(int fd, int ms);   /* not locked */
 bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */

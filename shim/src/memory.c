@@ -33,16 +33,17 @@ void settle_free(CUresult rc, const struct owned *was)
 {
     if (rc != CUDA_SUCCESS)
         table_own(*was);
-    else if (was->of != NULL)
+    else if (was->of != NULL) {
+        hold_end(was->at);
         pool_freed(was->of);
-    else
-        lease_give_back(was->card, was->bytes);
+    } else
+        hold_or_give_back(was);
 }
 
 void settle_handle(CUresult rc, const struct owned *was)
 {
     if (rc == CUDA_SUCCESS)
-        lease_give_back(was->card, was->bytes);
+        hold_or_give_back(was);
     else
         table_own(*was);
 }

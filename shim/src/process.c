@@ -39,6 +39,7 @@ static void in_child(void)
     vmm_forget_all();
     pools_forget_all();
     late_forget_all();
+    holds_forget_all();
     atomic_store(&tangram.unsettled, false);
     atomic_store(&tangram.graphs, 0);
     atomic_store(&tangram.only_card, NULL);

@@ -18,6 +18,7 @@
 #include "activity.h"
 #include "capture.h"
 #include "context.h"
+#include "holds.h"
 #include "link.h"
 #include "turn.h"
 #include "warm.h"
@@ -123,6 +124,7 @@ struct tangram {
     pthread_mutex_t late_lock;
     struct late *late;
     _Atomic unsigned graphs; /* executable graphs that allocate */
+    struct holds holds;
     struct capture capture;
     struct turn turn;
     struct activity activity;

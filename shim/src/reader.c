@@ -88,6 +88,11 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         answers(&link_->context, seq);
         return;
     }
+    if (seq & WIRE_SEQ_HOLD) {
+        link_->hold_answer = *in;
+        answers(&link_->hold, seq);
+        return;
+    }
     struct card *card = card_of_wire(in->card);
     uint64_t granted = card == NULL || in->refused ? 0 : in->granted_bytes;
     if (granted > 0)

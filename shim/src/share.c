@@ -1,14 +1,41 @@
 /* share.c - memory that another process or another interface made: IPC handles and external memory.
  *
  * It is there already; opening it makes this process one of those that keep it. So it is charged when it is opened, after the
- * driver has told its size, and closed again when it does not fit. Who made it is not known here: a block that two processes
- * of one container share is charged to both, which is too much, and never too little when the one that made it ends first.
+ * driver has told its size, and closed again when it does not fit. The names that the driver gives out for IPC memory and pool
+ * pointers are the same bytes for the same memory in every process (measured), so the arbiter charges a container once (holds.c).
  */
 #include "hook.h"
 #include "memory.h"
 
+/* The name is of the whole allocation, wherever in it the program points. */
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
+{
+    NEEDS(cuIpcGetMemHandle);
+    struct owned made;
+    CUdeviceptr base = at;
+    size_t bytes;
+    CUresult rc = tangram.driver.cuIpcGetMemHandle(handle, at);
+    if (rc != CUDA_SUCCESS || grant_ready() != GRANT_GOOD)
+        return rc;
+    if (tangram.driver.cuMemGetAddressRange_v2 != NULL)
+        tangram.driver.cuMemGetAddressRange_v2(&base, &bytes, at);
+    if (table_find(base, &made) && made.of == NULL)
+        hold_made(made.card, WIRE_IPC, base, made.bytes, handle);
+    return rc;
+}
+
+EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr at)
+{
+    NEEDS(cuMemPoolExportPointer);
+    struct owned made;
+    CUresult rc = tangram.driver.cuMemPoolExportPointer(data, at);
+    if (rc == CUDA_SUCCESS && grant_ready() == GRANT_GOOD && table_find(at, &made))
+        hold_made(made.card, WIRE_POOL, at, made.bytes, data);
+    return rc;
+}
+
 /* The driver gives the same address for the same handle, and wants it closed as often as it was opened. */
-static CUresult opened(CUresult rc, CUdeviceptr at)
+static CUresult opened(CUresult rc, CUdeviceptr at, const CUipcMemHandle *handle)
 {
     struct owned known;
     size_t bytes = 0;
@@ -23,10 +50,11 @@ static CUresult opened(CUresult rc, CUdeviceptr at)
     }
     bool sized = tangram.driver.cuMemGetAddressRange_v2 != NULL &&
                  tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, at) == CUDA_SUCCESS;
-    if (sized && reserve(card, bytes)) {
-        if (table_own((struct owned){key, bytes, card, (void *)1}))
+    if (sized && hold_opened(card, WIRE_IPC, key, bytes, handle)) {
+        struct owned entry = {key, bytes, card, (void *)1};
+        if (table_own(entry))
             return rc;
-        lease_give_back(card, bytes);
+        hold_or_give_back(&entry);
     }
     tangram.driver.cuIpcCloseMemHandle(at);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -36,14 +64,14 @@ EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *at, CUipcMemHandle handle, unsig
 {
     NEEDS(cuIpcOpenMemHandle);
     CUresult rc = tangram.driver.cuIpcOpenMemHandle(at, handle, flags);
-    return opened(rc, rc == CUDA_SUCCESS ? *at : 0);
+    return opened(rc, rc == CUDA_SUCCESS ? *at : 0, &handle);
 }
 
 EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned int flags)
 {
     NEEDS(cuIpcOpenMemHandle_v2);
     CUresult rc = tangram.driver.cuIpcOpenMemHandle_v2(at, handle, flags);
-    return opened(rc, rc == CUDA_SUCCESS ? *at : 0);
+    return opened(rc, rc == CUDA_SUCCESS ? *at : 0, &handle);
 }
 
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr at)
@@ -71,8 +99,12 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *at, CUmemoryPool pool, CUmem
     if (card == NULL)
         return rc;
     if (tangram.driver.cuMemGetAddressRange_v2 != NULL && tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, *at) == CUDA_SUCCESS &&
-        reserve(card, bytes))
-        return settle(rc, *at, bytes, card);
+        hold_opened(card, WIRE_POOL, *at, bytes, data)) {
+        struct owned entry = {*at, bytes, card, NULL};
+        if (table_own(entry))
+            return rc;
+        hold_or_give_back(&entry);
+    }
     tangram.driver.cuMemFree_v2(*at);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

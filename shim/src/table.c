@@ -14,10 +14,12 @@ enum { FIRST_SLOTS = 64 };
 /* What was there is gone without a free of its own. */
 static void bury(const struct owned *was)
 {
-    if (was->at >> 59 == 0 && was->of != NULL)
+    if (was->at >> 59 == 0 && was->of != NULL) {
+        hold_end(was->at);
         pool_freed(was->of);
+    }
     else if (was->card != NULL) /* a list that is owned here has none */
-        lease_give_back(was->card, was->bytes);
+        hold_or_give_back(was);
 }
 
 /* Fibonacci hashing: driver pointers differ in their middle bits only. The top bits choose the shard. */

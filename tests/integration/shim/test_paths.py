@@ -267,13 +267,15 @@ def test_a_capture_by_one_stream_leaves_the_others_counted(stage: Stage) -> None
     gpu.must(f"captured({stream})")
 
 
-def test_memory_of_another_process_is_charged_while_it_is_open(stage: Stage) -> None:
+def test_memory_of_a_sibling_is_charged_to_one_of_them(stage: Stage) -> None:
     owner, guest = stage.worker(), stage.worker()
-    handle = owner.must(f"ipc_get({owner.must('alloc(300)')})")
+    handle = owner.must(f"ipc_get({owner.must('alloc(600)')})")
     at = guest.must(f"ipc_open('{handle}')")
-    assert guest.ask("alloc(500)")[0] == OUT_OF_MEMORY
+    assert guest.ask("alloc(401)")[0] == OUT_OF_MEMORY
+    own = guest.must("alloc(400)")
     guest.must(f"ipc_close({at})")
-    assert guest.ask("alloc(700)")[0] == 0
+    guest.must(f"free({own})")
+    assert guest.ask("alloc(401)")[0] == OUT_OF_MEMORY
 
 
 def test_memory_of_another_container_cannot_be_opened_beyond_the_limit(stage: Stage) -> None:
