@@ -2,6 +2,17 @@
 #include "hook.h"
 #include "memory.h"
 
+/* What cannot be zeroed is not handed out. */
+static CUresult cleared(CUresult rc, const CUdeviceptr_v1 *at, uint64_t bytes)
+{
+    if (!UNLIKELY(tangram.grant.clear) || rc != CUDA_SUCCESS)
+        return rc;
+    rc = clear_now(*at, bytes);
+    if (rc != CUDA_SUCCESS)
+        cuMemFree(*at);
+    return rc;
+}
+
 EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *at, unsigned int bytes)
 {
     NEEDS(cuMemAlloc);
@@ -11,7 +22,7 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *at, unsigned int bytes)
     if (!reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAlloc(at, bytes);
-    return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+    return cleared(settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card), at, bytes);
 }
 
 /* Counted without the padding, which is not known before: it is at most one pitch of 512 bytes a row. */
@@ -26,7 +37,8 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *at, unsigned int *pitch, unsigne
     if (!reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
-    return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+    rc = settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+    return cleared(rc, at, rc == CUDA_SUCCESS ? (uint64_t)*pitch * height : 0);
 }
 
 EXPORT CUresult cuMemFree(CUdeviceptr_v1 at)
