@@ -19,6 +19,7 @@ ABOUT = """Give a command a share of a GPU, on any Linux machine, and see who ho
 \b
   tangramctl run --gpu-mem 8Gi -- python train.py
   tangramctl ps
+  tangramctl top
 
 No cluster is needed. On a node of a Tangram cluster, ps (as root) also shows the pods' containers.
 """
@@ -44,6 +45,7 @@ PS = """Show the runs of this user, and as root on a cluster's node its containe
   tangramctl ps --watch
   tangramctl ps --json | jq '.entries[] | select(.over)'
 
+CORE is the part of the GPU's time that was asked for, TIME what it had of it so far.
 LIMIT is what was granted, LEASED what the processes may use without asking, USED what they allocated, CONTEXT what CUDA itself takes.
 """
 
@@ -56,6 +58,16 @@ SIMULATE = """Replay a workload through Tangram's own placement, or ask whether 
 
 No cluster and no GPU is needed. The files are described in docs/reference/simulate.md; those of the openb trace are read as they are.
 Exit code 3: the pod does not fit the snapshot.
+"""
+
+TOP = """Show who gets how much of the GPUs' time: a table of the last second, again each second until stopped.
+
+\b
+  tangramctl top
+  tangramctl top --once --json | jq '.rows[] | select(.got_percent > 50)'
+
+GOT is the part of the second in which it had work and might run, WAITED in which it had work and waited for others,
+CAPPED in which it waited for its own cap, SUSPENDS how often it was stopped. Those who share a GPU openly divide the time.
 """
 
 app = typer.Typer(
@@ -239,6 +251,19 @@ def simulate(
         if nodes is None or pods is None:
             raise BadOption("simulate needs --nodes and --pods, or --snapshot and --gpu-mem")
         replay(nodes, pods, policy=policy, seeds=seeds, arrive=arrive, json=json, plot=plot, jobs=jobs)
+
+
+@app.command(help=TOP)
+def top(
+    json: Annotated[bool, typer.Option("--json", help="A document a line, for programs.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="One second, and end.")] = False,
+    state: State = None,
+) -> None:
+    """See TOP."""
+    from tangramctl.top import top as show
+
+    with _answering():
+        show(state, json=json, once=once)
 
 
 @arbiter_app.command(help="Say whether it runs. Exit code 3 when it does not.")

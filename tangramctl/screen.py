@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tangramctl.top import Table as TimeTable
 from tangramctl.view import CardView, Entry, View
 
 GIB: Final = 2**30
@@ -42,11 +43,18 @@ def show(view: View, to: Console) -> None:
 @contextmanager
 def watching(to: Console) -> Iterator[Callable[[View], None]]:
     """Shows each view in place of the one before; one after the other where output is no terminal."""
+    with live(to) as put:
+        yield lambda view: put(drawn(view))
+
+
+@contextmanager
+def live(to: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """Shows each in place of the one before; one after the other where output is no terminal."""
     if not to.is_terminal:
-        yield lambda view: show(view, to)
+        yield to.print
         return
-    with Live(console=to, auto_refresh=False, screen=False) as live:
-        yield lambda view: live.update(drawn(view), refresh=True)
+    with Live(console=to, auto_refresh=False, screen=False) as shown:
+        yield lambda what: shown.update(what, refresh=True)
 
 
 def drawn(view: View) -> RenderableType:
@@ -57,7 +65,7 @@ def drawn(view: View) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in ("PID", "RUN", "GPU", "CLASS"):
         table.add_column(name, no_wrap=True)
-    for name in ("CORE", "LIMIT", "LEASED", "USED", "CONTEXT", "PROCS"):
+    for name in ("CORE", "TIME", "LIMIT", "LEASED", "USED", "CONTEXT", "PROCS"):
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("COMMAND", no_wrap=True, overflow="ellipsis")
     for entry in view.entries:
@@ -76,6 +84,7 @@ def _row(entry: Entry, card: CardView) -> list[Text]:
         Text(f"{name} fake" if entry.fake else name),
         Text(klass),
         Text(f"{card.core_percent}%" if card.core_percent else "-"),
+        Text("-" if entry.turn is None else clock(entry.turn.on_s)),
         Text(amount(card.limit_bytes)),
         Text(amount(card.leased_bytes)),
         Text(amount(card.used_bytes), style=over),
@@ -92,3 +101,42 @@ def amount(size: int | None) -> str:
     if size >= 10 * GIB or (size >= GIB and size % GIB == 0):
         return f"{size / GIB:.1f}Gi".replace(".0Gi", "Gi")
     return f"{-(-size // MIB)}Mi" if size else "0"
+
+
+def clock(seconds: float) -> str:
+    """Time for a person: `12.3s`, `4m05s`, `7h03m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60}m{int(seconds) % 60:02}s"
+    return f"{int(seconds) // 3600}h{int(seconds) % 3600 // 60:02}m"
+
+
+def drawn_top(table: TimeTable) -> RenderableType:
+    """What everybody got of the last second."""
+    notes = [Text(note, style="yellow") for note in table.notes]
+    notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
+    if not table.rows:
+        return Group(Text("nobody computes"), *notes)
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in ("RUN", "CLASS", "STATE"):
+        drawn.add_column(name, no_wrap=True)
+    for name in ("ASKED", "GOT", "WAITED", "CAPPED", "SUSPENDS"):
+        drawn.add_column(name, no_wrap=True, justify="right")
+    drawn.add_column("COMMAND", no_wrap=True, overflow="ellipsis")
+    for row in table.rows:
+        drawn.add_row(
+            Text(row.name),
+            Text(row.klass if row.level == 2 else f"{row.klass}/{row.level}"),
+            Text(row.state if row.mode == "suspend" else f"{row.state} (gate)"),
+            Text(f"{row.asked_percent}%" if row.asked_percent else "-"),
+            *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
+            Text("?" if row.suspends is None else str(row.suspends)),
+            Text(row.command),
+        )
+    return Group(drawn, *notes)
+
+
+def percent(part: float | None) -> str:
+    """`12.3%`; `?` where nobody knows."""
+    return "?" if part is None else f"{part:.1f}%"

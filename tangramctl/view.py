@@ -17,7 +17,7 @@ from tangramctl.book import Run, runs
 from tangramctl.errors import Broken
 from tangramctl.machine import Machine
 from vgpu.errors import BadDocument
-from vgpu.status import ContainerStatus, Status, decode_status
+from vgpu.status import ContainerStatus, Status, TurnStatus, decode_status
 
 VERSION: Final = 1
 CLUSTER_SOCKET: Final = Path("/var/lib/tangram/status.sock")
@@ -66,6 +66,8 @@ class Entry(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """The description that its cards come from; None on real ones."""
     cards: tuple[CardView, ...]
     processes: tuple[ProcessView, ...] | None
+    turn: TurnStatus | None = None
+    """What it got of the card's time; None while none of its processes computes, or no arbiter says."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -149,6 +151,7 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Ent
         fake=described,
         cards=(card,),
         processes=_processes(status) if status else None,
+        turn=status.turn if status else None,
     )
 
 
@@ -179,6 +182,7 @@ def _container(status: ContainerStatus) -> Entry:
         fake=None,
         cards=cards,
         processes=_processes(status),
+        turn=status.turn,
     )
 
 

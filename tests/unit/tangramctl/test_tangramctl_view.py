@@ -133,9 +133,22 @@ def test_the_table_has_a_line_for_each_card_and_says_what_is_not_known() -> None
     with console.capture() as captured:
         screen.show(view.View(entries, ("something is wrong",)), console)
     lines = [line.split() for line in captured.get().splitlines() if line.strip()]
-    assert lines[0] == ["PID", "RUN", "GPU", "CLASS", "CORE", "LIMIT", "LEASED", "USED", "CONTEXT", "PROCS", "COMMAND"]
-    assert lines[2] == ["7", "me", "0", "standard", "30%", "8Gi", "1Gi", "512Mi", "0", "0", "python", "x"]
-    assert lines[3] == ["-", "ns/pod/c", UUID[:12], "best-effort/4", "-", "1536Mi", "?", "?", "?", "?"]
+    assert lines[0] == [
+        "PID",
+        "RUN",
+        "GPU",
+        "CLASS",
+        "CORE",
+        "TIME",
+        "LIMIT",
+        "LEASED",
+        "USED",
+        "CONTEXT",
+        "PROCS",
+        "COMMAND",
+    ]
+    assert lines[2] == ["7", "me", "0", "standard", "30%", "-", "8Gi", "1Gi", "512Mi", "0", "0", "python", "x"]
+    assert lines[3] == ["-", "ns/pod/c", UUID[:12], "best-effort/4", "-", "-", "1536Mi", "?", "?", "?", "?"]
     assert lines[4] == ["something", "is", "wrong"]
 
 

@@ -1,0 +1,130 @@
+"""`tangramctl top`: who gets how much of the GPUs' time now. Two looks, and what happened between them.
+
+Pure but for `top` itself, which looks and prints.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tangramctl import view
+from tangramctl.machine import default_root, found
+from tangramctl.view import Entry, View
+
+PERIOD_S: Final = 1.0
+"""What a share is of. A second holds twenty turns."""
+
+
+class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
+    """One run or container in the time between two looks. Percent of that time; None where it was not there before."""
+
+    key: str
+    name: str
+    klass: str
+    level: int
+    state: str
+    """runs, waits, capped, or idle"""
+    asked_percent: int
+    """0 = no cap"""
+    got_percent: float | None
+    """It had work and might run."""
+    waited_percent: float | None
+    """It had work and waited for others."""
+    capped_percent: float | None
+    """It had work and waited for its own cap."""
+    suspends: int | None
+    mode: str
+    trouble: str
+    command: str
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The document of `top --json`."""
+
+    rows: tuple[Row, ...]
+    seconds: float
+    notes: tuple[str, ...] = ()
+    version: int = 1
+
+
+def between(before: View, now: View, seconds: float) -> Table:
+    """What everybody who tells of GPU time got. An arbiter that started anew counts from nothing: then nothing is known yet."""
+    then = {entry.key: entry for entry in before.entries}
+    rows = [_row(then.get(entry.key), entry, seconds) for entry in now.entries if entry.turn is not None]
+    return Table(tuple(sorted(rows, key=lambda row: (-(row.got_percent or 0.0), row.name))), seconds, now.notes)
+
+
+def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
+    turn = now.turn
+    assert turn is not None  # noqa: S101
+    was = before.turn if before is not None else None
+    known = was is not None and was.on_s <= turn.on_s and was.suspends <= turn.suspends and seconds > 0
+    got, waited, capped = (
+        min(100.0, max(0.0, (new - old) / seconds * 100)) if known else None
+        for new, old in (
+            (turn.on_s, was.on_s if was else 0.0),
+            (turn.off_s, was.off_s if was else 0.0),
+            (turn.capped_s, was.capped_s if was else 0.0),
+        )
+    )
+    return Row(
+        key=now.key,
+        name=now.name,
+        klass=now.klass,
+        level=now.level,
+        state=_state(turn.working, turn.on, capped=(capped or 0.0) > (waited or 0.0)),
+        asked_percent=turn.asked_percent,
+        got_percent=got,
+        waited_percent=waited,
+        capped_percent=capped,
+        suspends=turn.suspends - was.suspends if known and was is not None else None,
+        mode=turn.mode,
+        trouble=turn.trouble,
+        command=now.command,
+    )
+
+
+def _state(working: bool, on: bool, *, capped: bool) -> str:
+    if not working:
+        return "idle"
+    return "runs" if on else "capped" if capped else "waits"
+
+
+def top(state: Path | None, *, json: bool, once: bool) -> None:
+    """Show what the last second was like, each second until interrupted."""
+    root, pause = state or default_root(), threading.Event()
+    before, before_s = view.look(found(root)), time.monotonic()
+
+    def next_table() -> Table:
+        nonlocal before, before_s
+        pause.wait(PERIOD_S)
+        now, now_s = view.look(found(root)), time.monotonic()
+        table = between(before, now, now_s - before_s)
+        before, before_s = now, now_s
+        return table
+
+    if json:
+        _print_json(next_table())
+        while not once:
+            _print_json(next_table())
+        return
+    from tangramctl import screen
+
+    console = screen.console()
+    if once:
+        console.print(screen.drawn_top(next_table()))
+        return
+    with screen.live(console) as show:
+        while True:
+            show(screen.drawn_top(next_table()))
+
+
+def _print_json(table: Table) -> None:
+    sys.stdout.write(msgspec.json.encode(table).decode() + "\n")
+    sys.stdout.flush()

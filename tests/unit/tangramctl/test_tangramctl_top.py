@@ -1,0 +1,66 @@
+"""What `top` makes of two looks."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from tangramctl import screen, top
+from tangramctl.view import Entry, View
+from vgpu.status import TurnStatus
+
+
+def turn(on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, *, on=True, working=True, asked=0, mode="suspend", trouble=""):
+    return TurnStatus(on, working, 1, asked, on_s, off_s, capped_s, suspends, trouble, mode)
+
+
+def entry(key: str, of: TurnStatus | None) -> Entry:
+    return Entry("run", key, f"name-{key}", 7, "python x", 0, "standard", 2, False, None, (), (), of)
+
+
+def test_a_share_is_of_the_time_between_two_looks_and_the_largest_comes_first():
+    before = View((entry("a", turn(10, 1, 2, 5)), entry("b", turn(0, 0, 0, 0))))
+    now = View((entry("a", turn(10.6, 1.2, 3.2, 45, asked=30)), entry("b", turn(1.5, 0, 0, 0))))
+    b, a = top.between(before, now, 2.0).rows
+    assert (a.got_percent, a.waited_percent, a.capped_percent) == pytest.approx((30, 10, 60))
+    assert (a.suspends, a.asked_percent, b.got_percent) == (40, 30, pytest.approx(75))
+
+
+@pytest.mark.parametrize("before", [View(()), View((entry("a", None),)), View((entry("a", turn(99, suspends=1)),))])
+def test_who_was_not_there_before_or_whose_arbiter_began_anew_has_no_share_yet(before: View):
+    (row,) = top.between(before, View((entry("a", turn(0.5)),)), 1.0).rows
+    assert (row.got_percent, row.suspends) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("now", "state"),
+    [
+        (turn(1), "runs"),
+        (turn(1, working=False), "idle"),
+        (turn(1, off_s=0.5, on=False), "waits"),
+        (turn(1, off_s=0.1, capped_s=0.5, on=False), "capped"),
+    ],
+)
+def test_the_state_is_one_word(now: TurnStatus, state: str):
+    (row,) = top.between(View((entry("a", turn(1)),)), View((entry("a", now),)), 1.0).rows
+    assert row.state == state
+
+
+def test_who_computes_nothing_is_left_out_and_trouble_stands_below():
+    now = View((entry("a", turn(1, mode="gate", trouble="the driver answered 0x21")), entry("b", None)), ("a note",))
+    table = top.between(View((entry("a", turn(0.5)),)), now, 1.0)
+    console = Console(width=200)
+    with console.capture() as got:
+        console.print(screen.drawn_top(table))
+    text = got.get()
+    assert "name-a" in text
+    assert "name-b" not in text
+    assert "runs (gate)" in text
+    assert "50.0%" in text
+    assert "name-a: the driver answered 0x21" in text
+    assert "a note" in text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0.0s"), (12.34, "12.3s"), (245, "4m05s"), (25_400, "7h03m")])
+def test_times_are_written_for_people(seconds: float, text: str):
+    assert screen.clock(seconds) == text
