@@ -6,6 +6,9 @@ up to `SHARE` of the pods. They are made into tables once in a while, so that ju
 An ask cannot use a card with too little memory or compute time free, one of a model that it does not allow, any card of a node
 with too little CPU, nor any of a node with fewer such cards than it wants. The result is in GPUs: a card idle by half and of no
 use to anybody counts 0.5. (F of FGD, Weng et al., USENIX ATC '23, with expected shares of cards.)
+
+Beside that, `stranded` looks further ahead: idle GPUs of a node beyond those that its free CPU serves when pods ask for as much
+CPU to a GPU as they do on average. F sees a lack of CPU only when it is there.
 """
 
 from __future__ import annotations
@@ -55,6 +58,10 @@ class _Tables:
     """Distinct needs, ascending."""
     useless: Floats
     """[CPU level, model, card level] how probably the next ask cannot use the card, seen alone."""
+    asked_cpu_milli: float
+    asked_mib: float
+    asked_whole: float
+    """Of the typical pods that ask for GPUs, expected: CPU, MiB of shares, cards taken whole."""
     sets: tuple[tuple[int, Floats, npt.NDArray[np.bool_]], ...]
     """Of asks for several cards: cards, probability by [CPU level, model], whether a card is usable by [card level]."""
 
@@ -100,6 +107,18 @@ class Mix:
             too_few = np.count_nonzero(can & (cards.total_mib > 0), axis=0) < wanted
             wasted += (idle * can).sum(axis=0) * too_few * probable[cpu, cards.model[0]]
         return wasted
+
+    def stranded(self, cards: Cards) -> Floats:
+        """(nodes,) GPUs that are idle and that the node's CPU will not suffice for. 0 where nobody told of the CPU."""
+        known = self._tables
+        if known is None or not known.asked_cpu_milli:
+            return np.zeros(cards.free_mib.shape[1], np.float32)
+        there = cards.total_mib > 0
+        card_mib = float(cards.total_mib.sum()) / int(np.count_nonzero(there)) if there.any() else 1.0
+        milli_per_gpu = known.asked_cpu_milli / (known.asked_mib / card_mib + known.asked_whole)
+        idle = (np.maximum(cards.free_mib, 0) / np.maximum(cards.total_mib, 1).astype(np.float32)).sum(axis=0)
+        short: Floats = np.maximum(0, idle - cards.cpu_milli / np.float32(milli_per_gpu))
+        return short
 
 
 def typical(ask: PodAsk) -> Typical:
@@ -148,7 +167,17 @@ def _tables(asks: dict[Typical, float], models: dict[str, int]) -> _Tables:
         useless += np.float32(probability) * ~(reachable[:, :, np.newaxis] & usable)
         if one.cards > 1:
             sets.append((one.cards, (probability * reachable).astype(np.float32), usable))
-    return _Tables(mib, percent, cpu, useless, _merged(sets))
+    asking = [(one, probability) for one, probability in asks.items() if one.cards]
+    return _Tables(
+        mib,
+        percent,
+        cpu,
+        useless,
+        asked_cpu_milli=sum(probability * one.cpu_milli for one, probability in asking),
+        asked_mib=sum(probability * one.cards * one.mib for one, probability in asking if one.mib >= 0),
+        asked_whole=sum(probability * one.cards for one, probability in asking if one.mib < 0),
+        sets=_merged(sets),
+    )
 
 
 def _merged(

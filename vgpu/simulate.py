@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from vgpu.placement import Placement, place
 from vgpu.workload import Host, Job
 
 Progress = Callable[[float], None]
+Numbers: TypeAlias = npt.NDArray[np.intp]
+Bare: TypeAlias = "Callable[[Cluster, Job, Numbers], int]"
+"""Chooses among hosts that have the CPU and memory, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Cluster:
     """Hosts and their GPUs, and the book of both."""
 
     hosts: Sequence[Host]
+    bare: Bare
+    """Where a pod without a GPU goes."""
     fleet: Fleet = field(default_factory=Fleet)
 
     def __post_init__(self) -> None:
@@ -79,7 +85,7 @@ class Cluster:
                 self.fleet.debit(found.node, piece)
             self.gpu_mib[at] -= job.gpu_mib
         else:
-            at = int(fit[np.lexsort((self.cpu_milli[fit], self.gpu_mib[fit]))[0]])
+            at = self.bare(self, job, fit)
         self.cpu_milli[at] -= job.cpu_milli
         self.memory_mib[at] -= job.memory_mib
         self.fleet.set_cpu(self.hosts[at].name, int(self.cpu_milli[at]))
@@ -91,6 +97,11 @@ class Cluster:
         cards = Cards(fleet.free_mib, fleet.free_percent, fleet.total_mib, fleet.model, fleet.free_cpu_milli)
         gpus = np.count_nonzero(fleet.total_mib)
         return 100 * float(fleet.mix.unusable(cards).sum()) / gpus
+
+
+def least_gpu(cluster: Cluster, _: Job, fit: Numbers) -> int:
+    """The host with least GPU left, then with least CPU left, then the first."""
+    return int(fit[np.lexsort((cluster.cpu_milli[fit], cluster.gpu_mib[fit]))[0]])
 
 
 def arrivals(jobs: Sequence[Job], seed: int, capacity_mib: int, arrive: float) -> list[Job]:
@@ -111,10 +122,15 @@ def arrivals(jobs: Sequence[Job], seed: int, capacity_mib: int, arrive: float) -
 
 
 def replay(
-    hosts: Sequence[Host], jobs: Sequence[Job], seed: int, arrive: float, progress: Progress = lambda _: None
+    hosts: Sequence[Host],
+    jobs: Sequence[Job],
+    seed: int,
+    arrive: float,
+    progress: Progress = lambda _: None,
+    bare: Bare = least_gpu,
 ) -> Run:
     """One seed. `progress` is told the part done, 0 to 1, at every percent."""
-    cluster = Cluster(sorted(hosts, key=lambda host: host.name))
+    cluster = Cluster(sorted(hosts, key=lambda host: host.name), bare)
     capacity, points = cluster.capacity_mib, [Point(0, 0.0, 0.0)]
     arrived = placed = 0
     for job in arrivals(jobs, seed, capacity, arrive):

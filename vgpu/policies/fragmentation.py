@@ -1,6 +1,8 @@
 """Fragmentation: waste least of what the cluster's own pods could still use, in coarse steps; among equals, pack.
 
-The measure is that of FGD (Weng et al., USENIX ATC '23): the share of idle GPUs that a pod like those seen could not use,
+Waste is what the next pod could not use, and what the node's CPU will not suffice for.
+
+The first measure is that of FGD (Weng et al., USENIX ATC '23): the share of idle GPUs that a pod like those seen could not use,
 expected over the mix of pods. Small differences in it are noise of the mix, and following them leaves many cards half full:
 steps of a good part of a GPU and a packing key below them do better (bench/placement/openb.csv).
 """
@@ -20,5 +22,6 @@ STEP_GPUS: Final = 0.2
 def fragmentation(outcome: Outcome) -> Scores:
     """Keys: waste added, in steps; then as `binpack`; then the least CPU left."""
     before, after = outcome.cards
-    added = outcome.mix.unusable(after) - outcome.mix.unusable(before)
+    mix = outcome.mix
+    added = mix.unusable(after) - mix.unusable(before) + mix.stranded(after) - mix.stranded(before)
     return np.rint(added / STEP_GPUS), outcome.loosest_mib, outcome.node_free_mib, after.cpu_milli

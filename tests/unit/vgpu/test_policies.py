@@ -1,0 +1,121 @@
+"""What each policy prefers, said on nodes small enough to see it."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vgpu.fleet import Fleet
+from vgpu.grant import Slice
+from vgpu.inventory import Card, Inventory
+from vgpu.placement import Placement, explain, place
+from vgpu.policy import POLICIES
+from vgpu.request import Ask, PodAsk
+
+
+def share(mib: int, policy: str, cards: int = 1, cpu_milli: int = 0) -> PodAsk:
+    return PodAsk((Ask("a", "share", cards, mib=mib, units=mib * cards),), policy=policy, cpu_milli=cpu_milli)
+
+
+def fleet_of(**nodes: list[int]) -> Fleet:
+    """Nodes by name: what is free of each of their cards, which have 100 MiB."""
+    fleet = Fleet()
+    for name, free in nodes.items():
+        cards = tuple(Card(f"{name}-{row}", row, "t4", 100) for row in range(len(free)))
+        fleet.set_node(
+            name, Inventory(cards), [Slice(f"{name}-{r}", r, 100 - f) for r, f in enumerate(free) if f < 100]
+        )
+    return fleet
+
+
+def chosen(fleet: Fleet, ask: PodAsk) -> tuple[str, ...]:
+    found = place(fleet, ask, sorted(fleet.column))
+    assert isinstance(found, Placement)
+    return found.assignment.uuids("a")
+
+
+def test_binpack_takes_the_tightest_card_and_spread_the_emptiest() -> None:
+    fleet = fleet_of(a=[60, 30], b=[100, 40])
+    assert chosen(fleet, share(30, "binpack")) == ("a-1",)
+    assert chosen(fleet, share(30, "spread")) == ("b-0",)
+
+
+def test_spread_over_two_cards_takes_the_two_emptiest_of_a_node() -> None:
+    assert set(chosen(fleet_of(a=[50, 90, 80]), share(30, "spread", cards=2))) == {"a-1", "a-2"}
+
+
+def test_fragmentation_leaves_what_the_pods_seen_can_use() -> None:
+    fleet = fleet_of(a=[80], b=[100])
+    for _ in range(64):
+        fleet.saw(share(60, "fragmentation"))
+    assert chosen(fleet, share(40, "binpack")) == ("a-0",)
+    assert chosen(fleet, share(40, "fragmentation")) == ("b-0",)
+
+
+def test_fragmentation_packs_before_it_has_seen_a_pod() -> None:
+    assert chosen(fleet_of(a=[100], b=[60]), share(40, "fragmentation")) == ("b-0",)
+
+
+def test_fragmentation_keeps_the_cpu_that_idle_cards_will_need() -> None:
+    fleet = fleet_of(a=[100, 100], b=[100, 100])
+    fleet.set_cpu("a", 8000)
+    fleet.set_cpu("b", 16000)
+    ask = share(100, "fragmentation", cpu_milli=8000)
+    for _ in range(64):
+        fleet.saw(ask)
+    assert chosen(fleet, ask)[0].startswith("b")
+
+
+def linked(name: str, pairs: list[tuple[int, int]], numa: list[int]) -> Inventory:
+    cards = []
+    for row, node in enumerate(numa):
+        peers = {f"{name}-{other}": 4 for pair in pairs for other in pair if row in pair and other != row}
+        cards.append(Card(f"{name}-{row}", row, "h100", 100, numa=node, nvlinks=peers))
+    return Inventory(tuple(cards))
+
+
+def test_topology_takes_linked_cards_before_those_of_one_numa_node() -> None:
+    fleet = Fleet()
+    fleet.set_node("a", linked("a", [], [0, 0, 1, 1]))
+    fleet.set_node("b", linked("b", [(1, 3)], [0, 0, 1, 1]))
+    assert set(chosen(fleet, share(10, "topology", cards=2))) == {"b-1", "b-3"}
+    fleet.remove_node("b")
+    assert set(chosen(fleet, share(10, "topology", cards=2))) in ({"a-0", "a-1"}, {"a-2", "a-3"})
+
+
+def test_topology_gives_one_card_where_its_loss_hurts_sets_least() -> None:
+    fleet = Fleet()
+    fleet.set_node("a", linked("a", [(0, 1), (0, 2), (1, 2)], [0, 0, 0, 1]))
+    assert chosen(fleet, share(10, "topology")) == ("a-3",)
+
+
+def test_topology_follows_an_inventory_that_changed() -> None:
+    fleet = Fleet()
+    fleet.set_node("a", linked("a", [(0, 1)], [0, 0, 0, 0]))
+    assert set(chosen(fleet, share(10, "topology", cards=2))) == {"a-0", "a-1"}
+    fleet.set_node("a", linked("a", [(2, 3)], [0, 0, 0, 0]))
+    assert set(chosen(fleet, share(10, "topology", cards=2))) == {"a-2", "a-3"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(1, 100),
+    st.integers(1, 4),
+    st.sampled_from(sorted(POLICIES)),
+)
+def test_every_policy_places_a_pod_where_it_fits_and_only_there(
+    free: list[list[int]], mib: int, cards: int, policy: str
+) -> None:
+    nodes = {f"n{number}": cards_free for number, cards_free in enumerate(free)}
+    fleet, ask = fleet_of(**nodes), share(mib, policy, cards)
+    fleet.saw(ask)
+    fits = {name for name, each in nodes.items() if sum(left >= mib for left in each) >= cards}
+    assert set(nodes) - set(explain(fleet, ask, nodes)) == fits
+    found = place(fleet, ask, nodes)
+    assert isinstance(found, Placement) == bool(fits)
+    if isinstance(found, Placement):
+        pieces = found.assignment.held()
+        assert found.node in fits
+        assert len(pieces) == cards
+        assert all(nodes[found.node][piece.index] >= mib for piece in pieces)

@@ -1,0 +1,75 @@
+"""Workloads from CSV, and what a replay says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vgpu.policy import POLICIES
+from vgpu.simulate import arrivals, replay
+from vgpu.workload import BadWorkload, read_nodes, read_pods
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,1000,2,T4\nb,8000,1000,1,P100\n"
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
+
+
+def run(pods: str, nodes: str = NODES, policy: str = "binpack", arrive: float = 1.0) -> float:
+    hosts, jobs = read_nodes(nodes, "nodes.csv"), read_pods(PODS + pods, "pods.csv", policy)
+    return replay(hosts, jobs, 42, arrive).at(round(100 * arrive)).allocation
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_pods_that_fit_exactly_fill_the_cluster(policy: str) -> None:
+    assert run("x,0,0,1,500,\n", policy=policy) == 100
+
+
+def test_cpu_memory_and_model_keep_pods_out() -> None:
+    assert run("x,0,0,1,1000,P100\n") == pytest.approx(100 / 3)
+    assert run("x,8000,0,1,1000,\n") == pytest.approx(200 / 3)
+    assert run("x,0,1000,1,1000,\n") == pytest.approx(200 / 3)
+    assert run("x,0,0,2,1000,T4|P100\n") == pytest.approx(200 / 3)
+
+
+def test_a_pod_without_a_gpu_takes_the_cpu_of_a_host_and_no_gpu() -> None:
+    jobs = read_pods(PODS + "x,8000,0,0,0,\ny,1,0,1,1000,\n", "pods.csv", "binpack")
+    hosts = read_nodes("sn,cpu_milli,memory_mib,gpu,model\na,8000,1000,1,T4\n", "nodes.csv")
+    assert {replay(hosts, jobs, seed, 1.0).at(100).allocation for seed in range(8)} == {0.0, 100.0}
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another_order() -> None:
+    hosts = read_nodes(NODES, "nodes.csv")
+    jobs = read_pods(PODS + "".join(f"p{n},0,0,1,{100 + 10 * n},\n" for n in range(40)), "pods.csv", "fragmentation")
+    assert replay(hosts, jobs, 42, 1.3) == replay(hosts, jobs, 42, 1.3)
+    assert arrivals(jobs, 42, 3000, 1.3) != arrivals(jobs, 43, 3000, 1.3)
+
+
+def test_what_arrives_asks_for_as_much_as_it_is_told_to_and_no_pod_more() -> None:
+    jobs = read_pods(PODS + "x,0,0,1,300,\ny,0,0,1,700,\n", "pods.csv", "binpack")
+    arrived = arrivals(jobs, 42, 3000, 1.3)
+    asked = [job.gpu_mib for job in arrived]
+    assert sum(asked) >= 3900 > sum(asked[:-1])
+    assert {job.name for job in arrived[:2]} == {"x", "y"}
+
+
+def test_cards_of_ones_own_have_their_size_in_mib() -> None:
+    hosts = read_nodes("name,gpu,model,gpu_mib\na,1,T4,16384\n", "nodes.csv")
+    jobs = read_pods("name,num_gpu,gpu_mib,gpu_core\nx,1,8192,60\n", "pods.csv", "binpack")
+    assert replay(hosts, jobs, 42, 1.0).at(100).allocation == 50
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "says"),
+    [
+        ("sn,gpu\na,1\n", "", r"nodes.csv: line 1 has no column model"),
+        (NODES + "c,1,1,x,T4\n", "", r"nodes.csv: line 4, column gpu is 'x': it must be a whole number from 0 to 64"),
+        (NODES + "a,1,1,1,T4\n", "", r"nodes.csv: line 4, column sn is 'a': .* of no other line"),
+        (NODES + "c,1\n", "", r"nodes.csv: line 4, column memory_mib: the line has 2 cells: it must have 5"),
+        ("sn,gpu,model\na,0,T4\n", "", r"nodes.csv: no node has a GPU"),
+        (NODES, "x,0,0,1,1001,\n", r"pods.csv: line 2, column gpu_milli is '1001': .* from 1 to 1000"),
+        (NODES, "x,0,0,17,1000,\n", r"pods.csv: line 2, column num_gpu is '17'"),
+        (NODES, "x,-1,0,1,1000,\n", r"pods.csv: line 2, column cpu_milli is '-1'"),
+        (NODES, "x,0,0,0,0,\n", r"pods.csv: no pod asks for a GPU"),
+    ],
+)
+def test_a_malformed_file_is_named_with_line_and_column(nodes: str, pods: str, says: str) -> None:
+    with pytest.raises(BadWorkload, match=says):
+        run(pods or "x,0,0,1,1,\n", nodes)
