@@ -43,7 +43,7 @@ def fgd(outcome: Outcome) -> Scores:
     return (-(100 / (1 + np.exp(-drop))).astype(int),)
 
 
-def best_fit_bare(cluster: Cluster, job: Job, fit: Numbers) -> int:
+def best_fit_bare(cluster: Cluster, _: Job, fit: Numbers) -> int:
     """BestFit of a pod without a GPU."""
     left = cluster.cpu_milli[fit] / MOST_CPU_MILLI + cluster.gpu_mib[fit] / 1000 / MOST_GPU
     return int(fit[np.argmin(left)])
