@@ -92,7 +92,7 @@ def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: TurnsNode, dri
     with node.turns.lock:
         lane._beat_at_s -= GAP_S + 1
         lane.ask_again(0.0)
-    wait_for(lambda: driver.off(background))
+    wait_for(lambda: driver.off(background), 0.5)  # before a slice against starvation would do the same
     assert driver.owed() == 2, "both of its channels, once"
 
 
