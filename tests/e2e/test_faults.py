@@ -22,9 +22,9 @@ def test_a_container_restarted_in_place_keeps_its_gpu(cluster: Cluster, namespac
 
 def test_a_killed_process_gives_its_memory_back(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("mortal", 8))
-    hold = "gpuview hold 7Gi & pid=$!; until gpuview grab 2Gi | grep -q OUT_OF_MEMORY; do :; done; kill -9 $pid; wait $pid; until gpuview grab 7Gi; do :; done"
+    hold = "gpuview hold 6Gi & pid=$!; until gpuview grab 2Gi | grep -q OUT_OF_MEMORY; do :; done; kill -9 $pid; wait $pid; until gpuview grab 6Gi; do :; done"
     printed = cluster.exec(namespace, "mortal", "timeout", "60", "sh", "-c", hold)
-    assert "took 7.0 GiB" in printed
+    assert "took 6.0 GiB" in printed
 
 
 def test_restarting_plugin_and_arbiter_disturbs_nobody(cluster: Cluster, namespace: str) -> None:
