@@ -59,7 +59,7 @@ class Matrix:
         return {
             "in peace": lambda: None,
             "as work arrives": lambda: lc.start("requests(1, 2000, 0.0)"),
-            "while it is stopped": lambda: (urgent(100_000), until(lambda: self.node.held(be))),
+            "while it is stopped": lambda: until(lambda: self.node.held(be) or urgent(20_000)),
             "as work ends": lambda: (urgent(1000), time.sleep(self.chance.random() * 0.004)),
             "as work is announced": lambda: lc.start("requests(1, 500, 0.0, hint_us=3000)"),
         }
