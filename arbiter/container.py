@@ -7,7 +7,10 @@ read leaves what is leased as it is and turns new processes away with the reason
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +77,8 @@ class Container:
         self._numbers = 0
         self._quiet_until_s = 0.0
         self._gone: list[Connection] = []
+        self._leaving: deque[int] = deque()
+        self._dropping = False
         self._unwelcomed: set[int] = set()
         """Numbers of those that said HELLO and wait for the grant."""
         self._handed_over: list[Connection] = []
@@ -84,9 +89,7 @@ class Container:
         """Read the grant again. Never raises for what the file holds."""
         path = self.folder / "grant"
         try:
-            if path.stat().st_size > GRANT_BYTES_LIMIT:
-                raise BadDocument(f"grant has {path.stat().st_size} bytes: at most {GRANT_BYTES_LIMIT} are read")
-            grant = grant_from_text(path.read_text(encoding="utf-8"))
+            grant = grant_from_text(_read(path))
             uuids = [_uuid_bytes(card.uuid) for card in grant.cards]
         except FileNotFoundError:
             return
@@ -130,6 +133,10 @@ class Container:
         until_s = self._clock() + self._limits.grant_wait_s
         connection = Connection(sock, self._numbers, peer_pid(sock), until_s)
         self.connections[connection.number] = connection
+        theirs = host.grant_of(connection.pid, self.folder.parent.name)
+        if theirs is not None and theirs != self.folder.name:
+            self._refuse(connection, NO_GRANT, f"this socket is another container's: yours is in {theirs}")
+            return None
         if len(self.connections) > self._limits.connections:
             self._refuse(connection, TOO_MANY, f"more than {self._limits.connections} processes of one container")
             return None
@@ -300,7 +307,7 @@ class Container:
         part = self.ledger.part_of(waiting.process, waiting.card)
         known = known and part.measured_bytes is not None
         if known and waiting.made and part.context_bytes > 0:  # 0: it died before it was looked at
-            self._measuring.costs[self._uuid(waiting.card)] = part.context_bytes
+            self._measuring.learn(self._uuid(waiting.card), part.context_bytes)
         unleased = self.ledger.unleased_bytes(waiting.card)
         self._page.show(waiting.card, unleased)
         answer = wire.Measured(waiting.card, known, part.context_bytes, unleased)
@@ -388,12 +395,34 @@ class Container:
         self._unwelcomed.discard(connection.number)
         self.contexts.forget(connection.number)
         if connection.welcomed:
-            self._tell(self.ledger.leave(connection.number, self._clock()))
+            self._leaving.append(connection.number)
+        if (
+            self._dropping
+        ):  # what one leaves is another's, who may be gone too: no call within the call, however many there are
+            return
+        self._dropping = True
+        try:
+            while self._leaving:
+                self._tell(self.ledger.leave(self._leaving.popleft(), self._clock()))
+        finally:
+            self._dropping = False
 
     def _show(self) -> None:
         if self.grant is not None:
             for card in range(len(self.grant.cards)):
                 self._page.show(card, self.ledger.unleased_bytes(card))
+
+
+def _read(path: Path) -> str:
+    """A grant's text. Raises OSError, UnicodeDecodeError, BadDocument; never waits for what is no plain file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadDocument("grant is no plain file")
+        if status.st_size > GRANT_BYTES_LIMIT:
+            raise BadDocument(f"grant has {status.st_size} bytes: at most {GRANT_BYTES_LIMIT} are read")
+        return file.read(GRANT_BYTES_LIMIT).decode("utf-8")
 
 
 def same_place(one: Grant, other: Grant) -> bool:

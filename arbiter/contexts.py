@@ -31,9 +31,13 @@ class Measuring:
 
     meter: Meter | None = None
     costs: dict[str, int] = field(default_factory=dict)
-    """UUID -> what the last context made there took."""
+    """UUID -> the least that a context made there took: nobody can make it dearer for the others."""
     slack_bytes: int = 0
     """How far a container may be beyond its limit before the guard minds."""
+
+    def learn(self, uuid: str, context_bytes: int) -> None:
+        """A context was made and measured."""
+        self.costs[uuid] = min(context_bytes, self.costs.get(uuid, context_bytes))
 
     @property
     def works(self) -> bool:
@@ -47,27 +51,29 @@ class Contexts:
     def __init__(self) -> None:
         self.strangers: dict[str, dict[int, int]] = {}
         """UUID -> pid -> bytes of processes of this container that never connected, in the last reading."""
-        self._waiting: list[Waiting] = []
+        self._waiting: dict[tuple[int, int], Waiting] = {}
+        """By process and card: who asks again has the answer to the last."""
 
     def wait(self, waiting: Waiting) -> None:
         """Answer this one from a reading that begins after it asked."""
-        self._waiting.append(waiting)
+        self._waiting[waiting.process, waiting.card] = waiting
 
     def forget(self, process: int) -> None:
         """It hung up."""
-        self._waiting = [waiting for waiting in self._waiting if waiting.process != process]
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting.process != process}
 
     def answered(self, reading: Reading) -> list[Waiting]:
         """Who can be answered now."""
-        due = [w for w in self._waiting if w.since_s <= reading.at_s]
-        self._waiting = [w for w in self._waiting if w not in due]
-        return due
+        due = {key: waiting for key, waiting in self._waiting.items() if waiting.since_s <= reading.at_s}
+        for key in due:
+            del self._waiting[key]
+        return list(due.values())
 
     def measure(
         self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading, now_s: float
     ) -> list[Event]:
         """Tell the ledger what each connected process holds. A pid that connected twice counts once: the older has it all."""
-        exact = {(w.process, w.card) for w in self._waiting if w.exact and w.since_s <= reading.at_s}
+        exact = {(w.process, w.card) for w in self._waiting.values() if w.exact and w.since_s <= reading.at_s}
         events: list[Event] = []
         pids: set[int] = set()
         for connection in connections:

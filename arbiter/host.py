@@ -70,7 +70,7 @@ def kill(pid: int, started: int) -> bool:
         if not started or started_at(pid) != started:
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except ProcessLookupError:
+    except OSError:  # it is gone, or not ours to end
         return False
     finally:
         os.close(handle)

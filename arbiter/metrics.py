@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -17,6 +18,8 @@ from arbiter import turn_metrics
 from arbiter.server import Server
 from observe.pages import Pages
 
+REQUEST_S: Final = 5.0
+"""A request that is not there by then is hung up on. Guessed."""
 STUCK_AFTER_S: Final = 5.0
 """The loop comes round at least once a second. Guessed from that."""
 
@@ -80,7 +83,15 @@ class LedgerCollector(Collector):
         return [*gauges.values(), connections, bad, kills, measures, *turns]
 
 
+class _Threads(ThreadingMixIn, WSGIServer):
+    """Who connects and says nothing keeps nobody else waiting."""
+
+    daemon_threads = True
+
+
 class _Quiet(WSGIRequestHandler):
+    timeout = REQUEST_S
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """A scrape is no event."""
 
@@ -101,6 +112,6 @@ def serve_metrics(server: Server, host: str, port: int) -> WSGIServer:
         start_response(f"{page.status} {HTTPStatus(page.status).phrase}", [("Content-Type", page.content_type)])
         return [page.body]
 
-    http = make_server(host, port, app, handler_class=_Quiet)
+    http = make_server(host, port, app, server_class=_Threads, handler_class=_Quiet)
     threading.Thread(target=http.serve_forever, name="metrics", daemon=True).start()
     return http

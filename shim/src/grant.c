@@ -217,11 +217,21 @@ static bool slurp(const char *path, char *text, size_t *length)
     return got >= 0 && *length <= TEXT_LIMIT;
 }
 
+/* The one thing that is done when the library is loaded: later the program may have locked itself out of its own files. */
+__attribute__((constructor)) static void look_for_the_mount(void)
+{
+    struct stat there;
+    int saved = errno;
+    tangram.mounted = stat(MOUNT, &there) == 0;
+    errno = saved;
+}
+
 static enum grant_state load(struct grant *grant)
 {
     struct stat there;
     const char *path = MOUNT "/grant";
-    if (stat(MOUNT, &there) != 0) {
+    bool absent = stat(MOUNT, &there) != 0 && (errno == ENOENT || errno == ENOTDIR);
+    if (absent && !tangram.mounted) { /* a mount that was there when the program started cannot be left by chroot */
         path = getenv("TANGRAM_GRANT");
         if (path == NULL || *path == '\0')
             return GRANT_NONE;

@@ -106,6 +106,7 @@ struct management {
 struct tangram {
     pthread_mutex_t setup;
     _Atomic bool driver_found, management_found, forks_watched, warned;
+    bool mounted; /* the grant was there when the program started */
     struct driver driver;
     struct management management;
     struct grant grant;

@@ -197,6 +197,22 @@ def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_moun
     assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [0, OUT_OF_MEMORY, 0]
 
 
+def test_who_locked_himself_out_of_his_grant_is_refused_not_set_free(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 100))
+    bare_stage.start_arbiter("--grace-ms", "0")
+    bare_stage.folder.chmod(0o755)
+    grants = bare_stage.folder / "grants"
+    mounts = f"mount -t tmpfs none /run && mkdir /run/tangram && mount --bind {grants}/k /run/tangram && chmod 700 /run"
+    program = f"exec setpriv --reuid 65534 --regid 65534 --clear-groups {bare_stage.build}/tests/probe-direct"
+    env = {name: value for name, value in bare_stage.env().items() if name != "TANGRAM_GRANT"}
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"{mounts} && {program}"], input=f"use 0\nalloc {MIB}\n",
+        env=env, capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    assert int(done.stdout.splitlines()[1].split()[0]) == OUT_OF_MEMORY
+    assert "cannot be read" in done.stderr
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_another_interposer_in_the_chain_still_finds_the_next(stage: Stage, order: str) -> None:
     chain = str(stage.build / "tests/libchain.so")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import os
 import socket
 from pathlib import Path
 
@@ -198,3 +199,32 @@ def test_a_socket_of_the_wrong_kind_gets_nothing(started: Node) -> None:
     started.process()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream, pytest.raises(OSError, match="rotocol"):
         stream.connect(str(started.folder / "k" / "arbiter.sock"))
+
+
+def test_hundreds_that_stopped_reading_end_one_after_the_other(started: Node) -> None:
+    """What the first gives back goes to one who cannot be told, so to the next, and so on."""
+    first = started.process()
+    assert first.lease(1000 * MIB).granted_bytes == 1000 * MIB
+    deaf = [started.process() for _ in range(400)]
+    for one in deaf:
+        one.sock.shutdown(socket.SHUT_RD)
+        one.send(wire.Lease(0, 1000 * MIB, 0))
+    first.send(wire.Return(0, 1000 * MIB))
+    good = started.process()
+    assert good.lease(1000 * MIB).granted_bytes == 1000 * MIB
+
+
+def test_a_grant_that_is_no_plain_file_keeps_nobody_waiting(node: Node) -> None:
+    node.allocate("pipe")
+    os.mkfifo(node.folder / "pipe" / "grant")
+    node.allocate("link")
+    (node.folder / "link" / "grant").symlink_to("/dev/zero")
+    node.allocate("k", a_grant())
+    node.start()
+    for key in ("pipe", "link"):
+        refused = node.connect(key)
+        refused.send(wire.Hello(1, 0, "test"))
+        answer = refused.receive()
+        assert isinstance(answer, wire.Error)
+        assert "grant" in answer.text
+    assert node.process("k").lease(MIB).granted_bytes == MIB
