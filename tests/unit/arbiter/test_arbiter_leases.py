@@ -170,6 +170,7 @@ def test_sixteen_processes_at_once_get_exactly_the_limit(started: Node) -> None:
 
     def take() -> None:
         process = started.process()
+        process.sock.settimeout(30)  # who was refused answers no recall, and each that asks waits for it
         while not (answer := process.lease(10 * MIB)).refused:
             granted.append(answer.granted_bytes)
 

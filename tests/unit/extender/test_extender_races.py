@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, deque
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from hypothesis import HealthCheck, settings
@@ -335,3 +335,27 @@ def test_no_order_of_events_books_twice_or_leaks() -> None:
             derandomize=True,
         ),
     )
+
+
+class First:
+    """Draws the first of what could be drawn."""
+
+    def draw(self, strategy: Any) -> str:
+        return str(strategy.elements[0])
+
+
+def test_a_pod_that_was_bound_unheard_and_deleted_keeps_its_place_until_the_watch_has_told_both() -> None:
+    """Found by the machine above."""
+    machine, first = Races(), cast("st.DataObject", First())
+    machine.begin()
+    machine.create_and_schedule(8, ["n1"])
+    machine.deliver(1)
+    machine.answer(first, "reply lost")
+    machine.create_and_schedule(8, ["n1"])
+    machine.delete(first)
+    machine.answer(first, "done")
+    machine.create_and_schedule(8, ["n1"])
+    machine.deliver(1)
+    machine.no_card_has_more_than_it_has()
+    machine.deliver_all()
+    machine.the_books_are_what_a_count_from_scratch_gives()

@@ -28,7 +28,7 @@ TEXT = """
   "processes": [{"pid": 7, "pid_in_container": 1, "command": "python train.py",
     "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
   "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
-    "suspends": 40, "trouble": ""}}],
+    "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0}}],
  "version": 1}
 """ % (UUID, UUID)  # noqa: UP031
 STATUS = Status(
