@@ -74,7 +74,9 @@ class Binder:
             if (error.conflict or unanswered) and self._is_ours(await self._pod(args), args):
                 return
         except ApiError as second:
-            if second.not_found and not unanswered:  # else it may have been bound and deleted: the watch has both yet to tell
+            if (
+                second.not_found and not unanswered
+            ):  # else it may have been bound and deleted: the watch has both yet to tell
                 self._state.cancel(args.uid)
             raise error from second
         except (Refused, BadAsk):
