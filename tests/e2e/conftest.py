@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,15 @@ from tests.e2e.cards import CARDS
 from tests.e2e.cluster import Cluster
 
 _numbers = itertools.count(1)
+PATIENCE_S = 400
+"""For one test with its fixtures: an upgrade of the chart waits for every part to be replaced."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of this folder that name no time of their own have more than a unit test's."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
 
 @pytest.fixture(scope="session")
