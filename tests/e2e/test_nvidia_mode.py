@@ -34,7 +34,8 @@ def generate_specification() -> None:
     on_the_node(
         "env", f"TANGRAM_FAKE_DRIVER={FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket",
         str(Layout().bin / "nvidia-ctk"), "cdi", "generate", f"--driver-root={FAKE_DRIVER_ROOT}", f"--dev-root={FAKE_DRIVER_ROOT}",
-        f"--library-search-path={FAKE_DRIVER_ROOT}/lib", "--device-name-strategy=uuid", f"--output={SPECIFICATION}",
+        f"--library-search-path={FAKE_DRIVER_ROOT}/lib", "--device-name-strategy=uuid",
+        f"--nvidia-cdi-hook-path={Layout().bin / 'nvidia-cdi-hook'}", f"--output={SPECIFICATION}",
     )  # fmt: skip
 
 
