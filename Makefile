@@ -20,7 +20,7 @@ help: ## list the targets
 demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown step by step
 	@$(RUN) python -m hack.demo
 
-test: lint sanitized cluster-up ## everything that needs no GPU: lint, C, sanitizers, unit, contract, integration, real cluster
+test: lint shim cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
 	@status=0; $(RUN) pytest tests/unit tests/contract tests/integration || status=$$?; \
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
