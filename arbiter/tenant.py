@@ -71,8 +71,6 @@ class TenantTurns:
         self.heals = 0
         self.healed_at_s = at_s
         self.off_since_s = inf
-        self.liar_until_s = -inf
-        """Its processes say that they are idle and NVML sees them work: until then it counts as working."""
 
     def terms(self) -> Tenant | None:
         """What the policy is told; None when there is nothing to switch."""

@@ -65,7 +65,6 @@ class Turns:
         *,
         spin: bool = False,
         heal_s: float = 0.1,
-        gate_only: bool = False,
     ) -> None:
         self.lock = threading.Lock()
         self.share = Share(settings)
@@ -74,7 +73,7 @@ class Turns:
         self.counts = Counts()
         self.ending = False
         """Nobody is stopped any more, and everybody started."""
-        self._failed, self._spin, self._heal_s, self._gate_only = failed, spin, heal_s, gate_only
+        self._failed, self._spin, self._heal_s = failed, spin, heal_s
         self._lanes: dict[str, Lane] = {}
         self._decision = Decision(frozenset(), inf, {})
 
@@ -185,11 +184,9 @@ class Turns:
             if tenant.joined is None or card not in tenant.joined.cards:
                 continue
             todo = tenant.to_do(card)
-            if todo is False and self._gate_only:
-                self._gate(tenant, "the driver's version is not known")
-            elif todo is False:
+            if todo is False:
                 return tenant, False
-            elif todo is True and (starts is None or not tenant.wanted):
+            if todo is True and (starts is None or not tenant.wanted):
                 starts = tenant
         return None if starts is None else (starts, True)
 
@@ -279,7 +276,7 @@ class Turns:
 
     def _gates(self, tenant: TenantTurns) -> bool:
         """Is its new work held back while it is to be off?"""
-        return bool(tenant.trouble) or tenant.ineffective >= INEFFECTIVE_TIMES or self._gate_only
+        return bool(tenant.trouble) or tenant.ineffective >= INEFFECTIVE_TIMES
 
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""

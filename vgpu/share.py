@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from vgpu.names import CLASSES, DEFAULT_CLASS, DEFAULT_LEVEL
+from vgpu.names import CLASSES
 from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
@@ -372,8 +372,3 @@ class Share:
 def _left(left_s: float, passed_s: float) -> float:
     """What is left; a rest that is only rounding is nothing."""
     return left_s - passed_s if left_s - passed_s > LITTLE_S else 0.0
-
-
-def default_tenant(cards: Iterable[str]) -> Tenant:
-    """A tenant that asked for nothing in particular."""
-    return Tenant(frozenset(cards), DEFAULT_CLASS, DEFAULT_LEVEL)

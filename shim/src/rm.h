@@ -18,7 +18,7 @@ static inline unsigned rm_escape(unsigned long request) { return (unsigned)(requ
 static inline unsigned rm_size(unsigned long request) { return (unsigned)(request >> 16 & 0x3fff); }
 
 /* Classes. A channel's class differs from one architecture to the next in all but its low byte (0xc86f on Hopper). */
-enum { RM_CLIENT_A = 0x0000, RM_CLIENT_B = 0x0001, RM_CLIENT_C = 0x0041, RM_DEVICE = 0x0080, RM_SUBDEVICE = 0x2080, RM_GROUP = 0xa06c, RM_CHANNEL_LOW = 0x6f };
+enum { RM_CLIENT = 0x0041, RM_DEVICE = 0x0080, RM_SUBDEVICE = 0x2080, RM_GROUP = 0xa06c, RM_CHANNEL_LOW = 0x6f };
 
 /* Engines of a channel group: graphics and compute are one engine, of which MIG makes eight; the copy engines come after. */
 enum { RM_ENGINE_COMPUTE_FIRST = 1, RM_ENGINE_COMPUTE_LAST = 8, RM_ENGINE_COPY_FIRST = 9 };

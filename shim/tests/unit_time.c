@@ -241,7 +241,7 @@ static void channels_are_learnt_from_every_form_of_the_allocation(void)
 {
     for (enum form form = LONG; form < FORMS; form++) {
         fresh();
-        make_as(form, CLIENT, CLIENT, CLIENT, RM_CLIENT_C, 0);
+        make_as(form, CLIENT, CLIENT, CLIENT, RM_CLIENT, 0);
         make_as(form, CLIENT, CLIENT, DEVICE, RM_DEVICE, 0);
         make_as(form, CLIENT, DEVICE, DEVICE + 1, RM_SUBDEVICE, 0);
         make_as(form, CLIENT, DEVICE, CONTEXT, RM_GROUP, COMPUTE);
@@ -273,7 +273,7 @@ static void copy_channels_are_told_apart_and_contexts_added_up(void)
 static void what_is_freed_is_told_at_once_and_with_all_under_it(void)
 {
     fresh();
-    make(CLIENT, CLIENT, CLIENT, RM_CLIENT_C, 0);
+    make(CLIENT, CLIENT, CLIENT, RM_CLIENT, 0);
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
     make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 8);
@@ -575,7 +575,7 @@ static void *make_and_drop(void *number)
 {
     uint32_t client = CLIENT + 0x100 + (uint32_t)(uintptr_t)number;
     for (unsigned round = 0; round < 300; round++) {
-        make(client, client, client, RM_CLIENT_C, 0);
+        make(client, client, client, RM_CLIENT, 0);
         make_device(client, DEVICE);
         make_group(client, DEVICE, CONTEXT, COMPUTE, 4);
         capture_tell();

@@ -44,7 +44,7 @@ static bool make_device(int device)
     if (of->kernel_device != 0)
         return true;
     if (!cuda.kernel_client)
-        cuda.kernel_client = make(client_handle(), client_handle(), RM_CLIENT_C, NULL, 0);
+        cuda.kernel_client = make(client_handle(), client_handle(), RM_CLIENT, NULL, 0);
     const uint32_t handle = DEVICE_BASE | (uint32_t)device << 16;
     const uint32_t parameters[14] = {of->unit}; /* 56 bytes, the device's number first */
     bool good = cuda.kernel_client && make(client_handle(), handle, RM_DEVICE, parameters, sizeof parameters) &&

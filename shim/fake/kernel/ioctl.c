@@ -130,7 +130,7 @@ static void hold_as_counted(struct fake_page *page, uint32_t slot)
 static uint32_t allocate(struct fake_page *page, const struct rm_alloc *in)
 {
     uint32_t slot, parent_slot = 0;
-    const bool client = in->klass == RM_CLIENT_C;
+    const bool client = in->klass == RM_CLIENT;
     const struct fake_kernel_object *parent = client ? NULL : find(page, in->client, in->parent, &parent_slot);
     if (!slot_of(page, in->client, &slot) || (!client && (parent == NULL || parent_slot != slot)))
         return misuse(page, "RM_ALLOC under a parent that is not there", in->parent), BAD_HANDLE;

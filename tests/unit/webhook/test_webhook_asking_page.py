@@ -8,6 +8,7 @@ from pathlib import Path
 from vgpu.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_GUARD, DEFAULT_LEVEL, DEFAULT_POLICY, GUARDS, LEVELS
 from vgpu.policy import POLICIES
 from vgpu.request import MOST_CARDS
+from webhook.rules import Rules
 
 PAGE = Path("docs/reference/asking.md").read_text()
 
@@ -40,7 +41,8 @@ def test_ranges_and_defaults_are_those_of_the_code() -> None:
     assert table[DEFAULT.klass][1] == ", ".join(f"`{name}`" for name in CLASSES)
     assert table[DEFAULT.klass][2] == f"`{DEFAULT_CLASS}`"
     assert table[DEFAULT.level][1:3] == [f"{LEVELS[0]} to {LEVELS[-1]}", f"`{DEFAULT_LEVEL}`"]
-    assert set(re.findall(r"`([^`]+)`", table[DEFAULT.placement][1])) <= set(POLICIES)
+    assert set(re.findall(r"`([^`]+)`", table[DEFAULT.placement][1])) == set(Rules().policies)
+    assert set(Rules().policies) <= set(POLICIES)
     assert table[DEFAULT.placement][2] == f"`{DEFAULT_POLICY}`"
     assert table[DEFAULT.over_limit][1:3] == [", ".join(f"`{name}`" for name in GUARDS), f"`{DEFAULT_GUARD}`"]
     assert table[DEFAULT.gpu_count][1].startswith(f"1 to {MOST_CARDS};")
