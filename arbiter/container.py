@@ -232,7 +232,8 @@ class Container:
                 self._hold(process, seq, message)
             case wire.Drop(card, held, space, amount, key):
                 made = held == wire.Held.MADE
-                self._tell(self.ledger.drop(process, card, bytes((space,)) + key, amount, now_s, made=made))
+                events = self.ledger.drop(process, card, bytes((space,)) + key, amount, now_s, made=made)
+                self._tell([*events, Granted(process, card, seq, 0)])
             case wire.Processes(card):
                 self._list(connection, card, seq)
             case _:

@@ -62,7 +62,9 @@ static bool say(struct hold *hold, enum wire_type type, enum wire_held held, uin
     struct wire_shared said = hold->said;
     said.held = (uint32_t)held;
     said.bytes = bytes;
-    return link_->connected && atomic_load(&hold->card->wire) >= 0 && link_say(type, &said, sizeof said);
+    if (!link_->connected || atomic_load(&hold->card->wire) < 0)
+        return false;
+    return type == WIRE_DROP ? link_drop(&said) : link_say(type, &said, sizeof said);
 }
 
 /* Locked. Was this name given out for this memory before? */
@@ -205,7 +207,7 @@ bool holds_restate(struct card *card)
         hold->said.card = (uint32_t)atomic_load(&card->wire);
         struct wire_shared said = hold->said;
         said.held = made ? WIRE_MADE : WIRE_STILL_OPEN;
-        if (!link_say(WIRE_HOLD, &said, sizeof said) || (hold->ended && !link_say(WIRE_DROP, &said, sizeof said)))
+        if (!link_say(WIRE_HOLD, &said, sizeof said) || (hold->ended && !link_drop(&said)))
             return false;
         if (hold->ended) {
             atomic_fetch_sub(&card->leased_bytes, said.bytes);

@@ -98,8 +98,9 @@ uint64_t lease_free_bytes(struct card *card)
         return 0;
     if (UNLIKELY(!link_unleased(card, &unleased)) && link_wait())
         link_unleased(card, &unleased);
-    if (UNLIKELY(atomic_load_explicit(&tangram.contexts.of[card->at].chunk_seq, memory_order_relaxed) != 0)) {
-        link_settle(card); /* it left the page and is not here yet */
+    if (UNLIKELY(atomic_load_explicit(&tangram.contexts.of[card->at].chunk_seq, memory_order_relaxed) != 0 ||
+                 atomic_load_explicit(&tangram.link.drop_seq, memory_order_relaxed) != 0)) {
+        link_settle(card); /* it left the page and is not here yet, or left us and is not on the page */
         link_unleased(card, &unleased);
     }
     uint64_t unused = atomic_load_explicit(&card->unused_bytes, memory_order_relaxed);

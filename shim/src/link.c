@@ -40,6 +40,15 @@ bool link_say(enum wire_type type, const void *body, uint32_t body_bytes)
     return wire_send(link_->fd, type, next_seq(), body, body_bytes);
 }
 
+bool link_drop(const struct wire_shared *said)
+{
+    uint32_t seq = next_seq() | WIRE_SEQ_HOLD;
+    bool sent = wire_send(link_->fd, WIRE_DROP, seq, said, sizeof *said);
+    if (sent)
+        atomic_store(&link_->drop_seq, seq);
+    return sent;
+}
+
 bool link_readable(int fd, int ms)
 {
     struct pollfd ready = {.fd = fd, .events = POLLIN};
@@ -179,6 +188,7 @@ void link_lost(void)
         errno = 0; /* the program closed it under us */
     link_->fd = -1;
     link_->connected = false;
+    atomic_store(&link_->drop_seq, 0); /* the next arbiter is told what there is */
     link_->lost_at_ms = now_ms();
     pthread_cond_broadcast(&link_->changed);
 }
@@ -287,20 +297,27 @@ static bool return_unused(struct card *card, uint64_t bytes)
     return sent;
 }
 
-/* Locked. A chunk was asked for when the context was made, and may be on its way: wait for it. False when none is. */
-static bool chunk_came(struct card *card)
+/* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. An arbiter that is there and says
+ * nothing is waited for once. */
+static bool came(_Atomic uint32_t *seq)
 {
-    struct card_contexts *contexts = &tangram.contexts.of[card->at];
-    if (atomic_load(&contexts->chunk_seq) == 0)
+    if (atomic_load(seq) == 0)
         return false;
     uint64_t deadline_ms = now_ms() + PATIENCE_MS;
-    while (atomic_load(&contexts->chunk_seq) != 0 && link_->connected && now_ms() < deadline_ms) {
+    while (atomic_load(seq) != 0 && link_->connected && now_ms() < deadline_ms) {
         if (link_->threaded || link_->pumping)
             wait_until(deadline_ms);
         else
             pump(deadline_ms);
     }
+    atomic_store(seq, 0);
     return true;
+}
+
+/* Locked. A chunk was asked for when the context was made, and may be on its way: wait for it. False when none is. */
+static bool chunk_came(struct card *card)
+{
+    return came(&tangram.contexts.of[card->at].chunk_seq);
 }
 
 void link_settle(struct card *card)
@@ -308,6 +325,7 @@ void link_settle(struct card *card)
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     chunk_came(card);
+    came(&link_->drop_seq);
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
 }
@@ -449,7 +467,7 @@ enum link_answer link_hold(struct card *card, struct wire_shared *said)
         if (!answered_in_time(&link_->hold, PATIENCE_MS)) {
             if (!link_->connected)
                 continue;
-            link_say(WIRE_DROP, said, sizeof *said);
+            link_drop(said);
             break;
         }
         answer = link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;

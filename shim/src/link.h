@@ -33,6 +33,7 @@ struct link {
     int greeted;         /* a connection on which HELLO was said and WELCOME not read; -1 = none */
     uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
     uint32_t seq;
+    _Atomic uint32_t drop_seq; /* of the DROP that was said last; 0 = it is answered */
     struct awaited lease, context, measured, processes, hold;
     struct wire_leased lease_answer, context_answer, hold_answer;
     struct wire_process *listed; /* where the process list goes that is waited for */
@@ -41,7 +42,7 @@ struct link {
     const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
 };
 
-/* Of the sequence numbers the library makes, those of CONTEXT and HOLD: its answer is no lease, however late it comes. The top bit is the
+/* Of the sequence numbers the library makes, those of CONTEXT, HOLD and DROP: its answer is no lease, however late it comes. The top bit is the
  * arbiter's own. */
 #define WIRE_SEQ_CONTEXT UINT32_C(0x40000000)
 #define WIRE_SEQ_HOLD UINT32_C(0x20000000)
@@ -52,7 +53,7 @@ void link_greet(void); /* says HELLO and waits for nothing */
 enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes);
 void link_return(struct card *card, uint64_t bytes);
 bool link_wait(void); /* until connected, for a bounded time */
-void link_settle(struct card *card); /* waits for a lease that was asked for ahead */
+void link_settle(struct card *card); /* waits for a lease that was asked for ahead, and until the page knows what was dropped */
 bool link_unleased(struct card *card, uint64_t *bytes);
 enum link_answer link_context_begin(struct card *card, bool *estimated);
 void link_context_end(struct card *card, enum wire_step step, bool wait);
@@ -62,6 +63,7 @@ void link_forget(void); /* in a forked child */
 
 /* Between link.c and reader.c. "Locked" = the caller holds link.lock. */
 bool link_say(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
+bool link_drop(const struct wire_shared *said); /* locked, connected */
 bool link_meet(int patience_ms);      /* not locked */
 bool link_readable(int fd, int ms);   /* not locked */
 bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */

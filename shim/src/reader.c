@@ -88,6 +88,11 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         answers(&link_->context, seq);
         return;
     }
+    if (seq == atomic_load(&link_->drop_seq)) {
+        atomic_store(&link_->drop_seq, 0);
+        pthread_cond_broadcast(&link_->changed);
+        return;
+    }
     if (seq & WIRE_SEQ_HOLD) {
         link_->hold_answer = *in;
         answers(&link_->hold, seq);

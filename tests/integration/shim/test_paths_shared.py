@@ -5,7 +5,9 @@ The container has 1000 MiB. The one who looks on never opens anything: what it c
 
 from __future__ import annotations
 
+import signal
 from itertools import permutations
+from threading import Timer
 
 import pytest
 
@@ -116,6 +118,17 @@ def test_what_is_opened_twice_is_held_until_it_is_closed_twice(stage: Stage) -> 
     wait_for(lambda: left_mib_is(company.onlooker, LEFT_MIB))
     company.guests[0].must(f"ipc_close({again})")
     assert left_mib_is(company.onlooker, 1000)
+
+
+def test_what_was_let_go_is_free_at_once_for_who_let_it_go_however_late_the_arbiter_hears(own_stage: Stage) -> None:
+    company = Company(own_stage, "ipc", 1)
+    company.open()
+    company.maker.kill()
+    wait_for(lambda: company.guests[0].free_mib() == LEFT_MIB)
+    own_stage.signal_arbiter(signal.SIGSTOP)
+    company.let_go(1, "let go")
+    Timer(0.2, own_stage.signal_arbiter, (signal.SIGCONT,)).start()
+    assert company.guests[0].free_mib() == 1000
 
 
 def test_freed_memory_at_the_same_address_is_told_from_what_was_there(stage: Stage) -> None:
