@@ -29,7 +29,7 @@ from vgpu.codec import GRANT_BYTES_LIMIT, grant_from_text
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
 from vgpu.guard import Excess, Held, Lookout
-from vgpu.ledger import Denied, Event, Granted, Ledger, Wanted
+from vgpu.ledger import RECALLS, Denied, Event, Granted, Ledger, Wanted
 from vgpu.names import CLASSES
 
 MIB: Final = 2**20
@@ -223,7 +223,8 @@ class Container:
             case wire.Lease(card, need, want):
                 self._tell(self.ledger.ask(process, card, seq, need, want, now_s))
             case wire.Return(card, amount):
-                self._tell(self.ledger.give_back(process, card, amount, seq, now_s))
+                given = self.ledger.give_back(process, card, amount, seq, now_s)
+                self._tell(given if seq & RECALLS else [*given, Granted(process, card, seq, 0)])
             case wire.Usage(card, used, leased):
                 self.ledger.state(process, card, used, leased)
             case wire.Context(card, step, estimate):

@@ -27,6 +27,8 @@ from vgpu.context import ContextMeasure
 from vgpu.errors import BadDocument
 from vgpu.shared import Shared
 
+RECALLS: Final = 0x80000000
+"""The bit of a sequence number that says it is a recall's. Specified: protocol.md."""
 RECALL_WAIT_S: Final = 0.05
 """How long an ask waits for its siblings. Specified: an allocation may not hang on a process that is stopped."""
 RECALL_MOST_S: Final = 0.5
@@ -393,7 +395,7 @@ class Ledger:
             if process == ask.process or holding.leased_bytes == 0 or holding.recall:
                 continue
             self._recalls = self._recalls % 0x7FFFFFFF + 1
-            holding.recall = 0x80000000 | self._recalls
+            holding.recall = RECALLS | self._recalls
             ask.waits_for.add(process)
             events.append(Wanted(process, number, holding.recall, missing_bytes))
         return events

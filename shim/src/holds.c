@@ -116,7 +116,7 @@ bool hold_opened(struct card *card, enum wire_space space, uint64_t at, uint64_t
     enum link_answer answer = hold != NULL ? ask(hold) : LINK_ABSENT;
     if (answer == LINK_REFUSED) { /* what this process has and does not use may be what is missing */
         pools_reclaim(card);
-        link_return(card, lease_take_unused(card, UINT64_MAX));
+        link_return(card, UINT64_MAX);
         answer = ask(hold);
     }
     if (answer != LINK_GRANTED)

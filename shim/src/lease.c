@@ -42,7 +42,7 @@ static bool ask(struct card *card, uint64_t bytes)
 {
     if (bytes > atomic_load(&card->limit_bytes)) /* no answer could be yes */
         return false;
-    link_return(card, lease_take_unused(card, UINT64_MAX));
+    link_return(card, UINT64_MAX);
     switch (link_ask(card, bytes, bytes + lease_chunk_bytes(card))) {
     case LINK_GRANTED:
         return true;
@@ -83,31 +83,42 @@ void lease_give_back(struct card *card, uint64_t bytes)
     atomic_fetch_add(&card->unused_bytes, bytes);
 }
 
-/* What of the unused lease is more than the next allocations will want, taken out of it. */
-uint64_t lease_take_surplus(struct card *card)
+/* What of the unused lease will not be needed soon: all of it in a process that uses nothing. */
+uint64_t lease_surplus_bytes(struct card *card)
 {
     uint64_t unused = atomic_load(&card->unused_bytes), chunk = lease_chunk_bytes(card);
-    return unused > CHUNKS_KEPT * chunk ? lease_take_unused(card, unused - chunk) : 0;
+    if (unused == atomic_load(&card->leased_bytes))
+        return unused;
+    return unused > CHUNKS_KEPT * chunk ? unused - chunk : 0;
+}
+
+/* Something left the page and is not here yet, or left us and is not on the page. */
+static bool is_on_the_way(struct card *card)
+{
+    return atomic_load_explicit(&tangram.contexts.of[card->at].chunk_seq, memory_order_relaxed) != 0 ||
+           atomic_load_explicit(&tangram.link.given_seq, memory_order_relaxed) != 0;
 }
 
 /* What an allocation could take now, as far as this process can tell without asking. */
 uint64_t lease_free_bytes(struct card *card)
 {
-    uint64_t unleased = 0;
+    uint64_t unleased = 0, unused;
+    uint32_t gives;
     if (card->closed)
         return 0;
-    if (UNLIKELY(!link_unleased(card, &unleased)) && link_wait())
+    if (UNLIKELY(!link_unleased(card, &unleased)))
+        link_wait();
+    do {
+        gives = atomic_load_explicit(&tangram.link.gives, memory_order_acquire);
+        if (UNLIKELY(is_on_the_way(card)))
+            link_settle(card);
+        unused = atomic_load_explicit(&card->unused_bytes, memory_order_acquire);
         link_unleased(card, &unleased);
-    if (UNLIKELY(atomic_load_explicit(&tangram.contexts.of[card->at].chunk_seq, memory_order_relaxed) != 0 ||
-                 atomic_load_explicit(&tangram.link.drop_seq, memory_order_relaxed) != 0)) {
-        link_settle(card); /* it left the page and is not here yet, or left us and is not on the page */
-        link_unleased(card, &unleased);
-    }
-    uint64_t unused = atomic_load_explicit(&card->unused_bytes, memory_order_relaxed);
+    } while (UNLIKELY(gives != atomic_load_explicit(&tangram.link.gives, memory_order_acquire)));
     uint64_t leased = atomic_load_explicit(&card->leased_bytes, memory_order_relaxed);
     uint64_t limit = atomic_load_explicit(&card->limit_bytes, memory_order_relaxed);
     uint64_t used = leased > unused ? leased - unused : 0;
-    uint64_t free_bytes = unused + unleased + atomic_load_explicit(&card->returning_bytes, memory_order_relaxed);
+    uint64_t free_bytes = unused + unleased;
     if (used >= limit)
         return 0;
     return free_bytes < limit - used ? free_bytes : limit - used;

@@ -18,7 +18,7 @@ enum {
     PATIENCE_MS = 2000, /* for an arbiter that was never met, and for an answer; specified */
     RESTART_MS = 5000,  /* for one that went away: a restarted container is back by then; guessed */
     MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
-    SEQ_MASK = 0x1fffffff
+    SEQ_MASK = 0x0fffffff
 };
 
 static struct link *const link_ = &tangram.link;
@@ -40,13 +40,19 @@ bool link_say(enum wire_type type, const void *body, uint32_t body_bytes)
     return wire_send(link_->fd, type, next_seq(), body, body_bytes);
 }
 
+/* Locked. What is free for this process once the arbiter has read it: who asks how much that is waits for the answer. */
+static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
+{
+    uint32_t seq = next_seq() | WIRE_SEQ_GIVEN;
+    bool sent = wire_send(link_->fd, type, seq, body, body_bytes);
+    if (sent)
+        atomic_store(&link_->given_seq, seq);
+    return sent;
+}
+
 bool link_drop(const struct wire_shared *said)
 {
-    uint32_t seq = next_seq() | WIRE_SEQ_HOLD;
-    bool sent = wire_send(link_->fd, WIRE_DROP, seq, said, sizeof *said);
-    if (sent)
-        atomic_store(&link_->drop_seq, seq);
-    return sent;
+    return give(WIRE_DROP, said, sizeof *said);
 }
 
 bool link_readable(int fd, int ms)
@@ -188,7 +194,7 @@ void link_lost(void)
         errno = 0; /* the program closed it under us */
     link_->fd = -1;
     link_->connected = false;
-    atomic_store(&link_->drop_seq, 0); /* the next arbiter is told what there is */
+    atomic_store(&link_->given_seq, 0); /* the next arbiter is told what there is */
     link_->lost_at_ms = now_ms();
     pthread_cond_broadcast(&link_->changed);
 }
@@ -285,16 +291,17 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
     return awaited->answered;
 }
 
-/* Locked. */
-static bool return_unused(struct card *card, uint64_t bytes)
+/* Locked. Up to so much of the unused lease goes back. Without an arbiter it stays ours. */
+static void return_unused(struct card *card, uint64_t most_bytes)
 {
-    struct wire_amount back = {.card = (uint32_t)atomic_load(&card->wire), .bytes = bytes};
-    bool sent = link_->connected && wire_send(link_->fd, WIRE_RETURN, next_seq(), &back, sizeof back);
-    if (sent)
-        atomic_fetch_sub(&card->leased_bytes, bytes);
+    if (!link_->connected || atomic_load(&card->unused_bytes) == 0)
+        return;
+    atomic_fetch_add(&link_->gives, 1); /* before it is taken out */
+    struct wire_amount back = {.card = (uint32_t)atomic_load(&card->wire), .bytes = lease_take_unused(card, most_bytes)};
+    if (give(WIRE_RETURN, &back, sizeof back))
+        atomic_fetch_sub(&card->leased_bytes, back.bytes);
     else
-        atomic_fetch_add(&card->unused_bytes, bytes);
-    return sent;
+        atomic_fetch_add(&card->unused_bytes, back.bytes);
 }
 
 /* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. An arbiter that is there and says
@@ -325,7 +332,7 @@ void link_settle(struct card *card)
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     chunk_came(card);
-    came(&link_->drop_seq);
+    came(&link_->given_seq);
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
 }
@@ -337,9 +344,7 @@ static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
         return false;
     if (lease_take(card, need_bytes))
         return true;
-    uint64_t unused = lease_take_unused(card, UINT64_MAX);
-    if (unused > 0)
-        return_unused(card, unused);
+    return_unused(card, UINT64_MAX);
     return false;
 }
 
@@ -383,14 +388,13 @@ enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_
     return answer;
 }
 
-/* Hands back bytes that the caller has taken out of the unused lease. Without an arbiter they stay ours. */
-void link_return(struct card *card, uint64_t bytes)
+void link_return(struct card *card, uint64_t most_bytes)
 {
-    if (bytes == 0)
+    if (most_bytes == 0)
         return;
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
-    return_unused(card, bytes);
+    return_unused(card, most_bytes);
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
 }

@@ -33,7 +33,8 @@ struct link {
     int greeted;         /* a connection on which HELLO was said and WELCOME not read; -1 = none */
     uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
     uint32_t seq;
-    _Atomic uint32_t drop_seq; /* of the DROP that was said last; 0 = it is answered */
+    _Atomic uint32_t given_seq; /* of the RETURN or DROP that was said last; 0 = it is answered */
+    _Atomic uint32_t gives;     /* RETURNs that were begun: who counts what is free looks whether one came between */
     struct awaited lease, context, measured, processes, hold;
     struct wire_leased lease_answer, context_answer, hold_answer;
     struct wire_process *listed; /* where the process list goes that is waited for */
@@ -42,18 +43,19 @@ struct link {
     const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
 };
 
-/* Of the sequence numbers the library makes, those of CONTEXT, HOLD and DROP: its answer is no lease, however late it comes. The top bit is the
- * arbiter's own. */
+/* Of the sequence numbers the library makes, those of CONTEXT, HOLD, and of RETURN and DROP: its answer is no lease, however late it comes.
+ * The top bit is the arbiter's own. */
 #define WIRE_SEQ_CONTEXT UINT32_C(0x40000000)
 #define WIRE_SEQ_HOLD UINT32_C(0x20000000)
+#define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
 
 /* link.c */
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
 void link_greet(void); /* says HELLO and waits for nothing */
 enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes);
-void link_return(struct card *card, uint64_t bytes);
+void link_return(struct card *card, uint64_t most_bytes); /* of the unused lease, to the arbiter */
 bool link_wait(void); /* until connected, for a bounded time */
-void link_settle(struct card *card); /* waits for a lease that was asked for ahead, and until the page knows what was dropped */
+void link_settle(struct card *card); /* waits for a lease that was asked for ahead, and until the page shows what was given back */
 bool link_unleased(struct card *card, uint64_t *bytes);
 enum link_answer link_context_begin(struct card *card, bool *estimated);
 void link_context_end(struct card *card, enum wire_step step, bool wait);

@@ -55,7 +55,6 @@ static void in_child(void)
     for (unsigned i = 0; i < CARDS_LIMIT; i++) {
         atomic_store(&tangram.grant.card[i].unused_bytes, 0);
         atomic_store(&tangram.grant.card[i].leased_bytes, 0);
-        atomic_store(&tangram.grant.card[i].returning_bytes, 0);
         atomic_store(&tangram.grant.card[i].stated_bytes, 0);
         atomic_store(&tangram.grant.card[i].wire, -1);
     }

@@ -39,7 +39,6 @@ struct card {
     _Atomic uint64_t limit_bytes;    /* of the container */
     _Atomic uint64_t unused_bytes;   /* leased by this process, not allocated */
     _Atomic uint64_t leased_bytes;   /* leased by this process */
-    _Atomic uint64_t returning_bytes; /* on the way back to the arbiter: in nobody's books for a moment */
     _Atomic int wire;                /* the arbiter's index of this card; -1 before WELCOME or when it has none */
     _Atomic uint64_t stated_bytes;   /* use as last told to the arbiter */
 };
@@ -165,7 +164,7 @@ bool lease_reserve(struct card *card, uint64_t bytes);
 bool lease_take(struct card *card, uint64_t bytes); /* without asking anybody */
 void lease_give_back(struct card *card, uint64_t bytes);
 uint64_t lease_take_unused(struct card *card, uint64_t most_bytes);
-uint64_t lease_take_surplus(struct card *card);
+uint64_t lease_surplus_bytes(struct card *card);
 uint64_t lease_free_bytes(struct card *card);
 uint64_t lease_chunk_bytes(struct card *card);
 

@@ -16,7 +16,6 @@ enum {
     RETRY_FIRST_MS = 5,   /* guessed */
     RETRY_MOST_MS = 200,  /* below the arbiter's grace after a start, in which it waits for statements */
     STATEMENT_MS = 1000,  /* use is told, and surplus returned, at most this often; guessed */
-    SURPLUS_LOOKS = 100,  /* 5 ms */
     THREAD_STACK = 256 * 1024
 };
 
@@ -44,32 +43,6 @@ static bool state_changes(void)
     return true;
 }
 
-/* What will not be needed soon, taken out of the lease: all of it in a process that uses nothing. */
-static uint64_t take_surplus(struct card *card)
-{
-    uint64_t leased = atomic_load(&card->leased_bytes);
-    return leased > 0 && leased == atomic_load(&card->unused_bytes) ? lease_take_unused(card, leased)
-                                                                     : lease_take_surplus(card);
-}
-
-/* Not locked. What was freed and not needed since goes back, so that siblings see it as free. Until the arbiter's page shows
- * it, it is kept in `returning_bytes`: a program that asks in that moment must not find it gone. */
-static void return_surplus(struct card *card)
-{
-    const _Atomic uint64_t *page = atomic_load(&link_->page);
-    int wire = atomic_load(&card->wire);
-    uint64_t surplus = wire >= 0 ? take_surplus(card) : 0;
-    if (surplus == 0)
-        return;
-    uint64_t before = atomic_load(&page[wire]);
-    atomic_store(&card->returning_bytes, surplus);
-    link_return(card, surplus);
-    struct timespec moment = {0, 50000};
-    for (unsigned i = 0; i < SURPLUS_LOOKS && atomic_load(&page[wire]) == before; i++)
-        nanosleep(&moment, NULL);
-    atomic_store(&card->returning_bytes, 0);
-}
-
 static bool answers(struct awaited *awaited, uint32_t seq)
 {
     if (awaited->seq == 0 || awaited->seq != seq)
@@ -88,9 +61,11 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         answers(&link_->context, seq);
         return;
     }
-    if (seq == atomic_load(&link_->drop_seq)) {
-        atomic_store(&link_->drop_seq, 0);
-        pthread_cond_broadcast(&link_->changed);
+    if (seq & WIRE_SEQ_GIVEN) {
+        if (atomic_load(&link_->given_seq) == seq) {
+            atomic_store(&link_->given_seq, 0);
+            pthread_cond_broadcast(&link_->changed);
+        }
         return;
     }
     if (seq & WIRE_SEQ_HOLD) {
@@ -179,8 +154,11 @@ static bool once_a_second(void)
     pthread_mutex_lock(&link_->lock);
     bool good = state_changes();
     pthread_mutex_unlock(&link_->lock);
-    for (unsigned i = 0; good && i < tangram.grant.cards; i++)
-        return_surplus(&tangram.grant.card[i]);
+    for (unsigned i = 0; good && i < tangram.grant.cards; i++) {
+        struct card *card = &tangram.grant.card[i];
+        if (atomic_load(&card->wire) >= 0) /* siblings see it as free then */
+            link_return(card, lease_surplus_bytes(card));
+    }
     return good;
 }
 
