@@ -8,24 +8,22 @@ GPUs that it was not given. What is allowed is not changed here.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Final
 
+from vgpu.confinement import Rights, folder_behind, way_out
 from vgpu.contract import CONTAINER_DIR, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV, PRELOAD_FILE
 from vgpu.errors import BadAsk
 from vgpu.names import Names
 from vgpu.request import Ask, PodAsk
-from webhook.objects import Container, Pod
+from webhook.objects import Capabilities, Container, Pod, SecurityContext
 from webhook.rules import STOCK_SCHEDULER, Rules
 
 NO_GPU_VALUES: Final = ("void", "none", "")
 """NVIDIA_VISIBLE_DEVICES values by which NVIDIA's container runtime gives no GPU. Specified by NVIDIA."""
 
 NVIDIA_DOMAIN: Final = "nvidia.com/"
-ESCAPES: Final = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
-"""Capabilities that undo mounts or reach devices, and with them the library. From capabilities(7)."""
-
 _RESERVED: Final = (CONTAINER_DIR, f"/var{CONTAINER_DIR}", PRELOAD_FILE)
 """/var/run is a link to /run in most images."""
 
@@ -133,16 +131,34 @@ def mounts(container: Container) -> None:
                 )
 
 
-def escapes(pod: Pod, container: Container) -> str | None:
-    """Why a container's rights let it out of every limit, or None."""
-    security = container.security_context
-    if security and security.privileged:
-        return f"container {container.name} is privileged"
-    if security and security.capabilities:
-        for capability in security.capabilities.add or []:
-            if capability.upper().removeprefix("CAP_") in ESCAPES:
-                return f"container {container.name} adds the capability {capability}"
-    return f"container {container.name} shares the node's processes (hostPID)" if pod.spec.host_pid else None
+def ways_out(pod: Pod, folders: Mapping[str, str]) -> list[str]:
+    """Each way by which a pod's processes could leave the limits of a GPU share, of any of its containers, as a clause."""
+    found = [f"container {name} {why}" for name, why in _rights(pod)]
+    if pod.spec.host_pid:
+        names = ", ".join(container.name for _, container in pod.located())
+        found.append(f"the pod has hostPID: true, so that container {names} sees the node's processes")
+    for volume in pod.spec.volumes or []:
+        path = volume.host_path.path if volume.host_path else ""
+        folder = folder_behind(path, folders) if path else None
+        if folder:
+            found.append(f"{_mounted(pod, volume.name)} is the node's {path} (hostPath), which shows {folders[folder]}")
+    return found
+
+
+def _rights(pod: Pod) -> Iterator[tuple[str, str]]:
+    ephemeral = pod.spec.ephemeral_containers or []
+    for container in [*(container for _, container in pod.located()), *ephemeral]:
+        security = container.security_context or SecurityContext()
+        added = (security.capabilities or Capabilities()).add or ()
+        why = way_out(Rights(bool(security.privileged), tuple(added), security.proc_mount == "Unmasked"))
+        if why:
+            yield container.name, why
+
+
+def _mounted(pod: Pod, volume: str) -> str:
+    """A volume that no container mounts yet may be mounted by an ephemeral one."""
+    by = [c.name for _, c in pod.located() if any(mount.name == volume for mount in c.volume_mounts or [])]
+    return f"volume {volume} of container {', '.join(by)}" if by else f"volume {volume}"
 
 
 def whole_pod(pod: Pod, ask: PodAsk, rules: Rules) -> None:

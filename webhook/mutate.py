@@ -34,6 +34,9 @@ from webhook.objects import Container, Pod, Resources, pod_of
 from webhook.patch import Op, Patch
 from webhook.rules import STOCK_SCHEDULER, Rules
 
+DEFAULT_NAMESPACE: Final = "default"
+"""Of a pod that names none. Specified by Kubernetes."""
+
 NO_GPU: Final = {"name": NVIDIA_ENV, "value": checks.NO_GPU_VALUES[0]}
 
 
@@ -45,8 +48,8 @@ class Verdict:
     warnings: tuple[str, ...] = ()
 
 
-def mutate(document: Mapping[str, Any], rules: Rules) -> Verdict:
-    """What to change in a pod that is being created.
+def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Verdict:
+    """What to change in a pod that is being created. `namespace` is where; empty = as the pod says.
 
     Raises BadAsk with a sentence when it must not come in.
     """
@@ -60,7 +63,8 @@ def mutate(document: Mapping[str, Any], rules: Rules) -> Verdict:
     if not ask:
         return Verdict()
     checks.whole_pod(pod, ask, rules)
-    patch, warnings = Patch(), _escape_warnings(pod, ask, rules)
+    namespace = namespace or pod.metadata.namespace or DEFAULT_NAMESPACE
+    patch, warnings = Patch(), _confine(pod, ask, rules, namespace)
     asks = {ask.container: ask for ask in ask.containers}
     for path, container in pod.located():
         wanted = asks.get(container.name)
@@ -147,11 +151,16 @@ def _pod_wide(patch: Patch, pod: Pod, ask: PodAsk, rules: Rules) -> None:
             patch.remove("/spec/preemptionPolicy")
 
 
-def _escape_warnings(pod: Pod, ask: PodAsk, rules: Rules) -> list[str]:
-    """One warning a container with a share that could leave it; BadAsk where the operator says so."""
-    shares = {ask.container for ask in ask.containers if ask.kind == "share"}
-    reasons = [checks.escapes(pod, container) for _, container in pod.located() if container.name in shares]
-    sentences = [f"{reason}: it can leave the limits of its GPU share" for reason in reasons if reason]
-    if sentences and rules.privileged == "deny":
-        raise BadAsk(f"{sentences[0]}, so it must ask for whole GPUs ({rules.names.gpu}) or do without")
-    return sentences
+def _confine(pod: Pod, ask: PodAsk, rules: Rules, namespace: str) -> list[str]:
+    """One warning for each way out of a share; BadAsk where the operator does not let such pods in.
+
+    All containers of a pod with a share are looked at: what one of them may do, it may do for the others.
+    """
+    if all(ask.kind != "share" for ask in ask.containers):
+        return []
+    ways = checks.ways_out(pod, rules.node_folders)
+    if ways and rules.privileged == "deny" and namespace not in rules.privileged_namespaces:
+        raise BadAsk(
+            f"{ways[0]}: a pod with a GPU share must be held to it, so do without, ask for whole GPUs ({rules.names.gpu}), or have the operator name namespace {namespace} in the chart value webhook.privilegedNamespaces"
+        )
+    return [f"{way}: it can leave the limits of its GPU share" for way in ways]

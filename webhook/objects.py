@@ -50,7 +50,21 @@ class Resources(Slim):
 class VolumeMount(Slim):
     """Where a volume is seen."""
 
+    name: str = ""
     mount_path: str = ""
+
+
+class HostPath(Slim):
+    """A folder or file of the node."""
+
+    path: str = ""
+
+
+class Volume(Slim):
+    """What containers may mount."""
+
+    name: str = ""
+    host_path: HostPath | None = None
 
 
 class VolumeDevice(Slim):
@@ -70,6 +84,7 @@ class SecurityContext(Slim):
 
     privileged: bool | None = None
     capabilities: Capabilities | None = None
+    proc_mount: str | None = None
 
 
 class Container(Slim):
@@ -95,6 +110,7 @@ class Spec(Slim):
     init_containers: list[Container] | None = None
     ephemeral_containers: list[Container] | None = None
     resources: Resources | None = None
+    volumes: list[Volume] | None = None
     scheduler_name: str | None = None
     runtime_class_name: str | None = None
     priority_class_name: str | None = None

@@ -113,7 +113,7 @@ def review(body: bytes, rules: Rules) -> Answer:
         return _allow(request, Verdict())
     subject = _subject(request)
     try:
-        return _allow(request, mutate(request.object, rules))
+        return _allow(request, mutate(request.object, rules, request.namespace))
     except TangramError as error:
         log.info("pod denied", pod=subject, sentence=str(error))
         return _deny(request, INVALID, f"pod {subject}: {error}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from vgpu.confinement import NODE_FOLDERS
 from vgpu.names import DEFAULT, DEFAULT_POLICY, Names
 
 STOCK_SCHEDULER: Final = "default-scheduler"
@@ -33,6 +34,10 @@ class Rules:
     largest_card_mib: int = LARGEST_CARD_MIB
     """A share that wants more than this on one GPU is denied at once."""
     privileged: Literal["deny", "warn"] = "deny"
-    """What happens to a share in a container that its own rights let out of every limit."""
+    """What happens to a pod with a share that its own rights or volumes let out of every limit."""
+    privileged_namespaces: frozenset[str] = frozenset()
+    """Where such pods are let in with a warning."""
+    node_folders: Mapping[str, str] = field(default_factory=lambda: NODE_FOLDERS)
+    """Folders that a pod with a share may not have from its node -> what is there."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)
     """Service class -> PriorityClass given to pods that name none; empty = none is given."""

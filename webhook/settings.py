@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from observe.options import ProgramSettings, config
+from vgpu.confinement import NODE_FOLDERS
 from vgpu.names import CLASSES, DEFAULT_POLICY, Names
 from vgpu.quantity import MEMORY_UNITS_MIB, MIB, whole_number
 from webhook.keeper import Places
@@ -34,8 +35,15 @@ class Settings(ProgramSettings):
         f"{LARGEST_CARD_MIB}Mi", description="A share that wants more memory than this on one GPU is denied at once."
     )
     privileged: Literal["deny", "warn"] = Field(
-        "deny", description="A share in a container that is privileged, has hostPID or SYS_ADMIN and the like."
+        "deny",
+        description="A pod with a share that is privileged, has hostPID, SYS_ADMIN and the like, or a folder of the node's own.",
     )
+    privileged_namespaces: list[str] = Field([], description="Namespaces where such pods are let in with a warning.")
+    state_root: str = Field("/var/lib/tangram", description="Tangram's folder on nodes: no hostPath of such a pod.")
+    kubelet_dir: str = Field(
+        "/var/lib/kubelet", description="The kubelet's folder on nodes: no hostPath of such a pod."
+    )
+    cdi_dir: str = Field("/var/run/cdi", description="Folder of CDI specs on nodes: no hostPath of such a pod.")
     priority_classes: dict[str, str] = Field(
         {}, description="Service class to PriorityClass, for pods that name none. Empty: none is given."
     )
@@ -91,6 +99,13 @@ class Settings(ProgramSettings):
             policies=tuple(self.policies),
             largest_card_mib=whole_number(self.largest_card, what="largest_card") // MIB,
             privileged=self.privileged,
+            privileged_namespaces=frozenset(self.privileged_namespaces),
+            node_folders=NODE_FOLDERS
+            | {
+                self.state_root: "Tangram's grants and the arbiter's sockets",
+                self.kubelet_dir: "volumes and secrets of other pods, and the kubelet's books of devices",
+                self.cdi_dir: NODE_FOLDERS["/etc/cdi"],
+            },
             priority_classes=self.priority_classes,
         )
 

@@ -11,6 +11,7 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES
 from tests.apiserver import ApiServer, running
+from tests.contract.chart.policy_kit import POLICIES, wait_until_in_force
 from tests.contract.chart.rendering import NAMESPACE, Helm
 
 
@@ -35,3 +36,25 @@ def release_namespace(api: ApiServer) -> str:
     if NAMESPACE not in {thing["metadata"]["name"] for thing in found}:
         api("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     return NAMESPACE
+
+
+@pytest.fixture(scope="module")
+def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
+    """The API server with the chart's policies in force, for the runtime class that mode `nvidia` gives."""
+    rendered = helm.objects({"accessMode": "nvidia", "webhook": {"privilegedNamespaces": ["kube-public"]}})
+    things = rendered.of("ValidatingAdmissionPolicy"), rendered.of("ValidatingAdmissionPolicyBinding")
+    for path, kind in zip((POLICIES, POLICIES.replace("policies", "policybindings")), things, strict=True):
+        for thing in kind.values():
+            api.apply(thing, path)
+    runtime = {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": "nvidia"},
+        "handler": "nvidia",
+    }
+    api.apply(runtime, "/apis/node.k8s.io/v1/runtimeclasses")
+    wait_until_in_force(api)
+    yield api
+    for name in things[0]:
+        api("DELETE", f"{POLICIES}/{name}")
+        api("DELETE", f"{POLICIES.replace('policies', 'policybindings')}/{name}")

@@ -5,131 +5,34 @@ The rows are the ways by which somebody could give a pod a GPU, or a node one th
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.apiserver import ApiServer, Denied
+from tests.contract.chart.policy_kit import (
+    CLEANUP,
+    GPUS,
+    INVENTORY,
+    NODES,
+    OURS,
+    PLUGIN,
+    PODS,
+    SCHEDULER,
+    SHARE,
+    VISIBLE,
+    bind,
+    container,
+    node,
+    numbers,
+    pod,
+    refused,
+    visible,
+    visible_from,
+)
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Refused
 from vgpu.names import DEFAULT
-
-PODS = "/api/v1/namespaces/default/pods"
-NODES = "/api/v1/nodes"
-POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-ASSIGNMENT, GPUS, INVENTORY = "tangram.sh/assignment", "tangram.sh/gpus.main", "tangram.sh/inventory"
-OURS = {ASSIGNMENT: "{}", GPUS: "GPU-1"}
-SHARE = {"tangram.sh/gpu-mem": "1"}
-PLUGIN, SCHEDULER = (f"system:serviceaccount:{NAMESPACE}:tangram-{name}" for name in ("node", "scheduler"))
-CLEANUP = f"system:serviceaccount:{NAMESPACE}:tangram-cleanup"
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
-    """The API server with the chart's policies in force, for the runtime class that mode `nvidia` gives."""
-    rendered = helm.objects({"accessMode": "nvidia"})
-    things = rendered.of("ValidatingAdmissionPolicy"), rendered.of("ValidatingAdmissionPolicyBinding")
-    for path, kind in zip((POLICIES, POLICIES.replace("policies", "policybindings")), things, strict=True):
-        for thing in kind.values():
-            api.apply(thing, path)
-    api("POST", "/apis/node.k8s.io/v1/runtimeclasses", {
-        "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"
-    })  # fmt: skip
-    wait_until_in_force(api)
-    yield api
-    for name in things[0]:
-        api("DELETE", f"{POLICIES}/{name}")
-        api("DELETE", f"{POLICIES.replace('policies', 'policybindings')}/{name}")
-
-
-def wait_until_in_force(api: ApiServer) -> None:
-    """Policies reach admission by a watch: until each of them denies what it must."""
-    node(api, "probe")
-    refused(lambda: patched_until_denied(api, f"{NODES}/probe", INVENTORY))
-    refused(lambda: patched_until_denied(api, f"{PODS}/{pod(api)}", GPUS))
-    name = pod(api)
-    refused(lambda: bind_until_denied(api, name))
-    refused(lambda: delete_until_denied(api))
-
-
-def patched_until_denied(api: ApiServer, path: str, key: str) -> None:
-    for attempt in range(2000):
-        api.patch(path, {"metadata": {"annotations": {key: str(attempt)}}})
-
-
-def bind_until_denied(api: ApiServer, name: str) -> None:
-    for _ in range(2000):
-        try:
-            bind(api, name, OURS, "jane")
-        except Denied as error:
-            if "tangram" in str(error):
-                raise
-
-
-def delete_until_denied(api: ApiServer) -> None:
-    for _ in range(2000):
-        api("DELETE", f"{PODS}/{pod(api)}", user=PLUGIN)
-
-
-def refused(act: Callable[[], object]) -> str:
-    """The message of a denial that one of our policies must give."""
-    with pytest.raises(Denied, match="ValidatingAdmissionPolicy 'tangram-") as denial:
-        act()
-    return str(denial.value)
-
-
-def container(name: str = "main", limits: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-    return {"name": name, "image": "none", "resources": {"limits": limits or {}}, **more}
-
-
-def visible(value: str) -> dict[str, Any]:
-    return {"env": [{"name": VISIBLE, "value": value}]}
-
-
-def visible_from(key: str) -> dict[str, Any]:
-    path = f"metadata.annotations['{key}']"
-    return {"env": [{"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": path}}}]}
-
-
-def pod(
-    api: ApiServer,
-    *containers: dict[str, Any],
-    annotations: dict[str, str] | None = None,
-    user: str = "jane",
-    namespace: str = "default",
-    **spec: Any,
-) -> str:
-    """Create a pod; its name."""
-    name = f"pod-{next(_numbers)}"
-    metadata = {"name": name, "annotations": annotations or {}}
-    body = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": list(containers) or [container()], **spec},
-    }
-    api("POST", PODS.replace("default", namespace), body, user=user)
-    return name
-
-
-def node(api: ApiServer, name: str, **annotations: str) -> None:
-    metadata = {"name": name, "annotations": annotations}
-    api("POST", NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-
-
-def bind(api: ApiServer, name: str, annotations: dict[str, str], user: str) -> None:
-    target = {"apiVersion": "v1", "kind": "Node", "name": "somewhere"}
-    body = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": name, "annotations": annotations},
-        "target": target,
-    }
-    api("POST", f"{PODS}/{name}/binding", body, user=user)
 
 
 @pytest.mark.parametrize("key", OURS)
@@ -282,7 +185,7 @@ def test_a_node_is_not_created_with_an_inventory(policies: ApiServer) -> None:
     ids=["spec", "label", "annotation", "annotation removed", "finalizer"],
 )
 def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change: dict[str, Any]) -> None:
-    name = f"node-{next(_numbers)}"
+    name = f"node-{next(numbers)}"
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
     assert f"nothing of node {name} but the annotation {INVENTORY}" in message

@@ -33,7 +33,7 @@ def load(path: Path) -> tuple[dict[str, Any], Rules]:
 def rules(domain: str = "tangram.sh", **changed: Any) -> Rules:
     for key, value in changed.items():
         if isinstance(value, list):
-            changed[key] = frozenset(value) if key == "other_schedulers" else tuple(value)
+            changed[key] = tuple(value) if key == "policies" else frozenset(value)
     return Rules(names=Names(domain), **changed)
 
 

@@ -162,6 +162,14 @@ def body_of(pod: Any, **request: Any) -> bytes:
     )
 
 
+def test_the_namespace_of_the_request_decides_and_not_what_the_pod_says() -> None:
+    main = {"name": "c", "resources": {"limits": {GPU_MEM: "1"}}, "securityContext": {"privileged": True}}
+    pod = {"metadata": {"name": "a", "namespace": "trusted"}, "spec": {"containers": [main]}}
+    rules = Rules(privileged_namespaces=frozenset({"trusted"}))
+    assert review(body_of(pod), rules).result == "denied"
+    assert review(body_of(pod, namespace="trusted"), rules).result == "mutated"
+
+
 @given(junk)
 @settings(max_examples=400)
 def test_any_json_as_a_pod_gets_an_answer_and_never_the_webhooks_own_fault(pod: Any) -> None:

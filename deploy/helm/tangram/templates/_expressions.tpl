@@ -15,6 +15,16 @@
 {{ include "tangram.cel.containers" . }}.exists(c, {{ include "tangram.cel.containerAsks" . }})
 {{- end -}}
 
+{{/* Does the pod ask for a share? */}}
+{{- define "tangram.cel.podShares" -}}
+{{ include "tangram.cel.containers" . }}.exists(c, '{{ .Values.domain }}/gpu-mem' in c.?resources.?limits.orValue({}))
+{{- end -}}
+
+{{/* May container `c` leave the limits of a share? The capabilities are those of vgpu/confinement.py. */}}
+{{- define "tangram.cel.leavesLimits" -}}
+(c.?securityContext.?privileged.orValue(false) || c.?securityContext.?procMount.orValue('') == 'Unmasked' || c.?securityContext.?capabilities.?add.orValue([]).exists(k, k.upperAscii().matches('^(CAP_)?(ALL|BPF|DAC_READ_SEARCH|SYS_ADMIN|SYS_MODULE|SYS_RAWIO)$')))
+{{- end -}}
+
 {{/* Is annotation `k` one that only Tangram writes on pods? */}}
 {{- define "tangram.cel.ownAnnotation" -}}
 (k == '{{ .Values.domain }}/assignment' || k.startsWith('{{ .Values.domain }}/gpus.'))

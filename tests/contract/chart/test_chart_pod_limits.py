@@ -1,0 +1,43 @@
+"""What the policies keep from pods that are there already, since the webhook is asked about new ones only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.apiserver import ApiServer
+from tests.contract.chart.policy_kit import PODS, SHARE, container, pod, refused
+from vgpu.confinement import CAPABILITIES
+
+CAPABLE = [{"securityContext": {"capabilities": {"add": [name]}}} for name in sorted(CAPABILITIES)]
+
+
+@pytest.mark.parametrize(
+    ("more", "limits", "namespace", "comes_in"),
+    [
+        *((capable, SHARE, "default", False) for capable in CAPABLE),
+        ({"securityContext": {"capabilities": {"add": ["CAP_SYS_ADMIN"]}}}, SHARE, "default", False),
+        ({"securityContext": {"privileged": True}}, SHARE, "default", False),
+        ({"securityContext": {"privileged": True}}, SHARE, "kube-public", True),
+        ({"securityContext": {"privileged": True}}, {"tangram.sh/gpu": "1"}, "default", True),
+        ({"securityContext": {"privileged": True}}, {}, "default", True),
+        ({"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}}, SHARE, "default", True),
+    ],
+)
+def test_an_ephemeral_container_leaves_no_share(
+    policies: ApiServer, more: dict[str, Any], limits: dict[str, str], namespace: str, *, comes_in: bool
+) -> None:
+    name = pod(policies, container(limits=limits), namespace=namespace)
+    debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "none", **more}]}}
+
+    def act() -> None:
+        path = f"{PODS.replace('default', namespace)}/{name}/ephemeralcontainers"
+        policies.patch(path, debug, user="jane")
+
+    if comes_in:
+        act()
+        return
+    message = refused(act)
+    assert "ephemeral container debug " in message
+    assert "namespace default in the chart value webhook.privilegedNamespaces" in message
