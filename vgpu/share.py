@@ -97,6 +97,10 @@ class _State:
     idle_at_s: float = -inf
     claim_from_s: float = inf
     claim_until_s: float = -inf
+    claim_due_s: float = inf
+    """When work was announced to come; inf = no hint claims the card."""
+    worked_before: bool = False
+    """Had it work when it hinted? The end of that is not the end of what was announced."""
     turn_s: float = 0.0
     """What is left of its turn."""
     waits_since_s: float | None = None
@@ -142,14 +146,16 @@ class Share:
             case Work():
                 self._work(state)
             case Idle():
-                state.working, state.idle_at_s, state.turn_s = False, event.at_s, 0.0
+                self._idle(state)
             case Hint(in_s=in_s):
                 state.claim_from_s = max(event.at_s, event.at_s + in_s - self._settings.lead_s)
                 state.claim_until_s = event.at_s + in_s + self._settings.hint_hold_s
+                state.claim_due_s, state.worked_before = event.at_s + in_s, state.working
             case Begin():
                 state.claim_from_s, state.claim_until_s = event.at_s, event.at_s + self._settings.section_s
+                state.claim_due_s = inf
             case End():
-                state.claim_from_s, state.claim_until_s = inf, -inf
+                self._end_claim(state)
             case Switched():
                 self._switched(state, event)
 
@@ -195,6 +201,15 @@ class Share:
             if not self._active(state):  # back from idleness: no saved-up right to be first
                 state.served = max(state.served, self._least_served(state.tenant))
             state.working = True
+
+    def _idle(self, state: _State) -> None:
+        if state.working and not state.worked_before and state.claim_due_s <= self._now_s:
+            self._end_claim(state)  # what was announced came and is done; its grace holds
+        state.working, state.worked_before, state.idle_at_s, state.turn_s = False, False, self._now_s, 0.0
+
+    @staticmethod
+    def _end_claim(state: _State) -> None:
+        state.claim_from_s, state.claim_until_s, state.claim_due_s = inf, -inf, inf
 
     def _switched(self, state: _State, event: Switched) -> None:
         if state.on and not event.on:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from vgpu.share import Decision, Settings, Share
-from vgpu.trace import Event, Idle, Join, Switched, Tenant, Work
+from vgpu.trace import Event, Hint, Idle, Join, Switched, Tenant, Work
 
 
 @dataclass
@@ -22,6 +22,8 @@ class Program:
     tenant: Tenant
     always: bool = False
     requests: list[tuple[float, float]] = field(default_factory=list)
+    hints: list[tuple[float, float]] = field(default_factory=list)
+    """(when, how long ahead)."""
     left_s: float = 0.0
     on: bool = True
     arrived: list[float] = field(default_factory=list)
@@ -89,6 +91,7 @@ class Node:
     def _next_s(self) -> float:
         times = [self._switch[3]] if self._switch else []
         times += [program.requests[0][0] for program in self.programs.values() if program.requests]
+        times += [program.hints[0][0] for program in self.programs.values() if program.hints]
         for name, part in self._parts().items():
             if not self.programs[name].always:
                 times.append(self.now_s + self.programs[name].left_s / part)
@@ -108,6 +111,8 @@ class Node:
                 program.latencies_s += [self.now_s - at for at in program.arrived]
                 program.arrived.clear()
                 self._tell(Idle(self.now_s, name))
+            while program.hints and program.hints[0][0] <= self.now_s:
+                self._tell(Hint(self.now_s, name, program.hints.pop(0)[1]))
             while program.requests and program.requests[0][0] <= self.now_s:
                 at, work_s = program.requests.pop(0)
                 if not program.busy:
