@@ -37,7 +37,7 @@ unit: .venv/.synced shim ## the tests that need no cluster (about two minutes)
 	$(RUN) pytest
 
 shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
-	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake test
+	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake unit asan ubsan tsan
 
 sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about three minutes)
 	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" sanitized
