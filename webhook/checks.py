@@ -15,14 +15,15 @@ from typing import Final
 from vgpu.confinement import Rights, folder_behind, way_out
 from vgpu.contract import CONTAINER_DIR, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV, PRELOAD_FILE
 from vgpu.errors import BadAsk
-from vgpu.names import Names
+from vgpu.names import CLASSES, DEFAULT_CLASS, Names
 from vgpu.request import Ask, PodAsk
 from webhook.objects import Capabilities, Container, Pod, SecurityContext
-from webhook.rules import STOCK_SCHEDULER, Rules
+from webhook.rules import EVERYWHERE, STOCK_SCHEDULER, Rules
 
 NO_GPU_VALUES: Final = ("void", "none", "")
 """NVIDIA_VISIBLE_DEVICES values by which NVIDIA's container runtime gives no GPU. Specified by NVIDIA."""
 
+MOST_URGENT: Final = CLASSES[0]
 NVIDIA_DOMAIN: Final = "nvidia.com/"
 _RESERVED: Final = (CONTAINER_DIR, f"/var{CONTAINER_DIR}", PRELOAD_FILE)
 """/var/run is a link to /run in most images."""
@@ -159,6 +160,24 @@ def _mounted(pod: Pod, volume: str) -> str:
     """A volume that no container mounts yet may be mounted by an ephemeral one."""
     by = [c.name for _, c in pod.located() if any(mount.name == volume for mount in c.volume_mounts or [])]
     return f"volume {volume} of container {', '.join(by)}" if by else f"volume {volume}"
+
+
+def service_class(pod: Pod, rules: Rules, namespace: str) -> str:
+    """The class that a pod has: by its annotation, else by its priority class. Not every namespace may have the first one.
+
+    A latency-critical container goes before its neighbours on a card, whatever it does there, so who may be one is the
+    operator's decision. A PriorityClass is no proof of it: everybody may name one.
+    """
+    named, priority_class = (pod.metadata.annotations or {}).get(rules.names.klass), pod.spec.priority_class_name or ""
+    klass = named or rules.classes_by_priority_class.get(priority_class, DEFAULT_CLASS)
+    allowed = rules.latency_critical_namespaces
+    if klass != MOST_URGENT or EVERYWHERE in allowed or namespace in allowed:
+        return klass
+    where = f"annotation {rules.names.klass}" if named else f"the class of priorityClassName {priority_class}"
+    others = ", ".join(sorted(allowed)) or "no namespace"
+    raise BadAsk(
+        f"{where} is {klass}, which pods of namespace {namespace} may not be (those of {others} may): name another class, or have the operator add the namespace to the chart value webhook.latencyCriticalNamespaces"
+    )
 
 
 def whole_pod(pod: Pod, ask: PodAsk, rules: Rules) -> None:

@@ -9,7 +9,7 @@ What a pod that asks is given
     asking containers   NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
     shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
     other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
-    the pod             scheduler, service class; runtime class and priority class where the operator wishes
+    the pod             scheduler, service class (that of its priority class, where the operator wishes); runtime class and priority class where the operator wishes
 
 A priority class needs care: the API server's Priority plugin has run before and has written spec.priority. It runs again
 after a webhook changed the pod and refuses a number that does not match the class, so the number is taken out with it
@@ -26,7 +26,6 @@ import msgspec
 
 from vgpu.contract import CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
 from vgpu.errors import BadAsk
-from vgpu.names import DEFAULT_CLASS
 from vgpu.quantity import rounds_up
 from vgpu.request import Ask, PodAsk, pod_ask
 from webhook import checks
@@ -65,6 +64,7 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
     checks.whole_pod(pod, ask, rules)
     namespace = namespace or pod.metadata.namespace or DEFAULT_NAMESPACE
     patch, warnings = Patch(), _confine(pod, ask, rules, namespace)
+    klass = checks.service_class(pod, rules, namespace)
     asks = {ask.container: ask for ask in ask.containers}
     for path, container in pod.located():
         wanted = asks.get(container.name)
@@ -73,7 +73,7 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
         else:
             warnings += _normalise(patch, path, container, wanted, rules)
             _inject(patch, path, container, wanted, rules)
-    _pod_wide(patch, pod, ask, rules)
+    _pod_wide(patch, pod, klass, rules)
     return Verdict(tuple(patch.ops), tuple(warnings))
 
 
@@ -134,15 +134,15 @@ def _prepend(patch: Patch, path: str, container: Container, added: list[Op]) -> 
         patch.set(f"{path}/env/0", entry)
 
 
-def _pod_wide(patch: Patch, pod: Pod, ask: PodAsk, rules: Rules) -> None:
+def _pod_wide(patch: Patch, pod: Pod, klass: str, rules: Rules) -> None:
     spec, annotations = pod.spec, pod.metadata.annotations
     if rules.names.klass not in (annotations or {}):
-        patch.put("/metadata/annotations", {rules.names.klass: DEFAULT_CLASS}, there=annotations is not None)
+        patch.put("/metadata/annotations", {rules.names.klass: klass}, there=annotations is not None)
     if (spec.scheduler_name or STOCK_SCHEDULER) == STOCK_SCHEDULER and spec.scheduler_name != rules.scheduler_name:
         patch.set("/spec/schedulerName", rules.scheduler_name)
     if rules.runtime_class and not spec.runtime_class_name:
         patch.set("/spec/runtimeClassName", rules.runtime_class)
-    priority_class = rules.priority_classes.get(ask.klass)
+    priority_class = rules.priority_classes.get(klass)
     if priority_class and not spec.priority_class_name:
         patch.set("/spec/priorityClassName", priority_class)
         if spec.priority is not None:

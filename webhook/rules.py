@@ -12,6 +12,9 @@ from vgpu.names import DEFAULT, DEFAULT_POLICY, Names
 STOCK_SCHEDULER: Final = "default-scheduler"
 """What the API server writes when a pod names no scheduler. Specified by Kubernetes."""
 
+EVERYWHERE: Final = "*"
+"""Stands for every namespace. No namespace can have that for its name."""
+
 LARGEST_CARD_MIB: Final = 2**20
 """1 TiB: more than any GPU sold has (guessed to hold for years; 288 GiB is the most in 2025)."""
 
@@ -39,5 +42,9 @@ class Rules:
     """Where such pods are let in with a warning."""
     node_folders: Mapping[str, str] = field(default_factory=lambda: NODE_FOLDERS)
     """Folders that a pod with a share may not have from its node -> what is there."""
+    latency_critical_namespaces: frozenset[str] = frozenset({EVERYWHERE})
+    """Where pods may be of class latency-critical, which goes before everybody else on a card."""
+    classes_by_priority_class: Mapping[str, str] = field(default_factory=dict)
+    """PriorityClass -> service class of pods that name the one and not the other."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)
     """Service class -> PriorityClass given to pods that name none; empty = none is given."""

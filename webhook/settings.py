@@ -12,7 +12,7 @@ from vgpu.confinement import NODE_FOLDERS
 from vgpu.names import CLASSES, DEFAULT_POLICY, Names
 from vgpu.quantity import MEMORY_UNITS_MIB, MIB, whole_number
 from webhook.keeper import Places
-from webhook.rules import LARGEST_CARD_MIB, Rules
+from webhook.rules import EVERYWHERE, LARGEST_CARD_MIB, Rules
 
 
 class Settings(ProgramSettings):
@@ -44,6 +44,12 @@ class Settings(ProgramSettings):
         "/var/lib/kubelet", description="The kubelet's folder on nodes: no hostPath of such a pod."
     )
     cdi_dir: str = Field("/var/run/cdi", description="Folder of CDI specs on nodes: no hostPath of such a pod.")
+    latency_critical_namespaces: list[str] = Field(
+        [EVERYWHERE], description="Namespaces whose pods may be of class latency-critical. *: every one. Empty: none."
+    )
+    classes_by_priority_class: dict[str, str] = Field(
+        {}, description="PriorityClass to service class, for pods that name the one and not the other."
+    )
     priority_classes: dict[str, str] = Field(
         {}, description="Service class to PriorityClass, for pods that name none. Empty: none is given."
     )
@@ -88,6 +94,13 @@ class Settings(ProgramSettings):
             raise ValueError(f"{', '.join(unknown)}: service classes are {', '.join(CLASSES)}")
         return mapping
 
+    @field_validator("classes_by_priority_class")
+    @classmethod
+    def _leads_to_classes(cls, mapping: dict[str, str]) -> dict[str, str]:
+        if unknown := sorted(set(mapping.values()) - set(CLASSES)):
+            raise ValueError(f"{', '.join(unknown)}: service classes are {', '.join(CLASSES)}")
+        return mapping
+
     def rules(self) -> Rules:
         """How pods are admitted."""
         return Rules(
@@ -106,6 +119,8 @@ class Settings(ProgramSettings):
                 self.kubelet_dir: "volumes and secrets of other pods, and the kubelet's books of devices",
                 self.cdi_dir: NODE_FOLDERS["/etc/cdi"],
             },
+            latency_critical_namespaces=frozenset(self.latency_critical_namespaces),
+            classes_by_priority_class=self.classes_by_priority_class,
             priority_classes=self.priority_classes,
         )
 

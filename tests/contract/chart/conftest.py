@@ -41,7 +41,12 @@ def release_namespace(api: ApiServer) -> str:
 @pytest.fixture(scope="module")
 def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
     """The API server with the chart's policies in force, for the runtime class that mode `nvidia` gives."""
-    rendered = helm.objects({"accessMode": "nvidia", "webhook": {"privilegedNamespaces": ["kube-public"]}})
+    rendered = helm.objects(
+        {
+            "accessMode": "nvidia",
+            "webhook": {"privilegedNamespaces": ["kube-public"], "latencyCriticalNamespaces": ["kube-public"]},
+        }
+    )
     things = rendered.of("ValidatingAdmissionPolicy"), rendered.of("ValidatingAdmissionPolicyBinding")
     for path, kind in zip((POLICIES, POLICIES.replace("policies", "policybindings")), things, strict=True):
         for thing in kind.values():

@@ -9,6 +9,7 @@ import pytest
 from tests.apiserver import ApiServer
 from tests.contract.chart.policy_kit import PODS, SHARE, container, pod, refused
 from vgpu.confinement import CAPABILITIES
+from vgpu.names import DEFAULT
 
 CAPABLE = [{"securityContext": {"capabilities": {"add": [name]}}} for name in sorted(CAPABILITIES)]
 
@@ -41,3 +42,30 @@ def test_an_ephemeral_container_leaves_no_share(
     message = refused(act)
     assert "ephemeral container debug " in message
     assert "namespace default in the chart value webhook.privilegedNamespaces" in message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "limits", "namespace", "comes_in"),
+    [
+        (None, "latency-critical", SHARE, "default", False),
+        ("standard", "latency-critical", SHARE, "default", False),
+        ("standard", "latency-critical", SHARE, "kube-public", True),
+        ("standard", "best-effort", SHARE, "default", True),
+        ("latency-critical", "latency-critical", SHARE, "default", True),
+        (None, "latency-critical", {}, "default", True),
+    ],
+)
+def test_a_pod_that_waits_is_not_made_latency_critical_where_none_may_be(
+    policies: ApiServer, before: str | None, after: str, limits: dict[str, str], namespace: str, *, comes_in: bool
+) -> None:
+    annotations = {DEFAULT.klass: before} if before else {}
+    name = pod(policies, container(limits=limits), namespace=namespace, annotations=annotations)
+
+    def act() -> None:
+        change = {"metadata": {"annotations": {DEFAULT.klass: after}, "labels": {"a": "b"}}}
+        policies.patch(f"{PODS.replace('default', namespace)}/{name}", change, user="jane")
+
+    if comes_in:
+        act()
+    else:
+        assert "namespace to the chart value webhook.latencyCriticalNamespaces" in refused(act)

@@ -76,6 +76,7 @@ def test_a_misspelt_neighbour_of_a_value_is_refused(helm: Helm, key: str) -> Non
         ({"stateRoot": "/var/lib/tangram/"}, "stateRoot"),
         ({"node": {"privileged": "maybe"}}, "privileged"),
         ({"webhook": {"failurePolicy": "fail"}}, "failurePolicy"),
+        ({"webhook": {"classesByPriorityClass": {"high": "urgent"}}}, "classesByPriorityClass"),
         ({"webhook": {"timeoutSeconds": 31}}, "timeoutSeconds"),
         ({"webhook": {"replicas": -1}}, "replicas"),
         ({"webhook": {"port": 70000}}, "port"),

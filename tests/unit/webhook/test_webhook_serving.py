@@ -123,6 +123,7 @@ async def test_a_webhook_that_is_stopping_says_so_and_still_answers(tmp_path: Pa
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
+        ({"classes_by_priority_class": {"x": "urgent"}}, "urgent: service classes are latency-critical, standard"),
         ({"priority_classes": {"urgent": "x"}}, "service classes are latency-critical, standard, best-effort"),
         ({"largest_card": "80"}, "less than 1 MiB"),
         ({"largest_card": "80GB"}, "not a Kubernetes quantity"),
