@@ -155,7 +155,7 @@ class Lane:
             self._complain(tenant, connection, error)
             self._lose(fd, lives=True)
         finally:
-            self._left += tenant.sweep()
+            self._give_up(tenant.sweep())
 
     def _hear(self, tenant: TenantTurns, connection: Connection, fd: int | None, message: wire.Message) -> None:
         if fd is not None and not (isinstance(message, wire.Channels) and message.compute):
@@ -178,10 +178,14 @@ class Lane:
         self._deaf.get(tenant, set()).discard(fd)
         self._epoll.unregister(fd)
         seats = self._turns.lose(tenant, connection)
-        self._left += [*tenant.sweep(), *seats]
+        self._give_up([*tenant.sweep(), *seats])
         if lives:
             self._lives_on += [seat for seat in seats if seat.runs is not Runs.ON]
         connection.sock.close()
+
+    def _give_up(self, seats: list[Seat]) -> None:
+        self._left += seats
+        self._lives_on += [seat for seat in seats if seat.owes]
 
     def _hold_back(self, tenant: TenantTurns, fd: int) -> None:
         if tenant not in self._held_back:

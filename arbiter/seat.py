@@ -46,15 +46,17 @@ class Seat:
         self.channels = channels
         self.runs = Runs.UNSURE
         """An arbiter before this one may have stopped it."""
+        self.partial = channels.unlisted
+        """There are more channels than a list holds: it is never suspended, as the rest would run on."""
+        self.owes = False
+        """Replaced by a partial list: to be started once more before it is closed."""
         self._fd = fd
         self._lock = threading.Lock()
         """So that the descriptor's number is not somebody else's by the time it is used."""
         try:
             _check(fd)
-            if channels.unlisted or not channels.compute:
-                raise BadDocument(
-                    f"packet CHANNELS lists {len(channels.compute)} compute channels, and not all: 1 to 64"
-                )
+            if not channels.compute:
+                raise BadDocument("packet CHANNELS lists no compute channel: 1 to 64")
             self._parameters = {
                 disable: ctypes.create_string_buffer(
                     rm.disable_parameters(channels.client, channels.compute, disable=disable), rm.PARAMETERS_BYTES
@@ -74,7 +76,7 @@ class Seat:
         }
 
     def suspend(self) -> int:
-        """Stop in mid-kernel, unless it is stopped. The driver's status; not `rm.OK`: it runs, or `resume` makes it run."""
+        """Stop in mid-kernel, unless it is stopped; not for a partial list. The driver's status; not `rm.OK`: it runs, or `resume` makes it run."""
         if self.runs is Runs.OFF:
             return rm.OK
         status = self._call(True)

@@ -63,6 +63,7 @@ class TenantTurns:
         """As the policy was told last."""
         self.trouble = ""
         """Why it cannot be suspended; empty = it can."""
+        self.told_partial = False
         self.complained_at_s = -inf
         self.failures = 0
         """Suspends that the driver refused."""
@@ -127,12 +128,13 @@ class TenantTurns:
         old = seats.pop(key, None)
         if old is not None:
             self.left.append(old)
+            old.owes = fresh is not None and fresh.partial and old.runs is not Runs.ON
         if fresh is not None:
             seats[key] = fresh
 
     def sweep(self) -> list[Seat]:
         """Lists that were replaced, to be closed by the caller without the lock. What of them is still there is in the new list,
-        which is started first."""
+        which is started first; `owes` where that list is partial."""
         left, self.left = self.left, []
         return left
 
@@ -144,6 +146,16 @@ class TenantTurns:
     def working(self) -> bool:
         """Has any of its processes work, as they say?"""
         return any(process.working for process in self.processes.values())
+
+    @property
+    def to_run(self) -> bool:
+        """Are all its channels to be enabled? Also of one who is to be off, where a list does not hold them all."""
+        return self.wanted or self.partial
+
+    @property
+    def partial(self) -> bool:
+        """Has any of its processes more channels on a card than a list holds?"""
+        return any(seat.partial for process in list(self.processes.values()) for seat in list(process.seats.values()))
 
     def seats(self, card: str) -> list[Seat]:
         """Of all its processes, on this card."""
@@ -167,7 +179,7 @@ class TenantTurns:
         runs = {seat.runs for seat in self.seats(card)}
         if Runs.UNSURE in runs and not self.trouble:
             return True
-        if self.wanted:
+        if self.to_run:
             return True if Runs.OFF in runs else None
         return False if Runs.ON in runs and not self.trouble else None
 
@@ -188,7 +200,7 @@ class TenantTurns:
         for seat in self.seats(card):
             if not on:
                 status = seat.suspend() or status
-            elif seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.wanted):
+            elif seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
                 status = seat.resume() or status
         if status != rm.OK and not on:
             for seat in self.seats(card):

@@ -38,6 +38,7 @@ COMPLAIN_S: Final = 10.0
 INEFFECTIVE_S: Final = 0.020
 """Work that ends so long after a suspend was not suspended. Specified: the driver takes one millisecond."""
 INEFFECTIVE_TIMES: Final = 3
+PARTIAL: Final = f"a process has more than {rm.CHANNELS_LIMIT} compute channels on a card, which one list cannot name"
 TOO_MANY: Final = 3
 """Code of ERROR, as docs/reference/protocol.md lists them."""
 _log = structlog.get_logger()
@@ -134,7 +135,7 @@ class Turns:
             off_s=usage.off_s,
             capped_s=usage.capped_s,
             suspends=usage.suspends,
-            trouble=tenant.trouble,
+            trouble=tenant.trouble or (PARTIAL if tenant.partial else ""),
             mode="gate" if self._gates(tenant) else "suspend",
             heals=tenant.heals,
         )
@@ -158,6 +159,7 @@ class Turns:
             case wire.Channels():
                 tenant.sits(connection.number, message, fd)
                 tenant.trouble = ""
+                self._tell_of_partial(tenant)
             case wire.Activity():
                 self._look_for_effect(tenant, connection.number, message.what, at_s)
                 if tenant.page is not None:
@@ -276,7 +278,12 @@ class Turns:
 
     def _gates(self, tenant: TenantTurns) -> bool:
         """Is its new work held back while it is to be off?"""
-        return bool(tenant.trouble) or tenant.ineffective >= INEFFECTIVE_TIMES
+        return bool(tenant.trouble) or tenant.partial or tenant.ineffective >= INEFFECTIVE_TIMES
+
+    def _tell_of_partial(self, tenant: TenantTurns) -> None:
+        if tenant.partial and not tenant.told_partial:
+            _log.error("a tenant cannot be suspended: new work is held back instead", grant=tenant.name, reason=PARTIAL)
+            tenant.told_partial = True
 
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""

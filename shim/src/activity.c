@@ -99,6 +99,15 @@ static void tell_work(void)
     errno = saved;
 }
 
+/* What waits here is counted and not yet the driver's: a stream that has nothing left says nothing of it. */
+static void wait_at_gate(uintptr_t key)
+{
+    atomic_fetch_add(&activity_->waiting, 1);
+    turn_wait_for_gate();
+    atomic_fetch_add(&stream_of(key)->launches, 1); /* the first count may have been taken for done meanwhile */
+    atomic_fetch_sub(&activity_->waiting, 1);
+}
+
 void activity_launch(CUstream stream, int ptds)
 {
     if (!atomic_load_explicit(&activity_->watched, memory_order_relaxed))
@@ -107,7 +116,7 @@ void activity_launch(CUstream stream, int ptds)
     if (UNLIKELY(!atomic_load_explicit(&activity_->told, memory_order_relaxed)))
         tell_work();
     if (UNLIKELY(turn_gated(&tangram.turn)))
-        turn_wait_for_gate();
+        wait_at_gate(key_of(stream, ptds));
 }
 
 static void clean_up_to(struct activity_stream *of, uint64_t launches)
@@ -190,7 +199,7 @@ static bool too_soon(void)
 static void tell_idle(void)
 {
     pthread_mutex_lock(&activity_->telling);
-    if (atomic_load(&activity_->told) && !too_soon()) {
+    if (atomic_load(&activity_->told) && atomic_load(&activity_->waiting) == 0 && !too_soon()) {
         atomic_store(&activity_->told, false);
         if (all_clean())
             turn_activity(WIRE_IDLE, 0);

@@ -20,6 +20,7 @@ struct activity_stream {
 struct activity {
     _Atomic bool watched; /* this process has channels: it is counted from here on, also while the arbiter is away */
     _Atomic bool told;    /* it was told that we work */
+    _Atomic unsigned waiting; /* threads that the gate holds back, each with work */
     pthread_mutex_t telling;
     uint64_t idle_told_us; /* guarded by telling */
     _Atomic bool idle_later; /* there was nothing to do, and that was not told so soon after the last time */

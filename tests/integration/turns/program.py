@@ -42,6 +42,13 @@ def stream() -> int:
     return int(made.value or 0)
 
 
+def contexts(count: int) -> None:
+    """So many more, of which none is used."""
+    for _ in range(count):
+        check(cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0))
+    check(cuda.cuCtxSetCurrent(context))
+
+
 busy = threading.Event()
 
 

@@ -124,6 +124,23 @@ def test_work_that_nobody_waits_for_is_seen_to_end(node):
     assert until(lambda: not node.held(background), 2) < 1
 
 
+def test_a_program_with_more_channels_than_a_list_holds_is_gated_and_runs_on(node):
+    background, urgent = node.run("be", BE), node.run("lc", LC)
+    background.do("contexts(9)")
+    background.do("work_on(20_000)")
+    until(lambda: node.turn("be").mode == "gate")
+    urgent.do("launch(1_500_000)")
+    until(lambda: not node.turn("be").on or node.turn("lc").working)
+    ran = node.ran_us(background)
+    assert urgent.do("wait()") < 3.5, "its own second and a half, and what was in flight"
+    assert node.ran_us(background) - ran < 300_000, "its new work waited"
+    until(lambda: node.ran_us(background) > ran + 300_000, 5)
+    assert node.turn("be").suspends == 0
+    assert node.log().count("cannot be suspended") == 1
+    assert "bad packet" not in node.log()
+    assert not node.misuses()
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------------
 
 

@@ -119,9 +119,15 @@ class Tenant:
         self.sock.sendmsg([wire.encode(1, message)], passed, socket.MSG_DONTWAIT)
 
     def tells_channels(
-        self, compute: tuple[int, ...] = (3, 4), fd: int | None = None, card: int = 0, client: int | None = None
+        self,
+        compute: tuple[int, ...] = (3, 4),
+        fd: int | None = None,
+        card: int = 0,
+        client: int | None = None,
+        *,
+        unlisted: bool = False,
     ) -> None:
-        message = Channels(card, client or self.client, 2, compute, ())
+        message = Channels(card, client or self.client, 2, compute, (), unlisted=unlisted)
         self.send(message, (fd or self.node.device) if compute else None)
 
     def works(self) -> None:
