@@ -294,7 +294,7 @@ def encode(seq: int, message: Message) -> bytes:
 def _body(message: Message) -> bytes:
     match message:
         case Hello(pid, flags, version):
-            return _HELLO.pack(pid, flags, version.encode()[: LIBRARY_VERSION_BYTES - 1])
+            return _HELLO.pack(pid, flags, _fitting(version, LIBRARY_VERSION_BYTES))
         case Welcome(cards):
             return _WELCOME.pack(len(cards), 0) + b"".join(
                 _CARD.pack(card.uuid, card.limit_bytes, card.core_percent, card.klass) for card in cards
@@ -308,7 +308,7 @@ def _body(message: Message) -> bytes:
         case Usage(card, used, leased):
             return _USAGE.pack(card, 0, used, leased)
         case Error(code, text):
-            return _ERROR.pack(code, text.encode()[: ERROR_TEXT_BYTES - 1])
+            return _ERROR.pack(code, _fitting(text, ERROR_TEXT_BYTES))
         case Context(card, step, estimate):
             return _CONTEXT.pack(card, step, estimate)
         case Measured(card, known, context, unleased):
@@ -359,7 +359,7 @@ def _message(number: int, body: bytes) -> Message:
     match number:
         case 1:
             pid, flags, version = _HELLO.unpack(body)
-            return Hello(pid, flags, _text(version))
+            return Hello(pid, _hello_flags(flags), _text(version))
         case 3:
             card, _, need, want = _LEASE.unpack(body)
             return Lease(_card(card), need, want)
@@ -418,6 +418,12 @@ def _process_list(body: bytes) -> ProcessList:
     return ProcessList(_card(card), tuple(ListedProcess(pid, used) for pid, _, used in listed))
 
 
+def _hello_flags(flags: int) -> int:
+    if flags not in (0, FOR_TURNS):
+        raise BadDocument(f"packet HELLO has flags {flags:#x}: they must be 0, or {FOR_TURNS} for turns")
+    return flags
+
+
 def _list(channels: tuple[int, ...]) -> list[int]:
     return [*channels, *[0] * (CHANNELS_LIMIT - len(channels))]
 
@@ -459,6 +465,11 @@ def _card(card: int) -> int:
     if card >= CARDS_LIMIT:
         raise BadDocument(f"packet names card {card}: cards are 0 to {CARDS_LIMIT - 1}")
     return card
+
+
+def _fitting(text: str, room: int) -> bytes:
+    """As much of a text as fits before a closing zero byte, in whole characters."""
+    return text.encode(errors="replace")[: room - 1].decode(errors="ignore").encode()
 
 
 def _text(raw: bytes) -> str:

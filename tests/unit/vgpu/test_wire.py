@@ -21,7 +21,7 @@ WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=
 CHANNELS = st.lists(U32, max_size=wire.CHANNELS_LIMIT).map(tuple)
 KEY = st.binary(min_size=wire.KEY_BYTES, max_size=wire.KEY_BYTES)
 MESSAGES = st.one_of(
-    st.builds(wire.Hello, U32, U32, WORDS),
+    st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_TURNS]), WORDS),
     st.builds(
         wire.Welcome,
         st.lists(st.builds(wire.WelcomeCard, st.binary(min_size=16, max_size=16), U64, U32, U32), max_size=64).map(
@@ -50,6 +50,23 @@ def test_every_message_comes_back_as_it_went(seq: int, message: wire.Message) ->
     packet = wire.encode(seq, message)
     assert len(packet) <= wire.PACKET_LIMIT
     assert wire.decode(packet) == (seq, message)
+
+
+@given(st.integers(2, 2**32 - 1))
+def test_flags_that_nobody_knows_are_refused(flags: int) -> None:
+    with pytest.raises(BadDocument, match=f"HELLO has flags {flags:#x}: they must be 0, or 1 for turns"):
+        wire.decode(wire.encode(1, wire.Hello(1, flags, "x")))
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200))
+def test_a_long_text_is_cut_between_characters(text: str) -> None:
+    sent = wire.encode(0, wire.Error(1, text))[-wire.ERROR_TEXT_BYTES :].rstrip(b"\0").decode()
+    assert text.startswith(sent)
+    assert sent == text or len(text[: len(sent) + 1].encode()) >= wire.ERROR_TEXT_BYTES
+
+
+def test_a_path_that_is_no_unicode_can_be_told_of() -> None:
+    assert wire.decode(wire.encode(0, wire.Error(2, "grant /x/\udcff")))[1] == wire.Error(2, "grant /x/?")
 
 
 @given(st.binary(max_size=5000))
