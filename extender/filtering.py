@@ -6,7 +6,7 @@ One node, not a list: with more than one left the scheduler scores them, and its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from extender.reasons import BINDING, BOUND, NO_EVICTION_HELPS
 from extender.state import State
@@ -26,9 +26,9 @@ def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
     try:
         ask = state.ask_of(pod)
     except BadAsk as error:
-        return FilterResult(unresolvable=dict.fromkeys(candidates, str(error)))
+        return FilterResult(unresolvable={str(error): _each_once(candidates)})
     if not ask:
-        return FilterResult(list(candidates))
+        return FilterResult(candidates)
     if not pod.uid:
         return FilterResult(error=f"pod {pod.key} has no metadata.uid: a place cannot be held for it")
     state.expire()
@@ -36,7 +36,7 @@ def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
         node, reason = firm
         if node in candidates:
             return FilterResult([node])
-        return _nowhere({reason: candidates})
+        return FilterResult(unresolvable={reason: _each_once(candidates)})
     state.cancel(pod.uid)
     answer = state.place(ask, candidates)
     if isinstance(answer, Placement):
@@ -56,9 +56,12 @@ def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:
     return (claim.node, BINDING) if reservation.firm else None
 
 
-def _nowhere(nodes: Mapping[str, Iterable[str]]) -> FilterResult:
-    failed: dict[str, str] = {}
-    unresolvable: dict[str, str] = {}
-    for reason, those in nodes.items():
-        (unresolvable if reason in NO_EVICTION_HELPS else failed).update(dict.fromkeys(those, reason))
-    return FilterResult([], failed, unresolvable)
+def _nowhere(nodes: Mapping[str, Sequence[str]]) -> FilterResult:
+    return FilterResult(
+        failed={reason: those for reason, those in nodes.items() if reason not in NO_EVICTION_HELPS},
+        unresolvable={reason: those for reason, those in nodes.items() if reason in NO_EVICTION_HELPS},
+    )
+
+
+def _each_once(names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(names))

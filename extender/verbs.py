@@ -44,7 +44,7 @@ class Verbs:
         except Exception as error:
             log.exception("filter failed")
             result = FilterResult(error=f"filter failed: {type(error).__name__}: {error}")
-        answer = self._encoder.encode(result)
+        answer = result.to_json()
         outcome = "error" if result.error else "fits" if result.node_names else "no_room"
         self._metrics.count("filter", outcome, time.perf_counter() - started)
         return answer

@@ -9,7 +9,7 @@ pod's policy, then the one with the smallest name. What is promised about fittin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
@@ -47,7 +47,7 @@ class NoRoom:
     """Why a pod goes nowhere."""
 
     nodes: dict[str, list[str]] = field(default_factory=dict)
-    """One of the constant reasons above -> the nodes that it holds for."""
+    """One of the constant reasons above -> the nodes that it holds for, each once."""
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ def place(
     `only` narrows a node's cards to the UUIDs given: a pod of the same size is starting there, and the kubelet may swap
     the two pods' devices (contract.md section 3).
     """
-    asked = fleet.look_up(candidates if isinstance(candidates, tuple) else tuple(candidates))
+    asked = fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
     table = Table(fleet, ask, asked, only, order=POLICIES[ask.policy].order)
     if not table.fits.any():
         return _no_room(table, asked, only)
@@ -79,7 +79,7 @@ def explain(
     fleet: Fleet, ask: PodAsk, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
 ) -> dict[str, str]:
     """Per candidate that cannot take the pod, the reason; those that can are left out."""
-    asked = fleet.look_up(tuple(candidates))
+    asked = fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
     return _no_room(Table(fleet, ask, asked, only), asked, only).reasons
 
 
@@ -99,9 +99,10 @@ def _no_room(table: Table, asked: Candidates, only: Mapping[str, Set[str]] | Non
     ]
     nodes: dict[str, list[str]] = {}
     for reason, holds in found:
-        if named := list(compress(table.names, (full & holds).tolist())):
-            nodes[reason] = named
-        full &= ~holds
+        here = full & holds
+        if here.any():
+            nodes[reason] = list(compress(table.names, here.tolist()))
+            full &= ~here
     if asked.strangers:
-        nodes.setdefault(NO_INVENTORY, []).extend(asked.strangers)
+        nodes.setdefault(NO_INVENTORY, []).extend(dict.fromkeys(asked.strangers))
     return NoRoom(nodes)

@@ -76,7 +76,7 @@ def test_two_pods_filtered_before_either_is_bound_get_different_memory(cluster: 
     cluster.add(node("n1").with_gpus(1))
     whole = [pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)]
     assert cluster.filter(whole[0], "n1").node_names == ["n1"]
-    assert cluster.filter(whole[1], "n1") == FilterResult([], {"n1": NO_ROOM})
+    assert cluster.filter(whole[1], "n1") == FilterResult([], {NO_ROOM: ["n1"]})
 
 
 def test_a_pod_filtered_again_gives_its_first_place_back(cluster: Cluster) -> None:
@@ -120,7 +120,7 @@ def test_a_place_that_may_still_become_a_bound_pod_is_not_taken_back(cluster: Cl
     cluster.filter(asking, "n1")
     cluster.state.move(asking.build().uid, stage)  # type: ignore[arg-type]
     assert cluster.filter(asking, "n1", "n2") == FilterResult(["n1"])
-    assert cluster.filter(asking, "n2") == FilterResult([], {}, {"n2": BINDING})
+    assert cluster.filter(asking, "n2") == FilterResult([], {}, {BINDING: ["n2"]})
     cluster.now_s = LIFE_S - 1
     assert not cluster.filter(pod("b").asking(mib=FULL_MIB), "n1").node_names
 
@@ -135,7 +135,7 @@ def test_the_watch_confirms_a_place_without_counting_it_twice(cluster: Cluster) 
         cluster.see(built)
         assert cluster.free_mib("n1") == [FULL_MIB - 8192]
     assert len(cluster.state.reservations) == 0
-    assert cluster.filter(asking, "n2") == FilterResult([], {}, {"n2": BOUND})
+    assert cluster.filter(asking, "n2") == FilterResult([], {}, {BOUND: ["n2"]})
     cluster.see(bound.with_phase("Succeeded"))
     assert cluster.free_mib("n1") == [FULL_MIB]
 
@@ -168,9 +168,9 @@ def test_an_assignment_that_cannot_be_read_takes_its_node_out_and_frees_nothing(
     good = pod("a").asking(mib=8192).on("n1").assigned(share(card(0), 8192))
     cluster.see(good)
     cluster.see(good.assigned(text=text))
-    assert cluster.filter(pod("b").asking(mib=1024), "n1") == FilterResult([], {}, {"n1": UNREADABLE_ASSIGNMENT})
+    assert cluster.filter(pod("b").asking(mib=1024), "n1") == FilterResult([], {}, {UNREADABLE_ASSIGNMENT: ["n1"]})
     cluster.see(good)
-    assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1") == FilterResult([], {"n1": NO_ROOM}), (
+    assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1") == FilterResult([], {NO_ROOM: ["n1"]}), (
         "its 8 GiB are still held"
     )
     cluster.see(good.assigned(text=text))
@@ -191,7 +191,7 @@ def test_an_assignment_that_cannot_be_read_takes_its_node_out_and_frees_nothing(
 )
 def test_a_node_that_no_eviction_helps_says_why(cluster: Cluster, built: NodeBuilder, reason: str) -> None:
     cluster.add(built)
-    assert cluster.filter(pod("a").asking(mib=8192), "n1") == FilterResult([], {}, {"n1": reason})
+    assert cluster.filter(pod("a").asking(mib=8192), "n1") == FilterResult([], {}, {reason: ["n1"]})
 
 
 def test_a_node_whose_inventory_changes_keeps_what_its_pods_hold(cluster: Cluster) -> None:
@@ -203,21 +203,21 @@ def test_a_node_whose_inventory_changes_keeps_what_its_pods_hold(cluster: Cluste
         before = after
     assert cluster.free_mib("n1") == [FULL_MIB, FULL_MIB - 8192]
     cluster.state.node_changed(before.build(), None)
-    assert cluster.filter(pod("b").asking(mib=8192), "n1").unresolvable == {"n1": UNKNOWN_NODE}
+    assert cluster.filter(pod("b").asking(mib=8192), "n1").unresolvable == {UNKNOWN_NODE: ["n1"]}
     cluster.add(before)
     assert cluster.free_mib("n1") == [FULL_MIB, FULL_MIB - 8192]
 
 
 def test_a_pod_that_does_not_ask_for_ours_may_go_anywhere(cluster: Cluster) -> None:
-    assert cluster.filter(pod("a"), "n1", "nowhere") == FilterResult(["n1", "nowhere"])
+    assert cluster.filter(pod("a"), "n1", "nowhere") == FilterResult(("n1", "nowhere"))
 
 
 def test_an_ask_that_is_wrong_is_said_on_every_node_and_helped_by_no_eviction(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(1))
     result = cluster.filter(pod("a").asking(core=30), "n1", "n2")
-    assert set(result.unresolvable) == {"n1", "n2"}
-    (sentence,) = set(result.unresolvable.values())
+    ((sentence, nodes),) = result.unresolvable.items()
     assert "gpu-core without" in sentence
+    assert nodes == ["n1", "n2"]
 
 
 def test_a_scheduler_that_sends_no_names_is_told_how_to_configure_it(cluster: Cluster) -> None:
@@ -243,7 +243,7 @@ def test_a_card_too_full_for_the_same_size_makes_the_pod_wait_until_the_other_ha
     first = pod("a").asking(mib=FULL_MIB)
     bound = first.on("n1").assigned(share(card(0), FULL_MIB))
     cluster.see(bound)
-    assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1") == FilterResult([], {}, {"n1": SWAP_RISK})
+    assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1") == FilterResult([], {}, {SWAP_RISK: ["n1"]})
     cluster.see(bound.with_phase("Running"))
     assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1").node_names == ["n1"]
 
@@ -251,7 +251,7 @@ def test_a_card_too_full_for_the_same_size_makes_the_pod_wait_until_the_other_ha
 def test_a_reserved_pod_of_the_same_size_counts_as_starting_too(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("cdi"))
     assert cluster.filter(pod("a").asking(gpus=1), "n1").node_names == ["n1"]
-    assert cluster.filter(pod("b").asking(gpus=1), "n1").unresolvable == {"n1": SWAP_RISK}
+    assert cluster.filter(pod("b").asking(gpus=1), "n1").unresolvable == {SWAP_RISK: ["n1"]}
     cluster.gone(pod("a"))
     assert cluster.filter(pod("b").asking(gpus=1), "n1").node_names == ["n1"]
 
@@ -259,13 +259,13 @@ def test_a_reserved_pod_of_the_same_size_counts_as_starting_too(cluster: Cluster
 def test_mig_instances_of_one_profile_start_one_at_a_time(cluster: Cluster) -> None:
     cluster.add(node("n1").with_cards(mig_card(0, "1g.10gb", "1g.10gb")).with_access("cdi"))
     assert cluster.filter(pod("a").asking(mig="1g.10gb"), "n1").node_names == ["n1"]
-    assert cluster.filter(pod("b").asking(mig="1g.10gb"), "n1").unresolvable == {"n1": SWAP_RISK}
+    assert cluster.filter(pod("b").asking(mig="1g.10gb"), "n1").unresolvable == {SWAP_RISK: ["n1"]}
 
 
 def test_the_same_size_over_another_number_of_cards_waits(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("cdi"))
     cluster.see(pod("a").asking(mib=8192).on("n1").assigned(share(card(0), 4096), share(card(1), 4096)))
-    assert cluster.filter(pod("b").asking(mib=8192), "n1").unresolvable == {"n1": SWAP_RISK}
+    assert cluster.filter(pod("b").asking(mib=8192), "n1").unresolvable == {SWAP_RISK: ["n1"]}
 
 
 def test_with_nvidias_runtime_the_same_size_is_no_matter(cluster: Cluster) -> None:
