@@ -33,6 +33,7 @@ _Word = TypeVar("_Word", bound=str)
 _CARD = re.compile(r"card (\S+) mib=(0|[1-9][0-9]{0,9}) core_percent=(0|[1-9][0-9]{0,2})\Z")
 _WORD = re.compile(r"[!-~]{1,253}\Z")
 """A value on a line of a grant: every Kubernetes name is such a one. Anything else could forge a line."""
+_POD = re.compile(r"pod ([!-.0-~]{1,63})/([!-.0-~]{1,253})\Z")
 
 
 class _InventoryDocument(msgspec.Struct):
@@ -177,15 +178,16 @@ def grant_from_text(text: str) -> Grant:
         raise (NewerVersion if newer else BadDocument)(
             f"grant is of version {version[:80]!r}: this Tangram reads version {VERSION}"
         )
-    namespace, slash, pod = _field(lines, 1, "pod").partition("/")
-    if not (namespace and slash and pod):
-        raise BadDocument(f"grant line 2: found {lines[1][:80]!r}, expected 'pod <namespace>/<name>'")
+    whose = lines[1] if len(lines) > 1 else ""
+    pod = _POD.match(whose)
+    if not pod:
+        raise BadDocument(f"grant line 2: found {whose[:80]!r}, expected 'pod <namespace>/<name>'")
     klass = _known("grant line 5", "class", _field(lines, 4, "class"), CLASSES)
     level = _known("grant line 6", "level", _field(lines, 5, "level"), tuple(str(level) for level in LEVELS))
     guard, at = _optional(lines, 6, "guard", GUARDS, DEFAULT_GUARD)
     clear, at = _optional(lines, at, "clear", ("yes", "no"), "no")
     uid, container, cards = _field(lines, 2, "uid"), _field(lines, 3, "container"), _cards(lines, at)
-    return Grant(namespace, pod, uid, container, cards, klass, int(level), guard, clear == "yes")
+    return Grant(pod[1], pod[2], uid, container, cards, klass, int(level), guard, clear == "yes")
 
 
 def _optional(lines: list[str], at: int, key: str, allowed: tuple[_Word, ...], default: _Word) -> tuple[_Word, int]:
@@ -203,6 +205,10 @@ def _cards(lines: list[str], at: int) -> tuple[GrantCard, ...]:
                 raise BadDocument(f"grant line {number}: 'end' has no line break after it: it was cut off")
             if lines[number:] != [""]:
                 raise BadDocument(f"grant line {number + 1}: found text after 'end'")
+            if not cards:
+                raise BadDocument(
+                    f"grant line {number}: found 'end' after 0 cards: a grant has 1 to {MOST_CARDS_OF_A_NODE}"
+                )
             return tuple(cards.values())
         found = _CARD.match(line)
         if not found:

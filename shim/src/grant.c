@@ -16,7 +16,8 @@
 
 #define MOUNT "/run/tangram"
 
-enum { TEXT_LIMIT = 64 * 1024 }; /* specified: docs/reference/protocol.md */
+/* Specified: docs/reference/protocol.md. tests/contract/domain/grant-cases.yaml holds this and vgpu/codec.py in step. */
+enum { TEXT_LIMIT = 64 * 1024, NAMESPACE_LIMIT = 63, NAME_LIMIT = 253, CARD_MIB_LIMIT = 16777215, PERCENT_LIMIT = 100 };
 
 struct reader {
     const char *at, *end; /* what is left */
@@ -56,10 +57,29 @@ static const char *field(struct reader *in, const char *key, size_t *length)
     return in->line + prefix + 1;
 }
 
+/* Printable ASCII without a space: what every Kubernetes name is, and what nothing that forges a line could be. */
+static bool is_word(const char *text, size_t length, size_t most)
+{
+    for (size_t i = 0; i < length; i++)
+        if (text[i] < '!' || text[i] > '~')
+            return false;
+    return length >= 1 && length <= most;
+}
+
 static bool expect_field(struct reader *in, const char *key, const char *expected)
 {
     size_t length;
-    return next_line(in, expected) && (field(in, key, &length) != NULL || refuse(in, expected));
+    if (!next_line(in, expected))
+        return false;
+    const char *value = field(in, key, &length);
+    return (value != NULL && is_word(value, length, NAME_LIMIT)) || refuse(in, expected);
+}
+
+static bool is_pod(const char *value, size_t length)
+{
+    const char *slash = memchr(value, '/', length), *end = value + length;
+    return slash != NULL && is_word(value, (size_t)(slash - value), NAMESPACE_LIMIT) &&
+           is_word(slash + 1, (size_t)(end - slash - 1), NAME_LIMIT) && memchr(slash + 1, '/', (size_t)(end - slash - 1)) == NULL;
 }
 
 static bool is(const char *value, size_t length, const char *text)
@@ -100,6 +120,7 @@ bool uuid_parse(const char *text, size_t length, uint8_t uuid[16])
     return true;
 }
 
+/* " key=" and digits, without a sign or leading zeros. */
 static bool number(const char **at, const char *end, const char *key, uint64_t most, uint64_t *value)
 {
     size_t prefix = strlen(key);
@@ -112,10 +133,10 @@ static bool number(const char **at, const char *end, const char *key, uint64_t m
         if (*value > most)
             return false;
     }
-    return *at > first;
+    return *at > first && (*first != '0' || *at == first + 1);
 }
 
-#define CARD_LINE "card <GPU uuid> mib=<0-2147483647> core_percent=<0-100>"
+#define CARD_LINE "card <GPU uuid> mib=<1-16777215> core_percent=<0-100>"
 
 static bool card_line(struct reader *in, struct grant *grant)
 {
@@ -126,10 +147,10 @@ static bool card_line(struct reader *in, struct grant *grant)
         return refuse(in, grant->cards == CARDS_LIMIT ? "end, after 64 cards" : CARD_LINE ", or end");
     const char *end = at + length, *space = memchr(at, ' ', length);
     uint64_t mib, percent;
-    if (space == NULL || !uuid_parse(at, (size_t)(space - at), card->uuid))
+    if (space == NULL || memcmp(at, "GPU-", length < 4 ? length : 4) != 0 || !uuid_parse(at, (size_t)(space - at), card->uuid))
         return refuse(in, CARD_LINE);
-    if (!number(&space, end, " mib=", INT32_MAX, &mib) || !number(&space, end, " core_percent=", 100, &percent) ||
-        space != end)
+    if (!number(&space, end, " mib=", CARD_MIB_LIMIT, &mib) || mib == 0 ||
+        !number(&space, end, " core_percent=", PERCENT_LIMIT, &percent) || space != end)
         return refuse(in, CARD_LINE);
     for (unsigned i = 0; i < grant->cards; i++)
         if (memcmp(grant->card[i].uuid, card->uuid, sizeof card->uuid) == 0)
@@ -171,8 +192,7 @@ bool grant_read(const char *text, size_t length, struct grant *grant, char *why,
     if (!next_line(&in, "pod <namespace>/<name>"))
         return false;
     value = field(&in, "pod", &n);
-    const char *slash = value ? memchr(value, '/', n) : NULL;
-    if (slash == NULL || slash == value || slash == value + n - 1)
+    if (value == NULL || !is_pod(value, n))
         return refuse(&in, "pod <namespace>/<name>");
     if (!expect_field(&in, "uid", "uid <pod uid>") || !expect_field(&in, "container", "container <name>"))
         return false;
@@ -192,6 +212,8 @@ bool grant_read(const char *text, size_t length, struct grant *grant, char *why,
     while (!is_line(&in, "end"))
         if (!card_line(&in, grant) || !next_line(&in, CARD_LINE ", or end"))
             return false;
+    if (grant->cards == 0) /* it would hold its container to nothing */
+        return refuse(&in, CARD_LINE " at least once");
     if (in.at != in.end)
         return next_line(&in, "nothing after end") && refuse(&in, "nothing after end");
     return true;

@@ -76,7 +76,7 @@ def test_any_assignment_comes_back_as_it_went(
     names,
     names,
     names,
-    st.dictionaries(uuids, st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 100)), max_size=64),
+    st.dictionaries(uuids, st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 100)), min_size=1, max_size=64),
     st.sampled_from(GUARDS),
     st.booleans(),
 )

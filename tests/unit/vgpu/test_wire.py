@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vgpu import wire
@@ -58,6 +58,7 @@ def test_flags_that_nobody_knows_are_refused(flags: int) -> None:
         wire.decode(wire.encode(1, wire.Hello(1, flags, "x")))
 
 
+@example("ä" * 100)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200))
 def test_a_long_text_is_cut_between_characters(text: str) -> None:
     sent = wire.encode(0, wire.Error(1, text))[-wire.ERROR_TEXT_BYTES :].rstrip(b"\0").decode()
