@@ -65,6 +65,7 @@ def _limits(settings: ArbiterSettings) -> Limits:
         grant_wait_s=settings.grant_wait_ms / 1000,
         grace_s=settings.grace_ms / 1000,
         connections=settings.connections_limit,
+        context_room_bytes=settings.context_room_mib * 2**20,
     )
 
 

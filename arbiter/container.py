@@ -51,6 +51,7 @@ class Limits:
     grant_wait_s: float = 2.0
     grace_s: float = 1.0
     connections: int = 1024
+    context_room_bytes: int = 0
 
 
 class Container:
@@ -111,7 +112,7 @@ class Container:
         else:
             for connection in [c for c in self.connections.values() if c.welcomed]:
                 self._drop(connection)
-            self.ledger = Ledger(limits_bytes, self._opens_at_s, self._limits.recall_wait_s, self._may_answer)
+            self.ledger = Ledger(limits_bytes, self._opens_at_s, self._limits.recall_wait_s, self._may_answer, self._limits.context_room_bytes)
             self.contexts, self.lookout = Contexts(), Lookout(self._measuring.slack_bytes)
         self._uuids = uuids
         _log.info("grant read", pod=f"{grant.namespace}/{grant.pod}", container=grant.container, grant=self.folder.name)
@@ -290,8 +291,8 @@ class Container:
                 connection.unheld.add(card)
             self._tell(events)
             return
-        self.ledger.end_context(process, card, now_s)
         made = step == wire.Step.DONE
+        self.ledger.end_context(process, card, now_s, made=made)
         if made:
             self.ledger.restate_context(process, card, estimate_bytes)
         waiting = Waiting(process, card, seq, now_s, exact=made and card in connection.unheld, made=made)

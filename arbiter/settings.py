@@ -34,6 +34,12 @@ class ArbiterSettings(ProgramSettings):
         le=1_048_576,
         description="MiB by which NVML's count of a container may pass its limit before that is reported",
     )
+    context_room_mib: int = Field(
+        160,
+        ge=0,
+        le=65_536,
+        description="MiB kept free beside each context for code that it loads later; together at most a sixteenth of the limit",
+    )
     metrics_host: str = Field("0.0.0.0", description="address that /metrics and /healthz listen on")  # noqa: S104
     metrics_port: int = Field(9403, ge=0, le=65535, description="port of /metrics and /healthz; 0 takes any free one")
     recall_wait_ms: int = Field(

@@ -10,6 +10,9 @@ once, each for all that is missing: what comes back too much is unused anyway, a
 can afford. Asks for one card are decided in the order they came. A sibling that could answer and has not (the machine is busy)
 is waited for longer than one that cannot: stopped or dead.
 
+Code that a process loads later, kernel by kernel, makes its context grow when the container may be full already. So beside each
+context some room is kept, which its growth uses up; together at most a sixteenth of the limit.
+
 Memory that processes share is charged once, whoever of them goes first (`vgpu/shared.py`).
 
 Units: bytes; time in seconds of any one clock.
@@ -37,6 +40,10 @@ STATED_MOST: Final = 2**50
 """A PiB, which no card has: sums of what processes state stay within 64 bits."""
 SHARE_OF_REST: Final = 4
 """Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
+
+
+ROOM_SHARE: Final = 16
+"""The room beside all contexts of a card is at most this part of the limit. Guessed: a container of 1 GiB keeps 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,8 @@ class _Holding:
     leased_bytes: int = 0
     used_bytes: int = 0
     context: ContextMeasure = field(default_factory=ContextMeasure)
+    made_bytes: int = 0
+    """What its contexts took when they were made; 0 = there are none, or that is not known."""
     asked: bool = False
     """Since it connected: a statement is no re-statement any more."""
     recall: int = 0
@@ -122,6 +131,8 @@ class _Card:
     shared: Shared = field(default_factory=Shared)
     leased_bytes: int = 0
     context_bytes: int = 0
+    room_bytes: int = 0
+    """Beside the contexts, were there no bound to it."""
 
 
 def _nobody(_: int) -> bool:
@@ -132,6 +143,7 @@ class Ledger:
     """Leases of one grant.
 
     `opens_at_s`: until then asks are held, so that processes can re-state what they hold.
+    `room_bytes`: kept beside each context for code that it loads later.
     `may_answer`: is this process alive and not stopped? Asked of siblings that owe an answer.
     """
 
@@ -141,11 +153,13 @@ class Ledger:
         opens_at_s: float = 0.0,
         recall_wait_s: float = RECALL_WAIT_S,
         may_answer: Callable[[int], bool] = _nobody,
+        room_bytes: int = 0,
     ) -> None:
         self._cards = [_Card(limit) for limit in limits_bytes]
         self._opens_at_s = opens_at_s
         self._recall_wait_s = recall_wait_s
         self._may_answer = may_answer
+        self._room_bytes = room_bytes
         self._recalls = 0
 
     def join(self, process: int) -> None:
@@ -163,7 +177,7 @@ class Ledger:
             card.shared.leave(process)
             self._heirs_moved(card)
             card.leased_bytes -= holding.leased_bytes
-            card.context_bytes -= holding.context.bytes
+            self._take_out(card, holding)
             card.asks = deque(ask for ask in card.asks if ask.process != process)
             for ask in card.asks:
                 ask.waits_for.discard(process)
@@ -184,18 +198,23 @@ class Ledger:
         holding.asked = True
         need_bytes = max(0, estimate_bytes - context.bytes)
         self._queue(card, _Ask(process, seq, need_bytes, need_bytes, context=True))
+        self._charge(card, holding, context.bytes, made_bytes=estimate_bytes)
         context.counts_from_s = inf
         return self._decide(card, now_s)
 
-    def end_context(self, process: int, card: int, now_s: float) -> None:
+    def end_context(self, process: int, card: int, now_s: float, *, made: bool = True) -> None:
         """Its contexts are made, or gone: readings from now on count. Raises BadDocument."""
-        self._holding(process, card).context.counts_from_s = now_s
+        holding = self._holding(process, card)
+        holding.context.counts_from_s = now_s
+        if not made:
+            self._charge(card, holding, holding.context.bytes, made_bytes=0)
 
     def restate_context(self, process: int, card: int, context_bytes: int) -> None:
         """A process that came back says what its contexts take; it stands until it is measured. Raises BadDocument."""
-        context = self._holding(process, card).context
-        if context.measured_bytes is None and context.bytes == 0:
-            self._charge(card, context, min(context_bytes, self._cards[card].limit_bytes))
+        holding = self._holding(process, card)
+        if holding.context.measured_bytes is None and holding.context.bytes == 0:
+            stated_bytes = min(context_bytes, self._cards[card].limit_bytes)
+            self._charge(card, holding, stated_bytes, made_bytes=stated_bytes)
 
     def measure(
         self, process: int, card: int, measured_bytes: int, at_s: float, now_s: float, *, exact: bool = False
@@ -204,12 +223,15 @@ class Ledger:
         holding = self._cards[card].holdings[process]
         context = holding.context
         before_bytes = context.bytes
+        self._take_out(self._cards[card], holding)
         opened_bytes, orphaned_bytes = self._cards[card].shared.opened_bytes(process)
         context.read(
             measured_bytes, holding.used_bytes, holding.leased_bytes, at_s,
             exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes,
         )  # fmt: skip
-        self._cards[card].context_bytes += context.bytes - before_bytes
+        if exact and holding.made_bytes == 0:
+            holding.made_bytes = context.bytes
+        self._put_back(self._cards[card], holding)
         return self._decide(card, now_s) if context.bytes < before_bytes else []
 
     def give_back(self, process: int, card: int, amount_bytes: int, seq: int, now_s: float) -> list[Event]:
@@ -271,7 +293,7 @@ class Ledger:
         if not holding.asked:
             self._cards[card].leased_bytes += leased_bytes - holding.leased_bytes
             holding.leased_bytes = leased_bytes
-            self._charge(card, holding.context, 0)  # a reading before this took its allocations for contexts
+            self._charge(card, holding, 0, made_bytes=holding.made_bytes)  # a reading before this took its allocations for contexts
             holding.context = ContextMeasure()
         holding.used_bytes = min(used_bytes, holding.leased_bytes)
         holding.context.moved(holding.leased_bytes)
@@ -292,9 +314,10 @@ class Ledger:
         return self.expire(now_s)
 
     def unleased_bytes(self, card: int) -> int:
-        """What no process holds, for allocations or contexts."""
+        """What no process holds, for allocations or contexts, and is not kept beside a context."""
         of = self._cards[card]
-        return max(0, of.limit_bytes - of.leased_bytes - of.context_bytes - of.shared.charged_bytes)
+        room_bytes = min(of.room_bytes, of.limit_bytes // ROOM_SHARE)
+        return max(0, of.limit_bytes - of.leased_bytes - of.context_bytes - of.shared.charged_bytes - room_bytes)
 
     def leased_bytes(self, card: int) -> int:
         """What all processes hold together for allocations."""
@@ -335,9 +358,24 @@ class Ledger:
             raise BadDocument(f"{what} of card {card} while an earlier one is not answered: one at a time")
         queue.append(ask)
 
-    def _charge(self, card: int, context: ContextMeasure, context_bytes: int) -> None:
-        self._cards[card].context_bytes += context_bytes - context.bytes
-        context.bytes = context_bytes
+    def _charge(self, card: int, holding: _Holding, context_bytes: int, *, made_bytes: int) -> None:
+        self._take_out(self._cards[card], holding)
+        holding.context.bytes, holding.made_bytes = context_bytes, made_bytes
+        self._put_back(self._cards[card], holding)
+
+    def _take_out(self, card: _Card, holding: _Holding) -> None:
+        """Its contexts and their room, out of the sums until `_put_back`."""
+        card.context_bytes -= holding.context.bytes
+        card.room_bytes -= self._room_of(holding)
+
+    def _put_back(self, card: _Card, holding: _Holding) -> None:
+        card.context_bytes += holding.context.bytes
+        card.room_bytes += self._room_of(holding)
+
+    def _room_of(self, holding: _Holding) -> int:
+        if holding.made_bytes == 0 or holding.context.bytes == 0:
+            return 0
+        return max(0, holding.made_bytes + self._room_bytes - holding.context.bytes)
 
     def _decide(self, number: int, now_s: float) -> list[Event]:
         """Answer asks from the head of the queue until one has to wait."""
@@ -371,7 +409,9 @@ class Ledger:
         spare_bytes = 0 if ask.recalled else (free_bytes - ask.need_bytes) // SHARE_OF_REST
         granted_bytes = min(ask.want_bytes, ask.need_bytes + spare_bytes)
         if ask.context:
-            self._charge(number, holding.context, holding.context.bytes + granted_bytes)
+            self._charge(
+                number, holding, holding.context.bytes + granted_bytes, made_bytes=holding.made_bytes
+            )
             return Granted(ask.process, number, ask.seq, holding.context.bytes)
         holding.leased_bytes += granted_bytes
         holding.context.moved(holding.leased_bytes)

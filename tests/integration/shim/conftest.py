@@ -196,6 +196,9 @@ class Stage:
         wait_for(path.exists)
 
     def start_arbiter(self, *options: str) -> None:
+        """Contexts have no room beside them unless a test asks for it: then a MiB more or less is seen."""
+        if "--context-room-mib" not in options:
+            options = ("--context-room-mib", "0", *options)
         self._arbiter = subprocess.Popen(
             [sys.executable, "-m", "arbiter", "--grants-dir", self.folder / "grants", "--metrics-port", "0", *options],
             cwd=ROOT, stderr=subprocess.PIPE, text=True,

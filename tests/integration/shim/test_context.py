@@ -30,6 +30,12 @@ def test_the_very_first_context_on_a_node_counts_before_anything_is_allocated(ow
     assert own_measured.true_mib(worker) == 1000
 
 
+def test_room_is_kept_beside_a_context_for_code_that_is_loaded_later(own_measured: Stage) -> None:
+    own_measured.stop_arbiter()
+    own_measured.start_measuring_arbiter("--context-room-mib", "60")
+    fills(own_measured.worker(), 1000 - CONTEXT_MIB - 60)
+
+
 def test_a_context_for_which_there_is_no_room_is_refused_before_it_is_made(measured: Stage) -> None:
     one, two = measured.worker(), measured.bare_worker()
     at = one.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")

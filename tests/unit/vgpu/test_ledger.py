@@ -248,6 +248,31 @@ def test_nobody_is_waited_for_longer_than_half_a_second() -> None:
     assert now == pytest.approx(0.5)
 
 
+def test_a_context_that_grows_uses_the_room_that_was_kept_beside_it() -> None:
+    book = Ledger([1600], room_bytes=80)
+    book.join(ONE)
+    book.begin_context(ONE, 0, 1, 500, 0)
+    book.end_context(ONE, 0, 0)
+    free = []
+    for at_s, measured in enumerate([500, 530, 580, 620], 1):
+        for again in (0.0, 2.0):  # the second is calm
+            book.measure(ONE, 0, measured, 10 * at_s + again, 10 * at_s + again)
+        free.append(book.unleased_bytes(0))
+    assert free == [1020, 1020, 1020, 980]
+    book.end_context(ONE, 0, 90, made=False)
+    book.measure(ONE, 0, 0, 91, 91)
+    book.measure(ONE, 0, 0, 93, 93)
+    assert book.unleased_bytes(0) == 1600
+
+
+def test_the_room_beside_all_contexts_is_at_most_a_sixteenth_of_the_limit() -> None:
+    book = Ledger([1600], room_bytes=80)
+    for process in (ONE, TWO):
+        book.join(process)
+        book.begin_context(process, 0, 1, 500, 0)
+    assert book.unleased_bytes(0) == 1600 - 1000 - 100
+
+
 @dataclass
 class World:
     """The obvious slow version: processes that obey, and what each was told it holds."""
@@ -260,6 +285,19 @@ class World:
     recalls: list[Wanted] = field(default_factory=list)
     contexts: dict[int, int] = field(default_factory=dict)
     beginning: dict[int, int] = field(default_factory=dict)
+    made: dict[int, int] = field(default_factory=dict)
+    """What a context was said to take when it was begun; 0 = not known."""
+    room: int = 0
+    """Beside each context."""
+
+    def kept(self) -> int:
+        """Beside all contexts."""
+        rooms = (
+            max(0, self.made[process] + self.room - took)
+            for process, took in self.contexts.items()
+            if took and self.made.get(process)
+        )
+        return min(sum(rooms), self.limit // 16)
 
     def hear(self, events: list[Event]) -> None:
         for event in events:
@@ -274,7 +312,7 @@ class World:
                     self.contexts[event.process] = event.granted_bytes
                     assert sum(self.held.values()) + sum(self.contexts.values()) <= self.limit
                 else:
-                    assert others + cost - self.contexts.get(event.process, 0) > self.limit
+                    assert others + cost - self.contexts.get(event.process, 0) > self.limit - self.kept()
                 continue
             need = self.asking.pop(event.process)
             if isinstance(event, Granted):
@@ -282,14 +320,15 @@ class World:
                 self.held[event.process] += event.granted_bytes
                 self.used[event.process] += need
             else:
-                assert others + need > self.limit, "refused though it fits beside all that is leased"
+                assert others + need > self.limit - self.kept(), "refused though it fits beside all that is leased"
             if isinstance(event, Granted):
                 assert sum(self.held.values()) + sum(self.contexts.values()) <= self.limit
 
     def check(self) -> None:
         assert self.book.leased_bytes(0) == sum(self.held.values())
         assert self.book.context_bytes(0) == sum(self.contexts.values())
-        assert self.book.unleased_bytes(0) == max(0, self.limit - sum(self.held.values()) - sum(self.contexts.values()))
+        taken = sum(self.held.values()) + sum(self.contexts.values()) + self.kept()
+        assert self.book.unleased_bytes(0) == max(0, self.limit - taken)
 
 
 STEPS = st.lists(
@@ -303,9 +342,11 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300)
-@given(st.integers(0, 100), STEPS)
-def test_whatever_processes_do_the_leases_stay_within_the_limit(limit: int, steps: list[tuple[str, int, int]]) -> None:
-    world, now, seq = World(limit, Ledger([limit])), 0.0, 0
+@given(st.integers(0, 400), st.integers(0, 40), STEPS)
+def test_whatever_processes_do_the_leases_stay_within_the_limit(
+    limit: int, room: int, steps: list[tuple[str, int, int]]
+) -> None:
+    world, now, seq = World(limit, Ledger([limit], room_bytes=room), room=room), 0.0, 0
     for what, process, amount in steps:
         now += 0.001
         there = process in world.held
@@ -317,6 +358,7 @@ def test_whatever_processes_do_the_leases_stay_within_the_limit(limit: int, step
             world.asking.pop(process, None)
             world.beginning.pop(process, None)
             world.contexts.pop(process, None)
+            world.made.pop(process, None)
             world.recalls = [recall for recall in world.recalls if recall.process != process]
             world.hear(world.book.leave(process, now))
         elif what == "ask" and there and process not in world.asking:
@@ -336,10 +378,13 @@ def test_whatever_processes_do_the_leases_stay_within_the_limit(limit: int, step
             world.hear(world.book.give_back(recall.process, 0, give, recall.recall, now))
         elif what == "begin" and there and process not in world.beginning:
             seq += 2
-            world.beginning[process] = amount
+            world.beginning[process] = world.made[process] = amount
             world.hear(world.book.begin_context(process, 0, seq + 1, amount, now))
         elif what == "done" and there and process not in world.beginning:
-            world.book.end_context(process, 0, now)
+            made = amount % 4 > 0
+            world.book.end_context(process, 0, now, made=made)
+            if not made:
+                world.made[process] = 0
         elif what == "read" and there:
             before = world.book.context_bytes(0)
             context = world.contexts.get(process, 0)
