@@ -70,6 +70,10 @@ class Claims:
         """A pod's claim."""
         return self._claims.get(uid)
 
+    def on(self, node: str) -> Mapping[str, tuple[Slice, ...]]:
+        """Pod UID -> what it holds there."""
+        return self._held.get(node, {})
+
     def hold(self, uid: str, claim: Claim) -> None:
         """The pod holds this, and no longer what it held before."""
         before = self._claims.get(uid)

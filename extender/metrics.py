@@ -20,7 +20,12 @@ BUCKETS_S: Final = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.0
 class Metrics:
     """One registry for one extender."""
 
-    def __init__(self, state: State, caches: Callable[[], Mapping[str, Statistics]]) -> None:
+    def __init__(
+        self,
+        state: State,
+        caches: Callable[[], Mapping[str, Statistics]],
+        evicted: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._duration = Histogram(
             "tangram_extender_request_duration_seconds",
@@ -33,7 +38,7 @@ class Metrics:
             ["verb", "outcome"],
             registry=self.registry,
         )
-        self.registry.register(_Scraped(state, caches))
+        self.registry.register(_Scraped(state, caches, evicted))
 
     def count(self, verb: str, outcome: str, seconds: float) -> None:
         """A request was answered."""
@@ -44,8 +49,10 @@ class Metrics:
 class _Scraped(Collector):
     """Read from the state and the caches at each scrape."""
 
-    def __init__(self, state: State, caches: Callable[[], Mapping[str, Statistics]]) -> None:
-        self._state, self._caches = state, caches
+    def __init__(
+        self, state: State, caches: Callable[[], Mapping[str, Statistics]], evicted: Callable[[], int]
+    ) -> None:
+        self._state, self._caches, self._evicted = state, caches, evicted
 
     def collect(self) -> Iterable[Metric]:
         yield from self._of_state()
@@ -60,6 +67,9 @@ class _Scraped(Collector):
         for stage in ("reserved", "binding", "in doubt", "bound"):
             by_stage.add_metric([stage.replace(" ", "_")], stages[stage])
         yield by_stage
+        yield _counter(
+            "evictions", "Pods evicted for one that fits no single GPU and the scheduler cannot help.", self._evicted()
+        )
         yield _counter("reservations_expired", "Reservations that nobody bound in time.", state.expired)
         yield _gauge("pods", "Pods that hold a share, GPU or MIG instance, reserved ones included.", len(state.claims))
         yield _gauge(

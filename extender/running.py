@@ -16,9 +16,10 @@ import structlog
 from extender import collecting
 from extender.binding import Binder
 from extender.metrics import Metrics
+from extender.preemption import Preemption, small_pod_of
 from extender.server import scheduler_app
 from extender.settings import Settings
-from extender.state import UNFINISHED, State, small_node, small_pod
+from extender.state import UNFINISHED, State, small_node
 from extender.verbs import Verbs
 from kube.cache import Cache, Statistics
 from kube.client import Client, connect
@@ -43,13 +44,19 @@ class Extender:
             time.monotonic, names=settings.names, unit_mib=settings.unit_mib, reservation_life_s=settings.reservation_s
         )
         names = settings.names
-        self.pods = Cache(
-            client, PODS, Pod, on_change=self.state.pod_changed, field_selector=UNFINISHED, shrink=small_pod(names)
+        self.preemption = Preemption(client, self.state, settings)
+        self.pods = self.preemption.pods = Cache(
+            client,
+            PODS,
+            Pod,
+            on_change=self.preemption.pod_changed,
+            field_selector=UNFINISHED,
+            shrink=small_pod_of(names),
         )
         self.nodes = Cache(client, NODES, Node, on_change=self.state.node_changed, shrink=small_node(names))
-        self.metrics = Metrics(self.state, self.caches)
+        self.metrics = Metrics(self.state, self.caches, lambda: self.preemption.evicted)
         self._binder = Binder(self.state, client, timeout_s=settings.bind_timeout_s)
-        self._verbs = Verbs(self.state, self._binder, self.metrics, self.not_synced)
+        self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
         self._sockets = [
             listen(settings.metrics_host, settings.metrics_port), listen(settings.host, settings.port),
         ]  # fmt: skip
@@ -57,7 +64,11 @@ class Extender:
 
     def caches(self) -> Mapping[str, Statistics]:
         """What the caches have seen, by name."""
-        return {"pods": self.pods.statistics(), "nodes": self.nodes.statistics()}
+        return {
+            "pods": self.pods.statistics(),
+            "nodes": self.nodes.statistics(),
+            **self.preemption.statistics(),
+        }
 
     def not_synced(self) -> str | None:
         """Which lists are not complete yet; placing pods without them would book GPUs twice."""
@@ -82,7 +93,13 @@ class Extender:
             ]
             rest = [
                 group.create_task(part)
-                for part in (self.pods.run(), self.nodes.run(), self._keep_house(), self._note_sync())
+                for part in (
+                    self.pods.run(),
+                    self.nodes.run(),
+                    self.preemption.run(),
+                    self._keep_house(),
+                    self._note_sync(),
+                )
             ]
             log.info("serving", port=self.port, metrics_port=self.metrics_port)
             await self.stopping.wait()
@@ -108,6 +125,7 @@ class Extender:
         for turn in count(1):
             await asyncio.sleep(HOUSEKEEPING_S)
             self.state.expire()
+            self.preemption.expire()
             collecting.tidy(turn)
             nodes = list(self.state.fleet.column)
             if nodes:

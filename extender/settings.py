@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from extender.reservations import LIFE_S
+from extender.starvation import PERIOD_S, TIMES
 from observe.options import ProgramSettings, config
 from vgpu.names import Names
 from vgpu.quantity import MEMORY_UNITS_MIB
@@ -17,7 +18,7 @@ class Settings(ProgramSettings):
 
     It runs beside a kube-scheduler in one pod. That scheduler's configuration names it:
 
-    extenders: [{urlPrefix: "http://127.0.0.1:8888", filterVerb: filter, bindVerb: bind, nodeCacheCapable: true, httpTimeout: 5s, managedResources: [{name: tangram.sh/gpu-mem}, ...]}]
+    extenders: [{urlPrefix: "http://127.0.0.1:8888", filterVerb: filter, bindVerb: bind, preemptVerb: preempt, nodeCacheCapable: true, httpTimeout: 5s, managedResources: [{name: tangram.sh/gpu-mem}, ...]}]
 
     Every flag can be set as an environment variable, TANGRAM_EXTENDER_ and its name in capitals: TANGRAM_EXTENDER_MEMORY_UNIT=512Mi.
     """
@@ -28,8 +29,10 @@ class Settings(ProgramSettings):
     memory_unit: Literal["1Gi", "512Mi", "256Mi"] = Field(
         "1Gi", description="What one gpu-mem stands for. As the webhook and the device plugin have it."
     )
-    host: str = Field("127.0.0.1", description="Address of /filter and /bind. Whoever reaches it can bind pods.")
-    port: int = Field(8888, ge=0, le=65535, description="HTTP port of /filter and /bind.")
+    host: str = Field(
+        "127.0.0.1", description="Address of /filter, /bind and /preempt. Whoever reaches it can bind and evict pods."
+    )
+    port: int = Field(8888, ge=0, le=65535, description="HTTP port of /filter, /bind and /preempt.")
     metrics_host: str = Field("0.0.0.0", description="Address of /healthz, /readyz and /metrics.")  # noqa: S104
     metrics_port: int = Field(8889, ge=0, le=65535, description="HTTP port of /healthz, /readyz and /metrics.")
     reservation_s: float = Field(
@@ -37,6 +40,18 @@ class Settings(ProgramSettings):
     )
     bind_timeout_s: float = Field(
         4.0, ge=0.5, le=60, description="Seconds that a Binding may take. Less than the scheduler's httpTimeout."
+    )
+    preemption: bool = Field(
+        True, description="Whether pods may be evicted for GPUs that a pod of higher priority asks for."
+    )
+    hold_s: float = Field(
+        300.0, ge=10, le=3600, description="Seconds that room is kept for a pod for which others were evicted."
+    )
+    preempted_times: int = Field(
+        TIMES, ge=1, le=1000, description="Preemptions of one pod within preempted-period-s, after which it is spared."
+    )
+    preempted_period_s: float = Field(
+        PERIOD_S, ge=60, le=604800, description="Seconds that a preemption is remembered for preempted-times."
     )
     kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
 

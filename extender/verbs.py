@@ -14,8 +14,9 @@ import msgspec
 import structlog
 
 from extender.binding import Binder
-from extender.filtering import filter_nodes
 from extender.metrics import Metrics
+from extender.preempting import PreemptionArgs, PreemptionResult
+from extender.preemption import Preemption
 from extender.state import State
 from extender.wire import BindingArgs, BindingResult, FilterReader, FilterResult
 from vgpu.errors import TangramError
@@ -27,10 +28,19 @@ log = structlog.get_logger("extender")
 class Verbs:
     """`not_ready` says what is missing before pods may be placed, or None."""
 
-    def __init__(self, state: State, binder: Binder, metrics: Metrics, not_ready: Callable[[], str | None]) -> None:
-        self._state, self._binder, self._metrics, self._not_ready = state, binder, metrics, not_ready
+    def __init__(
+        self,
+        state: State,
+        binder: Binder,
+        preemption: Preemption,
+        metrics: Metrics,
+        not_ready: Callable[[], str | None],
+    ) -> None:
+        self._state, self._binder, self._preemption = state, binder, preemption
+        self._metrics, self._not_ready = metrics, not_ready
         self._filter_args = FilterReader()
         self._binding_args = msgspec.json.Decoder(BindingArgs)
+        self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
 
     def filter(self, body: bytes) -> bytes:
@@ -38,7 +48,7 @@ class Verbs:
         started = time.perf_counter()
         try:
             missing = self._not_ready()
-            result = FilterResult(error=missing) if missing else filter_nodes(self._state, self._filter_args.read(body))
+            result = FilterResult(error=missing) if missing else self._preemption.filter(self._filter_args.read(body))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             result = FilterResult(error=f"filter: the request cannot be read: {error}")
         except Exception as error:
@@ -58,6 +68,7 @@ class Verbs:
                 error = missing
             else:
                 args = self._binding_args.decode(body)
+                self._preemption.before_bind(args.uid)
                 outcome = (await self._binder.bind(args)).replace(" ", "_")
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             error = f"bind: the request cannot be read: {wrong}"
@@ -69,6 +80,25 @@ class Verbs:
             error = f"bind failed: {type(wrong).__name__}: {wrong}"
         self._metrics.count("bind", outcome, time.perf_counter() - started)
         return self._encoder.encode(BindingResult(error))
+
+    def preempt(self, body: bytes) -> bytes:
+        """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: in trouble nobody is evicted, and the log says why."""
+        started, result, outcome = time.perf_counter(), PreemptionResult(), "error"
+        try:
+            missing = self._not_ready()
+            if missing:
+                log.warning("nobody is evicted", reason=missing)
+            else:
+                result = self._preemption.preempt(self._preemption_args.decode(body))
+                outcome = "victims" if result.nodes else "nobody"
+        except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+            log.warning("preempt: the request cannot be read", error=str(wrong))
+        except TangramError as refused:
+            log.warning("nobody is evicted", reason=str(refused))
+        except Exception:
+            log.exception("preempt failed")
+        self._metrics.count("preempt", outcome, time.perf_counter() - started)
+        return self._encoder.encode(result)
 
     async def snapshot(self) -> bytes:
         """The state, to be kept or replayed (`vgpu.snapshot`). Written beside the event loop, so that the scheduler waits little."""

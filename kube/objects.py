@@ -6,6 +6,7 @@ leaving it out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -70,6 +71,8 @@ class PodSpec(Slim, frozen=True):
     priority: int | None = None
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
+    preemption_policy: str = ""
+    """`Never`: it waits in front of others and evicts nobody."""
 
 
 class Condition(Slim, frozen=True):
@@ -151,6 +154,77 @@ class Node(Slim, frozen=True):
     def key(self) -> str:
         """Its name."""
         return self.metadata.name
+
+
+class Requirement(Slim, frozen=True):
+    """LabelSelectorRequirement."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Does it hold for these labels? An operator of a later release holds for none."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case _:
+                return False
+
+
+class Selector(Slim, frozen=True):
+    """LabelSelector. An empty one matches everything."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Does it select an object with these labels?"""
+        wanted = (self.match_labels or {}).items()
+        return all(labels.get(key) == value for key, value in wanted) and all(
+            one.matches(labels) for one in self.match_expressions
+        )
+
+
+class BudgetSpec(Slim, frozen=True):
+    """Whom a PodDisruptionBudget counts. Without a selector, nobody."""
+
+    selector: Selector | None = None
+
+
+class BudgetStatus(Slim, frozen=True):
+    """How many may be evicted now."""
+
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, str] | None = None
+    """Pods whose eviction is under way and counted already."""
+
+
+class Budget(Slim, frozen=True):
+    """A PodDisruptionBudget."""
+
+    metadata: Metadata = Metadata()
+    spec: BudgetSpec = BudgetSpec()
+    status: BudgetStatus = BudgetStatus()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return self.metadata.key
+
+    def counts(self, pod: Pod) -> bool:
+        """Is an eviction of this pod one of those that it limits?"""
+        if self.spec.selector is None or self.metadata.namespace != pod.metadata.namespace:
+            return False
+        under_way = self.status.disrupted_pods or {}
+        return pod.metadata.name not in under_way and self.spec.selector.matches(pod.metadata.labels or {})
 
 
 class Secret(Slim, frozen=True):

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
+BUDGETS: Final = "/apis/policy/v1/poddisruptionbudgets"
 
 
 def _name(name: str) -> str:

@@ -64,6 +64,10 @@ class PodBuilder:
     version: int = 1
     scheduler: str = "tangram-scheduler"
     names: Names = DEFAULT
+    priority: int = 0
+    preemption_policy: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    nominated: str = ""
 
     def asking(
         self, mib: int = 0, core: int = 0, gpus: int = 0, mig: str = "", count: int = 1, container: str = "main",
@@ -88,6 +92,18 @@ class PodBuilder:
         """Annotations under our domain: annotated(gpu_model="...") writes tangram.sh/gpu-model."""
         ours = {f"{self.names.domain}/{key.replace('_', '-')}": value for key, value in annotations.items()}
         return replace(self, annotations=self.annotations | ours)
+
+    def of_priority(self, priority: int, policy: str = "") -> PodBuilder:
+        """What its PriorityClass gives it; the policy may be Never."""
+        return replace(self, priority=priority, preemption_policy=policy)
+
+    def labelled(self, **labels: str) -> PodBuilder:
+        """Its labels."""
+        return replace(self, labels=labels)
+
+    def nominated_to(self, node: str) -> PodBuilder:
+        """A scheduler has evicted others for it there."""
+        return replace(self, nominated=node)
 
     def on(self, node: str) -> PodBuilder:
         """Bound to a node."""
@@ -116,6 +132,8 @@ class PodBuilder:
             "name": self.name, "namespace": self.namespace, "uid": self.uid or f"uid-{self.namespace}-{self.name}",
             "resourceVersion": str(self.version), "annotations": dict(self.annotations),
         }  # fmt: skip
+        if self.labels:
+            metadata["labels"] = self.labels
         if self.deleting:
             metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         containers = self.containers or ({"name": "main", "image": "busybox"},)
@@ -124,7 +142,13 @@ class PodBuilder:
             spec["initContainers"] = list(self.init_containers)
         if self.node:
             spec["nodeName"] = self.node
+        if self.priority:
+            spec["priority"] = self.priority
+        if self.preemption_policy:
+            spec["preemptionPolicy"] = self.preemption_policy
         status: dict[str, Any] = {"phase": self.phase}
+        if self.nominated:
+            status["nominatedNodeName"] = self.nominated
         if self.started:
             status["startTime"] = "2026-01-01T00:00:00Z"
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}

@@ -5,7 +5,7 @@
         async with api.client() as client: ...
         api.faults.append(lose_reply("POST", "/binding"))
 
-Knows pods and nodes: list in pages, watch, get, delete, bind. What real servers do beyond that is tested on a real one (tests/e2e).
+Knows pods, nodes and disruption budgets: list in pages, watch, get, bind, evict, patch a pod's status; Events are kept as they come. What real servers do beyond that is tested on a real one (tests/e2e).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from aiohttp import web
 
 from kube.auth import Access
 from kube.client import Client, connect
+from kube.paths import BUDGETS
 
 Object = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -44,12 +45,15 @@ class FakeApi:
     """See the module. `requests` has `VERB path` of every call, in order."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, dict[str, Object]] = {"/api/v1/pods": {}, "/api/v1/nodes": {}}
+        self.objects: dict[str, dict[str, Object]] = {"/api/v1/pods": {}, "/api/v1/nodes": {}, BUDGETS: {}}
         self.version = 10
         self.compacted = 0
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self.bindings: list[Object] = []
+        self.evictions: list[str] = []
+        """Pods whose eviction was granted, in order: each is leaving until it is removed."""
+        self.events: list[Object] = []
         self.watches: list[Watch] = []
         self.port = 0
         self._history: list[tuple[int, str, Object]] = []
@@ -147,8 +151,15 @@ class FakeApi:
             key = f"{parts[3]}/{parts[5]}"
             if parts[6:] == ["binding"]:
                 return self._bind(key, await request.json())
+            if parts[6:] == ["eviction"]:
+                return self._evict(key, await request.json())
+            if parts[6:] == ["status"] and request.method == "PATCH":
+                return self._patch_status(key, await request.json())
             found = self.pod(key)
             return web.json_response(found) if found else _status(404, "NotFound", f'pods "{parts[5]}" not found')
+        if parts[-1] == "events" and request.method == "POST":
+            self.events.append(await request.json())
+            return web.json_response(self.events[-1], status=201)
         return _status(404, "NotFound", f"{path} is nothing that this server knows")
 
     def _list(self, request: web.Request) -> web.StreamResponse:
@@ -196,6 +207,23 @@ class FakeApi:
         self.put(changed)
         return _status(201, "", "", "Success")
 
+    def _evict(self, key: str, body: Object) -> web.Response:
+        found = self.pod(key)
+        if found is None:
+            return _status(404, "NotFound", f'pods "{key}" not found')
+        if body["deleteOptions"]["preconditions"]["uid"] != found["metadata"]["uid"]:
+            return _status(409, "Conflict", "Precondition failed: UID in precondition does not match")
+        self.evictions.append(key)
+        self.put(found | {"metadata": found["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+        return _status(201, "", "", "Success")
+
+    def _patch_status(self, key: str, body: Object) -> web.Response:
+        found = self.pod(key)
+        if found is None:
+            return _status(404, "NotFound", f'pods "{key}" not found')
+        status = {name: value for name, value in (found["status"] | body["status"]).items() if value is not None}
+        return web.json_response(self.put(found | {"status": status}))
+
     def _tell(self, path: str, kind: str, thing: Object) -> None:
         event = {"type": kind, "object": thing}
         self._history.append((self.version, path, event))
@@ -210,6 +238,8 @@ class FakeApi:
 
     def _place(self, thing: Object) -> tuple[str, str]:
         meta = thing["metadata"]
+        if "disruptionsAllowed" in thing.get("status", {}):
+            return BUDGETS, f"{meta['namespace']}/{meta['name']}"
         if thing["kind"] == "Pod" if "kind" in thing else "namespace" in meta:
             return "/api/v1/pods", f"{meta['namespace']}/{meta['name']}"
         return "/api/v1/nodes", meta["name"]

@@ -22,8 +22,9 @@ from vgpu.inventory import Inventory
 
 VERSION: Final = 1
 
-STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound")
-"""How far a pod is; the last is the only one that the API server has told of. The others are this extender's promises."""
+STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound", "kept")
+"""How far a pod is; `seen bound` is the only one that the API server has told of. The others are this extender's promises, and
+`kept` is room for a pod for which others are being evicted: its UID stands after a colon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,306 @@
+"""Evict for a pod that the scheduler sees no way to help: the node's total is enough for it, and no single GPU is.
+
+The scheduler preempts where totals are short. On a node that passed its own filters they are not, so it never asks. Here such a pod
+is remembered when filter turns it away, and a moment later, if it was not helped otherwise: the least set of victims is chosen, the
+place is kept (`holds`), the pod is nominated to the node, and the victims are evicted through the eviction API, which keeps to
+disruption budgets. Before each eviction the plan is proved again on what is then known.
+
+Gives up and starts anew, rather than remembers, whatever it cannot prove any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+
+from extender.books import Books, leaving, priority_of
+from extender.holds import Hold, Holds
+from extender.starvation import Starvation
+from extender.state import State
+from kube import paths
+from kube.client import Client
+from kube.errors import ApiError
+from kube.events import Recorder, about
+from kube.objects import Pod
+from kube.patch import merge
+from vgpu.errors import BadAsk
+from vgpu.preemption import Eviction, Rules, victims
+from vgpu.request import PodAsk
+
+GRACE_S: Final = 1.0
+"""From filter's no to our own look: the scheduler's preemption comes within milliseconds, and goes first. Guessed."""
+
+RETRY_S: Final = 5.0
+"""Between tries of an eviction that a budget or the API server refused. Guessed."""
+
+TOGETHER: Final = 64
+"""Nodes looked at before the scheduler's calls have their turn: some 10 ms (measured)."""
+
+VAIN_S: Final = 10.0
+"""A pod that no eviction can help is not looked at again for so long: a look at 10,000 nodes costs tenths of a second. Guessed."""
+
+LONG_AGO: Final = float("-inf")
+
+LOWEST: Final = -(2**31)
+"""No pod has a lower priority: with it, nobody is evicted."""
+
+log = structlog.get_logger("extender.evicting")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanting:
+    """A pod that found no room."""
+
+    key: str
+    uid: str
+    nodes: Sequence[str]
+    """Those that passed the scheduler's own filters."""
+    since_s: float
+
+
+class Evictor:
+    """`pod_of` finds a pod by `namespace/name`; `asked` says when the scheduler was last told victims for a UID."""
+
+    def __init__(
+        self,
+        client: Client,
+        state: State,
+        books: Books,
+        holds: Holds,
+        starvation: Starvation,
+        recorder: Recorder,
+        *,
+        pod_of: Callable[[str], Pod | None],
+        asked: Callable[[str], float],
+        clock: Callable[[], float],
+        hold_s: float,
+        grace_s: float = GRACE_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._client, self._state, self._books, self._holds = client, state, books, holds
+        self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
+        self._clock, self._hold_s, self._grace_s, self._retry_s = clock, hold_s, grace_s, retry_s
+        self._wanting: dict[str, Wanting] = {}
+        self._plans: dict[str, Eviction] = {}
+        """Evictions that are not all done."""
+        self._waited: set[str] = set()
+        """UIDs for which room was kept in vain while others left by themselves."""
+        self._in_vain: dict[str, float] = {}
+        """UID -> when no eviction was found that helps."""
+        self._withdrawn: list[Hold] = []
+        """Holds that lapsed, whose pods are still nominated."""
+        self._wake = asyncio.Event()
+        self.evicted = 0
+        """Pods evicted so far."""
+
+    def no_room(self, pod: Pod, nodes: Sequence[str]) -> None:
+        """Filter has turned a pod away."""
+        if pod.spec.preemption_policy != "Never":
+            self._wanting[pod.uid] = Wanting(pod.key, pod.uid, nodes, self._clock())
+            self._wake.set()
+
+    def forget(self, uid: str) -> None:
+        """The pod is bound or gone."""
+        self._wanting.pop(uid, None)
+        self._plans.pop(uid, None)
+        self._waited.discard(uid)
+        self._in_vain.pop(uid, None)
+
+    def lapsed(self, hold: Hold) -> None:
+        """Room was kept for long enough: the pod is no longer nominated by us."""
+        if hold.nominated:
+            self._withdrawn.append(hold)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._retry_s if self._plans else None):
+                    await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(self._grace_s)
+            withdrawn, self._withdrawn = self._withdrawn, []
+            for hold in withdrawn:
+                await self._guarded(hold.key, self._withdraw)
+            for uid in list(self._plans):
+                await self._guarded(uid, self._carry_on)
+            some, self._wanting = self._wanting, {}
+            for one in sorted(some.values(), key=lambda one: -self._priority(one.key)):
+                await self._guarded(one.uid, partial(self._help, one))
+
+    async def _guarded(self, uid: str, step: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            await step(uid)
+        except ApiError as error:
+            log.warning("evicting for a pod met the API server's refusal", uid=uid, error=str(error))
+
+    async def _withdraw(self, key: str) -> None:
+        pod = self._pod_of(key)
+        if pod is not None and not pod.spec.node_name and pod.status.nominated_node_name:
+            await self._nominate(pod, None)
+
+    def _priority(self, key: str) -> int:
+        pod = self._pod_of(key)
+        return priority_of(pod) if pod is not None else LOWEST
+
+    def _waiting(self, key: str, uid: str) -> tuple[Pod, PodAsk] | None:
+        """The pod and its ask, if it still waits for a place."""
+        pod = self._pod_of(key)
+        if pod is None or pod.uid != uid or pod.spec.node_name or leaving(pod) or self._state.claims.get(uid):
+            return None
+        try:
+            return pod, self._state.ask_of(pod)
+        except BadAsk:
+            return None
+
+    async def _help(self, one: Wanting, _: str) -> None:
+        found = self._waiting(one.key, one.uid)
+        if found is None or one.uid in self._plans or self._asked(one.uid) >= one.since_s:
+            return
+        pod, ask = found
+        hold = self._holds.get(one.uid)
+        if hold is not None and self._books.terminating(hold.node):
+            return
+        if self._clock() - self._in_vain.get(one.uid, LONG_AGO) < VAIN_S:
+            return
+        plan = await self._plan(one, pod, ask)
+        if plan is None:
+            self._in_vain[one.uid] = self._clock()
+            return
+        if self._waiting(one.key, one.uid) is None or self._asked(one.uid) >= one.since_s:
+            return
+        until_s = self._clock() + self._hold_s
+        self._holds.put(one.uid, Hold(pod.key, plan.node, plan.assignment, until_s, nominated=bool(plan.victims)))
+        if not plan.victims:
+            self._waited.add(one.uid)
+            return
+        try:
+            await self._nominate(pod, plan.node)
+        except ApiError:
+            self._holds.drop(one.uid)
+            raise
+        self._plans[one.uid] = plan
+        await self._carry_on(one.uid)
+
+    async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> Eviction | None:
+        """The least eviction over all nodes; none needed where those who leave by themselves make room."""
+        nodes = [name for name in one.nodes if name in self._state.fleet]
+        best: Eviction | None = None
+        for first in range(0, len(nodes), TOGETHER):
+            some = nodes[first : first + TOGETHER]
+            with self._holds.lifted(one.uid):
+                found = None if one.uid in self._waited else self._without_eviction(ask, some)
+                found = found or self._least(pod, ask, some)
+            if found is not None and not found.victims:
+                return found
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+            await asyncio.sleep(0)
+        return best
+
+    def _without_eviction(self, ask: PodAsk, nodes: Sequence[str]) -> Eviction | None:
+        some = [node for node in nodes if self._books.terminating(node)]
+        return self._after(ask, some, frozenset().union(*map(self._books.terminating, some)))
+
+    def _least(self, pod: Pod, ask: PodAsk, nodes: Sequence[str]) -> Eviction | None:
+        rules = Rules(priority_of(pod), self._books.headroom(), violate=False)
+        nodes = [node for node in nodes if self._books.any_below(node, rules.priority)]
+        holders = {node: self._books.holders(node) for node in nodes}
+        only = self._state.claims.only(ask, self._state.names)
+        found = victims(self._state.fleet, ask, nodes, holders, rules, only)
+        return found if found is not None and found.victims else None
+
+    def _after(self, ask: PodAsk, nodes: Sequence[str], gone: frozenset[str]) -> Eviction | None:
+        """Where the ask fits when these are gone, and nobody else goes."""
+        holders = {node: [one for one in self._books.holders(node) if one.uid not in gone] for node in nodes}
+        only = self._state.claims.only(ask, self._state.names)
+        return victims(self._state.fleet, ask, nodes, holders, Rules(LOWEST), only)
+
+    async def _carry_on(self, uid: str) -> None:
+        """Evict what is left of a plan, one by one, as long as it leads anywhere."""
+        plan, hold = self._plans[uid], self._holds.get(uid)
+        for victim in plan.victims:
+            found = self._waiting(hold.key, uid) if hold is not None else None
+            if hold is None or found is None:
+                self._plans.pop(uid, None)
+                return
+            if not self._needed(uid, found[1], plan, victim):
+                continue
+            if not self._leads_anywhere(uid, found[1], plan):
+                log.info("an eviction is given up: it would not help any more", pod=hold.key, node=plan.node)
+                self._plans.pop(uid, None)
+                self._holds.drop(uid)
+                await self._nominate(found[0], None)
+                return
+            if not await self._evict(found[0], plan, victim):
+                return  # later: the plan stays
+        self._plans.pop(uid, None)
+
+    def _leads_anywhere(self, uid: str, ask: PodAsk, plan: Eviction) -> bool:
+        gone = frozenset(plan.victims) | self._books.terminating(plan.node)
+        with self._holds.lifted(uid):
+            return self._after(ask, [plan.node], gone) is not None
+
+    def _needed(self, uid: str, ask: PodAsk, plan: Eviction, victim: str) -> bool:
+        """Is the victim still there to stay, and would the pod not fit with it?"""
+        pod = self._books.pod(victim)
+        if pod is None or leaving(pod):
+            return False
+        gone = (frozenset(plan.victims) | self._books.terminating(plan.node)) - {victim}
+        with self._holds.lifted(uid):
+            return self._after(ask, [plan.node], gone) is None
+
+    async def _evict(self, pod: Pod, plan: Eviction, uid: str) -> bool:
+        """Whether this eviction is done with. Raises ApiError when the API server refuses for good."""
+        victim = self._books.pod(uid)
+        if victim is None:
+            return True
+        meta = victim.metadata
+        body = {
+            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta.name, "namespace": meta.namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }  # fmt: skip
+        try:
+            await self._client.send("POST", paths.pod(meta.namespace, meta.name, "eviction"), body)
+        except ApiError as error:
+            if error.not_found or error.conflict:
+                return True
+            if error.transient:
+                budget = error.status == HTTPStatus.TOO_MANY_REQUESTS
+                log.info("an eviction has to wait", pod=meta.key, budget=budget, error=str(error))
+                return False
+            raise
+        self.evicted += 1
+        self._starvation.preempted(victim)
+        self._tell(pod, victim, plan.node)
+        return True
+
+    def _tell(self, pod: Pod, victim: Pod, node: str) -> None:
+        log.info("evicted a pod for another", pod=victim.key, node=node, preemptor=pod.key)
+        why = f"no single GPU of node {node} had room for it, though all together had"
+        self._recorder.event(
+            about(victim),
+            "Preempted",
+            f"Evicted for pod {pod.key} of priority {priority_of(pod)} (this one has {priority_of(victim)}): {why}",
+            "Warning",
+            action="Evicting",
+        )
+        self._recorder.event(
+            about(pod),
+            "Preempting",
+            f"Evicted pod {victim.key} of priority {priority_of(victim)}: {why}",
+            action="Evicting",
+        )
+
+    async def _nominate(self, pod: Pod, node: str | None) -> None:
+        meta = pod.metadata
+        change = {"metadata": {"uid": meta.uid}, "status": {"nominatedNodeName": node}}
+        await merge(self._client, paths.pod(meta.namespace, meta.name, "status"), change)

@@ -1,0 +1,226 @@
+"""All that has to do with evicting one pod for another, in one hand: the verb, our own way, the room kept, and what each must see.
+
+    filter says no --> the scheduler asks the verb (`preempting`), evicts, nominates --watch--> room is kept (`holds`)
+                   --> the scheduler does not ask --> `evicting` keeps room, nominates, evicts
+
+`pod_changed` stands between the watch and the state, so that room is taken in the moment it comes free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from extender.books import Books, leaving
+from extender.evicting import Evictor
+from extender.filtering import filter_nodes
+from extender.holds import Hold, Holds
+from extender.preempting import PreemptionArgs, PreemptionResult, choose
+from extender.settings import Settings
+from extender.starvation import Starvation
+from extender.state import State, small_pod
+from extender.wire import FilterArgs, FilterResult
+from kube.cache import Cache, Statistics
+from kube.client import Client
+from kube.events import Recorder
+from kube.objects import Budget, Pod
+from kube.paths import BUDGETS
+from vgpu.errors import BadAsk
+from vgpu.names import Names
+from vgpu.preemption import Eviction, Rules, victims
+
+COMPONENT = "tangram-extender"
+BY_THE_SCHEDULER = "PreemptionByScheduler"
+"""Reason of the condition DisruptionTarget that kube-scheduler puts on its victims."""
+
+log = structlog.get_logger("extender.preemption")
+
+
+class Preemption:
+    """`pods` is told of once the cache of pods is made: that cache calls us."""
+
+    def __init__(
+        self, client: Client, state: State, settings: Settings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.enabled = settings.preemption
+        self.budgets = Cache(client, BUDGETS, Budget, shrink=_small_budget)
+        self.pods: Cache[Pod] | None = None
+        self._state, self._clock, self._hold_s = state, clock, settings.hold_s
+        self.holds = Holds(state)
+        self._starvation = Starvation(clock, times=settings.preempted_times, period_s=settings.preempted_period_s)
+        self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
+        self._recorder = Recorder(client, COMPONENT, socket.gethostname())
+        self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
+        """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
+        self._evictor = Evictor(
+            client, state, self._books, self.holds, self._starvation, self._recorder,
+            pod_of=self._pod_of, asked=self._asked, clock=clock, hold_s=settings.hold_s,
+        )  # fmt: skip
+
+    def statistics(self) -> dict[str, Statistics]:
+        """What its caches have seen, by name."""
+        return {"budgets": self.budgets.statistics()} if self.enabled else {}
+
+    @property
+    def evicted(self) -> int:
+        """Pods that were evicted on our own way."""
+        return self._evictor.evicted
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if not self.enabled:
+            return
+        async with asyncio.TaskGroup() as group:
+            for part in (self.budgets.run(), self._recorder.run(), self._evict()):
+                group.create_task(part)
+
+    async def _evict(self) -> None:
+        await self.budgets.has_synced.wait()
+        await self._evictor.run()
+
+    # --- what the watch tells ---
+
+    def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        """A pod came, changed or went."""
+        self._state.pod_changed(old, new)
+        if new is None or new.finished:
+            for pod in (old, new):
+                if pod is not None:
+                    self._forget(pod.uid)
+                    self.holds.refresh(pod.spec.node_name)
+        elif new.spec.node_name:
+            self._forget(new.uid)
+            if leaving(new) and not (old is not None and old.uid == new.uid and leaving(old)) and _preempted(new):
+                self._starvation.preempted(new)
+        elif self.enabled:
+            self._nominated(old, new)
+
+    def _forget(self, uid: str) -> None:
+        self.holds.drop(uid)
+        self._answered.pop(uid, None)
+        self._evictor.forget(uid)
+
+    def _nominated(self, old: Pod | None, pod: Pod) -> None:
+        """Keep room for a pod that the scheduler has evicted others for."""
+        node, hold = pod.status.nominated_node_name, self.holds.get(pod.uid)
+        if leaving(pod):
+            self._forget(pod.uid)
+        elif not node:
+            if hold is not None and not hold.nominated and old is not None and old.status.nominated_node_name:
+                self.holds.drop(pod.uid)
+        elif hold is None or (hold.node != node and not hold.nominated):
+            _, plans = self._answered.get(pod.uid, (0.0, {}))
+            plan = plans.get(node) or self._plan_of_before(pod, node)
+            if plan is not None:
+                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+
+    def _plan_of_before(self, pod: Pod, node: str) -> Eviction | None:
+        """What an extender that ran before this one must have had in mind: the pod fits once those who leave are gone."""
+        leave = self._books.terminating(node)
+        try:
+            ask = self._state.ask_of(pod)
+        except BadAsk:
+            return None
+        if not leave or not ask or self._state.claims.get(pod.uid) is not None:
+            return None
+        holders = [one for one in self._books.holders(node) if one.uid not in leave]
+        return victims(self._state.fleet, ask, [node], {node: holders}, Rules(-(2**31)))
+
+    # --- what the scheduler asks ---
+
+    def filter(self, args: FilterArgs) -> FilterResult:
+        """The filter verb, with the room that is kept for the pod open to it alone."""
+        uid = args.pod.uid
+        with self.holds.lifted(uid):
+            result = filter_nodes(self._state, args)
+        if self.enabled and not result.error and not result.node_names and args.node_names:
+            self._evictor.no_room(args.pod, _kept(args.node_names))
+        return result
+
+    def before_bind(self, uid: str) -> None:
+        """A pod whose place has lapsed meanwhile is placed again by bind: the room kept for it must not be in its way."""
+        if self.holds.get(uid) is not None and self._state.claims.get(uid) is None:
+            self.holds.drop(uid)
+
+    def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+        """The preempt verb. Raises BadAsk."""
+        pod = args.pod
+        if self.enabled and not self.budgets.has_synced.is_set():
+            log.warning("nobody is evicted before the disruption budgets are known", pod=pod.key)
+            return PreemptionResult()
+        if self._state.ask_of(pod) and (not self.enabled or self._is_being_helped(pod.uid)):
+            return PreemptionResult()
+        self._state.expire()
+        with self.holds.lifted(pod.uid):
+            result, plans = choose(self._state, self._books, args)
+        if plans:
+            self._answered[pod.uid] = self._clock(), plans
+        return result
+
+    def _is_being_helped(self, uid: str) -> bool:
+        hold = self.holds.get(uid)
+        return hold is not None and (hold.nominated or bool(self._books.terminating(hold.node)))
+
+    def expire(self) -> None:
+        """Once a second: end what has lapsed, take what came free."""
+        for uid in self.holds.lapsed(self._clock()):
+            hold = self.holds.drop(uid)
+            if hold is not None:
+                self._evictor.lapsed(hold)
+        self.holds.refresh()
+
+    # --- what there is ---
+
+    def _asked(self, uid: str) -> float:
+        return self._answered.get(uid, (float("-inf"), {}))[0]
+
+    def _pod_of(self, key: str) -> Pod | None:
+        return self.pods.get(key) if self.pods is not None else None
+
+    def _all_pods(self) -> Sequence[Pod]:
+        return list(self.pods.items()) if self.pods is not None else []
+
+
+def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
+    """As `small_pod`, with what matters for evicting: of all pods priority and deletion, of those that ask for ours the rest."""
+    shrink = small_pod(names)
+
+    def keep(pod: Pod) -> Pod:
+        small, meta, status = shrink(pod), pod.metadata, pod.status
+        ours = bool(small.spec.containers or small.spec.init_containers)
+        targeted = tuple(one for one in status.conditions if one.type == "DisruptionTarget") if ours else ()
+        change = msgspec.structs.replace
+        return change(
+            small,
+            metadata=change(
+                small.metadata,
+                deletion_timestamp=meta.deletion_timestamp,
+                labels=meta.labels if ours else None,
+                owner_references=meta.owner_references if ours else (),
+            ),
+            spec=change(small.spec, priority=pod.spec.priority, preemption_policy=pod.spec.preemption_policy),
+            status=change(
+                small.status, nominated_node_name=status.nominated_node_name if ours else "", conditions=targeted
+            ),
+        )
+
+    return keep
+
+
+def _small_budget(budget: Budget) -> Budget:
+    meta = budget.metadata
+    kept = type(meta)(meta.name, meta.namespace, meta.uid, meta.resource_version)
+    return msgspec.structs.replace(budget, metadata=kept)
+
+
+def _kept(names: Sequence[str]) -> Sequence[str]:
+    return names if isinstance(names, tuple) else tuple(names)
+
+
+def _preempted(pod: Pod) -> bool:
+    return any(one.reason == BY_THE_SCHEDULER for one in pod.status.conditions)

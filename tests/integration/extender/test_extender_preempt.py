@@ -1,0 +1,286 @@
+"""Preemption over HTTP: kube-scheduler's own bodies, our own way where it never asks, and room that nobody else slips into."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from extender import evicting
+from tests.builders import PodBuilder, card, node, pod, share
+from tests.fake_api import FakeApi, answer_with
+from tests.integration.extender.scheduler import Scheduler, running
+from vgpu.snapshot import snapshot_from_json
+
+FULL_MIB = 81_920
+HALF_MIB = FULL_MIB // 2
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else comes in the way here, so there is no need to wait for it."""
+    defaults = evicting.Evictor.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "grace_s", 0.0)
+    monkeypatch.setitem(defaults, "retry_s", 0.01)
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeApi]:
+    async with FakeApi() as server:
+        for name in ("n1", "n2"):
+            server.put(node(name).with_gpus(2).plain())
+        yield server
+
+
+def bound(name: str, at: str, row: int, mib: int, **annotations: str) -> PodBuilder:
+    """A pod that runs on a card."""
+    asking = pod(name).asking(mib=mib).annotated(**annotations).on(at).with_phase("Running")
+    return asking.assigned(share(card(row, node=at), mib))
+
+
+def budget(name: str, allowed: int, **labels: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
+        "spec": {"selector": {"matchLabels": labels}},
+        "status": {"disruptionsAllowed": allowed},
+    }
+
+
+def uids(*names: str) -> list[dict[str, str]]:
+    return [{"UID": f"uid-default-{name}"} for name in names]
+
+
+async def preempt(scheduler: Scheduler, preemptor: PodBuilder, **nodes: list[dict[str, str]] | None) -> dict[str, Any]:
+    """As kube-scheduler 1.36 writes it with nodeCacheCapable."""
+    victims = {name: {"Pods": pods, "NumPDBViolations": 0} for name, pods in nodes.items()}
+    body = {"Pod": preemptor.plain(), "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
+    async with asyncio.timeout(10):
+        await scheduler.extender.preemption.budgets.has_synced.wait()
+    answer: dict[str, Any] = (await scheduler.call("preempt", body))["NodeNameToMetaVictims"]
+    return answer
+
+
+def urgent(mib: int = FULL_MIB) -> PodBuilder:
+    return pod("urgent").asking(mib=mib).of_priority(1000)
+
+
+# --- the verb ---
+
+
+async def test_the_victims_are_those_of_one_card_not_those_of_the_totals(api: FakeApi) -> None:
+    for name, row, mib in (("a", 0, HALF_MIB), ("b", 1, HALF_MIB), ("c", 0, HALF_MIB)):
+        api.put(bound(name, "n1", row, mib).plain())
+    async with running(api) as scheduler:
+        # half a card more is what the totals lack; on card 1 one pod leaving is enough
+        answer = await preempt(scheduler, urgent(), n1=uids("a"), n2=[])
+        assert answer == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}, (
+            "n2 has room: an empty list is an error there"
+        )
+
+
+async def test_an_empty_list_is_filled_where_totals_fit_and_no_card_does(api: FakeApi) -> None:
+    api.put(bound("a", "n1", 0, HALF_MIB).plain())
+    api.put(bound("b", "n1", 1, HALF_MIB).annotated(**{"class": "best-effort"}).plain())
+    async with running(api) as scheduler:
+        assert await preempt(scheduler, urgent(), n1=None) == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}
+
+
+async def test_whole_pods_are_read_as_well_as_uids(api: FakeApi) -> None:
+    victims = [bound("a", "n1", row, FULL_MIB) if row == 0 else bound("b", "n1", 1, FULL_MIB) for row in (0, 1)]
+    for one in victims:
+        api.put(one.plain())
+    async with running(api) as scheduler:
+        await scheduler.extender.preemption.budgets.has_synced.wait()
+        named = {"n1": {"Pods": [one.plain() for one in victims], "NumPDBViolations": 0}}
+        body = {"Pod": urgent().plain(), "NodeNameToVictims": named, "NodeNameToMetaVictims": None}
+        answer = await scheduler.call("preempt", body)
+        assert answer == {"NodeNameToMetaVictims": {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}}
+
+
+async def test_a_node_that_is_not_known_and_uids_that_are_not_there_are_never_answered(api: FakeApi) -> None:
+    for row in (0, 1):
+        api.put(bound(f"a{row}", "n1", row, FULL_MIB).plain())
+        api.put(bound(f"b{row}", "n2", row, FULL_MIB).plain())
+    async with running(api) as scheduler:
+        assert await preempt(scheduler, urgent(), n9=uids("a0"), n1=uids("b0"), n2=uids("nobody")) == {}
+        assert await preempt(scheduler, urgent(), n2=uids("b1")) == {"n2": {"Pods": uids("b0"), "NumPDBViolations": 0}}
+
+
+@pytest.mark.parametrize("who", ["equal", "leaving", "never", "placed"])
+async def test_nobody_is_named_who_must_not_go(api: FakeApi, who: str) -> None:
+    for row in (0, 1):
+        one = bound(f"a{row}", "n1", row, FULL_MIB).of_priority(1000 if who == "equal" else 0)
+        api.put((one.terminating() if who == "leaving" else one).plain())
+    preemptor = urgent().of_priority(1000, "Never") if who == "never" else urgent()
+    async with running(api) as scheduler:
+        if who == "placed":
+            assert (await scheduler.filter(preemptor, "n2"))["NodeNames"] == ["n2"]
+        assert await preempt(scheduler, preemptor, n1=uids("a0", "a1")) == {}
+
+
+async def test_budgets_are_kept_to_and_violations_counted(api: FakeApi) -> None:
+    for row in (0, 1):
+        api.put(bound(f"a{row}", "n1", row, FULL_MIB).labelled(app="kept").plain())
+        api.put(bound(f"b{row}", "n2", row, FULL_MIB).labelled(app="kept" if row == 0 else "free").plain())
+    api.put(budget("kept", 0, app="kept"))
+    async with running(api) as scheduler:
+        answer = await preempt(scheduler, urgent(), n1=uids("a0"), n2=uids("b0"))
+        assert answer == {
+            "n1": {"Pods": uids("a0"), "NumPDBViolations": 1}, "n2": {"Pods": uids("b1"), "NumPDBViolations": 0},
+        }  # fmt: skip
+
+
+async def test_victims_without_a_gpu_stay_named_and_what_ours_would_free_is_made_up_for(api: FakeApi) -> None:
+    cpu = pod("cpu").on("n1").with_phase("Running")
+    api.put(cpu.plain())
+    for row, amount in ((0, "1"), (1, "4")):
+        plain = bound(f"a{row}", "n1", row, FULL_MIB).plain()
+        plain["spec"]["containers"][0]["resources"]["requests"]["cpu"] = amount
+        api.put(plain)
+    async with running(api) as scheduler:
+        answer = await preempt(scheduler, urgent(), n1=uids("cpu", "a1"))
+        assert answer == {"n1": {"Pods": uids("a1", "cpu"), "NumPDBViolations": 0}}, "a0 frees too little CPU"
+
+
+async def test_a_pod_that_asks_for_none_of_ours_is_answered_as_it_was_asked(api: FakeApi) -> None:
+    async with running(api) as scheduler:
+        named = {"n1": uids("x", "y"), "n7": uids("z")}
+        answer = await preempt(scheduler, pod("plain").of_priority(5), **named)
+        assert answer == {name: {"Pods": pods, "NumPDBViolations": 0} for name, pods in named.items()}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"Pod":7}', b"\xff", b"null", b'{"Pod":{},"NodeNameToMetaVictims":[]}'])
+async def test_a_body_that_cannot_be_read_evicts_nobody(api: FakeApi, body: bytes) -> None:
+    async with running(api) as scheduler:
+        assert await scheduler.call("preempt", body) == {"NodeNameToMetaVictims": {}}
+
+
+async def test_switched_off_nobody_is_evicted(api: FakeApi) -> None:
+    api.put(bound("a", "n1", 0, HALF_MIB).plain())
+    api.put(bound("b", "n1", 1, HALF_MIB).plain())
+    async with running(api, preemption=False) as scheduler:
+        body = {"Pod": urgent().plain(), "NodeNameToMetaVictims": {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}}
+        assert await scheduler.call("preempt", body) == {"NodeNameToMetaVictims": {}}
+
+
+async def test_room_for_which_the_scheduler_evicted_is_kept_for_the_nominated_pod(api: FakeApi) -> None:
+    victim, other, asking = bound("a", "n1", 0, FULL_MIB), bound("b", "n1", 1, FULL_MIB).of_priority(9999), urgent()
+    for one in (victim, other, asking):
+        api.put(one.plain())
+    async with running(api) as scheduler:
+        assert await preempt(scheduler, asking, n1=uids("a")) == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
+        api.put(asking.nominated_to("n1").plain())
+        holds = scheduler.extender.preemption.holds
+        await scheduler.comes_to_hold(lambda: len(holds) == 1)
+        api.remove(victim.plain())
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-a") is None)
+        assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
+        assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
+        assert await scheduler.bind(asking, "n1") == ""
+        await scheduler.comes_to_hold(lambda: len(holds) == 0)
+        assert scheduler.extender.state.fleet.overcommitted() == []
+
+
+async def test_a_nomination_from_before_a_restart_keeps_the_room_that_comes_free(api: FakeApi) -> None:
+    api.put(bound("a", "n1", 0, FULL_MIB).terminating().plain())
+    api.put(bound("b", "n1", 1, FULL_MIB).plain())
+    async with running(api) as scheduler:
+        api.put(urgent().nominated_to("n1").plain())
+        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.holds) == 1)
+        api.remove(bound("a", "n1", 0, FULL_MIB).plain())
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-a") is None)
+        assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
+
+
+# --- our own way ---
+
+
+async def fragmented(api: FakeApi) -> list[PodBuilder]:
+    """Both cards of n1 are half free: a whole one's worth, and no single card has it."""
+    pods = [bound("a", "n1", 0, HALF_MIB).of_priority(5), bound("b", "n1", 1, HALF_MIB), urgent()]
+    for one in pods:
+        api.put(one.plain())
+    return pods
+
+
+async def evicted(scheduler: Scheduler, count: int = 1) -> None:
+    await scheduler.comes_to_hold(lambda: scheduler.extender.preemption.evicted >= count)
+
+
+async def test_where_totals_fit_and_no_card_does_the_least_pod_goes_and_the_room_is_kept(api: FakeApi) -> None:
+    _, victim, asking = await fragmented(api)
+    async with running(api) as scheduler:
+        assert (await scheduler.filter(asking, "n1"))["NodeNames"] == []
+        await scheduler.comes_to_hold(lambda: "default/b" in api.evictions)
+        assert api.evictions == ["default/b"]
+        found = api.pod("default/urgent")
+        assert found
+        assert found["status"]["nominatedNodeName"] == "n1"
+        assert (await scheduler.filter(pod("late").asking(mib=HALF_MIB).of_priority(9), "n1"))["NodeNames"] == ["n1"], (
+            "the other card is free to all"
+        )
+        assert (await scheduler.filter(pod("later").asking(mib=1024), "n1"))["NodeNames"] == []
+        assert scheduler.extender.state.fleet.overcommitted() == []
+        api.remove(victim.plain())
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-b") is None)
+        assert (await scheduler.filter(pod("later").asking(mib=1024), "n1"))["NodeNames"] == []
+        assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
+        assert await scheduler.bind(asking, "n1") == ""
+        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.holds) == 0)
+    told = {(event["reason"], event["regarding"]["name"]): event["note"] for event in api.events}
+    assert set(told) == {("Preempted", "b"), ("Preempting", "urgent")}
+    assert "for pod default/urgent of priority 1000" in told["Preempted", "b"]
+    assert "no single GPU of node n1" in told["Preempting", "urgent"]
+
+
+async def test_a_snapshot_shows_room_that_is_kept(api: FakeApi) -> None:
+    _, _, asking = await fragmented(api)
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        snapshot = snapshot_from_json(await scheduler.extender._verbs.snapshot())
+        assert {(pod.key, pod.stage) for pod in snapshot.pods} >= {("default/urgent", "kept")}
+
+
+@pytest.mark.parametrize("why", ["never", "equal", "budget", "asked", "spared"])
+async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -> None:
+    for row, name in enumerate("ab"):
+        one = bound(name, "n1", row, HALF_MIB).labelled(app="kept").of_priority(1000 if why == "equal" else 0)
+        api.put(one.plain())
+    if why == "budget":
+        api.put(budget("kept", 0, app="kept"))
+    asking = urgent().of_priority(1000, "Never") if why == "never" else urgent()
+    witness = pod("witness").asking(mib=FULL_MIB).of_priority(500)
+    api.put(asking.plain())
+    api.put(witness.plain())
+    async with running(api) as scheduler:
+        preemption = scheduler.extender.preemption
+        if why == "asked":
+            preemption._evictor._grace_s = 0.5  # for the scheduler's word to come first
+        if why == "spared":
+            for name in "ab":
+                for _ in range(3):
+                    preemption._starvation.preempted(bound(name, "n1", 0, 1024).build())
+        await preemption.budgets.has_synced.wait()
+        await scheduler.filter(asking, "n1")
+        if why == "asked":
+            assert await preempt(scheduler, asking, n1=uids("a"))
+        # the one after it, for which there is a way, shows that the first was looked at
+        api.put(bound("c", "n2", 0, HALF_MIB).plain())
+        api.put(bound("d", "n2", 1, HALF_MIB).plain())
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-d") is not None)
+        await scheduler.filter(witness, "n2")
+        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+    assert api.evictions == ["default/c"]
+
+
+async def test_an_eviction_that_a_budget_refuses_is_tried_again(api: FakeApi) -> None:
+    _, _, asking = await fragmented(api)
+    api.faults.append(answer_with("POST", "/eviction", 429, "TooManyRequests", "Cannot evict pod: disruption budget"))
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1")
+        await scheduler.comes_to_hold(lambda: api.evictions == ["default/b"])
+        assert api.requests.count("POST /api/v1/namespaces/default/pods/b/eviction") == 2
