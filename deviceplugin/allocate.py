@@ -41,6 +41,8 @@ class Tenant:
     """It is being deleted."""
     guard: Guard = DEFAULT_GUARD
     """What its user wants done when it holds more memory than it was granted."""
+    ignored: tuple[str, ...] = ()
+    """Why annotations of class and level do not count, in sentences; the assignment has what does."""
 
     def __str__(self) -> str:
         return f"pod {self.namespace}/{self.name}"

@@ -26,6 +26,8 @@ from deviceplugin.publish import Publisher
 from deviceplugin.removal import Remover
 from deviceplugin.server import Service
 from deviceplugin.settings import DevicePluginSettings
+from deviceplugin.terms import REASON as CLASS_IGNORED
+from deviceplugin.terms import Followers
 from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
@@ -74,7 +76,7 @@ class DevicePlugin:
         self.settings, self._client, self._names = settings, client, names
         self.metrics = Metrics()
         self.offer = Offer(names, unit_mib)
-        self.pods = NodePods(names, unit_mib)
+        self.pods = NodePods(names, unit_mib, frozenset(settings.latency_critical_namespaces))
         self.cache: Cache[Pod] = Cache(
             client, paths.PODS, Pod, on_change=self.pods.on_change,
             field_selector=f"spec.nodeName={settings.node_name}",
@@ -90,6 +92,7 @@ class DevicePlugin:
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
         self.guard = Guard(settings.status, self.pods.pod, self)
+        self.followers = Followers(self.pods, self.grants, self)
         self.publisher = Publisher(client, settings.node_name, self.offer)
         self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
         self.machine = Machine(
@@ -114,6 +117,7 @@ class DevicePlugin:
                     self.machine.run,
                     self.upkeep.run,
                     self.guard.run,
+                    self.followers.run,
                     self._to_kubelet,
                 ):
                     group.create_task(part())
@@ -163,6 +167,10 @@ class DevicePlugin:
     def over_limit_now(self, containers: int) -> None:
         """So many containers are over their limit."""
         self.metrics.over_limit.set(containers)
+
+    def class_ignored(self, pod: Pod, note: str) -> None:
+        """An annotation of a pod's class or level does not count: tell the pod's user."""
+        self.recorder.event(about(pod), CLASS_IGNORED, note, "Warning")
 
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The arbiter did not say who is over its limit."""

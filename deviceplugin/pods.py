@@ -6,10 +6,11 @@ asks for, is no tenant, and the reason is kept for the pod's user.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from deviceplugin.allocate import Request, Tenant, contradiction
+from deviceplugin.terms import EVERY, terms_of
 from kube.objects import Pod
 from vgpu.codec import assignment_from_json
 from vgpu.errors import BadAsk, BadDocument
@@ -27,13 +28,24 @@ class Unreadable:
 
 
 def asks_of(pod: Pod, names: Names, unit_mib: int) -> PodAsk:
-    """What a pod asks for. Its placement policy is the extender's business: any will do here. Raises BadAsk."""
+    """What a pod asks for. Its placement policy is the extender's business, class and level those of `terms`: any will do here.
+
+    Raises BadAsk.
+    """
     policy = pod.metadata.annotation(names.placement) or DEFAULT_POLICY
-    return pod_ask(pod.plain(), names=names, unit_mib=unit_mib, policies=(policy,))
+    plain, skipped = pod.plain(), (names.klass, names.level)
+    annotations = pod.metadata.annotations or {}
+    plain["metadata"]["annotations"] = {key: text for key, text in annotations.items() if key not in skipped}
+    return pod_ask(plain, names=names, unit_mib=unit_mib, policies=(policy,))
 
 
-def read(pod: Pod, order: tuple[int, str], names: Names, unit_mib: int) -> Tenant | Unreadable | None:
-    """The pod as a tenant, or why it is none; None when it asks for nothing of ours or is finished."""
+def read(
+    pod: Pod, order: tuple[int, str], names: Names, unit_mib: int, urgent: Collection[str] = (EVERY,)
+) -> Tenant | Unreadable | None:
+    """The pod as a tenant, or why it is none; None when it asks for nothing of ours or is finished.
+
+    `urgent`: namespaces that may have latency-critical work.
+    """
     if pod.finished:
         return None
     try:
@@ -58,7 +70,11 @@ def read(pod: Pod, order: tuple[int, str], names: Names, unit_mib: int) -> Tenan
         return Unreadable(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {wrong}")
     meta = pod.metadata
     waiting, leaving = pod.status.start_time is None, meta.deletion_timestamp is not None
-    return Tenant(meta.uid, meta.namespace, meta.name, order, asks, assignment, waiting, leaving, ask.guard)
+    terms = terms_of(meta.annotations or {}, assignment, meta.namespace, names, urgent)
+    assignment = replace(assignment, klass=terms.klass, level=terms.level)
+    return Tenant(
+        meta.uid, meta.namespace, meta.name, order, asks, assignment, waiting, leaving, ask.guard, terms.ignored
+    )
 
 
 def _raw_requests(pod: Pod, names: Names) -> tuple[Request, ...]:
@@ -69,8 +85,8 @@ def _raw_requests(pod: Pod, names: Names) -> tuple[Request, ...]:
 class NodePods:
     """All pods of this node that ask for our resources. Fed by a watch through `on_change`."""
 
-    def __init__(self, names: Names, unit_mib: int) -> None:
-        self._names, self._unit_mib = names, unit_mib
+    def __init__(self, names: Names, unit_mib: int, urgent: Collection[str] = (EVERY,)) -> None:
+        self._names, self._unit_mib, self._urgent = names, unit_mib, urgent
         self._known: dict[str, Tenant | Unreadable] = {}
         self._pods: dict[str, Pod] = {}
         self._orders: dict[str, tuple[int, str]] = {}
@@ -97,12 +113,16 @@ class NodePods:
         if new is None:
             return
         order = self._orders.setdefault(new.uid, self._order(new))
-        known = read(new, order, self._names, self._unit_mib)
+        known = self.read(new, order)
         self._pods[new.uid] = new
         if known is None:
             self._known.pop(new.uid, None)
         else:
             self._known[new.uid] = known
+
+    def read(self, pod: Pod, order: tuple[int, str] = (0, "")) -> Tenant | Unreadable | None:
+        """As the module's `read`, for this node."""
+        return read(pod, order, self._names, self._unit_mib, self._urgent)
 
     def tenants(self) -> Sequence[Tenant]:
         """Every pod of this node with a readable assignment that is not finished."""

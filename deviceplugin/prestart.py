@@ -20,7 +20,7 @@ import structlog
 from deviceplugin.allocate import Tenant
 from deviceplugin.grants import Grants, Record
 from deviceplugin.ledger import Ledger
-from deviceplugin.pods import NodePods, ask_of, initialized, read
+from deviceplugin.pods import NodePods, ask_of, initialized
 from kube.errors import ApiError
 from kube.objects import Pod
 from vgpu.contract import grant_for, grant_key
@@ -184,12 +184,12 @@ class PreStart:
             return found
         if pod is None:
             raise Unserved(f"pod {namespace}/{name} does not exist")
-        known = read(pod, (0, ""), self._names, self._unit_mib)
+        known = self._pods.read(pod)
         why = "it asks for nothing of Tangram's" if known is None or isinstance(known, Tenant) else known.why
         raise Unserved(f"pod {pod.key} cannot be granted anything: {why}", pod)
 
     def _readable(self, pod: Pod | None) -> tuple[Pod, Tenant] | None:
-        tenant = read(pod, (0, ""), self._names, self._unit_mib) if pod else None
+        tenant = self._pods.read(pod) if pod else None
         return (pod, tenant) if pod and isinstance(tenant, Tenant) else None
 
     async def _grant(self, starting: Starting, ids: Sequence[str]) -> None:

@@ -52,6 +52,9 @@ class DevicePluginSettings(ProgramSettings):
     guard_policy: Guard = Field(
         DEFAULT_GUARD, description="what happens to a container over its limit; a pod may ask for more, not for less"
     )
+    latency_critical_namespaces: list[str] = Field(
+        ["*"], description="namespaces whose pods may be latency-critical, also by an edit; * = all"
+    )
     clear_memory: bool = Field(False, description="whether memory is zeroed before a container is handed it")
     status_socket: Path | None = Field(
         None, description="where the arbiter says who holds what; the default is status.sock in state-root"

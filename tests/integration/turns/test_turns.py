@@ -5,10 +5,20 @@ from __future__ import annotations
 import signal
 import statistics
 import time
+from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.integration.turns.conftest import Node, until
+from deviceplugin.grants import Grants, Record
+from deviceplugin.pods import NodePods
+from deviceplugin.terms import Followers
+from tests.builders import pod
+from tests.integration.turns.conftest import CARDS, Node, until
+from vgpu.codec import assignment_to_json
+from vgpu.grant import Assignment, Slice
+from vgpu.names import DEFAULT
 
 LC, BE = "latency-critical", "best-effort"
 
@@ -114,6 +124,28 @@ def test_a_change_of_class_takes_effect_while_it_runs(node):
     node.grant("a", LC)
     assert until(lambda: node.held(other), 2) < 2
     assert not node.held(one)
+
+
+def test_an_edit_of_a_running_pods_annotation_takes_effect_within_two_seconds(node):
+    record = Record(("x",), "", "default", "a", "main", CARDS[:1], 0.0)
+    record = msgspec.structs.replace(record, uid=f"uid-{record.key}")
+    one, other = node.run(record.key, BE), node.run("b")
+    one.do("work_on(20_000)")
+    other.do("work_on(20_000)")
+    until(lambda: node.held(one))
+    grants, pods = Grants(node.folder, Path("none")), NodePods(DEFAULT, 1024, ("default",))
+    grants.update(record)
+    followers = Followers(pods, grants, lambda: None)
+    text = assignment_to_json(Assignment({"main": (Slice(CARDS[0], 0, 1024),)}, klass=BE))
+    placed = replace(pod("a").asking(mib=1024).on("n1").assigned(text=text), uid=record.uid)
+    pods.on_change(None, placed.build())
+    followers.once()
+    assert node.held(one)
+    pods.on_change(placed.build(), placed.annotated(**{"class": LC}).build())
+    began = time.monotonic()
+    followers.once()
+    until(lambda: node.held(other) and not node.held(one), 2)
+    assert time.monotonic() - began < 2
 
 
 def test_work_that_nobody_waits_for_is_seen_to_end(node):

@@ -1,0 +1,139 @@
+"""Whose work comes first, as a pod's annotations say now: class and level of a pod that is placed may be edited while it runs.
+
+The pod was placed and admitted with one class; its assignment, which nobody but Tangram writes, has it. The annotations
+may be changed by whoever may write the pod, and no admission webhook is asked then. So what they say counts only where it makes sense
+and is allowed: latency-critical work in the namespaces that may have it. What does not count is told once, and what the
+pod was placed with holds instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import structlog
+
+from deviceplugin.allocate import Tenant
+from deviceplugin.grants import Grants
+from kube.objects import Pod
+from vgpu.errors import BadAsk
+from vgpu.grant import Assignment
+from vgpu.names import CLASSES, DEFAULT_CLASS, LEVELS, Names
+from vgpu.request import one_of
+
+REASON: Final = "ClassIgnored"
+URGENT: Final = CLASSES[0]
+EVERY: Final = "*"
+"""Stands for all namespaces."""
+RETRY_S: Final = 1.0
+"""Until a grant that could not be written is written again. Guessed."""
+
+log = structlog.get_logger("deviceplugin.terms")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds, and a sentence for each annotation that does not count."""
+
+    klass: str
+    level: int
+    ignored: tuple[str, ...] = ()
+
+
+def terms_of(
+    annotations: Mapping[str, str], assignment: Assignment, namespace: str, names: Names, urgent: Collection[str]
+) -> Terms:
+    """The class and level of a placed pod. `urgent`: namespaces that may have latency-critical work, or `*`."""
+    may = EVERY in urgent or namespace in urgent
+    placed = DEFAULT_CLASS if assignment.klass == URGENT and not may else assignment.klass
+    ignored = []
+    try:
+        klass = one_of(annotations.get(names.klass, placed), CLASSES, what=f"annotation {names.klass}")
+    except BadAsk as error:
+        ignored.append(f"{error}; class {placed} holds")
+        klass = placed
+    if klass == URGENT and not may:
+        allowed = ", ".join(sorted(urgent)) or "none"
+        ignored.append(
+            f"annotation {names.klass} is {URGENT!r}, which namespace {namespace} may not have (those that may: {allowed}); class {placed} holds"
+        )
+        klass = placed
+    try:
+        text = annotations.get(names.level, str(assignment.level))
+        level = int(one_of(text, tuple(map(str, LEVELS)), what=f"annotation {names.level}"))
+    except BadAsk as error:
+        ignored.append(f"{error}; level {assignment.level} holds")
+        level = assignment.level
+    return Terms(klass, level, tuple(ignored))
+
+
+class Pods(Protocol):
+    """The pods of this node, as `deviceplugin.pods.NodePods` has them."""
+
+    def tenants(self) -> Collection[Tenant]: ...
+
+    def pod(self, uid: str) -> Pod | None: ...
+
+    async def changed(self) -> None: ...
+
+
+class Observer(Protocol):
+    """Who tells users."""
+
+    def class_ignored(self, pod: Pod, note: str) -> None:
+        """An annotation does not count, and that was not told yet."""
+
+
+class Followers:
+    """Writes the grants of running containers anew when the terms of their pod change."""
+
+    def __init__(self, pods: Pods, grants: Grants, observer: Observer) -> None:
+        self._pods, self._grants, self._observer = pods, grants, observer
+        self._followed: dict[str, tuple[str, int]] = {}
+        self._told: dict[str, tuple[str, ...]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                self.once()
+            except OSError as error:
+                log.error("a grant could not be written anew", error=str(error), retry_s=RETRY_S)
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._pods.changed()
+
+    def once(self) -> None:
+        """One look at every pod; files are read only for those whose terms are new. Raises OSError."""
+        now = {tenant.uid: tenant for tenant in self._pods.tenants()}
+        self._tell(now)
+        fresh = {uid for uid, tenant in now.items() if self._followed.get(uid) != _terms(tenant)}
+        for key in self._grants.keys() if fresh else ():
+            record = self._grants.record(key)
+            if record is not None and record.uid in fresh:
+                self._follow(key, now[record.uid])
+        self._followed = {uid: _terms(tenant) for uid, tenant in now.items()}
+
+    def _follow(self, key: str, tenant: Tenant) -> None:
+        grant = self._grants.read(key)
+        klass, level = _terms(tenant)
+        if grant is None or grant.uid != tenant.uid or (grant.klass, grant.level) == (klass, level):
+            return
+        self._grants.write(key, replace(grant, klass=klass, level=level))
+        log.info("class changed", pod=str(tenant), container=grant.container, klass=klass, level=level, was=grant.klass)
+
+    def _tell(self, now: Mapping[str, Tenant]) -> None:
+        told = {uid: tenant.ignored for uid, tenant in now.items()}
+        for uid, notes in told.items():
+            for note in notes:
+                pod = self._pods.pod(uid)
+                if note not in self._told.get(uid, ()) and pod is not None:
+                    log.warning("an annotation does not count", pod=pod.key, note=note)
+                    self._observer.class_ignored(pod, note)
+        self._told = told
+
+
+def _terms(tenant: Tenant) -> tuple[str, int]:
+    return tenant.assignment.klass, tenant.assignment.level
