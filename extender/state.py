@@ -267,7 +267,9 @@ class State:
                 cards = inventory.cards if inventory and name in left else ()
                 free = tuple(Free(card.uuid, *of) for card, of in zip(cards, left.get(name, ()), strict=False))
                 records.append(NodeRecord(name, inventory, excluded.get(name, ""), free))
-            pods = (_record(uid, claim, stages.get(uid, "kept" if ":" in uid else "seen bound")) for uid, claim in claims)
+            pods = (
+                _record(uid, claim, stages.get(uid, "kept" if ":" in uid else "seen bound")) for uid, claim in claims
+            )
             return Snapshot(domain, unit_mib, tuple(records), tuple(pods))
 
         return make
