@@ -26,7 +26,7 @@ import structlog
 from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, write_whole
 from vgpu.codec import grant_from_text, grant_to_text
 from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, grant_key
-from vgpu.errors import BadDocument
+from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Grant
 
 RECORD: Final = "allocation.json"
@@ -34,7 +34,11 @@ RECORD: Final = "allocation.json"
 log = structlog.get_logger("deviceplugin.grants")
 
 
-class Record(msgspec.Struct, frozen=True):
+VERSION: Final = 1
+"""Of our own book. One of a later version was written by a later plugin, which may have counted otherwise."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Our own book about one allocation of gpu-mem. The pod is our guess until PreStart."""
 
     ids: tuple[str, ...]
@@ -46,7 +50,7 @@ class Record(msgspec.Struct, frozen=True):
     """UUIDs whose devices the container was given by Allocate."""
     at: float
     """Unix time."""
-    v: int = 1
+    v: int = VERSION
 
     @property
     def key(self) -> str:
@@ -54,7 +58,32 @@ class Record(msgspec.Struct, frozen=True):
         return grant_key(self.ids)
 
 
+class _Version(msgspec.Struct):
+    v: int
+
+
 _records = msgspec.json.Decoder(Record)
+_versions = msgspec.json.Decoder(_Version)
+
+
+def read_record(path: Path) -> Record | None:
+    """Our book about one allocation; None when there is none. Raises BadDocument that names file, value and range; OSError."""
+    content = content_of(path)
+    if content is None:
+        return None
+    try:
+        version = _versions.decode(content).v
+        if not 1 <= version <= VERSION:
+            newer = NewerVersion if version > VERSION else BadDocument
+            raise newer(f"{path} is of version {version}: this device plugin reads versions 1 to {VERSION}")
+        record = _records.decode(content)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadDocument(f"{path} has {len(content)} bytes that are no allocation: {str(error)[:300]}") from None
+    if record.key != path.parent.name:
+        raise BadDocument(
+            f"{path} is about the devices of folder {record.key}: it must be about those of {path.parent.name}"
+        )
+    return record
 
 
 class Grants:
@@ -63,6 +92,8 @@ class Grants:
     def __init__(self, state_root: Path, library: Path) -> None:
         self._root, self._source = state_root, library
         self._installed = state_root / "lib" / "none" / LIBRARY
+        self._damaged: dict[str, str] = {}
+        """Key -> what is wrong with its book, as it was told."""
 
     def folder(self, key: str) -> Path:
         """Of one allocation."""
@@ -124,13 +155,21 @@ class Grants:
         return self.folder(key) / SOCKET
 
     def record(self, key: str) -> Record | None:
-        """Our book about one allocation, None when there is none that can be read."""
+        """Our book about one allocation, None when there is none that can be read. Why it cannot is told once."""
         try:
-            content = content_of(self.folder(key) / RECORD)
-            return None if content is None else _records.decode(content)
-        except (OSError, msgspec.MsgspecError, UnicodeError) as error:
-            log.warning("an allocation's record cannot be read", key=key, error=str(error))
+            record = read_record(self.folder(key) / RECORD)
+        except (OSError, BadDocument) as error:
+            if self._damaged.get(key) != str(error):
+                self._damaged[key] = str(error)
+                log.error("an allocation's book cannot be read: its folder is kept", key=key, error=str(error))
             return None
+        self._damaged.pop(key, None)
+        return record
+
+    def damaged(self, key: str) -> bool:
+        """Is there a book about this allocation that cannot be read? Then nobody knows whose it is, and it is not freed."""
+        self.record(key)
+        return key in self._damaged
 
     def update(self, record: Record) -> None:
         """Write our book about an allocation anew. Raises OSError."""
@@ -151,16 +190,18 @@ class Grants:
     def remove(self, key: str) -> None:
         """An allocation that no container has any longer."""
         folder = self.folder(key)
+        self._damaged.pop(key, None)
         for name in (GRANT, RECORD):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
     def collect(self, kept: Collection[str], *, now: float, older_than_s: float) -> list[str]:
-        """Remove the folders that are not in `kept` and untouched for so long. Answers their keys.
+        """Remove the folders that are not in `kept` and untouched for so long, with a book that can be read. Answers their keys.
 
         Libraries of earlier installations go too: who has one has a link of his own.
         """
-        gone = [key for key in self.keys() if key not in kept and self.age_s(key, now) > older_than_s]
+        old = [key for key in self.keys() if key not in kept and self.age_s(key, now) > older_than_s]
+        gone = [key for key in old if not self.damaged(key)]
         for key in gone:
             self.remove(key)
         for folder in self._installed.parent.parent.glob("*"):

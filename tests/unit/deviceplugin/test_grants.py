@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from deviceplugin.grants import RECORD, Grants, Record
 from tests.unit.deviceplugin.builders import uuid
@@ -78,11 +80,38 @@ def test_a_grant_is_written_whole_and_read_back(grants: Grants) -> None:
     assert grants.read(key) == grant_from_text((grants.folder(key) / "grant").read_text()) == GRANT
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"ids": 3}'])
-def test_an_unreadable_record_is_none_and_no_crash(grants: Grants, content: bytes) -> None:
+UNREADABLE = {
+    b"": "has 0 bytes that are no allocation",
+    b"{": "has 1 bytes that are no allocation",
+    b"\xff\xfe": "has 2 bytes that are no allocation",
+    b'{"ids": 3, "v": 1}': "no allocation: Expected `array`, got `int` - at `$.ids`",
+    b'{"ids": []}': "no allocation: Object missing required field `v`",
+    b'{"v": 2, "shape": "of later"}': "allocation.json is of version 2: this device plugin reads versions 1 to 1",
+    b'{"v": 0}': "is of version 0: this device plugin reads versions 1 to 1",
+    msgspec.json.encode(msgspec.to_builtins(record(0)) | {"more": 1}): "no allocation: Object contains unknown field `more`",
+    msgspec.json.encode(record(1)): f"is about the devices of folder {record(1).key}: it must be about those of {record(0).key}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "sentence"), UNREADABLE.items(), ids=range(len(UNREADABLE)))
+def test_a_book_that_cannot_be_read_is_told_once_and_its_folder_kept(
+    grants: Grants, content: bytes, sentence: str
+) -> None:
     key = grants.prepare(record(0))
-    (grants.folder(key) / RECORD).write_bytes(content)
-    assert grants.record(key) is None
+    book = grants.folder(key) / RECORD
+    book.write_bytes(content)
+    os.utime(grants.folder(key), (1000, 1000))
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert grants.record(key) is None
+            assert grants.collect((), now=2000.0, older_than_s=300.0) == []
+    (said,) = logs
+    assert sentence in said["error"]
+    assert str(book) in said["error"]
+    grants.update(record(0))
+    assert grants.record(key) == record(0)
+    os.utime(grants.folder(key), (1000, 1000))
+    assert grants.collect((), now=2000.0, older_than_s=300.0) == [key]
 
 
 def test_what_is_missing_is_restored_and_told(grants: Grants, tmp_path: Path) -> None:
