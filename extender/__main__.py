@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uvloop
 
+from extender import heap
 from extender.running import run
 from extender.settings import Settings
 from observe.program import run_program
@@ -11,6 +12,7 @@ from observe.program import run_program
 
 def main() -> None:
     """Entry point of the container."""
+    heap.keep()
     run_program(Settings, run, loop=uvloop.run)
 
 
