@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from typing import Any
 
+import annotated_types
 import pytest
+import yaml
 from pydantic_settings import BaseSettings
 
-from tests.contract.chart.rendering import EXAMPLES, Helm, env
+from arbiter.settings import ArbiterSettings
+from tests.contract.chart.rendering import CHART, EXAMPLES, Helm, env
 
 COMPONENTS = {"plugin": "deviceplugin", "arbiter": "arbiter", "extender": "extender", "webhook": "webhook"}
 """Container -> package."""
@@ -46,6 +50,38 @@ def test_a_component_starts_with_what_the_chart_sets(
         monkeypatch.setenv(name, value if isinstance(value, str) else "from-the-api")
     made: Any = settings()
     assert made.log_level == "info"
+
+
+TIME = {
+    "frameMs": "frame_ms",
+    "idleGraceUs": "idle_grace_us",
+    "starveAfterMs": "starve_after_ms",
+    "starveSliceMs": "starve_slice_ms",
+    "healMs": "heal_ms",
+    "spin": "spin",
+}
+"""Chart value under arbiter.time -> setting."""
+
+
+def test_the_values_of_gpu_time_are_those_of_the_arbiter_with_its_defaults_and_its_ranges() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["arbiter"]["time"]
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    ranges = schema["properties"]["arbiter"]["properties"]["time"]["properties"]
+    assert values.keys() == ranges.keys() == TIME.keys()
+    for value, setting in TIME.items():
+        field = ArbiterSettings.model_fields[setting]
+        assert values[value] == field.default, value
+        limits = {type(limit): limit for limit in field.metadata}
+        least, most = limits.get(annotated_types.Ge), limits.get(annotated_types.Le)
+        told = ranges[value].get("minimum"), ranges[value].get("maximum")
+        assert told == (getattr(least, "ge", None), getattr(most, "le", None)), value
+
+
+def test_a_value_of_gpu_time_reaches_the_arbiter(helm: Helm) -> None:
+    given = {"frameMs": 20, "idleGraceUs": 0, "starveAfterMs": 600_000, "starveSliceMs": 7, "healMs": 0, "spin": True}
+    rendered = env(helm.objects({"arbiter": {"time": given}}).container("arbiter"))
+    for value, setting in TIME.items():
+        assert rendered[f"TANGRAM_ARBITER_{setting.upper()}"] == str(given[value]).lower()
 
 
 def test_the_ports_that_are_named_are_those_that_are_listened_on(helm: Helm) -> None:
