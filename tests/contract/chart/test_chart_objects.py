@@ -242,11 +242,23 @@ def test_the_scheduler_knows_every_resource_and_asks_the_extender_beside_it(helm
     assert {"tangram.sh/mig-1g.10gb", "tangram.sh/mig-3g.40gb", "tangram.sh/mig-1g.18gb.me"} <= set(names)
     assert not any(resource["ignoredByScheduler"] for resource in extender["managedResources"])
     assert (extender["nodeCacheCapable"], extender["ignorable"]) == (True, False)
+    assert (extender["filterVerb"], extender["preemptVerb"], extender["bindVerb"]) == ("filter", "preempt", "bind")
     assert config["percentageOfNodesToScore"] == 100
     assert config["profiles"] == [{"schedulerName": "tangram-scheduler"}]
     election = config["leaderElection"]
     assert (election["resourceNamespace"], election["resourceName"]) == (NAMESPACE, "tangram-scheduler")
     assert env(local.container("webhook"))["TANGRAM_WEBHOOK_SCHEDULER_NAME"] == "tangram-scheduler"
+
+
+def test_the_scheduler_may_evict_only_where_preemption_is_on(helm: Helm) -> None:
+    evicting = {"pods/eviction", "pods/status", "poddisruptionbudgets", "events"}
+    for on in (True, False):
+        objects = helm.objects({"scheduler": {"preemption": {"enabled": on}}})
+        role = objects.one("ClusterRole", "tangram-scheduler")
+        assert ({resource for rule in role["rules"] for resource in rule["resources"]} & evicting) == (
+            evicting if on else set()
+        )
+        assert env(objects.container("extender"))["TANGRAM_EXTENDER_PREEMPTION"] == str(on).lower()
 
 
 def test_a_change_of_the_schedulers_configuration_restarts_it_and_nothing_else(helm: Helm) -> None:

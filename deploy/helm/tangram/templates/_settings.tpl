@@ -89,6 +89,8 @@ extenders:
   - urlPrefix: http://127.0.0.1:{{ .Values.scheduler.extender.port }}
     filterVerb: filter
     bindVerb: bind
+    # also where preemption is off: kube-scheduler would evict by node totals, and this answers with nobody
+    preemptVerb: preempt
     weight: 1
     # the extender has the nodes in its own cache: only their names are sent
     nodeCacheCapable: true
@@ -117,6 +119,14 @@ env:
     value: {{ .Values.scheduler.extender.metricsPort | quote }}
   - name: TANGRAM_EXTENDER_BIND_TIMEOUT_S
     value: {{ sub (int .Values.scheduler.extender.httpTimeoutSeconds) 1 | quote }}
+  - name: TANGRAM_EXTENDER_PREEMPTION
+    value: {{ .Values.scheduler.preemption.enabled | quote }}
+  - name: TANGRAM_EXTENDER_HOLD_S
+    value: {{ .Values.scheduler.preemption.holdSeconds | quote }}
+  - name: TANGRAM_EXTENDER_PREEMPTED_TIMES
+    value: {{ .Values.scheduler.preemption.timesPerPod | quote }}
+  - name: TANGRAM_EXTENDER_PREEMPTED_PERIOD_S
+    value: {{ .Values.scheduler.preemption.periodSeconds | quote }}
   - name: TANGRAM_EXTENDER_LOG_LEVEL
     value: {{ .Values.logLevel }}
   {{- with .Values.scheduler.extender.extraEnv }}
