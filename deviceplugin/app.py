@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
-import msgspec
 import structlog
 
 from deviceplugin import cdi
@@ -20,7 +20,7 @@ from deviceplugin.machine import Machine
 from deviceplugin.metrics import Metrics, serve
 from deviceplugin.offer import Offer
 from deviceplugin.podresources import KubeletSilent, PodResources
-from deviceplugin.pods import NodePods
+from deviceplugin.pods import NodePods, fetch_pod
 from deviceplugin.prestart import PreStart, Swapped, Unserved
 from deviceplugin.publish import Publisher
 from deviceplugin.removal import Remover
@@ -32,7 +32,6 @@ from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
 from kube.client import Client, connect
-from kube.errors import ApiError
 from kube.events import Recorder, about
 from kube.objects import Pod
 from observe.signals import on_stop_signal
@@ -88,7 +87,8 @@ class DevicePlugin:
         self.books = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, books=self.books, ledger=self.ledger, grants=self.grants,
-            inventory=self.offer.inventory, fetch=self._fetch, guard=settings.guard_policy, clear=settings.clear_memory,
+            inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
+            clear=settings.clear_memory,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
         self.guard = Guard(settings.status, self.pods.pod, self)
@@ -213,16 +213,6 @@ class DevicePlugin:
         root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
         if cdi.write(self.settings.cdi_dir, inventory, root):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
-
-    async def _fetch(self, namespace: str, name: str) -> Pod | None:
-        try:
-            return msgspec.json.decode(await self._client.get(paths.pod(namespace, name)), type=Pod)
-        except ApiError as error:
-            if error.not_found:
-                return None
-            raise
-        except msgspec.MsgspecError as error:
-            raise ApiError(0, "Undecodable", str(error), verb="GET", path=paths.pod(namespace, name)) from None
 
 
 def set_aside() -> None:

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from deviceplugin.allocate import Request, Tenant, contradiction
 from deviceplugin.terms import EVERY, terms_of
+from kube import paths
+from kube.client import Client
+from kube.errors import ApiError
 from kube.objects import Pod
 from vgpu.codec import assignment_from_json
 from vgpu.errors import BadAsk, BadDocument
@@ -184,3 +189,15 @@ def initialized(pod: Pod) -> bool:
 def ask_of(asks: Sequence[Ask], container: str) -> Ask | None:
     """The ask of one container."""
     return next((ask for ask in asks if ask.container == container), None)
+
+
+async def fetch_pod(client: Client, namespace: str, name: str) -> Pod | None:
+    """The pod, asked of the API server; None when it has none of that name. Raises ApiError when it does not tell."""
+    try:
+        return msgspec.json.decode(await client.get(paths.pod(namespace, name)), type=Pod)
+    except ApiError as error:
+        if error.not_found:
+            return None
+        raise
+    except msgspec.MsgspecError as error:
+        raise ApiError(0, "Undecodable", str(error), verb="GET", path=paths.pod(namespace, name)) from None

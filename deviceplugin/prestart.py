@@ -61,6 +61,20 @@ class Unserved(Refused):
         self.pod = pod
 
 
+class PodGone(Unserved):
+    """The API server answers, and has no such pod that could start anything. It is final for this pod."""
+
+
+class ApiAway(Unserved):
+    """Nobody knows whether the pod is still there. The kubelet tries the start again by itself."""
+
+    def __init__(self, namespace: str, name: str, error: ApiError) -> None:
+        super().__init__(
+            f"pod {namespace}/{name} is not known here yet, and the API server does not tell whether it is there ({error}): this start is refused, and the kubelet tries it again"
+        )
+        self.who = namespace, name
+
+
 class Swapped(Unserved):
     """The container was given the devices of another pod of the same size: only a new pod can mend that."""
 
@@ -119,14 +133,12 @@ class PreStart:
             return  # its container has gpu-mem too, and that call does the work
         try:
             starting = await self._who(resource, ids)
-        except Unserved as refusal:
-            if refusal.pod is None and self._granted_before(ids):
-                log.warning(
-                    "the API server does not answer: the container starts with the grant it has", error=str(refusal)
-                )
-                await self._arbiter_listens(grant_key(ids))
-                return
-            raise
+        except ApiAway as away:
+            if not self._granted_before(ids, away.who):
+                raise
+            log.warning("the API server is away: the container starts with the grant it has", error=str(away))
+            await self._arbiter_listens(grant_key(ids))
+            return
         if resource == self._names.gpu_mem:
             await self._grant(starting, ids)
         else:
@@ -159,8 +171,8 @@ class PreStart:
         for uid, _ in self._ledger.holders(resource, ids):
             if pod := self._pods.pod(uid):
                 return pod.metadata.namespace, pod.metadata.name
-        record = self._grants.record(grant_key(ids))
-        return (record.namespace, record.pod) if record else None
+        written = self._grants.record(grant_key(ids)) or self._grants.read(grant_key(ids))
+        return (written.namespace, written.pod) if written else None
 
     async def _tenant(self, namespace: str, name: str) -> tuple[Pod, Tenant]:
         """The pod and its assignment: from the watch if that has it within `WATCH_WAIT_S`, else asked of the API server."""
@@ -177,13 +189,13 @@ class PreStart:
         try:
             pod = await self._fetch(namespace, name)
         except ApiError as error:
-            raise Unserved(
-                f"pod {namespace}/{name} is not known yet, and the API server does not tell: {error}"
-            ) from None
+            raise ApiAway(namespace, name, error) from None
         if found := self._readable(pod):
             return found
         if pod is None:
-            raise Unserved(f"pod {namespace}/{name} does not exist")
+            raise PodGone(f"pod {namespace}/{name} is gone: the API server has none of that name")
+        if pod.finished:
+            raise PodGone(f"pod {pod.key} is gone: it ended in phase {pod.status.phase}", pod)
         known = self._pods.read(pod)
         why = "it asks for nothing of Tangram's" if known is None or isinstance(known, Tenant) else known.why
         raise Unserved(f"pod {pod.key} cannot be granted anything: {why}", pod)
@@ -241,8 +253,9 @@ class PreStart:
                 starting.pod,
             )
 
-    def _granted_before(self, ids: Sequence[str]) -> bool:
-        return self._grants.read(grant_key(ids)) is not None
+    def _granted_before(self, ids: Sequence[str], who: tuple[str, str]) -> bool:
+        grant = self._grants.read(grant_key(ids))
+        return grant is not None and (grant.namespace, grant.pod) == who
 
     async def _arbiter_listens(self, key: str, pod: Pod | None = None) -> None:
         path = self._grants.socket(key)

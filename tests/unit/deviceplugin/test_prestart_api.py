@@ -1,0 +1,173 @@
+"""A start of a pod that the watch does not show: is it gone, or does nobody know?"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from deviceplugin import prestart
+from deviceplugin.grants import RECORD, Grants, Record
+from deviceplugin.ledger import Ledger
+from deviceplugin.pods import NodePods, fetch_pod
+from deviceplugin.prestart import ApiAway, PodGone, PreStart, Unserved
+from tests.builders import pod
+from tests.fake_api import FakeApi, answer_with, lose_reply, say_raw
+from tests.unit.deviceplugin.builders import inventory, uuid
+from vgpu.codec import assignment_to_json
+from vgpu.contract import SOCKET, grant_key
+from vgpu.grant import Assignment, Grant, GrantCard, Slice
+from vgpu.names import DEFAULT
+
+MEM = DEFAULT.gpu_mem
+IDS = [f"{uuid(0)}-0"]
+KEY = grant_key(IDS)
+RETRIES = 8
+"""More than the client makes of one call."""
+
+
+@dataclass
+class Books:
+    """The kubelet's: it starts container main of pod a."""
+
+    named: tuple[str, str] | None = ("default", "a")
+
+    async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:  # noqa: ARG002
+        return self.named, ("main",)
+
+
+@dataclass
+class Node:
+    """A plugin whose watch brings nothing, and an API server."""
+
+    api: FakeApi
+    grants: Grants
+    start: PreStart
+    books: Books = field(default_factory=Books)
+
+    def granted(self, name: str = "a") -> None:
+        """The container started before."""
+        self.grants.prepare(Record(tuple(IDS), f"uid-{name}", "default", name, "main", (uuid(0),), 0.0))
+        self.grants.write(KEY, Grant("default", name, f"uid-{name}", "main", (GrantCard(uuid(0), 1024),)))
+
+    def there(self, phase: str = "Pending") -> None:
+        """The pod, where only the API server knows it."""
+        text = assignment_to_json(Assignment({"main": (Slice(uuid(0), 0, 1024),)}))
+        one = pod("a").asking(mib=1024).on("n1").assigned(text=text).with_phase(phase, started=True)
+        self.api.put(one.plain(), told=False)
+
+    def away(self, fault: Any) -> None:
+        self.api.faults += [fault] * RETRIES
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: a socket's must be below 108 characters."""
+    with TemporaryDirectory(prefix="node-") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(prestart, "WATCH_WAIT_S", 0.0)
+    (folder / "image.so").write_bytes(b"library")
+
+    @asynccontextmanager
+    async def made() -> AsyncIterator[Node]:
+        pods, grants = NodePods(DEFAULT, 1024), Grants(folder / "state", folder / "image.so")
+        grants.install()
+        never = asyncio.Event()
+
+        async def changed() -> None:
+            await never.wait()
+
+        pods.attach(changed, lambda: True)
+        books = Books()
+        async with FakeApi() as api, api.client() as client:
+            start = PreStart(
+                DEFAULT, 1024, pods=pods, books=books, ledger=Ledger(pods, inventory, DEFAULT), grants=grants,
+                inventory=inventory, fetch=partial(fetch_pod, client),
+            )  # fmt: skip
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as arbiter:
+                grants.folder(KEY).mkdir(parents=True)
+                arbiter.bind(str(grants.folder(KEY) / SOCKET))
+                arbiter.listen()
+                yield Node(api, grants, start, books)
+
+    return made
+
+
+AWAY = {
+    "refuses": answer_with("GET", "/pods/a", 503, "ServiceUnavailable", "etcd is away"),
+    "hangs up": lose_reply("GET", "/pods/a", after=False),
+    "forbids": answer_with("GET", "/pods/a", 403, "Forbidden", "not yours"),
+    "garbles": say_raw("GET", "/pods/a", b"<html>"),
+}
+
+
+@pytest.mark.parametrize("fault", AWAY.values(), ids=AWAY)
+async def test_an_api_server_that_does_not_tell_refuses_this_start_only(on: Any, fault: Any) -> None:
+    async with on() as node:
+        node.there()
+        node.away(fault)
+        with pytest.raises(ApiAway, match=r"does not tell whether it is there \(.+\).*the kubelet tries it again"):
+            await node.start(MEM, IDS)
+        node.api.faults.clear()
+        await node.start(MEM, IDS)
+        assert node.grants.read(KEY).pod == "a"
+
+
+async def test_a_container_that_started_before_starts_with_its_grant_while_the_api_server_is_away(on: Any) -> None:
+    async with on() as node:
+        node.granted()
+        node.away(AWAY["refuses"])
+        await node.start(MEM, IDS)
+
+
+async def test_the_grant_of_another_pod_starts_nobody(on: Any) -> None:
+    async with on() as node:
+        node.granted("b")
+        node.away(AWAY["refuses"])
+        with pytest.raises(ApiAway, match="pod default/a is not known here yet"):
+            await node.start(MEM, IDS)
+
+
+@pytest.mark.parametrize("granted", [False, True])
+async def test_a_pod_that_is_gone_does_not_start_whatever_it_was_granted(on: Any, *, granted: bool) -> None:
+    async with on() as node:
+        if granted:
+            node.granted()
+        with pytest.raises(PodGone, match="pod default/a is gone: the API server has none of that name"):
+            await node.start(MEM, IDS)
+
+
+async def test_a_pod_that_has_ended_is_gone(on: Any) -> None:
+    async with on() as node:
+        node.there("Succeeded")
+        with pytest.raises(PodGone, match="pod default/a is gone: it ended in phase Succeeded"):
+            await node.start(MEM, IDS)
+
+
+async def test_devices_that_no_book_knows_start_nobody(on: Any) -> None:
+    async with on() as node:
+        node.books.named = None
+        with pytest.raises(Unserved, match=f"the kubelet's books name no container with these 1 devices of {MEM}"):
+            await node.start(MEM, IDS)
+
+
+async def test_an_init_container_whose_book_is_damaged_is_known_by_its_grant(on: Any) -> None:
+    async with on() as node:
+        node.granted()
+        (node.grants.folder(KEY) / RECORD).write_bytes(b"")
+        node.books.named = None
+        node.there()
+        await node.start(MEM, IDS)
+        assert node.grants.record(KEY).pod == "a"
