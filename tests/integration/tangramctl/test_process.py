@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.tangramctl.conftest import SMALL, Ctl
+from tests.integration.tangramctl.conftest import SMALL, Ctl, wait_for
 
 
 @pytest.mark.parametrize("code", [0, 7, 75, 255])
@@ -127,9 +127,10 @@ def test_a_command_that_is_not_there_and_one_that_cannot_run_answer_as_a_shell_d
 
 def test_a_waiting_run_that_is_interrupted_dies_of_it_and_holds_nothing(ctl: Ctl) -> None:
     holder = ctl.start("16Gi", "cat")
+    wait_for(ctl.ps)
     waiter = ctl.start("16Gi", "true", options=["--wait"])
     assert waiter.stderr is not None
-    waiter.stderr.readline()
+    assert "waiting" in waiter.stderr.readline()
     waiter.send_signal(signal.SIGINT)
     assert waiter.wait() == -signal.SIGINT
     assert [entry["pid"] for entry in ctl.ps()] == [holder.pid]
