@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -20,7 +22,10 @@ from arbiter.status import StatusSocket
 from arbiter.turns import Turns
 from observe.log import log_json
 from observe.options import read
+from vgpu import rm
 from vgpu.share import Settings
+
+MODULE_VERSION: Final = Path("/sys/module/nvidia/version")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,7 +43,14 @@ def _run(settings: ArbiterSettings) -> None:
     os.umask(0o022)
     meter = Meter(settings.driver_root, settings.grants_dir.absolute().name)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
-    turns = Turns(lambda: server.stop(), _policy(settings), spin=settings.spin, heal_s=settings.heal_ms / 1000)
+    driver = driver_version()
+    if driver and not rm.is_tried(driver):
+        log.warning(
+            "nobody has tried this driver: suspending is tried on each container before it is relied on", driver=driver
+        )
+    turns = Turns(
+        lambda: server.stop(), _policy(settings), spin=settings.spin, heal_s=settings.heal_ms / 1000, driver=driver
+    )
     server = Server(settings.grants_dir, _limits(settings), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
@@ -59,12 +71,21 @@ def _run(settings: ArbiterSettings) -> None:
     log.info("stopped")
 
 
+def driver_version() -> str:
+    """Of the NVIDIA kernel module that is loaded; empty = none is, or it does not say."""
+    try:
+        return MODULE_VERSION.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def _limits(settings: ArbiterSettings) -> Limits:
     return Limits(
         recall_wait_s=settings.recall_wait_ms / 1000,
         grant_wait_s=settings.grant_wait_ms / 1000,
         grace_s=settings.grace_ms / 1000,
         connections=settings.connections_limit,
+        mount_needed=settings.mount_needed,
         context_room_bytes=settings.context_room_mib * 2**20,
     )
 

@@ -91,6 +91,19 @@ class Seat:
         self.runs = Runs.ON if status == rm.OK else Runs.UNSURE
         return status
 
+    def try_out(self) -> str:
+        """Does the driver do what it is used for? Why not; empty = it stops, starts, and knows its channels. It runs after that."""
+        for what, status in (("a suspend", self.suspend()), ("a resume", self.resume())):
+            if status != rm.OK:
+                return f"the driver answered {status & 0xFFFFFFFF:#x} to {what}"
+        nobody = ctypes.create_string_buffer(
+            rm.disable_parameters(self.channels.client, (rm.NO_CHANNEL,), disable=True), rm.PARAMETERS_BYTES
+        )
+        argument = rm.control(self.channels.client, self.channels.subdevice, ctypes.addressof(nobody))
+        if self._issue(argument) == rm.OK:
+            return "the driver stopped a channel that does not exist: it takes the call for another one"
+        return ""
+
     def close(self) -> None:
         """Give the descriptor up: as long as we hold it, the process's memory outlives it. Nothing is called after that."""
         with self._lock:
@@ -99,7 +112,9 @@ class Seat:
             os.close(fd)
 
     def _call(self, disable: bool) -> int:
-        argument = self._arguments[disable]
+        return self._issue(self._arguments[disable])
+
+    def _issue(self, argument: bytearray) -> int:
         with self._lock:
             if self._fd < 0:
                 return NO_ANSWER

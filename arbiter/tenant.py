@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf
 from typing import Final
 
@@ -43,11 +44,21 @@ class Process:
     """By card of the grant and client."""
 
 
+class Trial(Enum):
+    """Of a driver that nobody has tried, on the channels that a tenant has told of last."""
+
+    DUE = "due"
+    RUNS = "runs"
+    DONE = "done"
+
+
 class TenantTurns:
     """A container that has channels on at least one card. `name` is its grant directory's."""
 
-    def __init__(self, name: str, grant: Grant, page: Page | None, at_s: float) -> None:
+    def __init__(self, name: str, grant: Grant, page: Page | None, at_s: float, *, untried: bool = False) -> None:
         self.name = name
+        self._untried = untried
+        self.trial = Trial.DONE
         self.grant = grant
         self.page = page
         """None when the grant is gone: its processes are being hung up on."""
@@ -149,8 +160,9 @@ class TenantTurns:
 
     @property
     def to_run(self) -> bool:
-        """Are all its channels to be enabled? Also of one who is to be off, where a list does not hold them all."""
-        return self.wanted or self.partial
+        """Are all its channels to be enabled? Also of one who is to be off, where a list does not hold them all or nobody knows
+        yet whether its driver suspends."""
+        return self.wanted or self.partial or self.trial is not Trial.DONE
 
     @property
     def partial(self) -> bool:
@@ -188,6 +200,19 @@ class TenantTurns:
         for seat in self.seats(card):
             if seat.runs is Runs.OFF:
                 seat.runs = Runs.UNSURE
+
+    def changed_channels(self) -> None:
+        """What is known of its channels is of others."""
+        self.trouble = ""
+        self.trial = Trial.DUE if self._untried else Trial.DONE
+
+    def to_try(self, card: str) -> bool:
+        """Is it time to try the driver on its channels there? They all run then."""
+        return self.trial is Trial.DUE and not self.trouble and bool(self.seats(card)) and self.is_on(card)
+
+    def try_out(self, card: str) -> str:
+        """Stop and start its processes on a card, one after the other. Why it cannot be suspended; empty = it can. As `switch`."""
+        return next((why for seat in self.seats(card) if not seat.partial and (why := seat.try_out())), "")
 
     def switch(self, card: str, on: bool) -> int:
         """Start or stop all its processes on a card: the driver's status. A stop that fails is taken back whole.

@@ -22,7 +22,7 @@ from arbiter.connection import Connection, Gone
 from arbiter.lane import Lane
 from arbiter.page import Page
 from arbiter.seat import Seat
-from arbiter.tenant import PROCESSES_LIMIT, Process, TenantTurns
+from arbiter.tenant import PROCESSES_LIMIT, Process, TenantTurns, Trial
 from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
@@ -66,6 +66,7 @@ class Turns:
         *,
         spin: bool = False,
         heal_s: float = 0.1,
+        driver: str = "",
     ) -> None:
         self.lock = threading.Lock()
         self.share = Share(settings)
@@ -75,6 +76,8 @@ class Turns:
         self.ending = False
         """Nobody is stopped any more, and everybody started."""
         self._failed, self._spin, self._heal_s = failed, spin, heal_s
+        self._driver = "" if rm.is_tried(driver) else driver
+        """Its version, where nobody has tried it; empty = known, or there is none."""
         self._lanes: dict[str, Lane] = {}
         self._decision = Decision(frozenset(), inf, {})
 
@@ -83,7 +86,7 @@ class Turns:
         with self.lock:
             tenant = self.tenants.get(name)
             if tenant is None:
-                tenant = self.tenants[name] = TenantTurns(name, grant, page, now_s())
+                tenant = self.tenants[name] = TenantTurns(name, grant, page, now_s(), untried=bool(self._driver))
             if self.ending or len(tenant.processes) >= PROCESSES_LIMIT:
                 self._refuse(connection)
                 return
@@ -158,7 +161,7 @@ class Turns:
         match message:
             case wire.Channels():
                 tenant.sits(connection.number, message, fd)
-                tenant.trouble = ""
+                tenant.changed_channels()
                 self._tell_of_partial(tenant)
             case wire.Activity():
                 self._look_for_effect(tenant, connection.number, message.what, at_s)
@@ -174,7 +177,7 @@ class Turns:
         seats, events = tenant.leaves(connection.number, now_s())
         for event in events if tenant.page is not None else ():  # else a tenant of the same name may be here by now
             self._apply(event)
-        tenant.trouble = ""  # it may have been that process's
+        tenant.changed_channels()  # what was known may have been of that process's
         self._know(tenant)
         return seats
 
@@ -192,13 +195,35 @@ class Turns:
                 starts = tenant
         return None if starts is None else (starts, True)
 
+    def to_try(self, card: str) -> TenantTurns | None:
+        """On whose channels the driver is to be tried next on a card; the caller does, and says `tried`."""
+        for tenant in self.tenants.values() if self._driver else ():
+            if tenant.to_try(card):
+                tenant.trial = Trial.RUNS
+                return tenant
+        return None
+
+    def tried(self, tenant: TenantTurns, why: str) -> None:
+        """The driver was tried on a tenant's channels; `why` it cannot be relied on, empty = it can."""
+        if tenant.trial is not Trial.RUNS:
+            return  # they are other channels by now
+        tenant.trial = Trial.DONE
+        if why:
+            tenant.failures += 1
+            self._gate(tenant, why)
+        for uuid in tenant.joined.cards if tenant.joined is not None else ():
+            self._lane(uuid).wake()
+
     def switched(self, tenant: TenantTurns, on: bool, status: int, took_s: float) -> None:
         """A switch was made, or failed: then the tenant is on, and stays so until it tells of its channels anew."""
         self.counts.switches += 1
         if status != rm.OK:
             self.counts.failures += not on
             tenant.failures += not on
-            self._gate(tenant, f"the driver answered {status & 0xFFFFFFFF:#x} to a {'resume' if on else 'suspend'}")
+            self._gate(
+                tenant,
+                f"the driver answered {status & 0xFFFFFFFF:#x} to a {'resume' if on else 'suspend'}",
+            )
         self._show(tenant, took_s)
 
     def heal(self, card: str, at_s: float) -> TenantTurns | None:
@@ -288,6 +313,7 @@ class Turns:
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""
         at_s = now_s()
+        why = f"driver {self._driver} was never tried before: {why}" if self._driver else why
         tenant.trouble = tenant.trouble or why
         if at_s - tenant.complained_at_s >= COMPLAIN_S:
             tenant.complained_at_s = at_s

@@ -7,7 +7,7 @@ Facts, measured on driver 580 and published with NVIDIA's open kernel modules (n
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 CONTROL_REQUEST: Final = 0xC020462A
@@ -19,10 +19,22 @@ DISABLE_CHANNELS: Final = 0x2080110B
 CHANNELS_LIMIT: Final = 64
 """Channels that one list holds. Specified."""
 
+NO_CHANNEL: Final = 0xF0000001
+"""A handle that no channel has: the driver library numbers its objects from 0x5c000000 on. Measured: answered by 0x21."""
+
+BRANCHES_TRIED: Final[Mapping[int, str]] = {580: "H200, 580.159.04: 47,000 switches"}
+"""Driver branches on which suspending was seen to do what it is used for, and on what."""
+
 PARAMETERS_BYTES: Final = 536
 OK: Final = 0
 _CONTROL: Final = struct.Struct("<4I Q 2I")
 _PARAMETERS: Final = struct.Struct(f"<B3x I 2B6x Q {CHANNELS_LIMIT}I {CHANNELS_LIMIT}I")
+
+
+def is_tried(version: str) -> bool:
+    """Was a driver of this branch tried? `version`: as the driver writes it, such as 580.159.04."""
+    branch = version.strip().partition(".")[0]
+    return branch.isdecimal() and int(branch) in BRANCHES_TRIED
 
 
 def disable_parameters(client: int, channels: Sequence[int], *, disable: bool) -> bytes:

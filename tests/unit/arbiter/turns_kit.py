@@ -39,10 +39,12 @@ class Driver:
 
     calls: list[tuple[int, bool]] = field(default_factory=list)
     """Client, disable?"""
+    nobody: int = 0x21
+    """Its answer to a channel that does not exist."""
     before: Callable[[int, bool], None] | None = None
     """Called before each call takes effect."""
     _count: Counter[tuple[int, int]] = field(default_factory=Counter)
-    _refused: dict[int, int] = field(default_factory=dict)
+    _refused: dict[tuple[int, bool], int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ioctl(self, fd: int, request: int, argument: bytearray) -> int:
@@ -56,7 +58,9 @@ class Driver:
         if self.before is not None:
             self.before(client, disable)
         with self._lock:
-            answer = self._refused.get(client, rm.OK)
+            answer = self._refused.get((client, disable), rm.OK)
+            if channels == (rm.NO_CHANNEL,):
+                answer, channels = answer or self.nobody, ()
             self.calls.append((client, disable))
             for channel in channels if answer == rm.OK else ():
                 count = self._count[client, channel]
@@ -66,8 +70,9 @@ class Driver:
         argument[-4:] = struct.pack("<I", answer)
         return 0
 
-    def refuse(self, tenant: Tenant, status: int) -> None:
-        self._refused[tenant.client] = status
+    def refuse(self, tenant: Tenant, status: int, *, starts: bool = True) -> None:
+        self._refused[tenant.client, True] = status
+        self._refused[tenant.client, False] = status if starts else rm.OK
 
     def free(self, tenant: Tenant) -> None:
         """The process freed its channels."""
