@@ -60,6 +60,17 @@ No cluster and no GPU is needed. The files are described in docs/reference/simul
 Exit code 3: the pod does not fit the snapshot.
 """
 
+EXPLAIN = """Say why a pod is pending: of each node the GPU that comes nearest, and what it lacks.
+
+\b
+  tangramctl explain pod default/train-0
+  tangramctl explain pod default/train-0 --json | jq .why_not
+  tangramctl explain pod default/train-0 --snapshot snapshot.json
+
+The extender is asked what it goes by (kubectl -n tangram-system port-forward deploy/tangram-scheduler 8888); where none answers, the API is.
+The pod itself is read by kubectl. Exit code 3: it fits no node.
+"""
+
 TOP = """Show who gets how much of the GPUs' time: a table of the last second, again each second until stopped.
 
 \b
@@ -83,6 +94,8 @@ arbiter_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(arbiter_app, name="arbiter")
+explain_app = typer.Typer(help="Say why something is as it is in a cluster.", no_args_is_help=True)
+app.add_typer(explain_app, name="explain")
 
 State = Annotated[
     Path | None,
@@ -264,6 +277,31 @@ def top(
 
     with _answering():
         show(state, json=json, once=once)
+
+
+@explain_app.command(name="pod", help=EXPLAIN)
+def explain_pod(
+    pod: Annotated[str, typer.Argument(metavar="NAMESPACE/NAME", help="The pod.")],
+    snapshot: Annotated[
+        Path | None, typer.Option("--snapshot", metavar="FILE", help="What the extender's GET /snapshot answered.")
+    ] = None,
+    extender: Annotated[
+        str, typer.Option("--extender", metavar="URL", help="Where the extender is.")
+    ] = "http://127.0.0.1:8888",
+    spec: Annotated[
+        Path | None, typer.Option("--pod", metavar="FILE", help="The pod, as kubectl get pod -o json writes it.")
+    ] = None,
+    domain: Annotated[
+        str, typer.Option("--domain", metavar="DOMAIN", help="Of resources and annotations, where the API is read.")
+    ] = "tangram.sh",
+    json: Annotated[bool, typer.Option("--json", help="A document for programs.")] = False,
+) -> None:
+    """See EXPLAIN."""
+    from tangramctl.explain import explain_pod as explain
+
+    with _answering():
+        fits = explain(pod, pod=spec, snapshot=snapshot, extender=extender, domain=domain, json=json)
+        raise typer.Exit(0 if fits else 3)
 
 
 @arbiter_app.command(help="Say whether it runs. Exit code 3 when it does not.")

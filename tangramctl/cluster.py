@@ -1,0 +1,91 @@
+"""A cluster seen from outside: the extender's snapshot, or one made from what kubectl reads.
+
+The extender knows more (places promised and not bound yet), so it is asked first. Everything else goes through the kubectl of the
+person who asks, with that person's rights: tangramctl has no client of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from typing import Any, Final
+
+from tangramctl.errors import BadOption, NotFound
+from vgpu.codec import assignment_from_json, inventory_from_json
+from vgpu.errors import BadDocument
+from vgpu.names import Names
+from vgpu.snapshot import NodeRecord, PodRecord, Snapshot
+
+EXTENDER_TIMEOUT_S: Final = 10.0
+KUBECTL_TIMEOUT_S: Final = 120.0
+"""10,000 pods take some seconds. Guessed."""
+
+UNREADABLE: Final = "node's GPU inventory or a pod's GPU assignment there cannot be read"
+
+
+def snapshot_at(url: str) -> bytes | None:
+    """What an extender answers, None when there is none."""
+    if not url.startswith(("http://", "https://")):
+        raise BadOption(f"--extender is {url!r}: it must be a URL such as http://127.0.0.1:8888")
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url.rstrip("/") + "/snapshot", timeout=EXTENDER_TIMEOUT_S) as answer:
+            body: bytes = answer.read()
+            return body
+    except (urllib.error.URLError, TimeoutError, OSError):
+        return None
+
+
+def kubectl(*words: str) -> Any:
+    """What kubectl answers, decoded."""
+    try:
+        done = subprocess.run(
+            ["kubectl", *words, "-o", "json"],  # noqa: S607 - the kubectl of who asks, wherever it is
+            capture_output=True,
+            timeout=KUBECTL_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise NotFound(
+            "kubectl is not in PATH: it is what reads the pod; or give --pod FILE and --snapshot FILE"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise BadOption(f"kubectl {' '.join(words)} has not answered for {KUBECTL_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        raise BadOption(f"kubectl {' '.join(words)}: {done.stderr.decode(errors='replace').strip()[:500]}")
+    return json.loads(done.stdout)
+
+
+def snapshot_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], names: Names) -> Snapshot:
+    """The snapshot that the API's own objects make."""
+    broken: set[str] = set()
+    held = [record for pod in pods if (record := _pod(pod, names, broken)) is not None]
+    records = [_node(node, names, broken) for node in nodes]
+    units = {one.inventory.unit_mib for one in records if one.inventory is not None}
+    return Snapshot(names.domain, min(units, default=1024), tuple(records), tuple(held))
+
+
+def _node(node: dict[str, Any], names: Names, broken: set[str]) -> NodeRecord:
+    name = node["metadata"]["name"]
+    text = (node["metadata"].get("annotations") or {}).get(names.inventory)
+    if text is None:
+        return NodeRecord(name, None)
+    try:
+        return NodeRecord(name, inventory_from_json(text), UNREADABLE if name in broken else "")
+    except BadDocument:
+        return NodeRecord(name, None, UNREADABLE)
+
+
+def _pod(pod: dict[str, Any], names: Names, broken: set[str]) -> PodRecord | None:
+    meta, node = pod["metadata"], pod["spec"].get("nodeName")
+    text = (meta.get("annotations") or {}).get(names.assignment)
+    if text is None or not node or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return None
+    try:
+        assignment = assignment_from_json(text)
+    except BadDocument:
+        broken.add(node)
+        return None
+    return PodRecord(meta["uid"], f"{meta['namespace']}/{meta['name']}", node, "seen bound", assignment)

@@ -1,0 +1,223 @@
+"""Why a pod is pending, from a snapshot, from an extender, and from what kubectl reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tangramctl.__main__ import app
+from tangramctl.cluster import UNREADABLE, snapshot_of
+from tests.builders import PodBuilder, card, node, pod, share
+from vgpu.explain import rows_of
+from vgpu.inventory import Inventory
+from vgpu.names import DEFAULT
+from vgpu.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_LARGE, Placement, place
+from vgpu.request import Ask, PodAsk, pod_ask
+from vgpu.snapshot import NodeRecord, Snapshot, fleet_of, snapshot_to_json
+
+FULL_MIB = 81_920
+
+
+def cluster() -> Snapshot:
+    """n1: cards with 20 and 30 GiB free; n2: 40 GiB free and 10 %; small: one card of 16 GiB; plain: no GPU."""
+    nodes = [node("n1").with_gpus(2), node("n2").with_gpus(1), node("small").with_gpus(1, mib=16_384), node("plain")]
+    pods = [held("a", "n1", 0, 60), held("b", "n1", 1, 50), held("c", "n2", 0, 40, core=90)]
+    return snapshot_of([one.plain() for one in nodes], [one.plain() for one in pods], DEFAULT)
+
+
+def held(name: str, at: str, row: int, gib: int, core: int = 0) -> PodBuilder:
+    asking = pod(name).asking(mib=gib * 1024, core=core).on(at)
+    return asking.assigned(share(card(row, node=at), gib * 1024, core)).with_phase("Running")
+
+
+def ask_of(built: PodBuilder) -> PodAsk:
+    return pod_ask(built.plain())
+
+
+def test_of_each_node_the_nearest_card_and_what_it_lacks_nearest_first() -> None:
+    rows = rows_of(cluster(), ask_of(pod("p").asking(mib=35 * 1024, core=30)))
+    told = [(row.node, row.reason) for row in rows]
+    assert told == [("n1", NO_ROOM), ("n2", NO_ROOM), ("small", TOO_LARGE), ("plain", NO_INVENTORY)]
+    first, second, third = (row.nearest for row in rows[:3])
+    assert first
+    assert second
+    assert third
+    assert (first.index, first.free_mib, first.lacks_mib, first.lacks_percent) == (1, 30 * 1024, 5 * 1024, 0)
+    assert (second.free_percent, second.lacks_mib, second.lacks_percent) == (10, 0, 20)
+    assert third.lacks_mib == 19 * 1024
+    assert rows[3].nearest is None
+
+
+def test_a_card_that_the_pod_may_not_have_is_not_the_nearest() -> None:
+    asking = pod("p").asking(mib=35 * 1024).annotated(not_gpu_uuid=card(1, node="n1").uuid)
+    (row,) = [row for row in rows_of(cluster(), ask_of(asking)) if row.node == "n1"]
+    assert row.nearest
+    assert row.nearest.index == 0
+
+
+def test_whole_gpus_lack_what_others_hold_of_them_and_mig_has_no_nearest() -> None:
+    rows = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(gpus=1)))}
+    assert rows["n1"].reason == NO_WHOLE
+    assert rows["n1"].nearest
+    assert rows["n1"].nearest.lacks_mib == 50 * 1024
+    assert rows["small"].reason == ""
+    mig = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(mig="1g.10gb")))}
+    assert (mig["n1"].reason, mig["n1"].nearest) == (NO_MIG_EVER, None)
+
+
+@given(st.lists(st.lists(st.integers(1, 100), max_size=3), max_size=4), st.integers(1, 110), st.integers(1, 2))
+def test_a_node_fits_when_placement_says_so(sizes: list[list[int]], mib: int, cards: int) -> None:
+    nodes = tuple(
+        NodeRecord(f"n{at}", Inventory(tuple(card(row, size, f"n{at}") for row, size in enumerate(row_sizes))))
+        for at, row_sizes in enumerate(sizes)
+    )
+    known = Snapshot("tangram.sh", 1, nodes, ())
+    ask = PodAsk((Ask("main", "share", cards, units=mib, mib=mib),))
+    for row in rows_of(known, ask):
+        assert (row.reason == "") == isinstance(place(fleet_of(known), ask, [row.node]), Placement)
+        if row.reason and row.nearest and cards == 1:
+            assert row.nearest.lacks_mib == mib - max(one.mib for one in _cards(known, row.node)) > 0
+
+
+def _cards(known: Snapshot, name: str) -> tuple[Any, ...]:
+    (inventory,) = [one.inventory for one in known.nodes if one.name == name]
+    assert inventory
+    return inventory.cards
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "snapshot.json").write_bytes(snapshot_to_json(cluster()))
+    (tmp_path / "pod.json").write_bytes(pod("p").asking(mib=35 * 1024).json())
+    (tmp_path / "fits.json").write_bytes(pod("p").asking(mib=8192).json())
+    (tmp_path / "plain.json").write_bytes(pod("p").json())
+    (tmp_path / "bad.json").write_bytes(pod("p").asking(core=30).json())
+    (tmp_path / "list.json").write_text("[]")
+    return tmp_path
+
+
+def explain(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["explain", "pod", *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def of_files(files: Path, name: str) -> list[str]:
+    return ["--snapshot", str(files / "snapshot.json"), "--pod", str(files / name)]
+
+
+def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
+    (files / "pod.json").write_bytes(pod("p").asking(mib=50 * 1024).json())
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert code == 3
+    assert said.startswith("pod default/p asks for 51200 MiB and 0 % of one GPU and fits no node\n")
+    assert f"  2 nodes: {NO_ROOM}\n" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("n2")]
+    assert "40960 MiB, 10 %" in line
+    assert "10240 MiB " in line
+
+
+def test_one_that_would_fit_has_exit_code_0_and_a_document(files: Path) -> None:
+    code, said, _ = explain("default/p", *of_files(files, "fits.json"), "--json")
+    document = json.loads(said)
+    assert (code, document["placed"], document["fits"]) == (0, False, True)
+    assert document["nodes"][0]["node"] == "n1"
+    assert document["why_not"] == {NO_INVENTORY: 1}
+
+
+def test_one_that_has_its_place_is_said_to(files: Path) -> None:
+    code, said, _ = explain("default/c", "--snapshot", str(files / "snapshot.json"))
+    assert code == 0
+    assert said.startswith("pod default/c: it has its place (seen bound) on node n2\n")
+    assert f"{card(0, node='n2').uuid}: 40960 MiB, 90 %" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["p"], "the pod is 'p': it must be NAMESPACE/NAME"),
+        (["a/b/c"], "it must be NAMESPACE/NAME"),
+        (["default/p", "FILES", "plain.json"], "asks for no resource of tangram.sh"),
+        (["default/p", "FILES", "bad.json"], "gpu-core without tangram.sh/gpu-mem"),
+        (["default/p", "FILES", "list.json"], "it must be one Pod"),
+        (["default/p", "FILES", "none.json"], "none.json: No such file"),
+        (["default/p", "--snapshot", "/none"], "--snapshot /none: No such file"),
+        (["default/p", "--extender", "file:///etc/passwd"], "it must be a URL such as"),
+    ],
+)
+def test_what_cannot_be_answered_is_a_sentence_and_exit_code_2(files: Path, words: list[str], said: str) -> None:
+    if "FILES" in words:
+        words = [words[0], *of_files(files, words[2])]
+    code, _, wrong = explain(*words)
+    assert (code, said in wrong) == (2, True), wrong
+
+
+def test_a_snapshot_of_a_newer_version_is_refused(files: Path) -> None:
+    (files / "snapshot.json").write_text('{"v": 2}')
+    code, _, wrong = explain("default/p", *of_files(files, "pod.json"))
+    assert (code, "snapshot is of version 2" in wrong) == (2, True)
+
+
+@pytest.fixture
+def extender() -> Iterator[str]:
+    """Answers GET /snapshot."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = snapshot_to_json(cluster()) if self.path == "/snapshot" else b""
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_extender_is_asked_first(extender: str, files: Path) -> None:
+    code, _, wrong = explain("default/p", "--extender", extender, "--pod", str(files / "fits.json"))
+    assert (code, wrong) == (0, "")
+
+
+def test_without_an_extender_the_api_is_read(extender: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(name: str, document: object) -> None:
+        (tmp_path / name).write_text(json.dumps(document))
+
+    answer("nodes", {"items": [node("n1").with_gpus(1).plain(), node("n2").with_text("{").plain()]})
+    answer("pods", {"items": [held("a", "n1", 0, 60).plain(), pod("p").asking(mib=35 * 1024).plain()]})
+    answer("pod", pod("p").asking(mib=35 * 1024).plain())
+    fake = tmp_path / "kubectl"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec cat {tmp_path}/$2\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    nowhere = "http://127.0.0.1:1"
+    code, said, told = explain("default/p", "--extender", nowhere, "--json")
+    assert code == 3
+    assert json.loads(said)["why_not"] == {UNREADABLE: 1, NO_ROOM: 1}
+    assert told.startswith(f"no extender at {nowhere}: reading the API")
+    assert (tmp_path / "calls").read_text().splitlines()[-1] == "get pod p -n default -o json"
+
+
+def test_without_kubectl_it_says_what_to_give(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(files))
+    code, _, wrong = explain("default/p", "--snapshot", str(files / "snapshot.json"))
+    assert (code, "kubectl is not in PATH" in wrong) == (127, True)
