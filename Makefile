@@ -7,7 +7,7 @@ RUN := uv run --frozen --no-sync
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
-.PHONY: help demo test lint unit shim sanitized e2e images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit shim sanitized faults e2e images cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ shim: .venv/.synced ## the interception library, the fake driver and their C tes
 
 sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about three minutes)
 	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" sanitized
+
+faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn, ROUNDS=1000 times in the order of SEED=1 (about ten minutes)
+	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim lib
+	TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim TANGRAM_FAULT_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
+	$(RUN) pytest tests/integration/turns/test_fault_matrix.py
 
 e2e: cluster-up ## the tests on the local cluster, which stays up
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e
