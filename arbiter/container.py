@@ -51,6 +51,8 @@ class Limits:
     grant_wait_s: float = 2.0
     grace_s: float = 1.0
     connections: int = 1024
+    mount_needed: bool = False
+    """Is only who has the grant directory mounted served?"""
     context_room_bytes: int = 0
 
 
@@ -112,7 +114,13 @@ class Container:
         else:
             for connection in [c for c in self.connections.values() if c.welcomed]:
                 self._drop(connection)
-            self.ledger = Ledger(limits_bytes, self._opens_at_s, self._limits.recall_wait_s, self._may_answer, self._limits.context_room_bytes)
+            self.ledger = Ledger(
+                limits_bytes,
+                self._opens_at_s,
+                self._limits.recall_wait_s,
+                self._may_answer,
+                self._limits.context_room_bytes,
+            )
             self.contexts, self.lookout = Contexts(), Lookout(self._measuring.slack_bytes)
         self._uuids = uuids
         _log.info("grant read", pod=f"{grant.namespace}/{grant.pod}", container=grant.container, grant=self.folder.name)
@@ -134,9 +142,9 @@ class Container:
         until_s = self._clock() + self._limits.grant_wait_s
         connection = Connection(sock, self._numbers, peer_pid(sock), until_s)
         self.connections[connection.number] = connection
-        theirs = host.grant_of(connection.pid, self.folder.parent.name)
-        if theirs is not None and theirs != self.folder.name:
-            self._refuse(connection, NO_GRANT, f"this socket is another container's: yours is in {theirs}")
+        grants, key, needed = self.folder.parent.name, self.folder.name, self._limits.mount_needed
+        if why := host.stranger(connection.pid, grants, key, mount_needed=needed):
+            self._refuse(connection, NO_GRANT, why)
             return None
         if len(self.connections) > self._limits.connections:
             self._refuse(connection, TOO_MANY, f"more than {self._limits.connections} processes of one container")

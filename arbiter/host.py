@@ -60,6 +60,29 @@ def grant_in(mountinfo: str, folder: str) -> str | None:
     return found
 
 
+def stranger(pid: int, folder: str, key: str, *, mount_needed: bool) -> str | None:
+    """Why a process has no business at the socket of grant directory `key`; None when it has.
+
+    With `mount_needed` that very directory must be mounted somewhere in its mount namespace, as the node does it for the container
+    that the grant is for. Of a process that it cannot see (pid 0) an arbiter knows nothing, and lets it be.
+    """
+    if pid == 0:
+        return None
+    mountinfo = _read(pid, "mountinfo").decode(errors="replace")
+    theirs = grant_in(mountinfo, folder)
+    if theirs is not None and theirs != key:
+        return f"this socket is another container's: yours is in {theirs}"
+    if mount_needed and not shows(mountinfo, folder, key):
+        return f"process {pid} has no mount of grant {key}: this socket is for the container that has"
+    return None
+
+
+def shows(mountinfo: str, folder: str, key: str) -> bool:
+    """Is this grant directory mounted, wherever? An image may have /run as a link, and a sandbox its own root."""
+    roots = (fields[3] for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4)
+    return any(root == f"/{key}" or root.endswith(f"/{folder}/{key}") for root in roots)
+
+
 def kill(pid: int, started: int) -> bool:
     """End the process that had this pid and start. Answers whether it was still there."""
     try:

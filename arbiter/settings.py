@@ -57,6 +57,10 @@ class ArbiterSettings(ProgramSettings):
     connections_limit: int = Field(
         1024, ge=1, le=65_536, description="processes of one container that may be connected"
     )
+    mount_needed: bool = Field(
+        False,
+        description="serve only processes in whose mount namespace the grant directory is mounted, as a node does it for containers; processes that are not seen (another pid namespace) are served",
+    )
     frame_ms: int = Field(
         50, ge=5, le=1000, description="one round of turns between containers that share a card's time"
     )
