@@ -80,11 +80,13 @@ class Ctl:
         return self.call("run", "--fake", self.cards, "--gpu-mem", gpu_mem, *options, "--", *words)
 
     def start(self, gpu_mem: object, *words: object, options: Sequence[object] = ()) -> subprocess.Popen[str]:
-        """`tangramctl run` on the fake cards, with pipes."""
+        """`tangramctl run` on the fake cards, with pipes. A group of its own: nobody in an orphaned one can be stopped."""
         line = self.line("run", "--fake", self.cards, "--gpu-mem", gpu_mem, *options, "--", *words)
         pipe = subprocess.PIPE
         self.started.append(
-            subprocess.Popen(line, env=self.environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+            subprocess.Popen(
+                line, env=self.environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe, process_group=0
+            )
         )
         return self.started[-1]
 

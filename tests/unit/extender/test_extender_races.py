@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, cast
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -324,6 +325,7 @@ class Races(RuleBasedStateMachine):
         assert {uid for uid, _ in self.state.claims} == {one.uid for one in self.live().values()}
 
 
+@pytest.mark.timeout(600)  # 400 examples of 30 steps
 def test_no_order_of_events_books_twice_or_leaks() -> None:
     run_state_machine_as_test(
         Races,
