@@ -73,6 +73,8 @@ class PodSpec(Slim, frozen=True):
     init_containers: tuple[Container, ...] = ()
     preemption_policy: str = ""
     """`Never`: it waits in front of others and evicts nobody."""
+    cpu_milli: int = 0
+    """Not Kubernetes' own: of a pod whose containers were left out to keep it small, the CPU that they request."""
 
 
 class Condition(Slim, frozen=True):

@@ -32,6 +32,9 @@ MOST_ASKS: Final = 64
 LEARN_EVERY: Final = 256
 """Pods seen between two makings of the tables; more often at the beginning, at every power of two."""
 
+FORGET_AT: Final = 65_536
+"""Pods counted at which all counts are halved: what pods asked for long ago counts less and less, and rare asks are forgotten. Guessed."""
+
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
@@ -73,16 +76,27 @@ class Mix:
     seen: Counter[Typical] = field(default_factory=Counter)
     pods: int = 0
     _tables: _Tables | None = None
+    _due: bool = False
     _models: dict[str, int] = field(default_factory=dict)
+    _models_then: dict[str, int] = field(default_factory=dict)
 
     def saw(self, ask: PodAsk, models: dict[str, int]) -> None:
         """Count a pod. `models` is the fleet's own table of codes."""
         self.seen[typical(ask)] += 1
         self.pods += 1
+        self._models = models
         often = self.pods < LEARN_EVERY and self.pods & (self.pods - 1) == 0
-        if often or self.pods % LEARN_EVERY == 0 or self._models != models:
-            self._models = dict(models)
-            self._tables = _tables(self.typical(), self._models)
+        self._due |= often or self.pods % LEARN_EVERY == 0
+        if self.pods >= FORGET_AT:
+            self.seen = Counter({one: times // 2 for one, times in self.seen.items() if times > 1})
+            self.pods = sum(self.seen.values())
+
+    def _known(self) -> _Tables | None:
+        """The tables, made anew if that is due: only who looks at them pays."""
+        if self._due or self._models_then != self._models:
+            self._models_then, self._due = dict(self._models), False
+            self._tables = _tables(self.typical(), self._models_then) if self.pods else None
+        return self._tables
 
     def typical(self) -> dict[Typical, float]:
         """The typical asks and how probable each is."""
@@ -95,7 +109,7 @@ class Mix:
 
     def unusable(self, cards: Cards) -> Floats:
         """(nodes,) GPUs that are idle and of no use to the next ask, expected."""
-        known = self._tables
+        known = self._known()
         if known is None:
             return np.zeros(cards.free_mib.shape[1], np.float32)
         cpu = np.searchsorted(known.cpu, cards.cpu_milli, side="right")
@@ -110,7 +124,7 @@ class Mix:
 
     def stranded(self, cards: Cards) -> Floats:
         """(nodes,) GPUs that are idle and that the node's CPU will not suffice for. 0 where nobody told of the CPU."""
-        known = self._tables
+        known = self._known()
         if known is None or not known.asked_cpu_milli:
             return np.zeros(cards.free_mib.shape[1], np.float32)
         there = cards.total_mib > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,26 @@ def test_fragmentation_keeps_the_cpu_that_idle_cards_will_need() -> None:
     for _ in range(64):
         fleet.saw(ask)
     assert chosen(fleet, ask)[0].startswith("b")
+
+
+def test_a_model_that_came_after_the_last_pod_is_as_useful_as_those_before() -> None:
+    fleet = fleet_of(a=[100])
+    fleet.saw(share(60, "fragmentation"))
+    assert chosen(fleet, share(40, "fragmentation")) == ("a-0",)
+    fleet.set_node("b", Inventory((Card("b-0", 0, "h100", 100),)))
+    assert chosen(fleet, share(40, "fragmentation")) == ("a-0",), "equal, so the smaller name"
+
+
+def test_what_pods_asked_for_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vgpu.mix.FORGET_AT", 64)
+    fleet = fleet_of(a=[80])
+    fleet.saw(share(1, "fragmentation"))
+    for mib in [60] * 200 + [70] * 200:
+        fleet.saw(share(mib, "fragmentation"))
+    often = {one.mib: times for one, times in fleet.mix.seen.items()}
+    assert 1 not in often
+    assert often[70] > 10 * often.get(60, 0)
+    assert fleet.mix.pods == sum(often.values()) < 64
 
 
 def linked(name: str, pairs: list[tuple[int, int]], numa: list[int]) -> Inventory:
