@@ -23,6 +23,9 @@ LEVELS: Final = range(5)
 
 DEFAULT_LEVEL: Final = 2
 DEFAULT_POLICY: Final = "binpack"
+POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology")
+"""Placement policies, as a pod may name them. What they do is in `policy`, which not everybody who reads an ask has to load."""
+
 
 Guard = Literal["report", "evict", "kill"]
 """What happens to a container that uses more GPU memory than it was granted, by a way around the library."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from vgpu.confinement import NODE_FOLDERS
-from vgpu.names import DEFAULT, DEFAULT_POLICY, Names
+from vgpu.names import DEFAULT, POLICY_NAMES, Names
 
 STOCK_SCHEDULER: Final = "default-scheduler"
 """What the API server writes when a pod names no scheduler. Specified by Kubernetes."""
@@ -32,7 +32,7 @@ class Rules:
     """Further schedulers that run Tangram's extender, so that a pod may name them."""
     runtime_class: str = ""
     """Given to pods that name none; empty = none is given."""
-    policies: tuple[str, ...] = (DEFAULT_POLICY,)
+    policies: tuple[str, ...] = POLICY_NAMES
     """Placement policies that a pod may name."""
     largest_card_mib: int = LARGEST_CARD_MIB
     """A share that wants more than this on one GPU is denied at once."""

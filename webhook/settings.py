@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from observe.options import ProgramSettings, config
 from vgpu.confinement import NODE_FOLDERS
-from vgpu.names import CLASSES, DEFAULT_POLICY, Names
+from vgpu.names import CLASSES, DEFAULT_POLICY, POLICY_NAMES, Names
 from vgpu.quantity import MEMORY_UNITS_MIB, MIB, whole_number
 from webhook.keeper import Places
 from webhook.rules import EVERYWHERE, LARGEST_CARD_MIB, Rules
@@ -30,7 +30,9 @@ class Settings(ProgramSettings):
         [], description="Further schedulers that run Tangram's extender; pods may name them."
     )
     runtime_class: str = Field("", description="RuntimeClass given to pods that name none. Empty: none is given.")
-    policies: list[str] = Field([DEFAULT_POLICY], description="Placement policies that a pod may name.")
+    policies: list[str] = Field(
+        list(POLICY_NAMES), description="Placement policies that a pod may name, of docs/reference/policies.md."
+    )
     largest_card: str = Field(
         f"{LARGEST_CARD_MIB}Mi", description="A share that wants more memory than this on one GPU is denied at once."
     )
@@ -86,6 +88,15 @@ class Settings(ProgramSettings):
         if whole_number(text, what="largest_card") < MIB:
             raise ValueError(f"{text} is less than 1 MiB: write bytes, such as 141Gi")
         return text
+
+    @field_validator("policies")
+    @classmethod
+    def _names_policies(cls, policies: list[str]) -> list[str]:
+        if unknown := sorted(set(policies) - set(POLICY_NAMES)):
+            raise ValueError(f"{', '.join(unknown)}: placement policies are {', '.join(POLICY_NAMES)}")
+        if DEFAULT_POLICY not in policies:
+            raise ValueError(f"{', '.join(policies) or 'none'}: {DEFAULT_POLICY} must be one, for pods that name none")
+        return policies
 
     @field_validator("priority_classes")
     @classmethod

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory
+from vgpu.names import POLICY_NAMES
 from vgpu.placement import Placement, explain, place
 from vgpu.policy import POLICIES
 from vgpu.request import Ask, PodAsk
@@ -33,6 +34,10 @@ def chosen(fleet: Fleet, ask: PodAsk) -> tuple[str, ...]:
     found = place(fleet, ask, sorted(fleet.column))
     assert isinstance(found, Placement)
     return found.assignment.uuids("a")
+
+
+def test_every_policy_there_is_has_a_name_that_pods_may_use() -> None:
+    assert tuple(POLICIES) == POLICY_NAMES
 
 
 def test_binpack_takes_the_tightest_card_and_spread_the_emptiest() -> None:
