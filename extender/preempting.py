@@ -162,13 +162,13 @@ def _all_there(node: str, uids: Collection[str], others: Mapping[str, Pod], prio
 
 def _makes_up_for(
     state: State, books: Books, ours: Collection[str], *, all_of: bool
-) -> Callable[[Collection[str]], bool]:
+) -> Callable[[Collection[str]], bool] | None:
     """Does a set free of everything that is not ours what the proposed victims would have?"""
     if all_of:
         return lambda uids: set(ours) <= set(uids)
     wanted = _freed(state, books, ours)
     if not wanted:
-        return lambda _: True
+        return None
 
     def suffices(uids: Collection[str]) -> bool:
         freed = _freed(state, books, uids)

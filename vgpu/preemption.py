@@ -15,8 +15,8 @@ What least means, in this order
 Each of the first four never falls when a set grows and one of them rises, so no pod of the least set could be spared.
 
 What is promised
-    Of a pod that asks for a share of one card the sets are tried card by card, of others node by node. Up to `EXACT` pods that may
-    go, the answer is the least set; with more on one card (or node) it is one of which no pod can be spared: those that may go are
+    Of a pod that asks for a share of one card the sets are tried card by card, of others node by node. Up to `EXACT` pods
+    that may go (`EXACT_OTHERS` for several containers or MIG instances), the answer is the least set; with more on one card (or node) it is one of which no pod can be spared: those that may go are
     taken off, and put back, the most important first, wherever the ask still fits.
 """
 
@@ -25,18 +25,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice
+from itertools import islice
 from typing import Final, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from vgpu.fleet import Fleet
 from vgpu.grant import Assignment, Slice
-from vgpu.inventory import Inventory
+from vgpu.inventory import Card, Inventory
 from vgpu.names import CLASSES, DEFAULT_POLICY
 from vgpu.placement import Placement, explain, place
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
 
 EXACT: Final = 12
-"""Pods up to which every set is tried: 4,096 sets take some 50 ms (measured). Cards are shared by fewer as a rule."""
+"""Pods up to which every set counts, of asks with one container: 4,096 sets. Cards are shared by fewer as a rule."""
+
+EXACT_OTHERS: Final = 8
+"""The same of asks with several containers, or for MIG instances: each of the 256 sets may have to be tried."""
 
 AT_ONCE: Final = 64
 """Sets, or nodes, that are tried together: `placement` takes hardly longer for 64 nodes than for one."""
@@ -87,7 +93,7 @@ class Rules:
     """Budget -> evictions that it still allows. A budget that is not named allows none."""
     violate: bool = True
     """May budgets be violated at all, when nothing else helps?"""
-    suffices: Callable[[Collection[str]], bool] = lambda _: True
+    suffices: Callable[[Collection[str]], bool] | None = None
     """A condition of the caller's own on a set of UIDs; if it holds for a set it must for every larger one."""
 
 
@@ -176,13 +182,16 @@ class _Node:
         self._name, self._inventory, self._ask, self._holders, self._rules = name, inventory, ask, holders, rules
         self._only = (only or {}).get(name)
         self._may_go = [one for one in holders if _may_go(one, rules)]
+        self._one_container = len(ask.containers) == 1 and ask.containers[0].kind != "mig"
+        """Then sums over cards say exactly what fits."""
 
     def least(self) -> Eviction | None:
         """The least set here."""
         small: list[list[Holder]] = []
         large: list[list[Holder]] = []
         for group in self._groups():
-            (small if len(group) <= EXACT else large).append(group)
+            most = EXACT if self._one_container else EXACT_OTHERS
+            (small if len(group) <= most else large).append(group)
         found = self._first(self._sets(small))
         for group in large:
             spare = self._reprieve(group)
@@ -202,38 +211,72 @@ class _Node:
         return [group for group in by_card if group] or [[]]
 
     def _sets(self, groups: Iterable[Sequence[Holder]]) -> list[tuple[Cost, tuple[Holder, ...]]]:
-        """Every set of each group that is not ruled out by sums, the least first."""
+        """The sets of each group that are worth a try, the least first."""
         found: dict[Cost, tuple[Holder, ...]] = {}
         for group in groups:
-            for size in range(len(group) + 1):
-                for some in combinations(group, size):
-                    if self._plausible(some):
-                        cost = cost_of(self._name, some, self._rules.headroom)
-                        if self._rules.violate or not cost[0]:
-                            found[cost] = some
+            for mask in self._masks(group):
+                some = tuple(one for at, one in enumerate(group) if mask >> at & 1)
+                cost = cost_of(self._name, some, self._rules.headroom)
+                if self._rules.violate or not cost[0]:
+                    found[cost] = some
         return sorted(found.items(), key=lambda item: item[0])
 
-    def _plausible(self, leaving: Sequence[Holder]) -> bool:
-        """Could the ask fit on some card, of a pod that takes one? Only sums are looked at."""
-        part = self._ask.containers[0]
-        if len(self._ask.containers) > 1 or part.kind != "share":
-            return True
-        gone = {one.uid for one in leaving}
-        mib: Counter[str] = Counter()
-        percent: Counter[str] = Counter()
-        for one in self._holders:
-            if one.uid not in gone:
-                for piece in one.held:
-                    mib[piece.uuid] += piece.mib
-                    percent[piece.uuid] += piece.core_percent
-        return any(
-            card.mib - mib[card.uuid] >= part.mib and FULL_CORE_PERCENT - percent[card.uuid] >= part.core_percent
-            for card in self._inventory.cards
+    def _masks(self, group: Sequence[Holder]) -> list[int]:
+        """Sets of a group, a bit for each pod. Where sums say what fits, only those of which nobody could be spared."""
+        masks = np.arange(1 << len(group))
+        if not self._one_container:
+            return [mask for mask in masks.tolist() if self._suffices(group, mask)]
+        leave = (masks[:, np.newaxis] >> np.arange(len(group))) & 1
+        fits = self._fits(group, leave)
+        if self._rules.suffices is not None:
+            fits[fits] = [self._suffices(group, mask) for mask in masks[fits].tolist()]
+        least = fits.copy()
+        for at in range(len(group)):
+            having = np.flatnonzero(leave[:, at])
+            least[having] &= ~fits[having ^ (1 << at)]
+        spare_none: list[int] = masks[least].tolist()
+        return spare_none
+
+    def _suffices(self, group: Sequence[Holder], mask: int) -> bool:
+        uids = {one.uid for at, one in enumerate(group) if mask >> at & 1}
+        return self._rules.suffices is None or self._rules.suffices(uids)
+
+    def _fits(self, group: Sequence[Holder], leave: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """(sets,) whether a pod of one container fits, by sums over the cards that it may have."""
+        part, cards = self._ask.containers[0], [card for card in self._inventory.cards if self._allowed(card)]
+        row = {card.uuid: at for at, card in enumerate(cards)}
+        held = np.zeros((3, len(self._holders), len(cards)), np.int64)
+        for at, one in enumerate(self._holders):
+            for piece in one.held:
+                if piece.uuid in row:
+                    whole = cards[row[piece.uuid]].mib, FULL_CORE_PERCENT
+                    amount = whole if piece.kind == "whole" else (piece.mib, piece.core_percent)
+                    held[:, at, row[piece.uuid]] += (*amount, 1)
+        index = {one.uid: at for at, one in enumerate(self._holders)}
+        back = leave @ held[:, [index[one.uid] for one in group], :]
+        mib, percent, tenants = held.sum(axis=1)[:, np.newaxis, :] - back
+        if part.kind == "whole":
+            can = tenants == 0
+        else:
+            total = np.array([card.mib for card in cards], np.int64)
+            can = (total - mib >= part.mib) & (FULL_CORE_PERCENT - percent >= part.core_percent)
+        enough: npt.NDArray[np.bool_] = np.count_nonzero(can, axis=1) >= part.cards
+        return enough
+
+    def _allowed(self, card: Card) -> bool:
+        ask = self._ask
+        return (
+            card.shareable
+            and (not ask.models or card.model in ask.models)
+            and card.model not in ask.not_models
+            and (not ask.uuids or card.uuid in ask.uuids)
+            and card.uuid not in ask.not_uuids
+            and (self._only is None or card.uuid in self._only)
         )
 
     def _first(self, sets: Iterable[tuple[Cost, tuple[Holder, ...]]]) -> Eviction | None:
         """The first of the sets that makes room."""
-        for some in _chunks([(c, s) for c, s in sets if self._rules.suffices({one.uid for one in s})], AT_ONCE):
+        for some in _chunks(sets, 1 if self._one_container else AT_ONCE):
             fleet, names = self._without([leaving for _, leaving in some])
             only = None if self._only is None else dict.fromkeys(names, self._only)
             reasons = explain(fleet, self._ask, names, only)
@@ -269,6 +312,8 @@ class _Node:
         return None if found.violations and not self._rules.violate else found
 
     def _try(self, leaving: Sequence[Holder]) -> Eviction | None:
+        if self._rules.suffices is not None and not self._rules.suffices({one.uid for one in leaving}):
+            return None
         return self._first([(cost_of(self._name, leaving, self._rules.headroom), tuple(leaving))])
 
 
