@@ -46,6 +46,9 @@ TOGETHER: Final = 64
 VAIN_S: Final = 10.0
 """A pod that no eviction can help is not looked at again for so long: a look at 10,000 nodes costs tenths of a second. Guessed."""
 
+WANTING: Final = 256
+"""Pods remembered at a time: each keeps the names of its nodes, up to half a megabyte. Others are when they are filtered again."""
+
 LONG_AGO: Final = float("-inf")
 
 LOWEST: Final = -(2**31)
@@ -102,7 +105,9 @@ class Evictor:
 
     def no_room(self, pod: Pod, nodes: Sequence[str]) -> None:
         """Filter has turned a pod away."""
-        if pod.spec.preemption_policy != "Never":
+        vain = self._clock() - self._in_vain.get(pod.uid, LONG_AGO) < VAIN_S
+        room = pod.uid in self._wanting or len(self._wanting) < WANTING
+        if pod.spec.preemption_policy != "Never" and room and not vain:
             self._wanting[pod.uid] = Wanting(pod.key, pod.uid, nodes, self._clock())
             self._wake.set()
 
@@ -168,8 +173,6 @@ class Evictor:
         pod, ask = found
         hold = self._holds.get(one.uid)
         if hold is not None and self._books.terminating(hold.node):
-            return
-        if self._clock() - self._in_vain.get(one.uid, LONG_AGO) < VAIN_S:
             return
         plan = await self._plan(one, pod, ask)
         if plan is None:

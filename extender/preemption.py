@@ -138,8 +138,8 @@ class Preemption:
         uid = args.pod.uid
         with self.holds.lifted(uid):
             result = filter_nodes(self._state, args)
-        if self.enabled and not result.error and not result.node_names and args.node_names:
-            self._evictor.no_room(args.pod, _kept(args.node_names))
+        if self.enabled and not (result.error or result.node_names or args.node_names is None):
+            self._evictor.no_room(args.pod, args.node_names)
         return result
 
     def before_bind(self, uid: str) -> None:
@@ -216,10 +216,6 @@ def _small_budget(budget: Budget) -> Budget:
     meta = budget.metadata
     kept = type(meta)(meta.name, meta.namespace, meta.uid, meta.resource_version)
     return msgspec.structs.replace(budget, metadata=kept)
-
-
-def _kept(names: Sequence[str]) -> Sequence[str]:
-    return names if isinstance(names, tuple) else tuple(names)
 
 
 def _preempted(pod: Pod) -> bool:
