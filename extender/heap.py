@@ -2,7 +2,7 @@
 
 A filter call of 10,000 nodes takes and gives back some ten blocks of 80 to 500 kB: its body, and arrays. glibc maps blocks of that size
 anew each time, or cuts its heap behind them, and the kernel then clears every page again at its first touch: a third of the call's time
-(measured). What is kept is at most what one call has used at once, some MiB.
+(measured). What is kept is at most what one call has used at once: 40 MiB where 10,000 nodes are each told why not (measured).
 """
 
 from __future__ import annotations
