@@ -35,7 +35,7 @@ class ArbiterSettings(ProgramSettings):
         description="MiB by which NVML's count of a container may pass its limit before that is reported",
     )
     context_room_mib: int = Field(
-        160,
+        192,
         ge=0,
         le=65_536,
         description="MiB kept free beside each context for code that it loads later; together at most a sixteenth of the limit",
