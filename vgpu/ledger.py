@@ -293,7 +293,8 @@ class Ledger:
         if not holding.asked:
             self._cards[card].leased_bytes += leased_bytes - holding.leased_bytes
             holding.leased_bytes = leased_bytes
-            self._charge(card, holding, 0, made_bytes=holding.made_bytes)  # a reading before this took its allocations for contexts
+            # a reading before this took its allocations for contexts
+            self._charge(card, holding, 0, made_bytes=holding.made_bytes)
             holding.context = ContextMeasure()
         holding.used_bytes = min(used_bytes, holding.leased_bytes)
         holding.context.moved(holding.leased_bytes)
@@ -409,9 +410,7 @@ class Ledger:
         spare_bytes = 0 if ask.recalled else (free_bytes - ask.need_bytes) // SHARE_OF_REST
         granted_bytes = min(ask.want_bytes, ask.need_bytes + spare_bytes)
         if ask.context:
-            self._charge(
-                number, holding, holding.context.bytes + granted_bytes, made_bytes=holding.made_bytes
-            )
+            self._charge(number, holding, holding.context.bytes + granted_bytes, made_bytes=holding.made_bytes)
             return Granted(ask.process, number, ask.seq, holding.context.bytes)
         holding.leased_bytes += granted_bytes
         holding.context.moved(holding.leased_bytes)
