@@ -11,7 +11,7 @@ from bench.gpu_time.node import Node, quantile
 from tests.gpu.kit.machine import Lines
 
 LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
-REPEATS = 3
+REPEATS: Final = 5
 QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
 UNDER_WAY_S = 0.4
 """Until the neighbour is up to speed."""
