@@ -17,7 +17,7 @@ from vgpu.status import TurnStatus
 
 ASKED = (10, 30, 50, 70)
 PAIR = (30, 60)
-REPEATS: Final = 5
+REPEATS = 5
 LEAST_S = 1.0
 SETTLE_S, PAIR_SETTLES_S = 0.2, 2.0
 """Until credit saved up in idleness is spent: three frames of it last long where nearly all of the GPU is asked for."""

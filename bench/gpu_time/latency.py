@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from bench.gpu_time import mps
 from bench.gpu_time.book import Book
 from bench.gpu_time.node import Node, quantile
 from tests.gpu.kit.machine import Lines
 
 LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
-REPEATS: Final = 5
+REPEATS = 5
 QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+HELD = -1
 UNDER_WAY_S = 0.4
 """Until the neighbour is up to speed."""
 
@@ -28,12 +31,16 @@ class Way:
     """By library and arbiter."""
     spin: bool = False
     ahead_us: int = 0
+    mps_percent: int = 0
+    """Both are clients of MPS, and the neighbour has so many of the multiprocessors; 0 = they are not."""
 
 
 WAYS = (
     Way("alone", neighbour=False, held=False),
     Way("neighbour alone", requests=False, held=False),
     Way("time slicing", held=False),
+    Way("MPS", held=False, mps_percent=100),
+    Way("MPS, neighbour capped to 50 %", held=False, mps_percent=50),
     Way("alone, held", neighbour=False),
     Way("found by the library"),
     Way("announced 1.0 ms ahead", ahead_us=1000),
@@ -54,7 +61,12 @@ class Pair:
         node.grant("be", "best-effort")
         free_lc, free_be = node.load(), node.load()
         self.per_us = free_lc_rate(free_lc)
-        self.programs = {False: (free_lc, free_be), True: (node.load("lc"), node.load("be"))}
+        self.programs = {0: (free_lc, free_be), HELD: (node.load("lc"), node.load("be"))}
+
+    def use_mps(self, env: dict[str, str]) -> None:
+        """Start the clients of MPS."""
+        for percent in {way.mps_percent for way in WAYS if way.mps_percent}:
+            self.programs[percent] = (self.node.load(**env), self.node.load(**env, **mps.capped(percent)))
 
     def start_arbiter(self, spin: bool) -> None:
         if self.spin != spin:
@@ -67,7 +79,7 @@ class Pair:
         """Microseconds of the requests, the neighbour's kernels in a second, its suspends."""
         if way.held:
             self.start_arbiter(way.spin)
-        lc, be = self.programs[way.held]
+        lc, be = self.programs[HELD if way.held else way.mps_percent]
         before = after = {"done": 0.0, "at_s": 0.0}
         took: list[float] = []
         suspends = self._suspends() if way.held else 0
@@ -105,18 +117,12 @@ def run(node: Node, book: Book, seconds: float) -> None:
     end = time.monotonic() + seconds
     pair = Pair(node)
     pooled: dict[str, list[float]] = {}
-    for repeat in range(REPEATS):
-        ways = sorted(WAYS, key=lambda way: way.spin) if repeat % 2 == 0 else sorted(WAYS, key=lambda way: not way.spin)
-        for number, way in enumerate(ways):
-            left = (REPEATS - repeat) * len(WAYS) - number
-            window_s = max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.4)
-            took, rate, suspends = pair.run(way, window_s)
-            if way.requests:
-                pooled.setdefault(way.name, []).extend(took)
-                for name, part in QUANTILES:
-                    book.add("lc", way.name, name, "us", repeat, quantile(took, part))
-            if way.neighbour:
-                book.add("lc", way.name, "neighbour's kernels", "1/s", repeat, rate, f"{suspends} suspends")
+    with ExitStack() as stack:
+        try:
+            pair.use_mps(stack.enter_context(mps.server(node.machine.folder)))
+        except (mps.NoMps, RuntimeError) as error:
+            book.not_run("lc", "MPS", error)
+        _repeats(pair, book, end, pooled)
     for way in WAYS:
         if way.name in pooled:
             for name, part in QUANTILES:
@@ -127,3 +133,19 @@ def run(node: Node, book: Book, seconds: float) -> None:
     for what, times in node.stop_arbiter().items():
         for name, part in QUANTILES:
             book.over_all("lc", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls")
+
+
+def _repeats(pair: Pair, book: Book, end: float, pooled: dict[str, list[float]]) -> None:
+    there = [way for way in WAYS if way.held or way.mps_percent in pair.programs]
+    for repeat in range(REPEATS):
+        ways = sorted(there, key=lambda way: way.spin is (repeat % 2 == 0))
+        for number, way in enumerate(ways):
+            left = (REPEATS - repeat) * len(ways) - number
+            window_s = max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.4)
+            took, rate, suspends = pair.run(way, window_s)
+            if way.requests:
+                pooled.setdefault(way.name, []).extend(took)
+                for name, part in QUANTILES:
+                    book.add("lc", way.name, name, "us", repeat, quantile(took, part))
+            if way.neighbour:
+                book.add("lc", way.name, "neighbour's kernels", "1/s", repeat, rate, f"{suspends} suspends")

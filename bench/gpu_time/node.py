@@ -25,6 +25,8 @@ from vgpu.status import TurnStatus, decode_status
 
 HERE = Path(__file__).parent
 DRIVER_ROOT = Path("/usr/local/nvidia")
+PYTHON = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
+"""That has PyTorch."""
 MIB = 20480
 """Of memory for each container: the frameworks' own needs, far from the card's."""
 
@@ -101,13 +103,16 @@ class Node:
         if turn is not None:
             self.wait(lambda: self.turns()[key].asked_percent == core, f"the core limit {core} of container {key}")
 
-    def load(self, key: str = "") -> Lines:
+    def load(self, key: str = "", **env: str) -> Lines:
         """load.c in a container, or outside all."""
-        return self._ready(self.machine.lines([str(self._load)], key, **self._preload(key)), key, 30)
+        return self._ready(self.machine.lines([str(self._load)], key, **self._preload(key), **env), key, 30)
 
     def torch(self, key: str) -> Lines:
-        python = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
-        return self._ready(self.machine.lines([python, str(HERE / "torch_load.py")], key), key, 90)
+        return self._ready(self.machine.lines([PYTHON, str(HERE / "torch_load.py")], key), key, 90)
+
+    def model(self, kind: str, key: str = "", **env: str) -> Lines:
+        """torch_models.py in a container, or outside all."""
+        return self._ready(self.machine.lines([PYTHON, str(HERE / "torch_models.py"), kind], key, **env), key, 90)
 
     def _preload(self, key: str) -> dict[str, str]:
         parts = [str(self.machine.library)] if key else []

@@ -22,6 +22,7 @@ DARK, LIGHT = "#0b5394", "#9aa5b1"
 
 
 def latencies(axes: Axes, rows: list[Row]) -> None:
+    rows = [row for row in rows if row["part"] == "lc"]
     cases = [row["case"] for row in rows if row["figure"] == "p50"]
     for at, case in enumerate(reversed(cases)):
         found = {row["figure"]: row for row in rows if row["case"] == case}

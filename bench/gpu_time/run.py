@@ -1,10 +1,11 @@
 """Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
 
-    python3 bench/gpu_time/run.py --out FOLDER [--budget 240] [--only lc,caps,sums,switches] [--fake]
+    python3 bench/gpu_time/run.py --out FOLDER [--budget 240] [--only lc,caps,sums,switches,models] [--fake]
 
     lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
     caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels and, where PyTorch is there, matrix products and graphs
     sums      results of kernels that were suspended over and over
+    models    a transformer that decodes at batch 1 beside training and beside matrix products: time slicing, MPS, and held by us
     switches  how long suspends and resumes take, and what NVML says meanwhile
 
 Repeats of all ways take turns in one run; rows of FOLDER/gpu-time.csv are written as they come, and gpu-time.svg at the end. A
@@ -23,16 +24,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.gpu_time import caps, latency, switches
+from bench.gpu_time import caps, latency, models, switches
 from bench.gpu_time.book import Book
 from bench.gpu_time.node import Node, node
 
 HERE = Path(__file__).parent
 PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
-    "lc": (0.42, latency.run),
-    "sums": (0.05, switches.sums),
-    "switches": (0.06, switches.run),
-    "caps": (0.47, caps.run),
+    "lc": (0.28, latency.run),
+    "sums": (0.04, switches.sums),
+    "switches": (0.04, switches.run),
+    "caps": (0.32, caps.run),
+    "models": (0.32, models.run),
 }
 """Part of the budget, and what runs. In this order."""
 

@@ -45,6 +45,28 @@ def _latency(rows: list[Row]) -> list[str]:
 RATE = "neighbour's kernels"
 
 
+def _models(rows: list[Row]) -> list[str]:
+    found = _figures(rows, "models")
+    if not found:
+        return []
+    lines = [
+        "| decode at batch 1, 50 requests a second | p50 ms | p99 ms | p99.9 ms | of alone, p50 / p99 | neighbour's progress of alone % |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case, of in found.items():
+        if "p50" not in of:
+            continue
+        alone = found[case.partition(":")[0] + ": alone"]
+        times = " / ".join(f"{float(of[name]['value']) / float(alone[name]['value']):.2f}" for name in QUANTILES)
+        seen = " | ".join(f"{float(of[name]['value']):.2f}" for name in (*QUANTILES, "p99.9"))
+        kept = _spread(of[KEPT]) if KEPT in of else ""
+        lines.append(f"| {case} | {seen} | {times} | {kept} |")
+    return lines
+
+
+KEPT = "neighbour's steps of alone"
+
+
 def _limits(rows: list[Row]) -> list[str]:
     lines = ["| core limit | GPU time % | throughput, % of no limit |", "|---|---|---|"]
     for case, of in _figures(rows, "caps").items():
@@ -82,7 +104,7 @@ def _sums(rows: list[Row]) -> list[str]:
 def tables(rows: list[Row]) -> str:
     about = "{gpu}, driver {driver}, {date}, commit {commit}".format(**rows[0])
     head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
-    blocks = [[head], _latency(rows), _limits(rows), _switches(rows), _sums(rows)]
+    blocks = [[head], _latency(rows), _models(rows), _limits(rows), _switches(rows), _sums(rows)]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 

@@ -1,0 +1,142 @@
+"""Pairs with the shape of models: a transformer that decodes at batch 1 for requests of a Poisson process, beside training or beside
+large matrix products. Under the driver's time slicing, under MPS with and without a cap, and held by us."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from bench.gpu_time import mps
+from bench.gpu_time.book import Book
+from bench.gpu_time.node import Node, quantile
+from tests.gpu.kit.machine import Lines
+
+REPEATS = 5
+QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+UNDER_WAY_S = 0.3
+LEAST_S = 1.0
+CAP_PERCENT = 50
+"""Of the multiprocessors, for MPS's neighbour."""
+RATE = 50.0
+"""Requests in a second."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    name: str
+    neighbour: str
+    graph: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    tenants: str
+    """Of which programs: `free`, `held`, `mps`, `mps capped`."""
+    ahead_us: float = 0.0
+
+
+PAIRS = (
+    Pair("decode beside training", "train"),
+    Pair("decode beside 16384^3 matmul", "gemm"),
+    Pair("decode as a graph beside 16384^3 matmul", "gemm", graph=True),
+)
+WAYS = (
+    Way("time slicing", "free"),
+    Way("MPS", "mps"),
+    Way(f"MPS, neighbour capped to {CAP_PERCENT} %", "mps capped"),
+    Way("found by the library", "held"),
+    Way("announced 1.5 ms ahead", "held", ahead_us=1500),
+)
+Tenants = tuple[Lines, Lines]
+
+
+def run(node: Node, book: Book, seconds: float) -> None:
+    """All ways in turns, REPEATS times. What is alone is the server without a neighbour, and the neighbour without it."""
+    if node.machine.fake is not False:
+        book.not_run("models", "PyTorch", "the fake driver computes nothing")
+        return
+    end = time.monotonic() + seconds
+    node.start_arbiter()
+    node.grant("lc", "latency-critical")
+    node.grant("be", "best-effort")
+    pooled: dict[tuple[str, str], list[float]] = {}
+    with ExitStack() as stack:
+        tenants = _tenants(node, book, stack)
+        ways = [way for way in WAYS if way.tenants in tenants]
+        for repeat in range(REPEATS):
+            for at, pair in enumerate(PAIRS):
+                rounds = (REPEATS - repeat) * len(PAIRS) - at
+                window_s = max(LEAST_S, (end - time.monotonic()) / rounds / (len(ways) + 2) - UNDER_WAY_S)
+                _round(book, tenants, ways, pair, repeat, window_s, pooled)
+    for (case, alone), took in pooled.items():
+        for name, part in QUANTILES:
+            value, of = quantile(took, part), quantile(pooled[alone, alone], part)
+            book.over_all("models", case, name, "ms", value, f"{len(took)} requests, {value / of:.3f} x alone")
+    book.sum_up("models")
+
+
+def _tenants(node: Node, book: Book, stack: ExitStack) -> dict[str, Tenants]:
+    def pair(lc: str, be: str, env: dict[str, str], be_env: dict[str, str]) -> Tenants:
+        return node.model("serve", lc, **env), node.model("work", be, **env, **be_env)
+
+    made = {"free": pair("", "", {}, {}), "held": pair("lc", "be", {}, {})}
+    try:
+        env = stack.enter_context(mps.server(node.machine.folder))
+        made["mps"] = pair("", "", env, {})
+        made["mps capped"] = pair("", "", env, mps.capped(CAP_PERCENT))
+    except (mps.NoMps, RuntimeError) as error:
+        book.not_run("models", "MPS", error)
+    return made
+
+
+def _round(
+    book: Book,
+    tenants: dict[str, Tenants],
+    ways: list[Way],
+    pair: Pair,
+    repeat: int,
+    seconds: float,
+    pooled: dict[tuple[str, str], list[float]],
+) -> None:
+    lc, be = tenants["free"]
+    alone = f"{pair.name}: alone"
+
+    def note(case: str, took: list[float]) -> None:
+        pooled.setdefault((case, alone), []).extend(took)
+        for name, part in QUANTILES:
+            book.add("models", case, name, "ms", repeat, quantile(took, part))
+
+    note(alone, _served(lc, pair, seconds, repeat))
+    solo, _ = _beside(be, pair, lambda: time.sleep(seconds))
+    book.add("models", f"{pair.name}: neighbour alone", "neighbour's steps", "1/s", repeat, solo)
+    for way in ways:
+        lc, be = tenants[way.tenants]
+        case = f"{pair.name}: {way.name}"
+        rate, took = _beside(be, pair, lambda lc=lc, way=way: _served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
+        note(case, took)
+        book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * rate / solo)
+
+
+def _served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
+    took: list[float] = _ask(lc, "serve", seconds, RATE, seed, pair.graph, ahead_us)["ms"]
+    return took
+
+
+def _beside(be: Lines, pair: Pair, what: Callable[[], Any]) -> tuple[float, Any]:
+    """The neighbour's steps in a second meanwhile, and what came out of it."""
+    _ask(be, "start", pair.neighbour)
+    time.sleep(UNDER_WAY_S)
+    before = _ask(be, "count")
+    found = what()
+    after = _ask(be, "count")
+    _ask(be, "stop")
+    return (after["done"] - before["done"]) / (after["at_s"] - before["at_s"]), found
+
+
+def _ask(lines: Lines, *words: object) -> dict[str, Any]:
+    lines.send(*words)
+    return lines.receive()

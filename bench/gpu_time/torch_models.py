@@ -1,0 +1,166 @@
+"""A tenant's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
+
+["serve", SECONDS, RATE, SEED, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
+["start", "train" or "gemm"], ["count"], ["stop"]  work without end
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "clients/python/src"))
+import tangram
+
+LAYERS, WIDTH, HEADS, CACHED, TOKENS = 12, 1024, 16, 512, 2
+TRAIN_LAYERS, TRAIN_BATCH, TRAIN_LENGTH = 6, 16, 512
+GEMM_SIDE = 16384
+QUEUED = 2
+SPIN_S = 0.0005
+
+
+class Decoder:
+    """One token of a transformer at batch 1, with CACHED tokens before it."""
+
+    def __init__(self) -> None:
+        def weights(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02
+
+        self._layers = [
+            (weights(3 * WIDTH, WIDTH), weights(WIDTH, WIDTH), weights(4 * WIDTH, WIDTH), weights(WIDTH, 4 * WIDTH))
+            for _ in range(LAYERS)
+        ]
+        self._keys, self._values = (weights(LAYERS, 1, HEADS, CACHED, WIDTH // HEADS) for _ in range(2))
+        self._token = weights(1, 1, WIDTH)
+        self.out = torch.empty_like(self._token)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode():
+            for _ in range(3):
+                self._step()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self._graph):
+                self._step()
+
+    def _step(self) -> None:
+        x = self._token
+        for number, (qkv, out, up, down) in enumerate(self._layers):
+            query, _, _ = functional.linear(functional.layer_norm(x, (WIDTH,)), qkv).chunk(3, dim=-1)
+            query = query.view(1, 1, HEADS, WIDTH // HEADS).transpose(1, 2)
+            seen = functional.scaled_dot_product_attention(query, self._keys[number], self._values[number])
+            x = x + functional.linear(seen.transpose(1, 2).reshape(1, 1, WIDTH), out)
+            x = x + functional.linear(functional.gelu(functional.linear(functional.layer_norm(x, (WIDTH,)), up)), down)
+        self.out.copy_(x)
+
+    @torch.inference_mode()
+    def request(self, graph: bool) -> None:
+        for _ in range(TOKENS):
+            if graph:
+                self._graph.replay()
+            else:
+                self._step()
+        self.out.float().sum().item()
+
+
+def trainer() -> Callable[[], Any]:
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, TRAIN_LAYERS, enable_nested_tensor=False).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch = torch.randn(TRAIN_BATCH, TRAIN_LENGTH, WIDTH, device="cuda")
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def multiplier() -> Callable[[], Any]:
+    one, other = (torch.randn(GEMM_SIDE, GEMM_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(one)
+    return lambda: torch.matmul(one, other, out=out)
+
+
+class Program:
+    def __init__(self, kind: str) -> None:
+        self.done = 0
+        self._busy = False
+        self._thread = threading.Thread()
+        self._decoder = Decoder() if kind == "serve" else None
+        self._steps = {} if kind == "serve" else {"train": trainer(), "gemm": multiplier()}
+        for step in self._steps.values():
+            step()
+
+    def serve(self, seconds: float, rate: float, seed: int, graph: bool, ahead_us: float) -> dict[str, Any]:
+        """A request that comes while another is served waits for it. Announced ones are so when they come, and use the GPU `ahead_us` later."""
+        assert self._decoder is not None
+        draw, took = random.Random(seed), []
+        began = comes = time.perf_counter()
+        while True:
+            comes += draw.expovariate(rate)
+            if comes - began > seconds:
+                return {"ms": took}
+            _until(comes)
+            if ahead_us:
+                tangram.hint(ahead_us)
+                _until(comes + ahead_us / 1e6)
+            self._decoder.request(graph)
+            took.append(1000 * (time.perf_counter() - comes - ahead_us / 1e6))
+
+    def start(self, kind: str) -> dict[str, Any]:
+        self._busy = True
+        self._thread = threading.Thread(target=self._run, args=(self._steps[kind],))
+        self._thread.start()
+        return {"ok": 1}
+
+    def count(self) -> dict[str, Any]:
+        return {"done": self.done, "at_s": time.monotonic()}
+
+    def stop(self) -> dict[str, Any]:
+        self._busy = False
+        self._thread.join()
+        return self.count()
+
+    def _run(self, step: Callable[[], Any]) -> None:
+        queued: deque[torch.cuda.Event] = deque()
+        while self._busy or queued:
+            while self._busy and len(queued) < QUEUED:
+                step()
+                event = torch.cuda.Event(blocking=True)
+                event.record()
+                queued.append(event)
+            queued.popleft().synchronize()
+            self.done += 1
+
+
+def _until(at: float) -> None:
+    """Sleep most of it, then look."""
+    if (left := at - time.perf_counter()) > SPIN_S:
+        time.sleep(left - SPIN_S)
+    while time.perf_counter() < at:
+        pass
+
+
+def main() -> None:
+    program = Program(sys.argv[1])
+    torch.cuda.synchronize()
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        name, *given = json.loads(line)
+        print(json.dumps(getattr(program, name)(*given)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
