@@ -119,7 +119,9 @@ def run(node: Node, book: Book, seconds: float) -> None:
     pooled: dict[str, list[float]] = {}
     with ExitStack() as stack:
         try:
-            pair.use_mps(stack.enter_context(mps.server(node.machine.folder)))
+            env = stack.enter_context(mps.server(node.machine.folder))
+            stack.callback(node.machine.end_tenants)
+            pair.use_mps(env)
         except (mps.NoMps, RuntimeError) as error:
             book.not_run("lc", "MPS", error)
         _repeats(pair, book, end, pooled)

@@ -86,6 +86,7 @@ def _tenants(node: Node, book: Book, stack: ExitStack) -> dict[str, Tenants]:
     made = {"free": pair("", "", {}, {}), "held": pair("lc", "be", {}, {})}
     try:
         env = stack.enter_context(mps.server(node.machine.folder))
+        stack.callback(node.machine.end_tenants)
         made["mps"] = pair("", "", env, {})
         made["mps capped"] = pair("", "", env, mps.capped(CAP_PERCENT))
     except (mps.NoMps, RuntimeError) as error:

@@ -19,13 +19,13 @@ class NoMps(RuntimeError):
 
 @contextmanager
 def server(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which a program is a client. Raises NoMps."""
+    """The environment in which a program is a client; it should have ended before the server does. Raises NoMps."""
     control = shutil.which(CONTROL, path=os.pathsep.join([os.environ.get("PATH", ""), *PLACES]))
     if control is None:
         raise NoMps(f"there is no {CONTROL} in PATH or {', '.join(PLACES)}")
     given = {f"CUDA_MPS_{name.upper()}_DIRECTORY": str(folder / f"mps-{name}") for name in ("pipe", "log")}
     for place in given.values():
-        Path(place).mkdir(parents=True)
+        Path(place).mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [control, "-d"], env=os.environ | given, capture_output=True, text=True, check=False, timeout=20
     )
@@ -33,9 +33,15 @@ def server(folder: Path) -> Iterator[dict[str, str]]:
         raise NoMps(f"{CONTROL} -d ended with {done.returncode}: {done.stderr or done.stdout}")
     try:
         yield given
-    finally:
+    finally:  # waits for who is still a client for so many seconds, and then ends it
         subprocess.run(
-            [control], env=os.environ | given, input="quit\n", text=True, check=False, timeout=30, capture_output=True
+            [control],
+            env=os.environ | given,
+            input="quit -t 5\n",
+            text=True,
+            check=False,
+            timeout=60,
+            capture_output=True,
         )
 
 
