@@ -22,7 +22,6 @@ DARK, LIGHT = "#0b5394", "#9aa5b1"
 
 
 def latencies(axes: Axes, rows: list[Row]) -> None:
-    rows = [row for row in rows if row["part"] == "lc"]
     cases = [row["case"] for row in rows if row["figure"] == "p50"]
     for at, case in enumerate(reversed(cases)):
         found = {row["figure"]: row for row in rows if row["case"] == case}
@@ -82,7 +81,8 @@ def main() -> int:
         at.grid(axis="x", color="#e4e7eb", linewidth=0.6)
         at.set_axisbelow(True)
     about = rows[0]
-    title = f"{about['gpu']}, driver {about['driver']}, {about['date']}, commit {about['commit']}"
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+    title = f"{about['gpu']}, driver {about['driver']}, {about['date']}, commit {commits}"
     figure.suptitle(title, fontsize=10)
     figure.savefig(source.with_suffix(".svg"), metadata={"Date": None})
     return 0

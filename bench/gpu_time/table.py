@@ -102,7 +102,8 @@ def _sums(rows: list[Row]) -> list[str]:
 
 
 def tables(rows: list[Row]) -> str:
-    about = "{gpu}, driver {driver}, {date}, commit {commit}".format(**rows[0])
+    commits = ", ".join(f"{part} {row['commit']}" for part, row in {row["part"]: row for row in rows}.items())
+    about = "{gpu}, driver {driver}, {date}; commits: ".format(**rows[0]) + commits
     head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
     blocks = [[head], _latency(rows), _models(rows), _limits(rows), _switches(rows), _sums(rows)]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
