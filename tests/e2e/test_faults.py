@@ -28,7 +28,7 @@ def test_a_killed_process_gives_its_memory_back(cluster: Cluster, namespace: str
 
 
 def test_restarting_plugin_and_arbiter_disturbs_nobody(cluster: Cluster, namespace: str) -> None:
-    cluster.run(namespace, share("steady", 8, run=["gpuview", "hold", "6Gi"]))
+    cluster.run(namespace, share("steady", 8, run=["gpuview", "hold", "5Gi"]))
     started = cluster.pod(namespace, "steady")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
     cluster.restart_component("node", "daemonset/tangram-node")
     cluster.wait_for_gpus()
@@ -82,7 +82,7 @@ def test_pods_are_placed_right_while_the_extender_keeps_dying(cluster: Cluster, 
 
 
 def test_helm_upgrade_leaves_running_pods_alone(cluster: Cluster, namespace: str) -> None:
-    cluster.run(namespace, share("steady", 8, run=["gpuview", "hold", "6Gi"]))
+    cluster.run(namespace, share("steady", 8, run=["gpuview", "hold", "5Gi"]))
     started = cluster.pod(namespace, "steady")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
     cluster.upgrade({"podAnnotations": {"upgraded": "yes"}})
     status = cluster.pod(namespace, "steady")["status"]["containerStatuses"][0]

@@ -18,7 +18,7 @@ MADE_BY_KUBERNETES = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
 
 def test_uninstall_leaves_running_pods_alone_and_nothing_behind(cluster: Cluster, namespace: str) -> None:
-    cluster.run(namespace, share("steady", 8, run=["gpuview", "hold", "6Gi"]))
+    cluster.run(namespace, share("steady", 8, run=["gpuview", "hold", "5Gi"]))
     uninstall_chart(cluster.kubectl)
     try:
         assert left_everywhere(cluster) == []
@@ -50,6 +50,6 @@ def left_in_its_namespace(cluster: Cluster) -> list[str]:
 
 
 def second_process(cluster: Cluster, namespace: str) -> str | None:
-    """What a second process of the pod got of its 8 GiB, of which the first holds 6; None while nobody lends."""
+    """What a second process of the pod got of its 8 GiB, of which the first holds 5; None while nobody lends."""
     out = cluster.exec(namespace, "steady", "sh", "-c", "gpuview grab 4Gi || true")
     return None if "after 0 GiB" in out else out
