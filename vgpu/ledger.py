@@ -96,8 +96,10 @@ class _Holding:
     context: ContextMeasure = field(default_factory=ContextMeasure)
     made_bytes: int = 0
     """What its contexts took when they were made; 0 = there are none, or that is not known."""
-    asked: bool = False
-    """Since it connected: a statement is no re-statement any more."""
+    known: bool = False
+    """It stated what it held before it connected, or has asked since: a statement is no re-statement any more."""
+    begun: bool = False
+    """It has asked for a context since it connected."""
     recall: int = 0
     """Number of the recall it has not answered; 0 = none."""
 
@@ -187,7 +189,7 @@ class Ledger:
     def ask(self, process: int, card: int, seq: int, need_bytes: int, want_bytes: int, now_s: float) -> list[Event]:
         """A process asks for at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
-        holding.asked = True
+        holding.known = True
         self._queue(card, _Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
         return self._decide(card, now_s)
 
@@ -195,7 +197,7 @@ class Ledger:
         """A process is about to make its first context on a card, which may take `estimate_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
         context = holding.context
-        holding.asked = True
+        holding.known = holding.begun = True
         need_bytes = max(0, estimate_bytes - context.bytes)
         self._queue(card, _Ask(process, seq, need_bytes, need_bytes, context=True))
         self._charge(card, holding, context.bytes, made_bytes=estimate_bytes)
@@ -210,10 +212,12 @@ class Ledger:
             self._charge(card, holding, holding.context.bytes, made_bytes=0)
 
     def restate_context(self, process: int, card: int, context_bytes: int) -> None:
-        """A process that came back says what its contexts take; it stands until it is measured. Raises BadDocument."""
+        """A process that came back says what its contexts take; it stands while no reading contradicts it. Raises BadDocument."""
         holding = self._holding(process, card)
-        if holding.context.measured_bytes is None and holding.context.bytes == 0:
-            stated_bytes = min(context_bytes, self._cards[card].limit_bytes)
+        if not holding.begun:
+            measured_bytes = holding.context.measured_bytes
+            most_bytes = self._cards[card].limit_bytes if measured_bytes is None else measured_bytes
+            stated_bytes = max(holding.context.bytes, min(context_bytes, most_bytes))
             self._charge(card, holding, stated_bytes, made_bytes=stated_bytes)
 
     def measure(
@@ -252,20 +256,20 @@ class Ledger:
         """A process gives others a name for memory that its lease pays for. What its lease cannot pay for is not noted, nor is
         one key too many: then who opens it pays. Raises BadDocument."""
         holding = self._holding(process, card)
-        holding.asked = True
+        holding.known = True
         shared = self._cards[card].shared
         if shared.made_bytes(process, without=key) + amount_bytes <= holding.leased_bytes and not shared.full():
             shared.make(key, process, amount_bytes)
 
     def hold(self, process: int, card: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
         """A process opened memory of which it got the name. It is charged once, if nobody pays for it. Raises BadDocument."""
-        self._holding(process, card).asked = True
+        self._holding(process, card).known = True
         self._queue(card, _Ask(process, seq, amount_bytes, amount_bytes, key=key))
         return self._decide(card, now_s)
 
     def restate_hold(self, process: int, card: int, key: bytes, amount_bytes: int) -> None:
         """A process that came back says what it has open: nobody can refuse that. Raises BadDocument."""
-        self._holding(process, card).asked = True
+        self._holding(process, card).known = True
         shared = self._cards[card].shared
         if shared.full():
             raise BadDocument(f"HOLD of one more key of card {card}: a container holds at most {shared.holds_most}")
@@ -286,11 +290,13 @@ class Ledger:
         return self._decide(card, now_s)
 
     def state(self, process: int, card: int, used_bytes: int, leased_bytes: int) -> None:
-        """A process says what it uses; before its first ask, also what it leased from an earlier arbiter. Raises BadDocument."""
+        """A process says what it uses; the first time, before it asked for anything, also what it leased from an earlier arbiter.
+        Raises BadDocument."""
         holding = self._holding(process, card)
         if leased_bytes > STATED_MOST:
             raise BadDocument(f"USAGE of {leased_bytes} bytes leased of card {card}: at most {STATED_MOST}")
-        if not holding.asked:
+        if not holding.known:
+            holding.known = True
             self._cards[card].leased_bytes += leased_bytes - holding.leased_bytes
             holding.leased_bytes = leased_bytes
             # a reading before this took its allocations for contexts

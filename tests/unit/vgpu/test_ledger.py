@@ -208,6 +208,35 @@ def test_a_restated_lease_is_not_taken_for_a_context_by_a_reading_that_came_firs
     assert book.context_bytes(0) == 300
 
 
+def test_a_reading_between_what_is_restated_of_leases_and_of_contexts_takes_neither_away() -> None:
+    book = Ledger([1600], room_bytes=50)
+    book.join(ONE)
+    book.state(ONE, 0, 400, 500)
+    book.measure(ONE, 0, 700, at_s=1, now_s=1)
+    assert book.context_bytes(0) == 200, "so much is no lease"
+    book.restate_context(ONE, 0, 300)
+    assert book.context_bytes(0) == 300
+    assert book.unleased_bytes(0) == 1600 - 500 - 300 - 50, "room is kept beside a context that came back"
+
+
+def test_a_process_that_has_restated_what_it_holds_says_only_what_it_uses() -> None:
+    book = ledger(1000, ONE)
+    book.state(ONE, 0, 400, 400)
+    book.restate_context(ONE, 0, 300)
+    book.state(ONE, 0, 100, 100)
+    assert (book.leased_bytes(0), book.used_bytes(0), book.context_bytes(0)) == (400, 100, 300)
+
+
+def test_a_restated_context_is_no_less_than_what_was_measured_beside_the_lease() -> None:
+    book = ledger(1000, ONE)
+    book.state(ONE, 0, 400, 400)
+    book.measure(ONE, 0, 700, at_s=1, now_s=1)
+    book.restate_context(ONE, 0, 1)
+    assert book.context_bytes(0) == 300
+    book.restate_context(ONE, 0, 2**63)
+    assert book.context_bytes(0) == 700, "nor more than all that was measured"
+
+
 def test_a_restated_context_is_bounded_by_the_limit_and_yields_to_the_measure() -> None:
     book = ledger(1000, ONE)
     book.restate_context(ONE, 0, 2**63)
