@@ -34,6 +34,16 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn.Config(app, **(OPTIONS | options)))
         self.up = asyncio.Event()
 
+    def drain(self) -> None:
+        """From now on each answer ends its connection, so that a client with kept connections goes elsewhere before we close.
+
+        A client reads `Connection: close` with the answer and sends nothing more there. Without it, what it had just written to a
+        connection that stood idle is lost when we close: Go's client does not send a POST again.
+        """
+        close = (b"connection", b"close")
+        self.config.encoded_headers.append(close)  # what uvicorn makes the headers of all answers from, once a second
+        self.server_state.default_headers.append(close)  # what it made last, which answers under way have too
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()

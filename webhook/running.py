@@ -1,7 +1,9 @@
 """Run the two servers and the keeper until told to stop.
 
 The port for admission opens once there is a certificate. On SIGTERM the pod says that it is not ready, goes on answering for
-`drain_s` while the Service forgets it, and only then closes: with failurePolicy Fail a refused connection is a refused pod.
+`drain_s` while the Service forgets it, each answer the last on its connection, and only then closes: with failurePolicy Fail a
+refused connection is a refused pod. What the API server sends within the moment of closing, over a connection that it did not use
+for all of `drain_s`, is lost even so.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class Webhook:
                 self.accepting.set()
             await stop
             certificate.cancel()
+            admission.drain()
             await asyncio.sleep(self._settings.drain_s)
             keeping.cancel()
             self._operations.should_exit = admission.should_exit = True

@@ -39,10 +39,10 @@ def trusting(files: dict[str, bytes]) -> ssl.SSLContext:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Webhook]:
+async def running(folder: Path, *, drain_s: float = 0) -> AsyncIterator[Webhook]:
     settings = Settings(
         _cli_parse_args=False, host="127.0.0.1", port=0, metrics_port=0, cert_mode="files", cert_folder=folder,
-        cert_check_s=0.05, drain_s=0,
+        cert_check_s=0.05, drain_s=drain_s,
     )  # fmt: skip
     webhook = Webhook(settings)
     task = asyncio.create_task(webhook.run())
