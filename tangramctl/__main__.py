@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from tangramctl import parameters
 from tangramctl.errors import Trouble
 
 ABOUT = """Give a command a share of a GPU, on any Linux machine, and see who holds what.
@@ -127,63 +128,18 @@ def options(
 
 @app.command(help=RUN, context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")],
-    gpu_mem: Annotated[
-        str,
-        typer.Option(
-            "--gpu-mem", metavar="SIZE", help="GPU memory: 8Gi, 512Mi; a plain number is GiB. CUDA's own is inside."
-        ),
-    ],
-    gpu_core: Annotated[
-        int,
-        typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="GPU time, percent of one GPU. 0: no cap."),
-    ] = 0,
-    klass: Annotated[
-        str, typer.Option("--class", metavar="CLASS", help="latency-critical, standard or best-effort.")
-    ] = "standard",
-    level: Annotated[int, typer.Option("--level", metavar="N", help="Order inside the class, 0 first, 0 to 4.")] = 2,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            metavar="CARD",
-            help="Index or UUID, or several by comma: one of these. Default: of $CUDA_VISIBLE_DEVICES, else any.",
-        ),
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until a GPU has room.")] = False,
-    clear: Annotated[
-        bool,
-        typer.Option(
-            "--clear", help="Zero memory before the command is handed it, so that it reads nobody's leavings."
-        ),
-    ] = False,
-    fake: Annotated[
-        Path | None,
-        typer.Option(
-            "--fake", metavar="FILE", help="Pretend to have the GPUs that FILE describes, one a line: card t4"
-        ),
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr which GPU was chosen.")] = False,
-    library: Annotated[
-        Path | None,
-        typer.Option(
-            "--library",
-            envvar="TANGRAMCTL_LIBRARY",
-            metavar="FILE",
-            help="libtangram.so. Default: packaged, build/shim, /opt/tangram/lib.",
-        ),
-    ] = None,
-    idle_s: Annotated[
-        float,
-        typer.Option(
-            "--idle-s",
-            envvar="TANGRAMCTL_IDLE_S",
-            metavar="SECONDS",
-            min=0,
-            max=86400,
-            help="How long an arbiter started now stays after the last run.",
-        ),
-    ] = 60.0,
+    command: parameters.Command,
+    gpu_mem: parameters.GpuMem,
+    gpu_core: parameters.GpuCore = 0,
+    klass: parameters.Class = "standard",
+    level: parameters.Level = 2,
+    gpu: parameters.Gpu = None,
+    wait: parameters.Wait = False,
+    clear: parameters.Clear = False,
+    fake: parameters.Fake = None,
+    verbose: parameters.Verbose = False,
+    library: parameters.Library = None,
+    idle_s: parameters.IdleS = 60.0,
     state: State = None,
 ) -> None:
     """See RUN."""

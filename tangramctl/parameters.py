@@ -1,0 +1,58 @@
+"""What `tangramctl run` may be told, as types of its parameters: what each is called, takes, and says in the help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")]
+GpuMem = Annotated[
+    str,
+    typer.Option("--gpu-mem", metavar="SIZE", help="GPU memory: 8Gi, 512Mi; a plain number is GiB. CUDA's own is inside."),
+]  # fmt: skip
+GpuCore = Annotated[
+    int,
+    typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="GPU time, percent of one GPU. 0: no cap."),
+]
+Class = Annotated[str, typer.Option("--class", metavar="CLASS", help="latency-critical, standard or best-effort.")]
+Level = Annotated[int, typer.Option("--level", metavar="N", help="Order inside the class, 0 first, 0 to 4.")]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="CARD",
+        help="Index or UUID, or several by comma: one of these. Default: of $CUDA_VISIBLE_DEVICES, else any.",
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until a GPU has room.")]
+Clear = Annotated[
+    bool,
+    typer.Option("--clear", help="Zero memory before the command is handed it, so that it reads nobody's leavings."),
+]
+Fake = Annotated[
+    Path | None,
+    typer.Option("--fake", metavar="FILE", help="Pretend to have the GPUs that FILE describes, one a line: card t4"),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr which GPU was chosen.")]
+Library = Annotated[
+    Path | None,
+    typer.Option(
+        "--library",
+        envvar="TANGRAMCTL_LIBRARY",
+        metavar="FILE",
+        help="libtangram.so. Default: packaged, build/shim, /opt/tangram/lib.",
+    ),
+]
+IdleS = Annotated[
+    float,
+    typer.Option(
+        "--idle-s",
+        envvar="TANGRAMCTL_IDLE_S",
+        metavar="SECONDS",
+        min=0,
+        max=86400,
+        help="How long an arbiter started now stays after the last run.",
+    ),
+]
