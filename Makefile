@@ -29,6 +29,7 @@ lint: .venv/.synced ## style, types, layer contracts, generated files
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	$(RUN) mypy --python-version 3.10 clients/python/src
 	$(RUN) lint-imports
 	hack/verify-proto
 	hack/verify-reference
