@@ -1,4 +1,7 @@
-"""What an operator may be warned by, for the metrics that are worth it. Expressions are PromQL; times and limits are guesses to start from."""
+"""What an operator may be warned by, for the metrics that are worth it. Expressions are PromQL; times and limits are guesses to start from.
+
+The chart's PrometheusRule has a rule for each (prometheusRule.enabled); a test holds the two together.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,12 @@ ALERTS: Final = {
     "tangram_deviceplugin_refusals_total": "`increase(...[10m]) > 0`: containers do not start; an Event on the pod says why",
     "tangram_deviceplugin_gpu_healthy": "`== 0` for 5 min: a GPU is out of use",
     "tangram_deviceplugin_drift_devices": "`!= 0` for 15 min: the kubelet and the assignments disagree about a GPU",
+    "tangram_deviceplugin_pod_removals_failed_total": "`increase(...[10m]) > 0`: a pod that is over its limit, or on the wrong devices, stays",
     "tangram_deviceplugin_xids_total": "`increase(...[10m]) > 0`: NVIDIA's list of XIDs says whether hardware or a program is at fault",
     "tangram_arbiter_leased_bytes": "`... > tangram_arbiter_limit_bytes` for 5 min: processes held more than their limit when the arbiter came back",
+    "tangram_arbiter_over_limit_bytes": "`> 0` for 1 min: a container goes around the library; the guard's policy says what becomes of it",
+    "tangram_arbiter_measures": "`== 0` for 10 min: contexts are not counted, and nobody is found over his limit",
+    "tangram_arbiter_turns_trouble": "`> 0` for 10 min: its GPU time is not held, at the cost of those beside it",
     "tangram_arbiter_connections": "`> 1000`: near the 1,024 processes that one container may have",
     "tangram_arbiter_bad_packets_total": "`increase(...[10m]) > 0`: a process in a container speaks to the arbiter as the library would not",
 }  # fmt: skip
