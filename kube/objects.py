@@ -63,6 +63,122 @@ class Container(Slim, frozen=True):
     restart_policy: str | None = None
 
 
+class Selector(Slim, frozen=True):
+    """LabelSelector. An empty one matches everything."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[Requirement, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Does it select an object with these labels?"""
+        wanted = (self.match_labels or {}).items()
+        return all(labels.get(key) == value for key, value in wanted) and all(
+            one.matches(labels) for one in self.match_expressions
+        )
+
+
+class NodeTerm(Slim, frozen=True):
+    """NodeSelectorTerm. All of it must hold; an empty one holds for no node."""
+
+    match_expressions: tuple[Requirement, ...] = ()
+    match_fields: tuple[Requirement, ...] = ()
+
+
+class PreferredTerm(Slim, frozen=True):
+    """PreferredSchedulingTerm."""
+
+    weight: int = 0
+    preference: NodeTerm = NodeTerm()
+
+
+class NodeSelector(Slim, frozen=True):
+    """One of its terms must hold."""
+
+    node_selector_terms: tuple[NodeTerm, ...] = ()
+
+
+class NodeAffinity(Slim, frozen=True):
+    """Which nodes a pod must have, and which it would like."""
+
+    required: NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    preferred: tuple[PreferredTerm, ...] = msgspec.field(
+        name="preferredDuringSchedulingIgnoredDuringExecution", default=()
+    )
+
+
+class Affinity(Slim, frozen=True):
+    """Affinity, as far as it is about nodes."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class SpreadConstraint(Slim, frozen=True):
+    """TopologySpreadConstraint."""
+
+    max_skew: int = 1
+    topology_key: str = ""
+    when_unsatisfiable: str = ""
+    label_selector: Selector | None = None
+    match_label_keys: tuple[str, ...] = ()
+    node_affinity_policy: str = "Honor"
+
+
+class Requirement(Slim, frozen=True):
+    """LabelSelectorRequirement."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Does it hold for these labels? An operator of a later release holds for none."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case _:
+                return False
+
+
+class Taint(Slim, frozen=True):
+    """What keeps pods off a node that do not tolerate it."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class Toleration(Slim, frozen=True):
+    """Which taints a pod does not mind."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Is this taint one of them? An operator of a later release tolerates none."""
+        if (self.effect and self.effect != taint.effect) or (self.key and self.key != taint.key):
+            return False
+        return self.operator == "Exists" or (self.operator in ("", "Equal") and self.value == taint.value)
+
+
+class Needs(Slim, frozen=True):
+    """What a pod must find on a node beside resources, where labels and taints say all of it."""
+
+    labels: tuple[tuple[str, str], ...] = ()
+    """All of these."""
+    terms: tuple[tuple[Requirement, ...], ...] | None = None
+    """All of one of these; None: no such condition."""
+    tolerations: tuple[Toleration, ...] = ()
+
+
 class PodSpec(Slim, frozen=True):
     """What of a pod's spec matters for GPUs."""
 
@@ -73,8 +189,13 @@ class PodSpec(Slim, frozen=True):
     init_containers: tuple[Container, ...] = ()
     preemption_policy: str = ""
     """`Never`: it waits in front of others and evicts nobody."""
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    topology_spread_constraints: tuple[SpreadConstraint, ...] = ()
     cpu_milli: int = 0
     """Not Kubernetes' own: of a pod whose containers were left out to keep it small, the CPU that they request."""
+    needs: Needs | None = None
+    """Not Kubernetes' own: of a pod that waits, what it must find on a node (`kube.needs`). None: not known."""
 
 
 class Condition(Slim, frozen=True):
@@ -143,6 +264,7 @@ class NodeSpec(Slim, frozen=True):
     """What of a node's spec matters."""
 
     unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
 
 
 class Node(Slim, frozen=True):
@@ -156,43 +278,6 @@ class Node(Slim, frozen=True):
     def key(self) -> str:
         """Its name."""
         return self.metadata.name
-
-
-class Requirement(Slim, frozen=True):
-    """LabelSelectorRequirement."""
-
-    key: str = ""
-    operator: str = ""
-    values: tuple[str, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Does it hold for these labels? An operator of a later release holds for none."""
-        value = labels.get(self.key)
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-            case _:
-                return False
-
-
-class Selector(Slim, frozen=True):
-    """LabelSelector. An empty one matches everything."""
-
-    match_labels: dict[str, str] | None = None
-    match_expressions: tuple[Requirement, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Does it select an object with these labels?"""
-        wanted = (self.match_labels or {}).items()
-        return all(labels.get(key) == value for key, value in wanted) and all(
-            one.matches(labels) for one in self.match_expressions
-        )
 
 
 class BudgetSpec(Slim, frozen=True):
@@ -227,6 +312,13 @@ class Budget(Slim, frozen=True):
             return False
         under_way = self.status.disrupted_pods or {}
         return pod.metadata.name not in under_way and self.spec.selector.matches(pod.metadata.labels or {})
+
+
+class ConfigMap(Slim, frozen=True):
+    """A ConfigMap."""
+
+    metadata: Metadata = Metadata()
+    data: dict[str, str] | None = None
 
 
 class Secret(Slim, frozen=True):

@@ -34,6 +34,11 @@ def secret(namespace: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{_name(namespace)}/secrets" + (f"/{_name(name)}" if name else "")
 
 
+def config_map(namespace: str, name: str = "") -> str:
+    """A ConfigMap, or all of a namespace."""
+    return f"/api/v1/namespaces/{_name(namespace)}/configmaps" + (f"/{_name(name)}" if name else "")
+
+
 def events(namespace: str, name: str = "") -> str:
     """Events of a namespace, in the API group that has series."""
     return f"/apis/events.k8s.io/v1/namespaces/{_name(namespace)}/events" + (f"/{_name(name)}" if name else "")
