@@ -12,13 +12,28 @@ from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES
 from tests.apiserver import ApiServer, running
 from tests.contract.chart.policy_kit import POLICIES, wait_until_in_force
-from tests.contract.chart.rendering import NAMESPACE, Helm
+from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects
 
 
 @pytest.fixture(scope="session")
 def helm() -> Helm:
     """helm. Built when the cache lacks it."""
     return Helm(build(cache_folder(), [HELM], Steps())["helm"])
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def rendered(request: pytest.FixtureRequest, helm: Helm) -> Objects:
+    return helm.objects(EXAMPLES[request.param])
+
+
+@pytest.fixture(scope="module")
+def local(helm: Helm) -> Objects:
+    return helm.objects(EXAMPLES["local"])
+
+
+@pytest.fixture(scope="module")
+def nvidia(helm: Helm) -> Objects:
+    return helm.objects(EXAMPLES["nvidia"])
 
 
 @pytest.fixture(scope="session")
