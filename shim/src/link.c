@@ -1,4 +1,4 @@
-/* link.c - the connection to the arbiter, and what is asked over it.
+/* link.c - the connection to the arbiter: how it is met, and who reads on it. What is asked over it is in ask.c.
  *
  * HELLO is said when the driver is initialised, so that the arbiter has answered by the time memory is wanted. The first
  * answers are read by the thread that waits for them, which saves it waiting for another to wake up; then a thread of our own
@@ -15,21 +15,20 @@
 #include <unistd.h>
 
 enum {
-    PATIENCE_MS = 2000, /* for an arbiter that was never met, and for an answer; specified */
+    PATIENCE_MS = 2000, /* for an arbiter that was never met; specified */
     RESTART_MS = 5000,  /* for one that went away: a restarted container is back by then; guessed */
-    MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
     SEQ_MASK = 0x0fffffff
 };
 
 static struct link *const link_ = &tangram.link;
 
-static void wait_until(uint64_t deadline_ms)
+void link_wait_until(uint64_t deadline_ms)
 {
     struct timespec at = {(time_t)(deadline_ms / 1000), (long)(deadline_ms % 1000) * 1000000};
     pthread_cond_timedwait(&link_->changed, &link_->lock, &at);
 }
 
-static uint32_t next_seq(void)
+uint32_t link_next_seq(void)
 {
     link_->seq = (link_->seq + 1) & SEQ_MASK;
     return link_->seq == 0 ? ++link_->seq : link_->seq;
@@ -37,22 +36,7 @@ static uint32_t next_seq(void)
 
 bool link_say(enum wire_type type, const void *body, uint32_t body_bytes)
 {
-    return wire_send(link_->fd, type, next_seq(), body, body_bytes);
-}
-
-/* Locked. What is free for this process once the arbiter has read it: who asks how much that is waits for the answer. */
-static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
-{
-    uint32_t seq = next_seq() | WIRE_SEQ_GIVEN;
-    bool sent = wire_send(link_->fd, type, seq, body, body_bytes);
-    if (sent)
-        atomic_store(&link_->given_seq, seq);
-    return sent;
-}
-
-bool link_drop(const struct wire_shared *said)
-{
-    return give(WIRE_DROP, said, sizeof *said);
+    return wire_send(link_->fd, type, link_next_seq(), body, body_bytes);
 }
 
 bool link_readable(int fd, int ms)
@@ -75,11 +59,11 @@ bool link_state_use(struct card *card)
         .leased_bytes = leased,
     };
     atomic_store(&card->stated_bytes, usage.used_bytes);
-    return wire_send(link_->fd, WIRE_USAGE, next_seq(), &usage, sizeof usage);
+    return wire_send(link_->fd, WIRE_USAGE, link_next_seq(), &usage, sizeof usage);
 }
 
 /* Locked. */
-static bool say_context(struct card *card, enum wire_step step, uint32_t seq)
+bool link_say_context(struct card *card, enum wire_step step, uint32_t seq)
 {
     struct wire_context context = {.card = (uint32_t)atomic_load(&card->wire),
                                    .step = (uint32_t)step,
@@ -112,7 +96,7 @@ static bool welcome(const struct wire_welcome *in)
                 return false;
             if (!holds_restate(card))
                 return false;
-            if (atomic_load(&contexts->bytes) > 0 && !say_context(card, WIRE_DONE, next_seq() | WIRE_SEQ_CONTEXT))
+            if (atomic_load(&contexts->bytes) > 0 && !link_say_context(card, WIRE_DONE, link_next_seq() | WIRE_SEQ_CONTEXT))
                 return false;
         }
     }
@@ -200,7 +184,7 @@ void link_lost(void)
 }
 
 /* Locked. The reader is started when the first answer is there. Without one nobody would answer a recall: no connection then. */
-static bool reader_needed(void)
+bool link_reader_needed(void)
 {
     if (link_->threaded || link_->pumping || reader_start()) /* who pumps starts it when he has his answer */
         return true;
@@ -231,18 +215,18 @@ static void begin(void)
 }
 
 /* Locked. */
-static bool connected_in_time(void)
+bool link_connected_in_time(void)
 {
     if (!link_->begun)
         begin();
     while (!link_->connected) {
-        if (!link_->meeting && !reader_needed())
+        if (!link_->meeting && !link_reader_needed())
             return false;
         bool met = atomic_load(&link_->page) != NULL;
         uint64_t deadline_ms = link_->lost_at_ms + (met ? RESTART_MS : PATIENCE_MS);
         if (now_ms() >= deadline_ms)
             return false;
-        wait_until(deadline_ms);
+        link_wait_until(deadline_ms);
     }
     return true;
 }
@@ -252,14 +236,14 @@ bool link_wait(void)
     struct quiet quiet = quiet_begin();
     forks_watch();
     pthread_mutex_lock(&link_->lock);
-    bool there = connected_in_time() && reader_needed();
+    bool there = link_connected_in_time() && link_reader_needed();
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
     return there;
 }
 
 /* Locked on entry and exit. Reads one packet in the reader's place. */
-static void pump(uint64_t deadline_ms)
+void link_pump(uint64_t deadline_ms)
 {
     uint64_t now = now_ms();
     int passed = -1;
@@ -275,254 +259,6 @@ static void pump(uint64_t deadline_ms)
     if (!good)
         link_lost();
     pthread_cond_broadcast(&link_->changed);
-}
-
-/* Locked. Until the answer is there: false when it is not, in time or at all. */
-static bool answered_in_time(struct awaited *awaited, int patience_ms)
-{
-    uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
-    while (!awaited->answered && link_->connected && now_ms() < deadline_ms) {
-        if (link_->threaded || link_->pumping)
-            wait_until(deadline_ms);
-        else
-            pump(deadline_ms);
-    }
-    awaited->seq = 0;
-    return awaited->answered;
-}
-
-/* Locked. Up to so much of the unused lease goes back. Without an arbiter it stays ours. */
-static void return_unused(struct card *card, uint64_t most_bytes)
-{
-    if (!link_->connected || atomic_load(&card->unused_bytes) == 0)
-        return;
-    atomic_fetch_add(&link_->gives, 1); /* before it is taken out */
-    struct wire_amount back = {.card = (uint32_t)atomic_load(&card->wire), .bytes = lease_take_unused(card, most_bytes)};
-    if (give(WIRE_RETURN, &back, sizeof back))
-        atomic_fetch_sub(&card->leased_bytes, back.bytes);
-    else
-        atomic_fetch_add(&card->unused_bytes, back.bytes);
-}
-
-/* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. An arbiter that is there and says
- * nothing is waited for once. */
-static bool came(_Atomic uint32_t *seq)
-{
-    if (atomic_load(seq) == 0)
-        return false;
-    uint64_t deadline_ms = now_ms() + PATIENCE_MS;
-    while (atomic_load(seq) != 0 && link_->connected && now_ms() < deadline_ms) {
-        if (link_->threaded || link_->pumping)
-            wait_until(deadline_ms);
-        else
-            pump(deadline_ms);
-    }
-    atomic_store(seq, 0);
-    return true;
-}
-
-/* Locked. A chunk was asked for when the context was made, and may be on its way: wait for it. False when none is. */
-static bool chunk_came(struct card *card)
-{
-    return came(&tangram.contexts.of[card->at].chunk_seq);
-}
-
-void link_settle(struct card *card)
-{
-    struct quiet quiet = quiet_begin();
-    pthread_mutex_lock(&link_->lock);
-    chunk_came(card);
-    came(&link_->given_seq);
-    pthread_mutex_unlock(&link_->lock);
-    quiet_end(quiet);
-}
-
-/* Locked. */
-static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
-{
-    if (!chunk_came(card))
-        return false;
-    if (lease_take(card, need_bytes))
-        return true;
-    return_unused(card, UINT64_MAX);
-    return false;
-}
-
-/* Asks for at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. */
-enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes)
-{
-    enum link_answer answer = LINK_ABSENT;
-    struct quiet quiet = quiet_begin();
-    pthread_mutex_lock(&link_->lock);
-    while (answer == LINK_ABSENT && connected_in_time()) {
-        struct wire_lease lease = {
-            .card = (uint32_t)atomic_load(&card->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
-        if (atomic_load(&card->wire) < 0) {
-            answer = LINK_REFUSED; /* the arbiter's grant does not name it */
-            break;
-        }
-        if (chunk_is_enough(card, need_bytes)) {
-            answer = LINK_GRANTED;
-            break;
-        }
-        if (!link_->connected)
-            continue;
-        link_->lease = (struct awaited){.seq = next_seq()};
-        if (!wire_send(link_->fd, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease))
-            break;
-        if (!answered_in_time(&link_->lease, PATIENCE_MS)) {
-            if (link_->connected)
-                break; /* it is there and says nothing */
-            continue;  /* it went away meanwhile: ask the next one */
-        }
-        answer = LINK_REFUSED;
-        if (!link_->lease_answer.refused && link_->lease_answer.granted_bytes >= need_bytes) {
-            atomic_fetch_add(&card->unused_bytes, link_->lease_answer.granted_bytes - need_bytes);
-            answer = LINK_GRANTED;
-        }
-    }
-    if (link_->begun)
-        reader_needed();
-    pthread_mutex_unlock(&link_->lock);
-    quiet_end(quiet);
-    return answer;
-}
-
-void link_return(struct card *card, uint64_t most_bytes)
-{
-    if (most_bytes == 0)
-        return;
-    struct quiet quiet = quiet_begin();
-    pthread_mutex_lock(&link_->lock);
-    return_unused(card, most_bytes);
-    pthread_mutex_unlock(&link_->lock);
-    quiet_end(quiet);
-}
-
-/* What no process of the container holds. False when that is not known: never connected, or the arbiter is away. */
-bool link_unleased(struct card *card, uint64_t *bytes)
-{
-    const _Atomic uint64_t *page = atomic_load_explicit(&link_->page, memory_order_acquire);
-    int wire = atomic_load_explicit(&card->wire, memory_order_acquire);
-    if (page == NULL || wire < 0)
-        return false;
-    *bytes = atomic_load_explicit(&page[wire], memory_order_relaxed);
-    return true;
-}
-
-/* Locked. The first allocation will want a lease: ask for it while the driver is busy with the context. */
-static void ask_chunk_ahead(struct card *card)
-{
-    struct card_contexts *contexts = &tangram.contexts.of[card->at];
-    struct wire_lease lease = {.card = (uint32_t)atomic_load(&card->wire), .want_bytes = lease_chunk_bytes(card)};
-    if (atomic_load(&contexts->chunk_seq) != 0 || atomic_load(&card->leased_bytes) != 0)
-        return;
-    uint32_t seq = next_seq();
-    if (wire_send(link_->fd, WIRE_LEASE, seq, &lease, sizeof lease))
-        atomic_store(&contexts->chunk_seq, seq);
-}
-
-/* Before the first context on a card. *estimated: the arbiter knew what it will take, and holds that. */
-enum link_answer link_context_begin(struct card *card, bool *estimated)
-{
-    enum link_answer answer = LINK_ABSENT;
-    struct quiet quiet = quiet_begin();
-    forks_watch();
-    pthread_mutex_lock(&link_->lock);
-    while (answer == LINK_ABSENT && connected_in_time()) {
-        if (atomic_load(&card->wire) < 0) {
-            answer = LINK_REFUSED;
-            break;
-        }
-        link_->context = (struct awaited){.seq = next_seq() | WIRE_SEQ_CONTEXT};
-        if (!say_context(card, WIRE_BEGIN, link_->context.seq))
-            break;
-        ask_chunk_ahead(card);
-        if (!answered_in_time(&link_->context, PATIENCE_MS)) {
-            if (link_->connected)
-                break;
-            continue;
-        }
-        answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
-        *estimated = link_->context_answer.granted_bytes > 0;
-    }
-    if (link_->begun)
-        reader_needed();
-    pthread_mutex_unlock(&link_->lock);
-    quiet_end(quiet);
-    return answer;
-}
-
-/* Memory was opened that somebody else may have made. What is answered too late is taken back. */
-enum link_answer link_hold(struct card *card, struct wire_shared *said)
-{
-    enum link_answer answer = LINK_ABSENT;
-    forks_watch();
-    pthread_mutex_lock(&link_->lock);
-    while (answer == LINK_ABSENT && connected_in_time()) {
-        if (atomic_load(&card->wire) < 0) {
-            answer = LINK_REFUSED;
-            break;
-        }
-        said->card = (uint32_t)atomic_load(&card->wire);
-        link_->hold = (struct awaited){.seq = next_seq() | WIRE_SEQ_HOLD};
-        if (!wire_send(link_->fd, WIRE_HOLD, link_->hold.seq, said, sizeof *said))
-            break;
-        if (!answered_in_time(&link_->hold, PATIENCE_MS)) {
-            if (!link_->connected)
-                continue;
-            link_drop(said);
-            break;
-        }
-        answer = link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;
-    }
-    if (link_->begun)
-        reader_needed();
-    if (answer != LINK_GRANTED)
-        pthread_mutex_unlock(&link_->lock);
-    return answer;
-}
-
-/* After the first context was made or the last is gone. */
-void link_context_end(struct card *card, enum wire_step step, bool wait)
-{
-    struct quiet quiet = quiet_begin();
-    pthread_mutex_lock(&link_->lock);
-    if (link_->connected && atomic_load(&card->wire) >= 0) {
-        uint32_t seq = next_seq() | WIRE_SEQ_CONTEXT;
-        if (wait)
-            link_->measured = (struct awaited){.seq = seq};
-        if (say_context(card, step, seq) && wait)
-            answered_in_time(&link_->measured, MEASURE_MS);
-    }
-    pthread_mutex_unlock(&link_->lock);
-    quiet_end(quiet);
-}
-
-/* The container's processes on a card. False when the arbiter does not say. One thread at a time. */
-bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count)
-{
-    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
-    bool known = false;
-    struct quiet quiet = quiet_begin();
-    if (!link_wait())
-        return false;
-    pthread_mutex_lock(&one);
-    pthread_mutex_lock(&link_->lock);
-    if (link_->connected && atomic_load(&card->wire) >= 0) {
-        struct wire_card_only ask = {.card = (uint32_t)atomic_load(&card->wire)};
-        link_->processes = (struct awaited){.seq = next_seq()};
-        link_->listed = out;
-        link_->listed_room = room;
-        known = wire_send(link_->fd, WIRE_PROCESSES, link_->processes.seq, &ask, sizeof ask) &&
-                answered_in_time(&link_->processes, PATIENCE_MS);
-        link_->listed = NULL;
-        *count = link_->listed_count;
-    }
-    pthread_mutex_unlock(&link_->lock);
-    pthread_mutex_unlock(&one);
-    quiet_end(quiet);
-    return known;
 }
 
 void link_forget(void)

@@ -1,6 +1,6 @@
 /* link.h - the connection to the arbiter: what is kept of it, and what its files offer each other and the rest.
  *
- * link.c connects and asks; reader.c is the thread that reads from then on. process.h includes this.
+ * link.c connects, ask.c asks; reader.c is the thread that reads from then on. process.h includes this.
  */
 #ifndef TANGRAM_LINK_H
 #define TANGRAM_LINK_H
@@ -50,22 +50,30 @@ struct link {
 #define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
 
 /* link.c */
-enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
 void link_greet(void); /* says HELLO and waits for nothing */
+bool link_wait(void);  /* until connected, for a bounded time */
+void link_forget(void); /* in a forked child */
+
+/* ask.c */
+enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
 enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes);
 void link_return(struct card *card, uint64_t most_bytes); /* of the unused lease, to the arbiter */
-bool link_wait(void); /* until connected, for a bounded time */
 void link_settle(struct card *card); /* waits for a lease that was asked for ahead, and until the page shows what was given back */
 bool link_unleased(struct card *card, uint64_t *bytes);
 enum link_answer link_context_begin(struct card *card, bool *estimated);
 void link_context_end(struct card *card, enum wire_step step, bool wait);
 bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count);
 enum link_answer link_hold(struct card *card, struct wire_shared *said); /* locked afterwards when it is granted */
-void link_forget(void); /* in a forked child */
 
-/* Between link.c and reader.c. "Locked" = the caller holds link.lock. */
+/* Between link.c, ask.c and reader.c. "Locked" = the caller holds link.lock. */
+uint32_t link_next_seq(void);         /* locked */
 bool link_say(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
+bool link_say_context(struct card *card, enum wire_step step, uint32_t seq); /* locked, connected */
 bool link_drop(const struct wire_shared *said); /* locked, connected */
+bool link_connected_in_time(void);    /* locked */
+bool link_reader_needed(void);        /* locked */
+void link_wait_until(uint64_t deadline_ms); /* locked */
+void link_pump(uint64_t deadline_ms); /* locked */
 bool link_meet(int patience_ms);      /* not locked */
 bool link_readable(int fd, int ms);   /* not locked */
 bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */

@@ -1,0 +1,278 @@
+/* ask.c - what is asked of the arbiter, and what is said to it, by the threads of the program.
+ *
+ * Each question is one packet and one answer, awaited for a bounded time; an arbiter that went away meanwhile is asked again
+ * when it is back. link.lock is free while one waits.
+ */
+#include "process.h"
+
+#include <pthread.h>
+
+enum {
+    PATIENCE_MS = 2000, /* for an answer; specified */
+    MEASURE_MS = 500    /* for NVML, of which only the first process on a node waits; guessed */
+};
+
+static struct link *const link_ = &tangram.link;
+
+/* Locked. What is free for this process once the arbiter has read it: who asks how much that is waits for the answer. */
+static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
+{
+    uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
+    bool sent = wire_send(link_->fd, type, seq, body, body_bytes);
+    if (sent)
+        atomic_store(&link_->given_seq, seq);
+    return sent;
+}
+
+bool link_drop(const struct wire_shared *said)
+{
+    return give(WIRE_DROP, said, sizeof *said);
+}
+
+/* Locked. Until the answer is there: false when it is not, in time or at all. */
+static bool answered_in_time(struct awaited *awaited, int patience_ms)
+{
+    uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
+    while (!awaited->answered && link_->connected && now_ms() < deadline_ms) {
+        if (link_->threaded || link_->pumping)
+            link_wait_until(deadline_ms);
+        else
+            link_pump(deadline_ms);
+    }
+    awaited->seq = 0;
+    return awaited->answered;
+}
+
+/* Locked. Up to so much of the unused lease goes back. Without an arbiter it stays ours. */
+static void return_unused(struct card *card, uint64_t most_bytes)
+{
+    if (!link_->connected || atomic_load(&card->unused_bytes) == 0)
+        return;
+    atomic_fetch_add(&link_->gives, 1); /* before it is taken out */
+    struct wire_amount back = {.card = (uint32_t)atomic_load(&card->wire), .bytes = lease_take_unused(card, most_bytes)};
+    if (give(WIRE_RETURN, &back, sizeof back))
+        atomic_fetch_sub(&card->leased_bytes, back.bytes);
+    else
+        atomic_fetch_add(&card->unused_bytes, back.bytes);
+}
+
+/* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. An arbiter that is there and says
+ * nothing is waited for once. */
+static bool came(_Atomic uint32_t *seq)
+{
+    if (atomic_load(seq) == 0)
+        return false;
+    uint64_t deadline_ms = now_ms() + PATIENCE_MS;
+    while (atomic_load(seq) != 0 && link_->connected && now_ms() < deadline_ms) {
+        if (link_->threaded || link_->pumping)
+            link_wait_until(deadline_ms);
+        else
+            link_pump(deadline_ms);
+    }
+    atomic_store(seq, 0);
+    return true;
+}
+
+/* Locked. A chunk was asked for when the context was made, and may be on its way: wait for it. False when none is. */
+static bool chunk_came(struct card *card)
+{
+    return came(&tangram.contexts.of[card->at].chunk_seq);
+}
+
+void link_settle(struct card *card)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    chunk_came(card);
+    came(&link_->given_seq);
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+/* Locked. */
+static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
+{
+    if (!chunk_came(card))
+        return false;
+    if (lease_take(card, need_bytes))
+        return true;
+    return_unused(card, UINT64_MAX);
+    return false;
+}
+
+/* Asks for at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. */
+enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes)
+{
+    enum link_answer answer = LINK_ABSENT;
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    while (answer == LINK_ABSENT && link_connected_in_time()) {
+        struct wire_lease lease = {
+            .card = (uint32_t)atomic_load(&card->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
+        if (atomic_load(&card->wire) < 0) {
+            answer = LINK_REFUSED; /* the arbiter's grant does not name it */
+            break;
+        }
+        if (chunk_is_enough(card, need_bytes)) {
+            answer = LINK_GRANTED;
+            break;
+        }
+        if (!link_->connected)
+            continue;
+        link_->lease = (struct awaited){.seq = link_next_seq()};
+        if (!wire_send(link_->fd, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease))
+            break;
+        if (!answered_in_time(&link_->lease, PATIENCE_MS)) {
+            if (link_->connected)
+                break; /* it is there and says nothing */
+            continue;  /* it went away meanwhile: ask the next one */
+        }
+        answer = LINK_REFUSED;
+        if (!link_->lease_answer.refused && link_->lease_answer.granted_bytes >= need_bytes) {
+            atomic_fetch_add(&card->unused_bytes, link_->lease_answer.granted_bytes - need_bytes);
+            answer = LINK_GRANTED;
+        }
+    }
+    if (link_->begun)
+        link_reader_needed();
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+    return answer;
+}
+
+void link_return(struct card *card, uint64_t most_bytes)
+{
+    if (most_bytes == 0)
+        return;
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    return_unused(card, most_bytes);
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+/* What no process of the container holds. False when that is not known: never connected, or the arbiter is away. */
+bool link_unleased(struct card *card, uint64_t *bytes)
+{
+    const _Atomic uint64_t *page = atomic_load_explicit(&link_->page, memory_order_acquire);
+    int wire = atomic_load_explicit(&card->wire, memory_order_acquire);
+    if (page == NULL || wire < 0)
+        return false;
+    *bytes = atomic_load_explicit(&page[wire], memory_order_relaxed);
+    return true;
+}
+
+/* Locked. The first allocation will want a lease: ask for it while the driver is busy with the context. */
+static void ask_chunk_ahead(struct card *card)
+{
+    struct card_contexts *contexts = &tangram.contexts.of[card->at];
+    struct wire_lease lease = {.card = (uint32_t)atomic_load(&card->wire), .want_bytes = lease_chunk_bytes(card)};
+    if (atomic_load(&contexts->chunk_seq) != 0 || atomic_load(&card->leased_bytes) != 0)
+        return;
+    uint32_t seq = link_next_seq();
+    if (wire_send(link_->fd, WIRE_LEASE, seq, &lease, sizeof lease))
+        atomic_store(&contexts->chunk_seq, seq);
+}
+
+/* Before the first context on a card. *estimated: the arbiter knew what it will take, and holds that. */
+enum link_answer link_context_begin(struct card *card, bool *estimated)
+{
+    enum link_answer answer = LINK_ABSENT;
+    struct quiet quiet = quiet_begin();
+    forks_watch();
+    pthread_mutex_lock(&link_->lock);
+    while (answer == LINK_ABSENT && link_connected_in_time()) {
+        if (atomic_load(&card->wire) < 0) {
+            answer = LINK_REFUSED;
+            break;
+        }
+        link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
+        if (!link_say_context(card, WIRE_BEGIN, link_->context.seq))
+            break;
+        ask_chunk_ahead(card);
+        if (!answered_in_time(&link_->context, PATIENCE_MS)) {
+            if (link_->connected)
+                break;
+            continue;
+        }
+        answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+        *estimated = link_->context_answer.granted_bytes > 0;
+    }
+    if (link_->begun)
+        link_reader_needed();
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+    return answer;
+}
+
+/* Memory was opened that somebody else may have made. What is answered too late is taken back. */
+enum link_answer link_hold(struct card *card, struct wire_shared *said)
+{
+    enum link_answer answer = LINK_ABSENT;
+    forks_watch();
+    pthread_mutex_lock(&link_->lock);
+    while (answer == LINK_ABSENT && link_connected_in_time()) {
+        if (atomic_load(&card->wire) < 0) {
+            answer = LINK_REFUSED;
+            break;
+        }
+        said->card = (uint32_t)atomic_load(&card->wire);
+        link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
+        if (!wire_send(link_->fd, WIRE_HOLD, link_->hold.seq, said, sizeof *said))
+            break;
+        if (!answered_in_time(&link_->hold, PATIENCE_MS)) {
+            if (!link_->connected)
+                continue;
+            link_drop(said);
+            break;
+        }
+        answer = link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+    }
+    if (link_->begun)
+        link_reader_needed();
+    if (answer != LINK_GRANTED)
+        pthread_mutex_unlock(&link_->lock);
+    return answer;
+}
+
+/* After the first context was made or the last is gone. */
+void link_context_end(struct card *card, enum wire_step step, bool wait)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    if (link_->connected && atomic_load(&card->wire) >= 0) {
+        uint32_t seq = link_next_seq() | WIRE_SEQ_CONTEXT;
+        if (wait)
+            link_->measured = (struct awaited){.seq = seq};
+        if (link_say_context(card, step, seq) && wait)
+            answered_in_time(&link_->measured, MEASURE_MS);
+    }
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+/* The container's processes on a card. False when the arbiter does not say. One thread at a time. */
+bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    bool known = false;
+    struct quiet quiet = quiet_begin();
+    if (!link_wait())
+        return false;
+    pthread_mutex_lock(&one);
+    pthread_mutex_lock(&link_->lock);
+    if (link_->connected && atomic_load(&card->wire) >= 0) {
+        struct wire_card_only ask = {.card = (uint32_t)atomic_load(&card->wire)};
+        link_->processes = (struct awaited){.seq = link_next_seq()};
+        link_->listed = out;
+        link_->listed_room = room;
+        known = wire_send(link_->fd, WIRE_PROCESSES, link_->processes.seq, &ask, sizeof ask) &&
+                answered_in_time(&link_->processes, PATIENCE_MS);
+        link_->listed = NULL;
+        *count = link_->listed_count;
+    }
+    pthread_mutex_unlock(&link_->lock);
+    pthread_mutex_unlock(&one);
+    quiet_end(quiet);
+    return known;
+}
