@@ -1,7 +1,11 @@
-"""The filter verb: answer the one best node and hold the place.
+"""The filter verb: answer the one best node and hold the place. And the prioritize verb, for pods that want it otherwise.
 
 One node, not a list: with more than one left the scheduler scores them, and its random ties cost more than the best policy gains
 (docs/architecture.md). A pod that was promised a place before is judged anew, unless that promise may still become a bound pod.
+
+A pod of a policy that lists (`scheduler`) is answered every node that fits, and nothing is held: which node it becomes, kube-scheduler
+alone will know. Its GPUs are chosen when it is bound, and bind refuses when they have gone meanwhile; the scheduler then starts over.
+Where one node is left, as for a pod that was nominated, there is nothing to choose, and its place is held as for others.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from extender.reasons import BINDING, BOUND, NO_EVICTION_HELPS
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
+from extender.wishing import wishes_of
 from kube.objects import Pod
 from vgpu.errors import BadAsk
-from vgpu.placement import Placement
+from vgpu.placement import Placement, fitting, rate
+from vgpu.policy import POLICIES
 
 NO_NAMES = "the scheduler sent no NodeNames: configure this extender with nodeCacheCapable: true"
 
@@ -38,11 +44,23 @@ def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
             return FilterResult([node])
         return FilterResult(unresolvable={reason: _each_once(candidates)})
     state.cancel(pod.uid)
-    answer = state.place(ask, candidates)
+    if POLICIES[ask.policy].lists:
+        fit = fitting(state.fleet, ask, candidates, state.claims.only(ask, state.names))
+        if len(fit) > 1:
+            return FilterResult(fit)
+    answer = state.place(ask, candidates, wishes_of(pod, state.peers, state.claims))
     if isinstance(answer, Placement):
         state.reserve(pod.uid, pod.key, ask, answer)
         return FilterResult([answer.node])
     return _nowhere(answer.nodes)
+
+
+def prioritize_nodes(state: State, args: FilterArgs) -> dict[str, int]:
+    """Node -> how good it is for the pod's GPUs, 0 to 10. Raises BadAsk."""
+    ask = state.ask_of(args.pod)
+    if not ask or args.node_names is None:
+        return {}
+    return rate(state.fleet, ask, args.node_names, state.claims.only(ask, state.names))
 
 
 def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:

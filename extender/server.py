@@ -18,22 +18,24 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 
 
 def scheduler_app(verbs: Verbs) -> App:
-    """POST /filter, POST /preempt, POST /bind and GET /snapshot."""
+    """POST /filter, /prioritize, /preempt and /bind, and GET /snapshot."""
 
     async def answer(method: str, path: str, body: bytes) -> tuple[HTTPStatus, bytes, bytes]:
         match method, path:
             case "POST", "/filter":
                 return HTTPStatus.OK, _JSON, verbs.filter(body)
+            case "POST", "/prioritize":
+                return HTTPStatus.OK, _JSON, verbs.prioritize(body)
             case "POST", "/preempt":
                 return HTTPStatus.OK, _JSON, verbs.preempt(body)
             case "POST", "/bind":
                 return HTTPStatus.OK, _JSON, await verbs.bind(body)
             case "GET", "/snapshot":
                 return HTTPStatus.OK, _JSON, await verbs.snapshot()
-            case _, "/filter" | "/preempt" | "/bind" | "/snapshot":
+            case _, "/filter" | "/prioritize" | "/preempt" | "/bind" | "/snapshot":
                 return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, f"{path} does not answer {method}\n".encode()
             case _:
-                return HTTPStatus.NOT_FOUND, _TEXT, b"there are /filter, /preempt, /bind and /snapshot\n"
+                return HTTPStatus.NOT_FOUND, _TEXT, b"there are /filter, /prioritize, /preempt, /bind and /snapshot\n"
 
     async def app(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]

@@ -9,6 +9,7 @@ Runs in one event loop and never awaits, so that each change is whole before the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
@@ -18,6 +19,7 @@ import numpy as np
 import structlog
 
 from extender.claims import Claim, Claims, sizes_of
+from extender.peers import Peers
 from extender.processors import CPU, Processors, allocatable_milli, asked_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
 from extender.reservations import LIFE_S, Reservations, Stage
@@ -32,6 +34,7 @@ from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk, asks_for_ours, pod_ask
 from vgpu.snapshot import Free, NodeRecord, PodRecord, Snapshot, Starting
+from vgpu.wishes import Wishes
 
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that may hold something. A pod that ends leaves the watch as if deleted."""
@@ -63,6 +66,7 @@ class State:
         self._blocked: dict[str, set[str]] = {}
         """Node -> UIDs of its pods whose assignment cannot be read."""
         self._processors = Processors()
+        self.peers = Peers()
         self._seen_started = 0
 
     @property
@@ -78,7 +82,7 @@ class State:
     # --- what the watch tells ---
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
-        """A node came, changed or went. Only its inventory and processors matter."""
+        """A node came, changed or went. Only its inventory, processors and labels matter."""
         if new is None:
             if old is not None:
                 self._forget_node(old.metadata.name)
@@ -86,6 +90,7 @@ class State:
         name, text = new.metadata.name, new.metadata.annotation(self.names.inventory)
         self._processors.set_node(name, allocatable_milli(new.status))
         self._tell_cpu({name})
+        self.fleet.labels.say(name, new.metadata.labels)
         if old is not None and name in self._nodes and old.metadata.annotation(self.names.inventory) == text:
             return
         self._nodes[name] = self._inventory(name, text)
@@ -100,6 +105,7 @@ class State:
             return
         if old is None or old.uid != new.uid:
             self._learn(new)
+        self.peers.see(new)
         if new.spec.node_name:
             self._tell_cpu(self._processors.hold(new.uid, new.spec.node_name, asked_milli(new.spec)))
             self._bound(new)
@@ -155,6 +161,7 @@ class State:
         self._tell_cpu(self._processors.release(uid))
         self.reservations.drop(uid)
         self.claims.release(uid)
+        self.peers.forget(uid)
         self.unassigned.discard(uid)
         self._unblock(uid)
 
@@ -169,6 +176,7 @@ class State:
         self._nodes.pop(name, None)
         self._excluded.pop(name, None)
         self._processors.set_node(name, None)
+        self.fleet.labels.say(name, None)
         self.claims.set_node(name, None)
 
     def _inventory(self, name: str, text: str | None) -> Inventory | None:
@@ -205,9 +213,9 @@ class State:
             log.warning("a bound pod's ask cannot be read", pod=pod.key, error=str(error))
             return PodAsk(())
 
-    def place(self, ask: PodAsk, candidates: Iterable[str]) -> Placement | NoRoom:
+    def place(self, ask: PodAsk, candidates: Iterable[str], wishes: Wishes | None = None) -> Placement | NoRoom:
         """The best of the candidates, or why each cannot take the pod."""
-        answer = place(self.fleet, ask, candidates, self.claims.only(ask, self.names))
+        answer = place(self.fleet, ask, candidates, self.claims.only(ask, self.names), wishes)
         if isinstance(answer, NoRoom):
             for node in answer.nodes.pop(NO_INVENTORY, ()):
                 answer.nodes.setdefault(self._reason(node), []).append(node)
@@ -335,13 +343,15 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, inventory and processors."""
+    """What to keep of a node: its name, and where it has an inventory, that, labels and processors."""
 
     def shrink(node: Node) -> Node:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
         kept = Metadata(meta.name, "", meta.uid, meta.resource_version)
         if text is not None:
-            kept = msgspec.structs.replace(kept, annotations={names.inventory: text})
+            # thousands of nodes say the same
+            labels = {sys.intern(key): sys.intern(value) for key, value in (meta.labels or {}).items()}
+            kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
         cpu = (node.status.allocatable or {}).get(CPU)
         return Node(kept, status=NodeStatus({CPU: cpu} if cpu is not None and text is not None else None))
 

@@ -14,11 +14,12 @@ import msgspec
 import structlog
 
 from extender.binding import Binder
+from extender.filtering import prioritize_nodes
 from extender.metrics import Metrics
 from extender.preempting import PreemptionArgs, PreemptionResult
 from extender.preemption import Preemption
 from extender.state import State
-from extender.wire import BindingArgs, BindingResult, FilterReader, FilterResult
+from extender.wire import BindingArgs, BindingResult, FilterReader, FilterResult, HostPriority
 from vgpu.errors import TangramError
 from vgpu.snapshot import snapshot_to_json
 
@@ -58,6 +59,27 @@ class Verbs:
         outcome = "error" if result.error else "fits" if result.node_names else "no_room"
         self._metrics.count("filter", outcome, time.perf_counter() - started)
         return answer
+
+    def prioritize(self, body: bytes) -> bytes:
+        """ExtenderArgs -> HostPriorityList, which has no Error: in trouble no node is rated, and the log says why."""
+        started, outcome, rated = time.perf_counter(), "error", dict[str, int]()
+        try:
+            missing = self._not_ready()
+            if missing:
+                log.warning("no node is rated", reason=missing)
+            else:
+                args = self._filter_args.read(body)
+                with self._preemption.holds.lifted(args.pod.uid):
+                    rated = prioritize_nodes(self._state, args)
+                outcome = "rated"
+        except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+            log.warning("prioritize: the request cannot be read", error=str(wrong))
+        except TangramError as refused:
+            log.warning("no node is rated", reason=str(refused))
+        except Exception:
+            log.exception("prioritize failed")
+        self._metrics.count("prioritize", outcome, time.perf_counter() - started)
+        return self._encoder.encode([HostPriority(node, score) for node, score in rated.items()])
 
     async def bind(self, body: bytes) -> bytes:
         """ExtenderBindingArgs -> ExtenderBindingResult."""

@@ -33,7 +33,7 @@ class _FilterArgs(msgspec.Struct, frozen=True):
 
 
 class FilterReader:
-    """Reads the bodies of filter calls.
+    """Reads the bodies of filter and prioritize calls.
 
     The names of the nodes are most of a body: 440 kB for 10,000. They are its last field, and where they can be told apart from the rest
     they stay as they are (`vgpu.roster`). That is so when what stands before them is a whole object of its own, so nothing that looks
@@ -104,6 +104,13 @@ def _by_node(reasons: Mapping[str, Sequence[str]]) -> msgspec.Raw:
                 by_node = msgspec.json.encode(dict.fromkeys(nodes, reason))[1:-1]
             parts.append(by_node)
     return msgspec.Raw(b"{%b}" % b",".join(parts))
+
+
+class HostPriority(msgspec.Struct, frozen=True):
+    """Of a HostPriorityList, the answer of prioritize."""
+
+    node: str = msgspec.field(name="Host")
+    score: int = msgspec.field(name="Score")
 
 
 class BindingArgs(msgspec.Struct, frozen=True):

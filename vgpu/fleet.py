@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from vgpu.grant import Slice
 from vgpu.inventory import AccessMode, Card, Inventory
+from vgpu.labels import Labels
 from vgpu.links import costs_of
 from vgpu.mix import Mix
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
@@ -81,6 +82,9 @@ class Fleet:
         self.mix = Mix()
         """What the cluster's pods ask for, for policies. Who sees pods tells it (`saw`)."""
         self.column: dict[str, int] = {}
+        self.labels = Labels(self.column)
+        """Of the nodes, for pods with wishes. Who sees nodes tells it."""
+        self.labels.grew(nodes)
         self.names: list[str] = [""] * nodes
         self.models: dict[str, int] = {}
         self.inventory: dict[str, Inventory] = {}
@@ -176,6 +180,7 @@ class Fleet:
         del self.inventory[name], self.mig_tenants[name]
         self.names[at] = ""
         self.free_cpu_milli[at] = UNKNOWN_CPU
+        self.labels.leave(at)
         self._clear(at)
         self._free_columns.append(at)
 
@@ -301,6 +306,7 @@ class Fleet:
         at = self._free_columns.pop()
         self.column[name] = at
         self.names[at] = name
+        self.labels.settle(name)
         self.width = max(self.width, at + 1)
         return at
 
@@ -315,6 +321,7 @@ class Fleet:
         if axis == 1:
             self.free_cpu_milli = np.concatenate([self.free_cpu_milli, np.full(before, UNKNOWN_CPU, np.int32)])
             self.names.extend([""] * before)
+            self.labels.grew(2 * before)
             self._free_columns.extend(range(2 * before - 1, before - 1, -1))
 
 

@@ -4,7 +4,8 @@ This is the only module that decides where anything goes. It is pure: it reads a
 reason why not, and never touches Kubernetes, NVML, the clock or a random number. The same fleet and ask give the same answer.
 
 All candidates are tried at once, on copies of their columns (`table`). The best is the one with the lowest keys of the
-pod's policy, then the one with the smallest name. What is promised about fitting stands in `table`.
+pod's policy, then the one with the smallest name; a pod with wishes of its own takes, of those in the best grade, one that
+it likes best (`policy`). What is promised about fitting stands in `table`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from vgpu.fleet import Candidates, Fleet
+from vgpu.fleet import Candidates, Columns, Fleet
 from vgpu.grant import Assignment
+from vgpu.policies.scheduler import BEST, scheduler
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk
 from vgpu.table import Table
+from vgpu.wishes import Wishes, liking
 
 NO_INVENTORY: Final = "node has no GPUs that Tangram shares"
 TOO_LARGE: Final = "no GPU of the node is large enough or of an allowed model"
@@ -56,30 +60,66 @@ class NoRoom:
 
 
 def place(
-    fleet: Fleet, ask: PodAsk, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
+    fleet: Fleet,
+    ask: PodAsk,
+    candidates: Iterable[str],
+    only: Mapping[str, Set[str]] | None = None,
+    wishes: Wishes | None = None,
 ) -> Placement | NoRoom:
     """The best node among `candidates` and the cards there, or why there is none.
 
     `only` narrows a node's cards to the UUIDs given: a pod of the same size is starting there, and the kubelet may swap
     the two pods' devices (contract.md section 3).
     """
-    asked = fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
-    table = Table(fleet, ask, asked, only, order=POLICIES[ask.policy].order)
+    policy, asked = POLICIES[ask.policy], _look_up(fleet, candidates)
+    table = Table(fleet, ask, asked, only, order=policy.order)
     if not table.fits.any():
         return _no_room(table, asked, only)
-    best = np.flatnonzero(table.fits)
-    for key in POLICIES[ask.policy].score(table.outcome()):
-        keys = key[best]
-        best = best[keys == keys.min()]
+    best, outcome = np.flatnonzero(table.fits), table.outcome()
+    scores = policy.score(outcome)
+    if wishes:
+        best = _lowest(policy.grade(outcome, scores), best)
+        liked = liking(wishes, fleet, table.columns(best))
+        best = best[liked == liked.max()]
+    for key in scores:
+        best = _lowest(key, best)
     at = min(best.tolist(), key=table.names.__getitem__)
     return Placement(table.names[at], table.assignment(at))
+
+
+def fitting(
+    fleet: Fleet, ask: PodAsk, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
+) -> list[str]:
+    """Every candidate that fits."""
+    table = Table(fleet, ask, _look_up(fleet, candidates), only)
+    return list(compress(table.names, table.fits.tolist()))
+
+
+def rate(
+    fleet: Fleet, ask: PodAsk, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
+) -> dict[str, int]:
+    """Candidate that fits -> 0 to 10, how good it is for the GPU, by the policy `scheduler`."""
+    table = Table(fleet, ask, _look_up(fleet, candidates), only)
+    rating = (BEST - scheduler(table.outcome())[0]).astype(int).tolist()
+    return {name: rated for name, rated, fits in zip(table.names, rating, table.fits.tolist(), strict=False) if fits}
+
+
+def _look_up(fleet: Fleet, candidates: Iterable[str]) -> Candidates:
+    return fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
+
+
+def _lowest(key: npt.NDArray[Any], nodes: Columns) -> Columns:
+    """Of some nodes, those with the lowest key."""
+    keys = key[nodes]
+    lowest: Columns = nodes[keys == keys.min()]
+    return lowest
 
 
 def explain(
     fleet: Fleet, ask: PodAsk, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
 ) -> dict[str, str]:
     """Per candidate that cannot take the pod, the reason; those that can are left out."""
-    asked = fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
+    asked = _look_up(fleet, candidates)
     return _no_room(Table(fleet, ask, asked, only), asked, only).reasons
 
 

@@ -2,22 +2,51 @@
 
 To add a policy, write a file in `vgpu/policies` with a function of `Outcome` that returns keys, (nodes,) each, lower is better,
 and give it a row here. Ties are broken by node name, never at random: the same fleet and ask give the same answer.
+
+What the pod itself would like of its node (`wishes`) decides among nodes that are equally good for the GPU. What counts as equal is
+the policy's grade: its first key, or a coarser form of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from vgpu.outcome import Outcome, Scores
 from vgpu.policies.binpack import binpack
 from vgpu.policies.fragmentation import fragmentation
+from vgpu.policies.scheduler import scheduler
 from vgpu.policies.spread import spread
 from vgpu.policies.topology import topology
 
 Order = Literal["tightest", "roomiest", "linked"]
 """Which cards of a node a share takes: those left with least, those left with most, or those with the best links."""
+
+
+Grade = npt.NDArray[Any]
+"""(nodes,) lower is better."""
+
+GRADES_OF_A_GPU: Final = 4
+"""Leftovers in the same quarter of a GPU count as equal. Pulled out of the air: coarse enough that replicas get out of each other's way,
+fine enough that none of them opens an idle GPU while one in use has room."""
+
+
+def first_key(_: Outcome, scores: Scores) -> Grade:
+    """For policies whose first key is coarse as it is."""
+    grade: Grade = scores[0]
+    return grade
+
+
+def quarters(outcome: Outcome, scores: Scores) -> Grade:
+    """For policies whose first key is memory: in quarters of the node's largest GPU."""
+    before, _ = outcome.cards
+    largest = np.maximum(before.total_mib.max(axis=0), 1)
+    grade: Grade = scores[0] * GRADES_OF_A_GPU // largest
+    return grade
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +56,17 @@ class Policy:
     score: Callable[[Outcome], Scores]
     order: Order = "tightest"
     """Of pods with one container that asks for GPUs; those with several take the tightest, which always fit."""
+    grade: Callable[[Outcome, Scores], Grade] = first_key
+    """What must be equal before the pod's own wishes count. Looked at for pods with wishes only."""
+    lists: bool = False
+    """Are all nodes that fit answered, and kube-scheduler's own preferences decide?"""
 
 
 POLICIES: Final[Mapping[str, Policy]] = {
-    "binpack": Policy(binpack),
-    "spread": Policy(spread, "roomiest"),
+    "binpack": Policy(binpack, grade=quarters),
+    "spread": Policy(spread, "roomiest", quarters),
     "fragmentation": Policy(fragmentation),
     "topology": Policy(topology, "linked"),
+    "scheduler": Policy(scheduler, lists=True),
 }
 """Every policy a pod may name in its placement annotation."""

@@ -110,6 +110,11 @@ class Table:
             self.view, self.names = columns, [self.fleet.names[at] for at in columns.tolist()]
             self.asked = np.ones(len(columns), np.bool_)
 
+    def columns(self, nodes: Columns) -> Columns:
+        """Where nodes in view are in the fleet."""
+        found: Columns = nodes if isinstance(self.view, slice) else self.view[nodes]
+        return found
+
     def outcome(self) -> Outcome:
         """What the policy sees."""
         node_free = self._node_free_mib

@@ -75,7 +75,10 @@ def test_a_person_sees_a_table_and_a_picture(files: list[str | Path], tmp_path: 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--policy", "best"], "--policy is 'best': it must be one of binpack, spread, fragmentation, topology"),
+        (
+            ["--policy", "best"],
+            "--policy is 'best': it must be one of binpack, spread, fragmentation, topology, scheduler",
+        ),
         (["--seeds", "5:5"], "--seeds is '5:5', which is 0 seeds"),
         (["--seeds", "x"], "--seeds is 'x'"),
         (["--arrive", "0"], "--arrive is 0.0: it must be above 0"),

@@ -11,7 +11,7 @@ from webhook.settings import Settings
 @pytest.mark.parametrize(
     ("policies", "why"),
     [
-        (["binpack", "best"], "best: placement policies are binpack, spread, fragmentation, topology"),
+        (["binpack", "best"], "best: placement policies are binpack, spread, fragmentation, topology, scheduler"),
         (["spread"], "spread: binpack must be one, for pods that name none"),
         ([], "none: binpack must be one"),
     ],

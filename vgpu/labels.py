@@ -1,0 +1,84 @@
+"""Labels of the fleet's nodes, as numbers by column: what a pod would like of its node is then a look-up over all nodes at once.
+
+Only keys that somebody asks about become arrays, at the first question. What is said of a node outlives its column: one that leaves the
+fleet and comes back finds its labels again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Codes = npt.NDArray[np.int32]
+
+MOST_KEYS: Final = 32
+"""Keys kept as arrays; of more the one asked about first goes. Pulled out of the air: bounds what pods with odd wishes cost."""
+
+_NOTHING: Final[Mapping[str, str]] = {}
+
+
+@dataclass(slots=True)
+class Key:
+    """One label key."""
+
+    codes: Codes
+    """(columns,) the number of each node's value; -1 where it has none."""
+    numbers: dict[str, int]
+    """Value -> its number. Values that no node has any more stay until the key is made anew."""
+
+
+class Labels:
+    """`column` is the fleet's own table of nodes, which it tells of changes by `settle`, `leave` and `grew`."""
+
+    def __init__(self, column: Mapping[str, int]) -> None:
+        self._column = column
+        self._said: dict[str, Mapping[str, str]] = {}
+        self._keys: dict[str, Key] = {}
+        self._size = 0
+
+    def say(self, node: str, labels: Mapping[str, str] | None) -> None:
+        """A node has these labels; None: it is gone."""
+        if self._said.get(node) == labels:
+            return
+        if labels is None:
+            del self._said[node]
+        else:
+            self._said[node] = labels
+        if node in self._column:
+            self.settle(node)
+
+    def settle(self, node: str) -> None:
+        """A node has come to a column, or has other labels."""
+        at, labels = self._column[node], self._said.get(node, _NOTHING)
+        for name, key in list(self._keys.items()):
+            key.codes[at] = _number(key, labels.get(name))
+            if len(key.numbers) > 2 * len(key.codes):
+                del self._keys[name]
+
+    def leave(self, at: int) -> None:
+        """A column is empty."""
+        for key in self._keys.values():
+            key.codes[at] = -1
+
+    def grew(self, size: int) -> None:
+        """There are so many columns now."""
+        self._size = size
+        self._keys.clear()
+
+    def key(self, name: str) -> Key:
+        """A key, for all columns."""
+        if name not in self._keys:
+            if len(self._keys) == MOST_KEYS:
+                del self._keys[next(iter(self._keys))]
+            made = self._keys[name] = Key(np.full(self._size, -1, np.int32), {})
+            for node, at in self._column.items():
+                made.codes[at] = _number(made, self._said.get(node, _NOTHING).get(name))
+        return self._keys[name]
+
+
+def _number(key: Key, value: str | None) -> int:
+    return -1 if value is None else key.numbers.setdefault(value, len(key.numbers))

@@ -1,0 +1,181 @@
+"""What a pod would like of its node, beside a GPU: preferred node affinity and soft topology spreading.
+
+Weighs nodes as kube-scheduler's plugins NodeAffinity and PodTopologySpread do, with their weights in its default profile (2 each), to
+the very number: a pod is told apart by its wishes as it would be without us. It never says whether a pod fits: what nodes must have,
+kube-scheduler has seen to before.
+
+Pods counted for spreading are those that the caller names: who asks for GPUs. Taints do not count nodes out (`nodeTaintsPolicy: Honor`
+is read as `Ignore`). A wish for other pods' company (pod affinity) is not read.
+Sources: pkg/scheduler/framework/plugins/{nodeaffinity,podtopologyspread,helper} of Kubernetes 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.fleet import Bools, Columns, Fleet
+
+Liking = npt.NDArray[np.int64]
+
+MOST: Final = 100
+"""Of one plugin. Specified by kube-scheduler (MaxNodeScore)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """On a label of the node, or on its name. An operator of a later release holds for no node."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+    by_name: bool = False
+    """On the field metadata.name, the only one there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """All its conditions hold. One without conditions holds for no node."""
+
+    conditions: tuple[Condition, ...]
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Few pods like this one in the node's domain."""
+
+    key: str
+    """Label that names the domain."""
+    peers: Mapping[str, int]
+    """Node -> pods there that count."""
+    max_skew: int = 1
+    honors_affinity: bool = True
+    """Do only pods on nodes count that this pod may go to?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Of one pod. Falsy when it has none."""
+
+    preferred: tuple[Term, ...] = ()
+    spreads: tuple[Spread, ...] = ()
+    required: tuple[tuple[Term, ...], ...] = field(default=())
+    """What its node must have: of each group one term. Read only to tell which pods count for spreading."""
+
+    def __bool__(self) -> bool:
+        return bool(self.preferred or self.spreads)
+
+
+def liking(wishes: Wishes, fleet: Fleet, columns: Columns) -> Liking:
+    """How well a pod likes each of these nodes, compared with one another: (columns,) 0 to 200, higher is better.
+
+    Half each: both plugins have the same weight.
+    """
+    total = np.zeros(len(columns), np.int64)
+    if wishes.preferred:
+        total += _affinity(wishes.preferred, fleet, columns)
+    if wishes.spreads:
+        total += _spreading(wishes, fleet, columns)
+    return total
+
+
+def _affinity(terms: Sequence[Term], fleet: Fleet, columns: Columns) -> Liking:
+    """The weights of the terms that hold, in percent of the most."""
+    weight = np.zeros(len(columns), np.int64)
+    for term in terms:
+        weight += term.weight * _holds(term, fleet, columns)
+    most = int(weight.max(initial=0))
+    return weight * MOST // most if most else weight
+
+
+def _spreading(wishes: Wishes, fleet: Fleet, columns: Columns) -> Liking:
+    """The fewer pods that count in a node's domains, the better; a node outside of any domain is worst."""
+    codes = {spread.key: fleet.labels.key(spread.key).codes for spread in wishes.spreads}
+    placed = _in_all(codes, columns)
+    crowd = np.zeros(len(columns))
+    for spread in wishes.spreads:
+        here = codes[spread.key][columns]
+        domains = len(np.unique(here[placed]))
+        counts = _counts(spread, wishes.required, codes, fleet)
+        crowd += counts[here] * np.log(domains + 2) + (spread.max_skew - 1)
+    # halves away from zero, as Go rounds
+    rounded = np.floor(crowd + 0.5).astype(np.int64)
+    if not placed.any():
+        return np.zeros(len(columns), np.int64)
+    least, most = int(rounded[placed].min()), int(rounded[placed].max())
+    liked = MOST * (most + least - rounded) // most if most else np.full(len(columns), MOST, np.int64)
+    return np.where(placed, liked, 0)
+
+
+def _counts(
+    spread: Spread, required: Sequence[Sequence[Term]], codes: Mapping[str, npt.NDArray[np.int32]], fleet: Fleet
+) -> npt.NDArray[np.float64]:
+    """Pods that count, by the number of the domain; the last one is for nodes without a domain, which say -1."""
+    known = [(fleet.column[node], pods) for node, pods in spread.peers.items() if node in fleet.column]
+    at = np.array([column for column, _ in known], np.intp)
+    count = _in_all(codes, at)
+    if spread.honors_affinity:
+        for group in required:
+            count &= reduce(np.logical_or, [_holds(term, fleet, at) for term in group], np.zeros(len(at), np.bool_))
+    pods = np.array([pods for _, pods in known], np.float64)
+    domains = len(fleet.labels.key(spread.key).numbers)
+    return np.bincount(codes[spread.key][at[count]], pods[count], domains + 1).astype(np.float64)
+
+
+def _in_all(codes: Mapping[str, npt.NDArray[np.int32]], columns: Columns) -> Bools:
+    """Nodes that are in a domain of every kind."""
+    found: Bools = np.ones(len(columns), np.bool_)
+    for of_key in codes.values():
+        found &= of_key[columns] >= 0
+    return found
+
+
+def _holds(term: Term, fleet: Fleet, columns: Columns) -> Bools:
+    """On which of the nodes."""
+    holds: Bools = np.full(len(columns), bool(term.conditions))
+    for condition in term.conditions:
+        holds &= _by_name(condition, fleet, columns) if condition.by_name else _by_label(condition, fleet, columns)
+    return holds
+
+
+def _by_name(condition: Condition, fleet: Fleet, columns: Columns) -> Bools:
+    named: Bools = np.isin(columns, [fleet.column[name] for name in condition.values if name in fleet.column])
+    match condition.operator:
+        case "In":
+            return named
+        case "NotIn":
+            return ~named
+        case _:
+            return np.zeros(len(columns), np.bool_)
+
+
+def _by_label(condition: Condition, fleet: Fleet, columns: Columns) -> Bools:
+    key = fleet.labels.key(condition.key)
+    true = np.zeros(len(key.numbers) + 1, np.bool_)  # by the number of the value; the last one is for nodes without
+    match condition.operator:
+        case "In" | "NotIn":
+            true[[key.numbers[value] for value in condition.values if value in key.numbers]] = True
+            true ^= condition.operator == "NotIn"
+        case "Exists" | "DoesNotExist":
+            true[:-1] = True
+            true ^= condition.operator == "DoesNotExist"
+        case "Gt" | "Lt":
+            sign, bound = (1, -1)[condition.operator == "Lt"], _whole(*condition.values[:1])
+            for value, number in key.numbers.items():
+                found = _whole(value)
+                true[number] = bound is not None and found is not None and sign * found > sign * bound
+    holds: Bools = true[key.codes[columns]]
+    return holds
+
+
+def _whole(text: str = "") -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
