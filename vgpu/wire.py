@@ -2,17 +2,46 @@
 
 One packet of a SOCK_SEQPACKET socket is one message: a header of 16 bytes and a body whose size its type fixes. Everything is
 little-endian. docs/reference/protocol.md says who sends what and when; shim/src/wire.h is the same in C. This module knows
-bytes only: no socket, no ledger.
+bytes only: no socket, no ledger. The messages themselves are in `vgpu.messages`, and are known here by the same names.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 from vgpu.errors import BadDocument, NewerVersion
+from vgpu.messages import (
+    Activity,
+    Channels,
+    Context,
+    Drop,
+    Error,
+    Held,
+    Hello,
+    Hold,
+    Lease,
+    Leased,
+    ListedProcess,
+    Measured,
+    Message,
+    Processes,
+    ProcessList,
+    Recall,
+    Return,
+    Space,
+    Step,
+    Usage,
+    Welcome,
+    WelcomeCard,
+    What,
+)  # fmt: skip
+
+__all__ = [
+    "Activity", "Channels", "Context", "Drop", "Error", "Held", "Hello", "Hold", "Lease", "Leased", "ListedProcess",
+    "Measured", "Message", "ProcessList", "Processes", "Recall", "Return", "Space", "Step", "Usage", "Welcome",
+    "WelcomeCard", "What", "decode", "encode",
+]  # fmt: skip
 
 MAGIC: Final = 0x52474E54
 """'TNGR' in memory."""
@@ -53,225 +82,6 @@ _CHANNELS = struct.Struct("<6I64I64I")
 _ACTIVITY = struct.Struct("<IIQ")
 _SHARED = struct.Struct(f"<IIIIQ{KEY_BYTES}s")
 _PROCESS = struct.Struct("<IIQ")
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Library: here I am. `pid` is as the container numbers it; the arbiter trusts SO_PEERCRED alone."""
-
-    pid: int
-    flags: int
-    library_version: str
-
-
-@dataclass(frozen=True, slots=True)
-class WelcomeCard:
-    """One card's limits, for all processes of the container together."""
-
-    uuid: bytes
-    limit_bytes: int
-    core_percent: int
-    klass: int
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """Arbiter: these are your cards; their order numbers them from here on. The page's descriptor comes along."""
-
-    cards: tuple[WelcomeCard, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Library: I need so much, and would take so much."""
-
-    card: int
-    need_bytes: int
-    want_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """Arbiter: the answer to a Lease, with its seq."""
-
-    card: int
-    refused: bool
-    granted_bytes: int
-    unleased_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """Library: I give so much back. Carries a Recall's seq when it answers one, and may then be of 0 bytes."""
-
-    card: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """Arbiter: a sibling needs memory; return up to so much of what you do not use."""
-
-    card: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Library: so much is allocated and so much leased. Before any Lease of a connection it re-states what it holds."""
-
-    card: int
-    used_bytes: int
-    leased_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """Arbiter: why it hangs up now."""
-
-    code: int
-    text: str
-
-
-class Step(IntEnum):
-    """Of a process's contexts on one card, all together."""
-
-    BEGIN = 1
-    """The first is about to be made."""
-    DONE = 2
-    """It was made, or this process had some when it connected again."""
-    GONE = 3
-    """The last was destroyed, or the first could not be made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Library: my contexts on a card. BEGIN is answered by a Leased, the others by a Measured."""
-
-    card: int
-    step: Step
-    estimate_bytes: int
-    """What it was last told that its contexts take; 0 = never."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Arbiter: what NVML counts for the process beside its allocations."""
-
-    card: int
-    known: bool
-    context_bytes: int
-    unleased_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Processes:
-    """Library: who of this container is on the card?"""
-
-    card: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListedProcess:
-    """One process of the container, as the container numbers it."""
-
-    pid: int
-    used_bytes: int
-    """With its contexts."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessList:
-    """Arbiter: the answer to Processes."""
-
-    card: int
-    processes: tuple[ListedProcess, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Channels:
-    """Library: these are the channels that one client of the kernel driver has on a card. The client's descriptor comes along;
-    without compute channels the client is gone from the card, and no descriptor comes."""
-
-    card: int
-    client: int
-    subdevice: int
-    compute: tuple[int, ...]
-    copy: tuple[int, ...]
-    unlisted: bool = False
-    """There are more compute channels than fit: they cannot be suspended whole."""
-
-
-class What(IntEnum):
-    """Of a process's work."""
-
-    WORK = 1
-    """It is about to give the GPU work."""
-    IDLE = 2
-    """All of it is done."""
-    HINT = 3
-    """Work comes in `value` microseconds."""
-    BEGIN_SECTION = 4
-    END_SECTION = 5
-    YIELD = 6
-    """What follows is best-effort work."""
-    END_YIELD = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Library: what the process does with the GPU."""
-
-    what: What
-    value: int = 0
-
-
-class Held(IntEnum):
-    """What a process has of memory that others may have, too."""
-
-    MADE = 1
-    """Its lease pays for it. Not answered."""
-    OPENED = 2
-    """Somebody else's, which it has just opened. Answered by a Leased."""
-    STILL_OPEN = 3
-    """The same, said again on a new connection. Not answered."""
-
-
-class Space(IntEnum):
-    """What the bytes of a key are."""
-
-    IPC = 1
-    """A CUipcMemHandle."""
-    POOL = 2
-    """A CUmemPoolPtrExportData."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Library: I have memory of this key."""
-
-    card: int
-    held: Held
-    space: Space
-    amount: int
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Library: I have it no more. `amount` bytes of my lease end with it. Not answered."""
-
-    card: int
-    held: Held
-    space: Space
-    amount: int
-    key: bytes
-
-
-Message = (
-    Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
-    | Channels | Activity | Hold | Drop
-)  # fmt: skip
 
 _TYPES: Final[dict[type[Message], int]] = {
     Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
