@@ -1,0 +1,177 @@
+"""From a pod's spec to what it would like: whom it counts, and what the filter then answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from extender.filtering import filter_nodes, prioritize_nodes
+from extender.state import State, small_node
+from extender.wire import FilterArgs, FilterResult
+from extender.wishing import wishes_of
+from kube.objects import Node, Pod
+from tests.builders import PodBuilder, card, node, pod, share
+from vgpu.names import DEFAULT
+from vgpu.placement import NO_ROOM
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+def spreading(built: PodBuilder, **constraint: Any) -> Pod:
+    """A pod that would rather not be with others of its app."""
+    given = {"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway"}
+    given |= {"labelSelector": {"matchLabels": {"app": "a"}}} | constraint
+    return with_spec(built, topologySpreadConstraints=[given])
+
+
+def preferring(built: PodBuilder, zone: str) -> Pod:
+    term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}
+    preferred = [{"weight": 10, "preference": term}]
+    return with_spec(built, affinity={"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}})
+
+
+def with_spec(built: PodBuilder, **spec: Any) -> Pod:
+    plain = built.plain()
+    return msgspec.convert(plain | {"spec": plain["spec"] | spec}, Pod)
+
+
+@dataclass
+class Cluster:
+    """Three nodes with two GPUs each: n1 and n2 in the east, n3 in the west."""
+
+    state: State = field(default_factory=lambda: State(lambda: 0.0, names=DEFAULT))
+
+    def __post_init__(self) -> None:
+        for name, zone in (("n1", "east"), ("n2", "east"), ("n3", "west")):
+            plain = node(name).with_gpus(2).plain()
+            plain["metadata"]["labels"] = {ZONE: zone}
+            self.state.node_changed(None, small_node(DEFAULT)(msgspec.convert(plain, Node)))
+
+    def filter(self, asking: Pod, *names: str) -> FilterResult:
+        return filter_nodes(self.state, FilterArgs(asking, names or ("n1", "n2", "n3")))
+
+    def runs(self, built: PodBuilder, on: str) -> None:
+        self.state.pod_changed(None, built.on(on).assigned(share(card(0, node=on), 1024)).build())
+
+    def counted(self, asking: Pod) -> dict[str, int]:
+        (spread,) = wishes_of(asking, self.state.peers, self.state.claims).spreads
+        return dict(spread.peers)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def of_app(name: str, app: str = "a", namespace: str = "default") -> PodBuilder:
+    return pod(name, namespace).asking(mib=1024).labelled(app=app)
+
+
+def test_a_preferred_zone_wins_among_equal_gpus(cluster: Cluster) -> None:
+    assert cluster.filter(of_app("x").build()).node_names == ["n1"]
+    assert cluster.filter(preferring(of_app("x"), "west")).node_names == ["n3"]
+
+
+def test_replicas_go_to_different_zones_while_gpus_are_as_good(cluster: Cluster) -> None:
+    found = []
+    for number in range(4):
+        asking = with_spec(
+            of_app(str(number)),
+            containers=[{"name": "main", "resources": {"limits": {DEFAULT.gpu: "1"}, "requests": {DEFAULT.gpu: "1"}}}],
+            topologySpreadConstraints=[
+                {
+                    "maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {"app": "a"}},
+                }
+            ],
+        )  # fmt: skip
+        cluster.state.pod_changed(None, asking)
+        found += cluster.filter(asking).node_names
+    assert found == ["n1", "n3", "n1", "n3"]
+
+
+def test_pods_of_the_selector_count_where_a_place_is_held_for_them_too(cluster: Cluster) -> None:
+    cluster.runs(of_app("here"), "n1")
+    cluster.runs(of_app("other", app="b"), "n1")
+    cluster.runs(of_app("elsewhere", namespace="team-b"), "n1")
+    cluster.runs(of_app("going").terminating(), "n1")
+    promised = of_app("promised").build()
+    cluster.state.pod_changed(None, promised)
+    cluster.filter(promised, "n3")
+    asking = spreading(of_app("x"))
+    cluster.state.pod_changed(None, asking)
+    cluster.filter(asking, "n2")
+    assert cluster.counted(asking) == {"n1": 1, "n3": 1}, "not itself, nor who is of another app or leaving"
+    cluster.state.pod_changed(of_app("here").build(), None)
+    assert cluster.counted(asking) == {"n3": 1}
+
+
+def test_a_pod_whose_labels_change_counts_by_its_new_ones(cluster: Cluster) -> None:
+    cluster.runs(of_app("here"), "n1")
+    cluster.runs(of_app("here", app="b"), "n1")
+    assert cluster.counted(spreading(of_app("x"))) == {}
+    assert len(cluster.state.peers) == 1
+
+
+@pytest.mark.parametrize(
+    ("constraint", "counted"),
+    [
+        ({"labelSelector": None}, {}),
+        ({"labelSelector": {}}, {"n1": 1, "n3": 1}),
+        ({"matchLabelKeys": ["version"]}, {"n3": 1}),
+        ({"matchLabelKeys": ["absent"]}, {"n1": 1, "n3": 1}),
+        (
+            {"labelSelector": {"matchExpressions": [{"key": "version", "operator": "NotIn", "values": ["2"]}]}},
+            {"n1": 1},
+        ),
+    ],
+)
+def test_selectors_count_as_the_scheduler_does(
+    cluster: Cluster, constraint: dict[str, Any], counted: dict[str, int]
+) -> None:
+    cluster.runs(of_app("old").labelled(app="a", version="1"), "n1")
+    cluster.runs(of_app("new").labelled(app="a", version="2"), "n3")
+    assert cluster.counted(spreading(of_app("x").labelled(app="a", version="2"), **constraint)) == counted
+
+
+def test_what_must_be_is_left_to_the_scheduler(cluster: Cluster) -> None:
+    hard = spreading(of_app("x"), whenUnsatisfiable="DoNotSchedule")
+    assert not wishes_of(hard, cluster.state.peers, cluster.state.claims)
+
+
+def test_with_policy_scheduler_every_node_that_fits_is_answered_and_nothing_is_held(cluster: Cluster) -> None:
+    asking = of_app("x").annotated(placement="scheduler").build()
+    assert cluster.filter(asking) == FilterResult(["n1", "n2", "n3"])
+    assert len(cluster.state.reservations) == len(cluster.state.claims) == 0
+
+
+def test_with_policy_scheduler_a_place_is_held_where_only_one_node_is_left(cluster: Cluster) -> None:
+    asking = of_app("x").annotated(placement="scheduler").build()
+    assert cluster.filter(asking, "n2") == FilterResult(["n2"])
+    assert [one.node for _, one in cluster.state.reservations] == ["n2"]
+    assert cluster.filter(asking).node_names == ["n1", "n2", "n3"], "asked again, it is given back"
+    assert len(cluster.state.claims) == 0
+
+
+def test_with_policy_scheduler_a_pod_that_fits_nowhere_is_told_why(cluster: Cluster) -> None:
+    for number in range(2):
+        for name in ("n1", "n2", "n3"):
+            whole = share(card(number, node=name), 81_920)
+            cluster.state.pod_changed(None, pod(f"{name}-{number}").asking(mib=81_920).on(name).assigned(whole).build())
+    asking = of_app("x").annotated(placement="scheduler").build()
+    assert cluster.filter(asking) == FilterResult([], {NO_ROOM: ["n1", "n2", "n3"]})
+
+
+def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(cluster: Cluster) -> None:
+    cluster.state.pod_changed(
+        None, pod("y").asking(mib=61_440).on("n2").assigned(share(card(0, node="n2"), 61_440)).build()
+    )
+    asking = pod("x").asking(mib=10_240).annotated(placement="scheduler").build()
+    rated = prioritize_nodes(cluster.state, FilterArgs(asking, ("n1", "n2", "n3", "stranger")))
+    assert rated == {"n1": 1, "n2": 7, "n3": 1}
+    large = pod("x").asking(mib=81_920, container="a").asking(mib=81_920, container="b").build()
+    assert prioritize_nodes(cluster.state, FilterArgs(large, ("n1", "n2", "n3"))) == {"n1": 10, "n3": 10}
+    assert prioritize_nodes(cluster.state, FilterArgs(pod("plain").build(), ("n1",))) == {}
