@@ -7,28 +7,25 @@ read leaves what is leased as it is and turns new processes away with the reason
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from uuid import UUID
 
 import structlog
 
-from arbiter import host
+from arbiter import host, overlimit
 from arbiter.connection import Connection, Gone, bound_socket, peer_pid
 from arbiter.contexts import Contexts, Measuring, Waiting
+from arbiter.grant_file import read_grant, same_place, uuid_bytes
 from arbiter.meter import Reading
 from arbiter.page import Page
 from vgpu import wire
-from vgpu.codec import GRANT_BYTES_LIMIT, grant_from_text
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
-from vgpu.guard import Excess, Held, Lookout
+from vgpu.guard import Lookout
 from vgpu.ledger import RECALLS, Denied, Event, Granted, Ledger, Wanted
 from vgpu.names import CLASSES
 
@@ -92,8 +89,8 @@ class Container:
         """Read the grant again. Never raises for what the file holds."""
         path = self.folder / "grant"
         try:
-            grant = grant_from_text(_read(path))
-            uuids = [_uuid_bytes(card.uuid) for card in grant.cards]
+            grant = read_grant(path)
+            uuids = [uuid_bytes(card.uuid) for card in grant.cards]
         except FileNotFoundError:
             return
         except (OSError, UnicodeDecodeError, BadDocument) as error:
@@ -190,7 +187,7 @@ class Container:
         for waiting in self.contexts.answered(reading):
             self._measured(waiting, uuids[waiting.card] in reading.cards)
         held = self.contexts.held(self.folder.name, self.ledger, uuids, self._welcomed(), reading)
-        self._look(self.grant, reading, held)
+        self.kills += overlimit.look(self.lookout, self.grant, reading, held)
         self._show()
 
     def _welcomed(self) -> list[Connection]:
@@ -245,7 +242,8 @@ class Container:
                 events = self.ledger.drop(process, card, bytes((space,)) + key, amount, now_s, made=made)
                 self._tell([*events, Granted(process, card, seq, 0)])
             case wire.Processes(card):
-                self._list(connection, card, seq)
+                listed = self.contexts.listed(self.ledger, card, self._uuid(card), self._welcomed())
+                connection.send(seq, wire.ProcessList(card, tuple(listed[: wire.PROCESSES_LIMIT])))
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
 
@@ -324,20 +322,6 @@ class Container:
         answer = wire.Measured(waiting.card, known, part.context_bytes, unleased)
         self._attempt(connection, lambda: connection.send(waiting.seq, answer))
 
-    def _list(self, connection: Connection, card: int, seq: int) -> None:
-        uuid = self._uuid(card)
-        listed = [
-            wire.ListedProcess(other.pid_in_container, part.measured_bytes or part.used_bytes + part.context_bytes)
-            for other in self._welcomed()
-            if (part := self.ledger.part_of(other.number, card))
-        ]
-        listed += [
-            wire.ListedProcess(host.pid_inside(pid), measured)
-            for pid, measured in self.contexts.strangers.get(uuid, {}).items()
-        ]
-        there = [process for process in listed if process.used_bytes and process.pid]
-        connection.send(seq, wire.ProcessList(card, tuple(there[: wire.PROCESSES_LIMIT])))
-
     def _uuid(self, card: int) -> str:
         cards = self.grant.cards if self.grant is not None else ()
         if card >= len(cards):
@@ -347,19 +331,6 @@ class Container:
     def _may_answer(self, process: int) -> bool:
         connection = self.connections.get(process)
         return connection is not None and connection.pid != 0 and host.runs(connection.pid)
-
-    def _look(self, grant: Grant, reading: Reading, held: dict[str, list[Held]]) -> None:
-        newly = self.lookout.look({card.uuid: card.mib * MIB for card in grant.cards}, held)
-        about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.guard}
-        for excess in newly:
-            _log.error("a container holds more GPU memory than it was granted", **about, **_excess(excess))
-        if grant.guard != "kill":
-            return
-        for excess in self.lookout.excesses:
-            seen = reading.seen.get(excess.offender)
-            if excess.uuid in held and seen is not None and host.kill(excess.offender, seen.started):
-                self.kills += 1
-                _log.error("killed the process that went around its limit", **about, **_excess(excess))
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
@@ -422,38 +393,3 @@ class Container:
         if self.grant is not None:
             for card in range(len(self.grant.cards)):
                 self._page.show(card, self.ledger.unleased_bytes(card))
-
-
-def _read(path: Path) -> str:
-    """A grant's text. Raises OSError, UnicodeDecodeError, BadDocument; never waits for what is no plain file."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadDocument("grant is no plain file")
-        if status.st_size > GRANT_BYTES_LIMIT:
-            raise BadDocument(f"grant has {status.st_size} bytes: at most {GRANT_BYTES_LIMIT} are read")
-        return file.read(GRANT_BYTES_LIMIT).decode("utf-8")
-
-
-def same_place(one: Grant, other: Grant) -> bool:
-    """The same container of the same pod with the same cards: only limits may differ."""
-    return (one.uid, one.container, [card.uuid for card in one.cards]) == (
-        other.uid,
-        other.container,
-        [card.uuid for card in other.cards],
-    )
-
-
-def _excess(excess: Excess) -> dict[str, object]:
-    return {
-        "gpu": excess.uuid,
-        "pid": excess.offender,
-        "command": host.command_of(excess.offender),
-        "measured_mib": excess.measured_bytes // MIB,
-        "limit_mib": excess.limit_bytes // MIB,
-    }
-
-
-def _uuid_bytes(uuid: str) -> bytes:
-    return UUID(uuid.partition("-")[2]).bytes

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from arbiter import host
 from arbiter.connection import Connection
 from arbiter.meter import Meter, Reading
+from vgpu import wire
 from vgpu.guard import Held
 from vgpu.ledger import Event, Ledger
 
@@ -110,3 +112,17 @@ class Contexts:
                     self.strangers[uuid][pid] = measured
                 found[uuid].append(Held(pid, measured, explained))
         return found
+
+    def listed(
+        self, ledger: Ledger, card: int, uuid: str, connections: Iterable[Connection]
+    ) -> list[wire.ListedProcess]:
+        """Who of this container is on a card, for nvidia-smi in it; those that hold nothing are left out."""
+        listed = [
+            wire.ListedProcess(other.pid_in_container, part.measured_bytes or part.used_bytes + part.context_bytes)
+            for other in connections
+            if (part := ledger.part_of(other.number, card))
+        ]
+        listed += [
+            wire.ListedProcess(host.pid_inside(pid), measured) for pid, measured in self.strangers.get(uuid, {}).items()
+        ]
+        return [process for process in listed if process.used_bytes and process.pid]

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from vgpu.context import ContextMeasure
 from vgpu.errors import BadDocument
-from vgpu.shared import Shared
+from vgpu.holding import Ask, CardBook, Holding, Part
 
 RECALLS: Final = 0x80000000
 """The bit of a sequence number that says it is a recall's. Specified: protocol.md."""
@@ -78,65 +78,6 @@ class Wanted:
 Event = Granted | Denied | Wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One process's part of a card."""
-
-    leased_bytes: int
-    used_bytes: int
-    context_bytes: int
-    measured_bytes: int | None
-    """NVML's last word; None before the first."""
-
-
-@dataclass(slots=True)
-class _Holding:
-    leased_bytes: int = 0
-    used_bytes: int = 0
-    context: ContextMeasure = field(default_factory=ContextMeasure)
-    made_bytes: int = 0
-    """What its contexts took when they were made; 0 = there are none, or that is not known."""
-    known: bool = False
-    """It stated what it held before it connected, or has asked since: a statement is no re-statement any more."""
-    begun: bool = False
-    """It has asked for a context since it connected."""
-    recall: int = 0
-    """Number of the recall it has not answered; 0 = none."""
-
-
-@dataclass(slots=True)
-class _Ask:
-    process: int
-    seq: int
-    need_bytes: int
-    want_bytes: int
-    context: bool = False
-    """The bytes are for a context, not for allocations."""
-    key: bytes = b""
-    """They are for memory of this key, which the process opened; empty for all else."""
-    recalled: bool = False
-    asked_at_s: float = 0.0
-    until_s: float = 0.0
-    waits_for: set[int] = field(default_factory=set)
-
-    @property
-    def kind(self) -> str:
-        """The message that asked."""
-        return "CONTEXT" if self.context else "HOLD" if self.key else "LEASE"
-
-
-@dataclass(slots=True)
-class _Card:
-    limit_bytes: int
-    holdings: dict[int, _Holding] = field(default_factory=dict)
-    asks: deque[_Ask] = field(default_factory=deque)
-    shared: Shared = field(default_factory=Shared)
-    leased_bytes: int = 0
-    context_bytes: int = 0
-    room_bytes: int = 0
-    """Beside the contexts, were there no bound to it."""
-
-
 def _nobody(_: int) -> bool:
     return False
 
@@ -157,7 +98,7 @@ class Ledger:
         may_answer: Callable[[int], bool] = _nobody,
         room_bytes: int = 0,
     ) -> None:
-        self._cards = [_Card(limit) for limit in limits_bytes]
+        self._cards = [CardBook(limit) for limit in limits_bytes]
         self._opens_at_s = opens_at_s
         self._recall_wait_s = recall_wait_s
         self._may_answer = may_answer
@@ -167,7 +108,7 @@ class Ledger:
     def join(self, process: int) -> None:
         """A process connected. It holds nothing."""
         for card in self._cards:
-            card.holdings[process] = _Holding()
+            card.holdings[process] = Holding()
 
     def leave(self, process: int, now_s: float) -> list[Event]:
         """A process hung up: all it leased is free again."""
@@ -190,7 +131,7 @@ class Ledger:
         """A process asks for at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
         holding.known = True
-        self._queue(card, _Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
+        self._queue(card, Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
         return self._decide(card, now_s)
 
     def begin_context(self, process: int, card: int, seq: int, estimate_bytes: int, now_s: float) -> list[Event]:
@@ -199,7 +140,7 @@ class Ledger:
         context = holding.context
         holding.known = holding.begun = True
         need_bytes = max(0, estimate_bytes - context.bytes)
-        self._queue(card, _Ask(process, seq, need_bytes, need_bytes, context=True))
+        self._queue(card, Ask(process, seq, need_bytes, need_bytes, context=True))
         self._charge(card, holding, context.bytes, made_bytes=estimate_bytes)
         context.counts_from_s = inf
         return self._decide(card, now_s)
@@ -264,7 +205,7 @@ class Ledger:
     def hold(self, process: int, card: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
         """A process opened memory of which it got the name. It is charged once, if nobody pays for it. Raises BadDocument."""
         self._holding(process, card).known = True
-        self._queue(card, _Ask(process, seq, amount_bytes, amount_bytes, key=key))
+        self._queue(card, Ask(process, seq, amount_bytes, amount_bytes, key=key))
         return self._decide(card, now_s)
 
     def restate_hold(self, process: int, card: int, key: bytes, amount_bytes: int) -> None:
@@ -348,38 +289,38 @@ class Ledger:
         context = holding.context
         return Part(holding.leased_bytes, holding.used_bytes, context.bytes, context.measured_bytes)
 
-    def _holding(self, process: int, card: int) -> _Holding:
+    def _holding(self, process: int, card: int) -> Holding:
         if card >= len(self._cards):
             raise BadDocument(f"packet names card {card}: this container has {len(self._cards)}, from 0")
         return self._cards[card].holdings[process]
 
-    def _heirs_moved(self, card: _Card) -> None:
+    def _heirs_moved(self, card: CardBook) -> None:
         """NVML may count for them now what it counted for somebody else."""
         for process in card.shared.openers():
             card.holdings[process].context.moved(card.holdings[process].leased_bytes)
 
-    def _queue(self, card: int, ask: _Ask) -> None:
+    def _queue(self, card: int, ask: Ask) -> None:
         queue = self._cards[card].asks
         if any(other.process == ask.process and other.kind == ask.kind for other in queue):
             what = ask.kind
             raise BadDocument(f"{what} of card {card} while an earlier one is not answered: one at a time")
         queue.append(ask)
 
-    def _charge(self, card: int, holding: _Holding, context_bytes: int, *, made_bytes: int) -> None:
+    def _charge(self, card: int, holding: Holding, context_bytes: int, *, made_bytes: int) -> None:
         self._take_out(self._cards[card], holding)
         holding.context.bytes, holding.made_bytes = context_bytes, made_bytes
         self._put_back(self._cards[card], holding)
 
-    def _take_out(self, card: _Card, holding: _Holding) -> None:
+    def _take_out(self, card: CardBook, holding: Holding) -> None:
         """Its contexts and their room, out of the sums until `_put_back`."""
         card.context_bytes -= holding.context.bytes
         card.room_bytes -= self._room_of(holding)
 
-    def _put_back(self, card: _Card, holding: _Holding) -> None:
+    def _put_back(self, card: CardBook, holding: Holding) -> None:
         card.context_bytes += holding.context.bytes
         card.room_bytes += self._room_of(holding)
 
-    def _room_of(self, holding: _Holding) -> int:
+    def _room_of(self, holding: Holding) -> int:
         if holding.made_bytes == 0 or holding.context.bytes == 0:
             return 0
         return max(0, holding.made_bytes + self._room_bytes - holding.context.bytes)
@@ -407,7 +348,7 @@ class Ledger:
             card.asks.popleft()
         return events
 
-    def _grant(self, number: int, ask: _Ask, free_bytes: int) -> Granted:
+    def _grant(self, number: int, ask: Ask, free_bytes: int) -> Granted:
         card = self._cards[number]
         holding = card.holdings[ask.process]
         if ask.key:
@@ -423,13 +364,13 @@ class Ledger:
         card.leased_bytes += granted_bytes
         return Granted(ask.process, number, ask.seq, granted_bytes)
 
-    def _worth_waiting(self, ask: _Ask, now_s: float) -> bool:
+    def _worth_waiting(self, ask: Ask, now_s: float) -> bool:
         """The short wait is over: is there somebody who will answer?"""
         ask.waits_for = {process for process in ask.waits_for if self._may_answer(process)}
         ask.until_s = min(now_s + self._recall_wait_s, ask.asked_at_s + RECALL_MOST_S)
         return bool(ask.waits_for) and now_s < ask.until_s
 
-    def _recall(self, number: int, ask: _Ask, missing_bytes: int) -> list[Event]:
+    def _recall(self, number: int, ask: Ask, missing_bytes: int) -> list[Event]:
         """Ask every sibling that holds something. One that still owes an answer is not waited for again."""
         card = self._cards[number]
         ask.recalled = True

@@ -1,0 +1,71 @@
+"""What one process holds of a card, what it asks for, and the sums of one card: the records that a ledger keeps.
+
+The rules are the ledger's (`vgpu.ledger`); here is only what is written down, and what follows from one record alone. Bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from vgpu.context import ContextMeasure
+from vgpu.shared import Shared
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process's part of a card."""
+
+    leased_bytes: int
+    used_bytes: int
+    context_bytes: int
+    measured_bytes: int | None
+    """NVML's last word; None before the first."""
+
+
+@dataclass(slots=True)
+class Holding:
+    leased_bytes: int = 0
+    used_bytes: int = 0
+    context: ContextMeasure = field(default_factory=ContextMeasure)
+    made_bytes: int = 0
+    """What its contexts took when they were made; 0 = there are none, or that is not known."""
+    known: bool = False
+    """It stated what it held before it connected, or has asked since: a statement is no re-statement any more."""
+    begun: bool = False
+    """It has asked for a context since it connected."""
+    recall: int = 0
+    """Number of the recall it has not answered; 0 = none."""
+
+
+@dataclass(slots=True)
+class Ask:
+    process: int
+    seq: int
+    need_bytes: int
+    want_bytes: int
+    context: bool = False
+    """The bytes are for a context, not for allocations."""
+    key: bytes = b""
+    """They are for memory of this key, which the process opened; empty for all else."""
+    recalled: bool = False
+    asked_at_s: float = 0.0
+    until_s: float = 0.0
+    waits_for: set[int] = field(default_factory=set)
+
+    @property
+    def kind(self) -> str:
+        """The message that asked."""
+        return "CONTEXT" if self.context else "HOLD" if self.key else "LEASE"
+
+
+@dataclass(slots=True)
+class CardBook:
+    limit_bytes: int
+    holdings: dict[int, Holding] = field(default_factory=dict)
+    asks: deque[Ask] = field(default_factory=deque)
+    shared: Shared = field(default_factory=Shared)
+    leased_bytes: int = 0
+    context_bytes: int = 0
+    room_bytes: int = 0
+    """Beside the contexts, were there no bound to it."""
