@@ -21,8 +21,9 @@ from typing import Final
 import structlog
 
 from arbiter.connection import Connection
-from arbiter.container import Container, Limits, same_place
+from arbiter.container import Container, Limits
 from arbiter.contexts import Measuring
+from arbiter.grant_file import same_place
 from arbiter.turns import Turns
 from arbiter.watch import Watch
 
