@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,8 +15,11 @@ from vgpu.policy import POLICIES
 from vgpu.request import pod_ask
 
 ROOT = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 FENCED_YAML = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+VALUES: dict[str, Any] = yaml.safe_load((ROOT / "deploy/helm/tangram/values.yaml").read_text())
 
 
 def tracked(pattern: str) -> list[Path]:
@@ -23,10 +28,70 @@ def tracked(pattern: str) -> list[Path]:
     return [ROOT / name for name in listed.stdout.split()]
 
 
-@pytest.mark.parametrize("page", tracked("*.md"), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def anchors(page: Path) -> set[str]:
+    """What a link may name on a page: its headings as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Where the page's relative links lead: a file, and a heading of it or nothing."""
+    for path, anchor in LINK.findall(page.read_text()):
+        if "://" not in path:
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+def values_named(text: str) -> set[str]:
+    """Chart values in code spans: words with dots between them, of which the first is a section of the chart."""
+    words = {re.split(r"[:= ]", span)[0] for span in CODE.findall(text)}
+    dotted = {word for word in words if re.fullmatch(r"\w+(\.\w+)+", word) and word.partition(".")[0] in VALUES}
+    return {word for word in dotted if word.rpartition(".")[2] not in ("sock", "log", "conf", "py", "c", "h")}
+
+
+PAGES = tracked("*.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_its_heading(page: Path) -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}#{anchor}"
+        for file, anchor in links(page)
+        if not file.exists() or (anchor and anchor not in anchors(file))
+    ]
+    assert wrong == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, ahead = set(), {ROOT / "README.md"}
+    while ahead:
+        seen |= ahead
+        ahead = {file for page in ahead if page.suffix == ".md" for file, _ in links(page)} - seen
+    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - seen == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_chart_value_that_a_page_names_exists(page: Path) -> None:
+    missing = []
+    for value in values_named(page.read_text()):
+        found: Any = VALUES
+        for part in value.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if found is None:
+            missing.append(value)
+    assert missing == []
+
+
+def test_every_target_of_make_that_a_page_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"(?:`|^    |\n)make ([a-z][a-z0-9-]*)", page.read_text())}
+    assert {"demo", "test"} <= named
+    assert named <= targets
+
+
+def test_every_alert_of_the_chart_has_a_row_that_says_where_to_look() -> None:
+    rules = (ROOT / "deploy/helm/tangram/templates/monitoring/prometheusrule.yaml").read_text()
+    rows = re.findall(r"^\| (`Tangram.*?) \|", (ROOT / "docs/operating.md").read_text(), re.MULTILINE)
+    assert sorted(name for row in rows for name in CODE.findall(row)) == sorted(re.findall(r"alert: (\w+)", rules))
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("[0-9]*")), ids=lambda folder: folder.name)
