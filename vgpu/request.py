@@ -87,9 +87,14 @@ class PodAsk:
 
 
 def pod_ask(
-    pod: Mapping[str, Any], *, names: Names = DEFAULT, unit_mib: int = 1024, policies: Iterable[str] = (DEFAULT_POLICY,)
+    pod: Mapping[str, Any],
+    *,
+    names: Names = DEFAULT,
+    unit_mib: int = 1024,
+    policies: Iterable[str] = (DEFAULT_POLICY,),
+    default_policy: str = DEFAULT_POLICY,
 ) -> PodAsk:
-    """The ask of a pod, given as decoded JSON. Falsy when it asks for nothing of ours.
+    """The ask of a pod, given as decoded JSON. Falsy when it asks for nothing of ours. `default_policy` is for pods that name none.
 
     Raises BadAsk with a sentence for the user.
     """
@@ -107,7 +112,7 @@ def pod_ask(
         klass=one_of(annotations.get(names.klass, DEFAULT_CLASS), CLASSES, what=f"annotation {names.klass}"),
         level=_level(annotations, names),
         policy=one_of(
-            annotations.get(names.placement, DEFAULT_POLICY), tuple(policies), what=f"annotation {names.placement}"
+            annotations.get(names.placement, default_policy), tuple(policies), what=f"annotation {names.placement}"
         ),
         guard=one_of(annotations.get(names.over_limit, DEFAULT_GUARD), GUARDS, what=f"annotation {names.over_limit}"),
         models=_comma_list(annotations, names.gpu_model),

@@ -9,7 +9,7 @@ What a pod that asks is given
     asking containers   NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
     shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
     other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
-    the pod             scheduler, service class (that of its priority class, where the operator wishes); runtime class and priority class where the operator wishes
+    the pod             scheduler, service class (that of its priority class, where the operator wishes); runtime class, priority class and placement policy where the operator wishes
 
 A priority class needs care: the API server's Priority plugin has run before and has written spec.priority. It runs again
 after a webhook changed the pod and refuses a number that does not match the class, so the number is taken out with it
@@ -26,6 +26,7 @@ import msgspec
 
 from vgpu.contract import CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
 from vgpu.errors import BadAsk
+from vgpu.names import DEFAULT_POLICY
 from vgpu.quantity import rounds_up
 from vgpu.request import Ask, PodAsk, pod_ask
 from webhook import checks
@@ -58,7 +59,10 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
         raise BadAsk(f"this is no pod that Kubernetes would store: {error}") from None
     checks.own_annotations(pod, rules.names)
     checks.misplaced_asks(pod, rules.names)
-    ask = pod_ask(document, names=rules.names, unit_mib=rules.unit_mib, policies=rules.policies)
+    ask = pod_ask(
+        document, names=rules.names, unit_mib=rules.unit_mib,
+        policies=rules.policies, default_policy=rules.default_policy,
+    )  # fmt: skip
     if not ask:
         return Verdict()
     checks.whole_pod(pod, ask, rules)
@@ -136,8 +140,11 @@ def _prepend(patch: Patch, path: str, container: Container, added: list[Op]) -> 
 
 def _pod_wide(patch: Patch, pod: Pod, klass: str, rules: Rules) -> None:
     spec, annotations = pod.spec, pod.metadata.annotations
-    if rules.names.klass not in (annotations or {}):
-        patch.put("/metadata/annotations", {rules.names.klass: klass}, there=annotations is not None)
+    wanted = {rules.names.klass: klass}
+    if rules.default_policy != DEFAULT_POLICY:
+        wanted[rules.names.placement] = rules.default_policy
+    missing = {key: value for key, value in wanted.items() if key not in (annotations or {})}
+    patch.put("/metadata/annotations", missing, there=annotations is not None)
     if (spec.scheduler_name or STOCK_SCHEDULER) == STOCK_SCHEDULER and spec.scheduler_name != rules.scheduler_name:
         patch.set("/spec/schedulerName", rules.scheduler_name)
     if rules.runtime_class and not spec.runtime_class_name:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from vgpu.confinement import NODE_FOLDERS
-from vgpu.names import DEFAULT, POLICY_NAMES, Names
+from vgpu.names import DEFAULT, DEFAULT_POLICY, POLICY_NAMES, Names
 
 STOCK_SCHEDULER: Final = "default-scheduler"
 """What the API server writes when a pod names no scheduler. Specified by Kubernetes."""
@@ -34,6 +34,8 @@ class Rules:
     """Given to pods that name none; empty = none is given."""
     policies: tuple[str, ...] = POLICY_NAMES
     """Placement policies that a pod may name."""
+    default_policy: str = DEFAULT_POLICY
+    """Given to pods that name none; where it is what such a pod gets anyway, nothing is written."""
     largest_card_mib: int = LARGEST_CARD_MIB
     """A share that wants more than this on one GPU is denied at once."""
     privileged: Literal["deny", "warn"] = "deny"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from observe.options import ProgramSettings, config
 from vgpu.confinement import NODE_FOLDERS
@@ -33,6 +33,7 @@ class Settings(ProgramSettings):
     policies: list[str] = Field(
         list(POLICY_NAMES), description="Placement policies that a pod may name, of docs/reference/policies.md."
     )
+    default_policy: str = Field(DEFAULT_POLICY, description="Policy of pods that name none. One of policies.")
     largest_card: str = Field(
         f"{LARGEST_CARD_MIB}Mi", description="A share that wants more memory than this on one GPU is denied at once."
     )
@@ -94,9 +95,15 @@ class Settings(ProgramSettings):
     def _names_policies(cls, policies: list[str]) -> list[str]:
         if unknown := sorted(set(policies) - set(POLICY_NAMES)):
             raise ValueError(f"{', '.join(unknown)}: placement policies are {', '.join(POLICY_NAMES)}")
-        if DEFAULT_POLICY not in policies:
-            raise ValueError(f"{', '.join(policies) or 'none'}: {DEFAULT_POLICY} must be one, for pods that name none")
         return policies
+
+    @model_validator(mode="after")
+    def _allows_its_default_policy(self) -> Self:
+        if self.default_policy not in self.policies:
+            raise ValueError(
+                f"policies are {', '.join(self.policies) or 'none'}: default_policy is {self.default_policy}, which must be one, for pods that name none"
+            )
+        return self
 
     @field_validator("priority_classes")
     @classmethod
@@ -121,6 +128,7 @@ class Settings(ProgramSettings):
             other_schedulers=frozenset(self.other_schedulers),
             runtime_class=self.runtime_class,
             policies=tuple(self.policies),
+            default_policy=self.default_policy,
             largest_card_mib=whole_number(self.largest_card, what="largest_card") // MIB,
             privileged=self.privileged,
             privileged_namespaces=frozenset(self.privileged_namespaces),

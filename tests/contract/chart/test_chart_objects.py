@@ -235,6 +235,7 @@ def test_the_scheduler_knows_every_resource_and_asks_the_extender_beside_it(helm
     assert not any(resource["ignoredByScheduler"] for resource in extender["managedResources"])
     assert (extender["nodeCacheCapable"], extender["ignorable"]) == (True, False)
     assert (extender["filterVerb"], extender["preemptVerb"], extender["bindVerb"]) == ("filter", "preempt", "bind")
+    assert (extender["prioritizeVerb"], extender["weight"]) == ("prioritize", 2)
     assert config["percentageOfNodesToScore"] == 100
     assert config["profiles"] == [{"schedulerName": "tangram-scheduler"}]
     election = config["leaderElection"]

@@ -88,10 +88,12 @@ podAntiAffinity:
 extenders:
   - urlPrefix: http://127.0.0.1:{{ .Values.scheduler.extender.port }}
     filterVerb: filter
+    # asked for pods of placement policy `scheduler` only: of others one node is left
+    prioritizeVerb: prioritize
     bindVerb: bind
     # also where preemption is off: kube-scheduler would evict by node totals, and this answers with nobody
     preemptVerb: preempt
-    weight: 1
+    weight: {{ .Values.scheduler.extender.weight }}
     # the extender has the nodes in its own cache: only their names are sent
     nodeCacheCapable: true
     # no extender, no pod with GPUs: better late than double
@@ -155,6 +157,9 @@ securityContext:
 {{- end -}}
 {{- if and (not .Values.scheduler.leaderElect) (gt (int .Values.scheduler.replicas) 1) -}}
 {{- fail (printf "scheduler.replicas is %d with scheduler.leaderElect=false: several active schedulers would give one GPU away twice; it must be 0 or 1" (int .Values.scheduler.replicas)) -}}
+{{- end -}}
+{{- if not (has .Values.webhook.placement.default .Values.webhook.placement.policies) -}}
+{{- fail (printf "webhook.placement.default is %s: pods that name no policy would be denied; it must be one of webhook.placement.policies, which are %s" .Values.webhook.placement.default (join ", " .Values.webhook.placement.policies)) -}}
 {{- end -}}
 {{- if and .Values.test.image (eq .Values.test.namespace .Release.Namespace) -}}
 {{- fail (printf "test.namespace is %s, the release's own: the webhook leaves it out, so pods there get no share; it must be another" .Values.test.namespace) -}}
