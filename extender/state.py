@@ -23,10 +23,10 @@ from extender.peers import Peers
 from extender.processors import CPU, Processors, allocatable_milli, asked_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
 from extender.reservations import LIFE_S, Reservations, Stage
-from kube.objects import Metadata, Node, NodeStatus, Pod, PodSpec, PodStatus
+from kube.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus
 from vgpu.codec import assignment_from_json, inventory_from_json
 from vgpu.errors import BadAsk, BadDocument, NewerVersion
-from vgpu.fleet import UNKNOWN_CPU, Fleet
+from vgpu.fleet import UNKNOWN_CPU, Fleet, Ints
 from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
 from vgpu.names import Names
@@ -230,9 +230,18 @@ class State:
     def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""
         self.reservations.put(uid, key, placement.node, self._clock())
+        self.keep(uid, key, ask, placement)
+
+    def keep(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
+        """Hold a place until it is given back."""
         sizes = sizes_of(ask, placement.assignment, self.names)
         self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes, key))
         self._tell_cpu(self._processors.hold(uid, placement.node, ask.cpu_milli))
+
+    def give_back(self, uid: str) -> None:
+        """The reverse of `keep`."""
+        self.claims.release(uid)
+        self._tell_cpu(self._processors.release(uid))
 
     def assume(self, pod: Pod) -> None:
         """The API says that this pod is bound; the watch will say so too, or has already. Until then the place is held.
@@ -267,8 +276,7 @@ class State:
     def cancel(self, uid: str) -> None:
         """Give a reserved place back. A claim that the watch has confirmed stands."""
         if self.reservations.drop(uid):
-            self.claims.release(uid)
-            self._tell_cpu(self._processors.release(uid))
+            self.give_back(uid)
 
     def expire(self) -> None:
         """Give back what was reserved and never bound."""
@@ -304,6 +312,9 @@ class State:
         mib, percent = fleet.free_mib[:, : fleet.width].copy(), fleet.free_percent[:, : fleet.width].copy()
         stages = {uid: reservation.stage for uid, reservation in self.reservations}
         claims, domain, unit_mib = list(self.claims), self.names.domain, self.unit_mib
+        cpu = fleet.free_cpu_milli.copy()
+        fleet.mix.renew()  # what is decided from now on follows from what is written down here
+        seen = dict(fleet.mix.seen)
 
         def make() -> Snapshot:
             left = dict(zip(column, np.stack([mib, percent])[:, :, list(column.values())].T.tolist(), strict=True))
@@ -311,13 +322,22 @@ class State:
             for name, inventory in nodes.items():
                 cards = inventory.cards if inventory and name in left else ()
                 free = tuple(Free(card.uuid, *of) for card, of in zip(cards, left.get(name, ()), strict=False))
-                records.append(NodeRecord(name, inventory, excluded.get(name, ""), free))
-            pods = (
-                _record(uid, claim, stages.get(uid, "kept" if ":" in uid else "seen bound")) for uid, claim in claims
-            )
-            return Snapshot(domain, unit_mib, tuple(records), tuple(pods))
+                records.append(NodeRecord(name, inventory, excluded.get(name, ""), free, _told(cpu, column.get(name))))
+            pods = (_record(uid, claim, stages.get(uid) or _stage(uid)) for uid, claim in claims)
+            mix = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
+            return Snapshot(domain, unit_mib, tuple(records), tuple(pods), tuple(mix))
 
         return make
+
+
+def _told(cpu: Ints, column: int | None) -> int | None:
+    return None if column is None or cpu[column] == UNKNOWN_CPU else int(cpu[column])
+
+
+def _stage(uid: str) -> str:
+    """Of a claim that is no reservation: `holds` and `plans` write before the colon what they are."""
+    before, colon, _ = uid.partition(":")
+    return {"hold": "kept", "plan": "planned"}[before] if colon else "seen bound"
 
 
 def _record(uid: str, claim: Claim, stage: str) -> PodRecord:
@@ -343,7 +363,7 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, and where it has an inventory, that, labels and processors."""
+    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and processors."""
 
     def shrink(node: Node) -> Node:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
@@ -353,6 +373,7 @@ def small_node(names: Names) -> Callable[[Node], Node]:
             labels = {sys.intern(key): sys.intern(value) for key, value in (meta.labels or {}).items()}
             kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
         cpu = (node.status.allocatable or {}).get(CPU)
-        return Node(kept, status=NodeStatus({CPU: cpu} if cpu is not None and text is not None else None))
+        status = NodeStatus({CPU: cpu} if cpu is not None and text is not None else None)
+        return Node(kept, node.spec if text is not None else NodeSpec(), status)
 
     return shrink

@@ -14,6 +14,7 @@ CPU to a GPU as they do on average. F sees a lack of CPU only when it is there.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,6 +91,14 @@ class Mix:
         if self.pods >= FORGET_AT:
             self.seen = Counter({one: times // 2 for one, times in self.seen.items() if times > 1})
             self.pods = sum(self.seen.values())
+
+    def restore(self, seen: Mapping[Typical, int], models: dict[str, int]) -> None:
+        """Go on from what another has seen. `models` as for `saw`."""
+        self.seen, self.pods, self._models, self._due = Counter(seen), sum(seen.values()), models, True
+
+    def renew(self) -> None:
+        """Make the tables anew before they are looked at next: they then follow from `seen` alone."""
+        self._due = True
 
     def _known(self) -> _Tables | None:
         """The tables, made anew if that is due: only who looks at them pays."""

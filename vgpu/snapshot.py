@@ -3,7 +3,8 @@
     extender --GET /snapshot--> file --snapshot_from_json--> fleet_of --place, explain--> what it would have decided
 
 Inventories and assignments stand in it as they stand in their annotations, each with its own version, and are checked as strictly.
-What is free follows from both; the extender's own count of it is written beside, so that a wrong one shows (`drift`).
+What is free follows from both; the extender's own count of it is written beside, so that a wrong one shows (`drift`). Policies also go by
+what nodes' processors have left and by what pods asked for so far: both are in it since version 2. Older documents read as if nobody had told.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from vgpu.errors import BadDocument, NewerVersion
 from vgpu.fleet import Fleet
 from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
+from vgpu.mix import Typical
 
-VERSION: Final = 1
+VERSION: Final = 2
+OLDEST: Final = 1
 
-STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound", "kept")
-"""How far a pod is; `seen bound` is the only one that the API server has told of. The others are this extender's promises, and
-`kept` is room for a pod for which others are being evicted: its UID stands after a colon."""
+STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound", "kept", "planned")
+"""How far a pod is; `seen bound` is the only one that the API server has told of. The others are this extender's promises: `kept` is room
+for a pod for which others are being evicted, `planned` for one that was nominated ahead of its turn. Its UID then stands after a colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class NodeRecord:
     """Why it takes no pods until something is mended; empty when it takes some."""
     free: tuple[Free, ...] = ()
     """Per card, where the node takes pods."""
+    cpu_free_milli: int | None = None
+    """What its processors have left, less than nothing included. None: nobody told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class Snapshot:
     unit_mib: int
     nodes: tuple[NodeRecord, ...]
     pods: tuple[PodRecord, ...]
+    mix: tuple[tuple[Typical, int], ...] = ()
+    """What pods asked for so far, and how many times, the most frequent first."""
 
 
 class _Node(msgspec.Struct, omit_defaults=True):
@@ -87,6 +94,16 @@ class _Node(msgspec.Struct, omit_defaults=True):
     inventory: msgspec.Raw = msgspec.Raw(b"null")
     excluded: str = ""
     free: tuple[Free, ...] = ()
+    cpu_free_milli: int | None = None
+
+
+class _Asked(msgspec.Struct, omit_defaults=True):
+    times: int
+    cards: int = 0
+    mib: int = 0
+    percent: int = 0
+    cpu_milli: int = 0
+    models: tuple[str, ...] = ()
 
 
 class _Pod(msgspec.Struct, omit_defaults=True):
@@ -104,6 +121,7 @@ class _Document(msgspec.Struct):
     unit_mib: int
     nodes: list[_Node]
     pods: list[_Pod]
+    mix: list[_Asked] = []
 
 
 class _Version(msgspec.Struct):
@@ -118,6 +136,7 @@ def snapshot_to_json(snapshot: Snapshot) -> bytes:
             msgspec.Raw(inventory_to_json(one.inventory).encode() if one.inventory else b"null"),
             one.excluded,
             one.free,
+            one.cpu_free_milli,
         )
         for one in snapshot.nodes
     ]
@@ -132,15 +151,16 @@ def snapshot_to_json(snapshot: Snapshot) -> bytes:
         )
         for one in snapshot.pods
     ]
-    return msgspec.json.encode(_Document(VERSION, snapshot.domain, snapshot.unit_mib, nodes, pods))
+    mix = [_Asked(times, one.cards, one.mib, one.percent, one.cpu_milli, one.models) for one, times in snapshot.mix]
+    return msgspec.json.encode(_Document(VERSION, snapshot.domain, snapshot.unit_mib, nodes, pods, mix))
 
 
 def snapshot_from_json(body: bytes) -> Snapshot:
     """Raises BadDocument that names the node or pod; NewerVersion when a newer extender wrote it."""
     version = _decode(body, _Version).v
-    if version != VERSION:
+    if not OLDEST <= version <= VERSION:
         raise (NewerVersion if version > VERSION else BadDocument)(
-            f"snapshot is of version {version}: this Tangram reads version {VERSION}"
+            f"snapshot is of version {version}: this Tangram reads versions {OLDEST} to {VERSION}"
         )
     document: _Document = _decode(body, _Document)
     return Snapshot(
@@ -148,6 +168,7 @@ def snapshot_from_json(body: bytes) -> Snapshot:
         document.unit_mib,
         tuple(_node(one) for one in document.nodes),
         tuple(_pod(one) for one in document.pods),
+        tuple(_asked(one) for one in document.mix),
     )
 
 
@@ -157,6 +178,9 @@ def fleet_of(snapshot: Snapshot) -> Fleet:
     for one in snapshot.nodes:
         if one.inventory is not None and not one.excluded:
             fleet.set_node(one.name, one.inventory)
+            if one.cpu_free_milli is not None:
+                fleet.set_cpu(one.name, one.cpu_free_milli)
+    fleet.mix.restore(dict(snapshot.mix), fleet.models)
     for pod in snapshot.pods:
         for piece in pod.assignment.held():
             fleet.debit(pod.node, piece)
@@ -184,7 +208,13 @@ def _node(one: _Node) -> NodeRecord:
         raise BadDocument(
             f"snapshot: node {one.name[:80]}: free names {len(one.free)} cards: they must be the {len(cards)} that may be given, in the inventory's order"
         )
-    return NodeRecord(one.name, inventory, one.excluded, one.free)
+    return NodeRecord(one.name, inventory, one.excluded, one.free, one.cpu_free_milli)
+
+
+def _asked(one: _Asked) -> tuple[Typical, int]:
+    if one.times < 1:
+        raise BadDocument(f"snapshot: mix: an ask was seen {one.times} times: it must be 1 or more")
+    return Typical(one.cards, one.mib, one.percent, one.cpu_milli, one.models), one.times
 
 
 def _pod(one: _Pod) -> PodRecord:

@@ -122,7 +122,7 @@ def test_a_snapshot_of_a_newer_version_is_refused(snapshot: Path) -> None:
     snapshot.write_text(snapshot.read_text().replace('"v":1', '"v":9', 1))
     done = simulate("--snapshot", snapshot, "--gpu-mem", "8Gi")
     assert done.returncode == 2
-    assert "of version 9: this Tangram reads version 1" in done.stderr
+    assert "of version 9: this Tangram reads versions 1 to 2" in done.stderr
 
 
 def test_a_snapshot_and_a_workload_are_two_questions(snapshot: Path, files: list[str | Path]) -> None:

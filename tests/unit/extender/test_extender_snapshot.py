@@ -9,10 +9,11 @@ import pytest
 
 from extender.reasons import UNREADABLE_ASSIGNMENT
 from extender.state import State
+from kube.objects import Node, Pod
 from tests.builders import mig_card, node, pod
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.names import DEFAULT
-from vgpu.placement import NoRoom, place
+from vgpu.placement import NoRoom, Placement, place
 from vgpu.request import PodAsk
 from vgpu.snapshot import Snapshot, drift, fleet_of, snapshot_from_json, snapshot_to_json
 
@@ -65,6 +66,43 @@ def test_the_fleet_made_of_it_decides_as_the_extender_does(state: State) -> None
     assert list(drift(state.snapshot()())) == []
 
 
+def test_what_was_learnt_and_what_processors_have_left_decide_as_they_did() -> None:
+    """Pods want much CPU beside a card: on the node that has it left, a card is worth keeping."""
+    state = State(lambda: 0.0, names=DEFAULT)
+    for name, cpu in (("a", "64"), ("b", "4"), ("c", "")):
+        plain = node(name).with_gpus(2).plain() | ({"status": {"allocatable": {"cpu": cpu}}} if cpu else {})
+        state.node_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Node))
+    for at in range(40):
+        plain = pod(f"p{at}").asking(gpus=1).plain()
+        plain["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "16"
+        state.pod_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Pod))
+    ask = state.ask_of(pod("x").asking(mib=8192).annotated(placement="fragmentation").build())
+    before = state.fleet.mix._known()
+    read = snapshot_from_json(snapshot_to_json(state.snapshot()()))
+    assert [(one.name, one.cpu_free_milli) for one in read.nodes] == [("a", 64_000), ("b", 4_000), ("c", None)]
+    ((asked, times),) = read.mix
+    assert (asked.cards, asked.mib, asked.cpu_milli, times) == (1, -1, 16_000, 40)
+    replayed = fleet_of(read)
+    assert place(replayed, ask, ["a", "b"]) == place(state.fleet, ask, ["a", "b"])
+    assert isinstance(found := place(replayed, ask, ["a", "b"]), Placement)
+    assert found.node == "b"
+    without = fleet_of(replace(read, mix=(), nodes=tuple(replace(one, cpu_free_milli=None) for one in read.nodes)))
+    assert isinstance(found := place(without, ask, ["a", "b"]), Placement)
+    assert found.node == "a", "else this test shows nothing"
+    assert before is not state.fleet.mix._known(), "and from here on it decides by what was written down"
+
+
+def test_a_document_of_version_1_reads_as_if_nobody_had_told(state: State) -> None:
+    document = msgspec.json.decode(snapshot_to_json(state.snapshot()()))
+    del document["mix"]
+    for one in document["nodes"]:
+        one.pop("cpu_free_milli", None)
+    old = snapshot_from_json(msgspec.json.encode(document | {"v": 1}))
+    assert old.mix == ()
+    assert old.pods == state.snapshot()().pods
+    assert list(drift(old)) == []
+
+
 def test_a_count_that_went_wrong_shows(state: State) -> None:
     state.fleet.free_mib[1, state.fleet.column["n1"]] -= 7
     ((name, said, right),) = drift(state.snapshot()())
@@ -79,8 +117,10 @@ def wrong(snapshot: Snapshot, **changes: object) -> bytes:
 
 def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: State) -> None:
     snapshot = state.snapshot()()
-    with pytest.raises(NewerVersion, match="snapshot is of version 2: this Tangram reads version 1"):
-        snapshot_from_json(wrong(snapshot, v=2))
+    with pytest.raises(NewerVersion, match="snapshot is of version 3: this Tangram reads versions 1 to 2"):
+        snapshot_from_json(wrong(snapshot, v=3))
+    with pytest.raises(BadDocument, match="mix: an ask was seen 0 times: it must be 1 or more"):
+        snapshot_from_json(wrong(snapshot, mix=[{"times": 0}]))
     with pytest.raises(BadDocument, match="version 0"):
         snapshot_from_json(wrong(snapshot, v=0))
     for body in (b"", b"[]", b"\xff", b'{"v":1}'):
