@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 FENCED_YAML = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+SHOWN = re.compile(r"^ {4}.*$|`[^`\n]+`", re.MULTILINE)
+"""A line of a block by indentation, or a code span."""
 CODE = re.compile(r"`([^`\n]+)`")
 VALUES: dict[str, Any] = yaml.safe_load((ROOT / "deploy/helm/tangram/values.yaml").read_text())
 
@@ -83,7 +85,8 @@ def test_every_chart_value_that_a_page_names_exists(page: Path) -> None:
 
 def test_every_target_of_make_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {name for page in PAGES for name in re.findall(r"(?:`|^    |\n)make ([a-z][a-z0-9-]*)", page.read_text())}
+    shown = [text for page in PAGES for text in FENCED.findall(page.read_text()) + SHOWN.findall(page.read_text())]
+    named = {name for text in shown for name in re.findall(r"^\W*make ([a-z][a-z0-9-]*)", text, re.MULTILINE)}
     assert {"demo", "test"} <= named
     assert named <= targets
 
