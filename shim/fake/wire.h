@@ -27,13 +27,14 @@
 #define FAKE_LINKS 18u    /* NVLinks of a Hopper card, the most of any card here */
 #define FAKE_EVENTS 256u  /* ring; a reader that falls behind loses the oldest */
 #define FAKE_PROFILES 8u
+#define FAKE_SAMPLES 32u   /* ring: what is remembered of who kept a card busy */
 
 #define FAKE_MIB ((uint64_t)1 << 20)
 #define FAKE_DEFAULT_SOCKET "/run/nvidia-persistenced/socket"
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 2u
+#define FAKE_PAGE_VERSION 3u
 
 /* One of NVIDIA's documented MIG profiles of a card model. */
 struct fake_profile {
@@ -112,6 +113,7 @@ struct fake_slot {
     _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
     _Atomic uint32_t held[FAKE_UNITS]; /* its kernels do not run */
     _Atomic uint32_t percent[FAKE_UNITS];
+    _Atomic uint8_t sampled[FAKE_CARDS][FAKE_SAMPLES]; /* the same for whole cards, of sample number n at n % FAKE_SAMPLES */
     struct fake_kernel_object object[FAKE_OBJECTS];
 };
 
@@ -135,6 +137,8 @@ struct fake_page {
     pthread_mutex_t lock; /* robust, shared between processes */
     _Atomic uint32_t event_bell; /* futex: changes with each event */
     _Atomic uint64_t events_raised;
+    _Atomic uint64_t samples;                   /* taken so far */
+    _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML says it */
     struct fake_card card[FAKE_CARDS];
     struct fake_unit unit[FAKE_UNITS];
     struct fake_event event[FAKE_EVENTS];

@@ -6,6 +6,7 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #define EVENT_XID 8u                      /* nvmlEventTypeXidCriticalError */
@@ -51,6 +52,13 @@ void sample_start(struct daemon *daemon)
     set_timer(daemon, SAMPLE_NS);
 }
 
+static uint64_t real_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
 static uint32_t percent(uint64_t part, uint64_t whole)
 {
     if (part >= whole)
@@ -68,7 +76,10 @@ static void sample_slots(struct daemon *daemon, uint32_t unit, uint64_t unit_del
         const uint64_t ran = atomic_load(&page->slot[slot].ran_ns[unit]);
         const uint64_t delta = ran - daemon->last_slot_ran_ns[slot][unit];
         daemon->last_slot_ran_ns[slot][unit] = ran;
-        atomic_store(&page->slot[slot].percent[unit], unit_delta == 0 ? 0 : of_unit * percent(delta, unit_delta) / 100);
+        const uint32_t of_slot = unit_delta == 0 ? 0 : of_unit * percent(delta, unit_delta) / 100;
+        atomic_store(&page->slot[slot].percent[unit], of_slot);
+        if (unit < FAKE_CARDS)
+            atomic_store(&page->slot[slot].sampled[unit][atomic_load(&page->samples) % FAKE_SAMPLES], (uint8_t)of_slot);
     }
 }
 
@@ -90,6 +101,8 @@ void sample(struct daemon *daemon)
         atomic_store(&page->unit[unit].percent, percent(delta, period));
         sample_slots(daemon, unit, delta);
     }
+    atomic_store(&page->sampled_us[atomic_load(&page->samples) % FAKE_SAMPLES], real_us());
+    atomic_fetch_add(&page->samples, 1);
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
         if (page->slot[slot].kind == FAKE_CUDA)
             return;

@@ -150,22 +150,41 @@ static unsigned long long now_us(void)
     return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
 }
 
+/* Of a slot on a whole card, over all samples after a time that are still remembered. */
+static unsigned average(const struct fake_slot *of, uint32_t card, unsigned long long since_us)
+{
+    const struct fake_page *page = nvml.client.page;
+    const uint64_t taken = atomic_load(&page->samples);
+    unsigned sum = 0, count = 0;
+    for (uint64_t back = 1; back < FAKE_SAMPLES && back <= taken; back++) { /* the oldest is being written perhaps */
+        const uint64_t at = (taken - back) % FAKE_SAMPLES;
+        if (atomic_load(&page->sampled_us[at]) <= since_us)
+            break;
+        sum += atomic_load(&of->sampled[card][at]);
+        count++;
+    }
+    return count == 0 ? 0 : (sum + count / 2) / count;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned *count,
                                                     unsigned long long since_us)
 {
     struct target to;
-    (void)since_us; /* there is one sample, the last */
     TRY(whole_card(device, &to));
     CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
+    const struct fake_page *page = nvml.client.page;
+    const uint64_t taken = atomic_load(&page->samples);
     unsigned have = 0;
-    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
-        struct fake_slot *of = &nvml.client.page->slot[slot];
-        const unsigned percent = atomic_load(&of->percent[to.unit]);
-        if (of->kind != FAKE_CUDA || percent == 0)
+    for (uint32_t slot = 0; slot < FAKE_SLOTS && taken > 0; slot++) {
+        const struct fake_slot *of = &page->slot[slot];
+        const unsigned percent = of->kind == FAKE_CUDA ? average(of, to.card, since_us) : 0;
+        if (percent == 0)
             continue;
         if (samples != NULL && have < *count)
-            samples[have] = (nvmlProcessUtilizationSample_t){
-                .pid = (unsigned)of->pid, .timeStamp = now_us(), .smUtil = percent, .memUtil = percent / 3};
+            samples[have] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)of->pid,
+                                                             .timeStamp = atomic_load(&page->sampled_us[(taken - 1) % FAKE_SAMPLES]),
+                                                             .smUtil = percent,
+                                                             .memUtil = percent / 3};
         have++;
     }
     const unsigned room = *count;
