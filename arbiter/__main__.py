@@ -20,6 +20,7 @@ from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.turns import Turns
+from arbiter.witness import Witness
 from observe.log import log_json
 from observe.options import read
 from vgpu import rm
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(settings: ArbiterSettings) -> None:
     log = structlog.get_logger()
     os.umask(0o022)
-    meter = Meter(settings.driver_root, settings.grants_dir.absolute().name)
+    folder = settings.grants_dir.absolute().name
+    meter = Meter(settings.driver_root, folder)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
     driver = driver_version()
     if driver and not rm.is_tried(driver):
@@ -56,13 +58,17 @@ def _run(settings: ArbiterSettings) -> None:
         signal.signal(number, lambda *_: server.stop())
     http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
     status = StatusSocket(settings.status_socket or settings.grants_dir.absolute().parent / "status.sock", server)
+    witness = Witness(turns, settings.driver_root, folder)
     meter.start()
+    if settings.check_idle:
+        witness.start()
     log.info(
         "serving", grants=str(settings.grants_dir), metrics_port=http.server_port, directories=len(server.containers)
     )
     gc.collect()
     gc.freeze()  # what is there now stays: a full collection would keep leases waiting for it
     server.run()
+    witness.close()
     turns.close()
     status.close()
     meter.close()

@@ -191,6 +191,7 @@ class Lane:
         if tenant not in self._held_back:
             self._turns.counts.held_back += 1
             self._held_back[tenant] = tenant.budget.again_s(now_s())
+            self._turns.hush(tenant, unheard=True)
             self.ask_again(self._wake_at_s)
         self._deaf.setdefault(tenant, set()).add(fd)
         self._epoll.modify(fd, 0)
@@ -202,6 +203,7 @@ class Lane:
             at_s = now_s()
             for tenant in [tenant for tenant, until_s in self._held_back.items() if until_s <= at_s]:
                 del self._held_back[tenant]
+                self._turns.hush(tenant, unheard=False)
                 for fd in self._deaf.pop(tenant, ()):
                     self._epoll.modify(fd, select.EPOLLIN)
 

@@ -77,6 +77,10 @@ class ArbiterSettings(ProgramSettings):
         le=60_000,
         description="a container that may run and works without a word for so long is enabled again, should somebody else have stopped it; 0 = never",
     )
+    check_idle: bool = Field(
+        True,
+        description="compare what containers say of their work with what NVML counts of their processes, once a second; one that computes while it says it is idle counts as working best-effort",
+    )
     spin: bool = Field(
         False, description="a thread for each card that never sleeps: 0.1 ms less latency for a whole processor core"
     )

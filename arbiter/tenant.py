@@ -18,7 +18,10 @@ from vgpu import rm, wire
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
 from vgpu.names import CLASSES
+from vgpu.status import TurnStatus
 from vgpu.trace import Begin, End, Event, Hint, Idle, Tenant, Work
+from vgpu.untold import Doubt
+from vgpu.usage import Usage
 
 BEST_EFFORT: Final = CLASSES[-1]
 PROCESSES_LIMIT: Final = 1024
@@ -29,6 +32,9 @@ SEATS_LIMIT: Final = 128
 """Of one process, as many as the library tells of. Each keeps a descriptor of ours."""
 ALL_SEATS_LIMIT: Final = 1024
 """Of one container."""
+INEFFECTIVE_TIMES: Final = 3
+"""So often work must end in one that is stopped, before its new work is held back as well. Guessed."""
+PARTIAL: Final = f"a process has more than {rm.CHANNELS_LIMIT} compute channels on a card, which one list cannot name"
 
 
 @dataclass(slots=True)
@@ -72,6 +78,8 @@ class TenantTurns:
         """Should it be on?"""
         self.shown_on: bool | None = None
         """As the policy was told last."""
+        self.shown_working: bool | None = None
+        """The same."""
         self.trouble = ""
         """Why it cannot be suspended; empty = it can."""
         self.told_partial = False
@@ -83,6 +91,16 @@ class TenantTurns:
         self.heals = 0
         self.healed_at_s = at_s
         self.off_since_s = inf
+        self.unheard = False
+        """It has used its budget up and is not listened to: meanwhile it counts as working."""
+        self.suspicion = Doubt()
+        """What the driver's count says against its word."""
+        self.seen_s: float | None = None
+        """GPU time that the driver counted of its processes; None = it was not asked yet."""
+        self._told_s, self._told_until_s = 0.0, at_s
+        """How long it said that it works, and up to when that is added up."""
+        self._weighed: tuple[float, float] | None = None
+        """When its word was compared last, and `_told_s` then."""
 
     def terms(self) -> Tenant | None:
         """What the policy is told; None when there is nothing to switch."""
@@ -91,16 +109,18 @@ class TenantTurns:
             return None
         percent = max(card.core_percent for card in self.grant.cards if card.uuid in cards)
         yields = any(process.yields for process in self.processes.values())
-        klass = BEST_EFFORT if yields else self.grant.klass
+        silent = self.suspicion.proven and not self.tells_work()  # what it does unsaid goes first of nobody's
+        klass = BEST_EFFORT if yields or silent else self.grant.klass
         return Tenant(frozenset(cards), klass, self.grant.level, percent, percent or FREE_WEIGHT)
 
     def says(self, number: int, activity: wire.Activity, at_s: float) -> list[Event]:
-        """What a process's message means for the whole container."""
-        process, before = self.processes[number], self.working()
+        """What a process announces for the whole container. Whether that works now is `news`."""
+        self._add_up(at_s)
+        process = self.processes[number]
         match activity.what:
             case wire.What.WORK | wire.What.IDLE:
                 process.working = activity.what == wire.What.WORK
-                return self._changed(before, at_s)
+                return []
             case wire.What.YIELD | wire.What.END_YIELD:
                 process.yields = activity.what == wire.What.YIELD
                 return []
@@ -111,11 +131,33 @@ class TenantTurns:
             case _:
                 return [End(at_s, self.name)] if self.urgent else []
 
-    def leaves(self, number: int, at_s: float) -> tuple[list[Seat], list[Event]]:
-        """A process is not heard any more: its seats, which the caller closes, and what that means for the container."""
-        before = self.working()
-        seats = list(self.processes.pop(number).seats.values())
-        return seats, self._changed(before, at_s)
+    def leaves(self, number: int, at_s: float) -> list[Seat]:
+        """A process is not heard any more: its seats, which the caller closes."""
+        self._add_up(at_s)
+        return list(self.processes.pop(number).seats.values())
+
+    def hears(self, at_s: float, *, unheard: bool) -> None:
+        """It is not listened to for a while, or is again."""
+        self._add_up(at_s)
+        self.unheard = unheard
+
+    def weigh(self, at_s: float, part: float) -> None:
+        """Since this was asked last, the driver saw its processes compute for that part of the time, 0 to 1."""
+        self._add_up(at_s)
+        since, self._weighed = self._weighed, (at_s, self._told_s)
+        if since is None:
+            self.seen_s = 0.0
+            return
+        passed_s, told_s = at_s - since[0], self._told_s - since[1]
+        self.seen_s = (self.seen_s or 0.0) + part * passed_s
+        self.suspicion.look(passed_s, told_s, part * passed_s)
+
+    def news(self, at_s: float) -> list[Event]:
+        """Whether it has work, when that is not what the policy was told last."""
+        if self.working() is self.shown_working:
+            return []
+        self.shown_working = self.working()
+        return [Work(at_s, self.name) if self.shown_working else Idle(at_s, self.name)]
 
     def sits(self, number: int, channels: wire.Channels, fd: int | None) -> None:
         """A process has these channels from now on; the descriptor is ours. Raises BadDocument, and then closes it."""
@@ -154,9 +196,40 @@ class TenantTurns:
         """May it announce its work?"""
         return self.grant.klass == CLASSES[0]
 
+    def tells_work(self) -> bool:
+        """Has any of its processes work, as they say? What is not listened to may say so."""
+        return self.unheard or any(process.working for process in self.processes.values())
+
     def working(self) -> bool:
-        """Has any of its processes work, as they say?"""
-        return any(process.working for process in self.processes.values())
+        """Does it count as having work? Always, when the driver has seen it compute without a word."""
+        return self.tells_work() or (self.suspicion.proven and bool(self.processes))
+
+    @property
+    def gates(self) -> bool:
+        """Is its new work held back while it is to be off?"""
+        return bool(self.trouble) or self.partial or self.ineffective >= INEFFECTIVE_TIMES
+
+    def status(self, usage: Usage, credit_s: float) -> TurnStatus:
+        """For people and metrics."""
+        return TurnStatus(
+            on=self.shown_on is not False,
+            working=self.tells_work(),
+            processes=sum(1 for process in self.processes.values() if process.seats),
+            asked_percent=max(card.core_percent for card in self.grant.cards),
+            on_s=usage.on_s,
+            off_s=usage.off_s,
+            capped_s=usage.capped_s,
+            suspends=usage.suspends,
+            trouble=self.trouble or (PARTIAL if self.partial else ""),
+            mode="gate" if self.gates else "suspend",
+            heals=self.heals,
+            clearing_s=usage.clearing_s,
+            suspended_s=usage.suspended_s,
+            arrivals=usage.arrivals,
+            credit_s=credit_s,
+            untold=self.suspicion.proven,
+            seen_s=self.seen_s,
+        )
 
     @property
     def to_run(self) -> bool:
@@ -239,7 +312,7 @@ class TenantTurns:
             or sum(len(process.seats) for process in self.processes.values()) >= ALL_SEATS_LIMIT
         )
 
-    def _changed(self, before: bool, at_s: float) -> list[Event]:
-        if before == self.working():
-            return []
-        return [Idle(at_s, self.name) if before else Work(at_s, self.name)]
+    def _add_up(self, at_s: float) -> None:
+        if self.tells_work():
+            self._told_s += at_s - self._told_until_s
+        self._told_until_s = at_s

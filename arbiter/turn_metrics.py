@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,17 +17,31 @@ _SECONDS: Final = {
     "on": "time the container had work and might run, which is what counts against its cap",
     "off": "time the container had work and waited for others",
     "capped": "time the container had work and waited for its own cap",
+    "clearing": "time the container had work and might run, beside one who was being suspended for it",
+    "suspended": "time the container was suspended, with work or without",
 }
 _GAUGES: Final = {
     "working": "1 while the container has work for the GPU, as its processes say",
     "running": "1 while the container may run",
     "trouble": "1 while the container cannot be suspended; the log and the status say why",
+    "untold": "1 while the container counts as working best-effort, as NVML saw it compute while it said it was idle",
+    "asked_percent": "the cap that the container asked for; 0 = none",
+    "credit_seconds": "how long the container may still run before its own cap stops it; below 0 it has a debt; 0 without a cap",
+}
+_GAUGE: Final[Mapping[str, Callable[[TurnStatus], float]]] = {
+    "working": lambda turn: turn.working,
+    "running": lambda turn: turn.on,
+    "trouble": lambda turn: bool(turn.trouble),
+    "untold": lambda turn: turn.untold,
+    "asked_percent": lambda turn: turn.asked_percent,
+    "credit_seconds": lambda turn: turn.credit_s if 0 < turn.asked_percent < 100 else 0.0,
 }
 _COUNTS: Final = {
     "switches": "suspends and resumes of containers on this node",
     "switch_failures": "suspends that the driver refused",
     "held_back": "times that a container had sent more messages than its budget has, and was read later",
     "turns_bad_packets": "packets that ended a connection for turns",
+    "turns_untold_found": "times that a container was found to compute while it said it was idle",
 }
 
 
@@ -37,7 +51,7 @@ def families(turns: Turns | None, grants: Mapping[str, Grant]) -> Iterable[Metri
     told = [((g.namespace, g.pod, g.container), statuses[key]) for key, g in grants.items() if key in statuses]
     yield from _of_containers(told)
     counts = turns.counts if turns is not None else Counts()
-    numbers = (counts.switches, counts.failures, counts.held_back, counts.bad_packets)
+    numbers = (counts.switches, counts.failures, counts.held_back, counts.bad_packets, counts.untold)
     for (name, text), number in zip(_COUNTS.items(), numbers, strict=True):
         family = CounterMetricFamily(f"tangram_arbiter_{name}", text)
         family.add_metric([], number)
@@ -48,8 +62,18 @@ def _of_containers(told: list[tuple[tuple[str, str, str], TurnStatus]]) -> Itera
     for name, text in _SECONDS.items():
         seconds = CounterMetricFamily(f"tangram_arbiter_turns_{name}_seconds", text, labels=LABELS)
         for place, turn in told:
-            seconds.add_metric(place, {"on": turn.on_s, "off": turn.off_s, "capped": turn.capped_s}[name])
+            seconds.add_metric(place, getattr(turn, f"{name}_s"))
         yield seconds
+    seen = CounterMetricFamily(
+        "tangram_arbiter_turns_seen_seconds",
+        "GPU time that NVML counted of the container's processes; coarse: right on average",
+        labels=LABELS,
+    )
+    arrivals = CounterMetricFamily(
+        "tangram_arbiter_turns_arrivals",
+        "times that work came after idleness; (off + clearing) / arrivals is what a request waits",
+        labels=LABELS,
+    )
     suspends = CounterMetricFamily("tangram_arbiter_suspends", "times the container was suspended", labels=LABELS)
     heals = CounterMetricFamily(
         "tangram_arbiter_heals",
@@ -62,13 +86,15 @@ def _of_containers(told: list[tuple[tuple[str, str, str], TurnStatus]]) -> Itera
         labels=(*LABELS, "mode"),
     )
     for place, turn in told:
+        seen.add_metric(place, turn.seen_s or 0.0)
+        arrivals.add_metric(place, turn.arrivals)
         suspends.add_metric(place, turn.suspends)
         heals.add_metric(place, turn.heals)
         for name in MODES:
             mode.add_metric((*place, name), int(turn.mode == name))
-    yield from (suspends, heals, mode)
+    yield from (seen, arrivals, suspends, heals, mode)
     for name, text in _GAUGES.items():
         gauge = GaugeMetricFamily(f"tangram_arbiter_turns_{name}", text, labels=LABELS)
         for place, turn in told:
-            gauge.add_metric(place, {"working": turn.working, "running": turn.on, "trouble": bool(turn.trouble)}[name])
+            gauge.add_metric(place, _GAUGE[name](turn))
         yield gauge

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -22,14 +22,14 @@ from arbiter.connection import Connection, Gone
 from arbiter.lane import Lane
 from arbiter.page import Page
 from arbiter.seat import Seat
-from arbiter.tenant import PROCESSES_LIMIT, Process, TenantTurns, Trial
+from arbiter.tenant import INEFFECTIVE_TIMES, PARTIAL, PROCESSES_LIMIT, Process, TenantTurns, Trial
 from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
 from vgpu.share import Decision, Settings, Share
 from vgpu.status import TurnStatus
-from vgpu.trace import Event, Idle, Join, Leave, Switched, Work
+from vgpu.trace import Event, Join, Leave, Switched
 
 EVENTS_KEPT: Final = 4096
 """Of the trace, which an admin may ask for. Guessed: some seconds of a busy node."""
@@ -37,8 +37,6 @@ COMPLAIN_S: Final = 10.0
 """A tenant that cannot be suspended is logged this often, however often it tells of other channels."""
 INEFFECTIVE_S: Final = 0.020
 """Work that ends so long after a suspend was not suspended. Specified: the driver takes one millisecond."""
-INEFFECTIVE_TIMES: Final = 3
-PARTIAL: Final = f"a process has more than {rm.CHANNELS_LIMIT} compute channels on a card, which one list cannot name"
 TOO_MANY: Final = 3
 """Code of ERROR, as docs/reference/protocol.md lists them."""
 _log = structlog.get_logger()
@@ -54,6 +52,8 @@ class Counts:
     held_back: int = 0
     """Times that a container had sent more messages than its budget has."""
     bad_packets: int = 0
+    untold: int = 0
+    """Times that a tenant was found to compute while it said it was idle."""
 
 
 class Turns:
@@ -120,28 +120,39 @@ class Turns:
         """What every tenant got, by name."""
         with self.lock:
             self._advance()
-            return {name: self._status(tenant) for name, tenant in self.tenants.items() if tenant.joined is not None}
+            return {
+                name: tenant.status(self.share.usage(name), self.share.credit_s(name))
+                for name, tenant in self.tenants.items()
+                if tenant.joined is not None
+            }
 
     def recorded(self) -> list[Event]:
         """The last events, oldest first. When none was forgotten yet, a replay decides as this node did."""
         with self.lock:
             return list(self.trace)
 
-    def _status(self, tenant: TenantTurns) -> TurnStatus:
-        usage = self.share.usage(tenant.name)
-        return TurnStatus(
-            on=tenant.shown_on is not False,
-            working=tenant.working(),
-            processes=sum(1 for process in tenant.processes.values() if process.seats),
-            asked_percent=max(card.core_percent for card in tenant.grant.cards),
-            on_s=usage.on_s,
-            off_s=usage.off_s,
-            capped_s=usage.capped_s,
-            suspends=usage.suspends,
-            trouble=tenant.trouble or (PARTIAL if tenant.partial else ""),
-            mode="gate" if self._gates(tenant) else "suspend",
-            heals=tenant.heals,
-        )
+    def watched(self) -> dict[str, tuple[frozenset[str], frozenset[int]]]:
+        """Cards and host pids of every tenant whose word the driver's count is to be compared with."""
+        with self.lock:
+            return {
+                name: (tenant.joined.cards, frozenset(process.pid for process in tenant.processes.values()))
+                for name, tenant in self.tenants.items()
+                if tenant.joined is not None
+            }
+
+    def witness(self, seen: Mapping[str, float]) -> None:
+        """The driver saw these compute for that part, 0 to 1, of the time since this was said last."""
+        with self.lock:
+            for name, part in seen.items():
+                tenant = self.tenants.get(name)
+                if tenant is None or tenant.joined is None or tenant.page is None:
+                    continue
+                before = tenant.suspicion.proven
+                tenant.weigh(now_s(), part)
+                if tenant.suspicion.proven is not before:
+                    self._tell_of_doubt(tenant)
+                    self._know(tenant)
+                    self._decide()
 
     def close(self) -> None:
         """Start everybody and end the threads."""
@@ -174,12 +185,15 @@ class Turns:
 
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
-        seats, events = tenant.leaves(connection.number, now_s())
-        for event in events if tenant.page is not None else ():  # else a tenant of the same name may be here by now
-            self._apply(event)
+        seats = tenant.leaves(connection.number, now_s())
         tenant.changed_channels()  # what was known may have been of that process's
         self._know(tenant)
         return seats
+
+    def hush(self, tenant: TenantTurns, *, unheard: bool) -> None:
+        """A tenant is not listened to for a while, or is again."""
+        tenant.hears(now_s(), unheard=unheard)
+        self._know(tenant)
 
     def step(self, card: str) -> tuple[TenantTurns, bool] | None:
         """What to switch next on a card: stops first, so that nobody is started beside one who is to be alone."""
@@ -231,7 +245,12 @@ class Turns:
         if not self._heal_s:
             return None
         for tenant in self.tenants.values():
-            if tenant.wanted and tenant.working() and at_s - tenant.healed_at_s >= self._heal_s and tenant.seats(card):
+            if (
+                tenant.wanted
+                and tenant.tells_work()
+                and at_s - tenant.healed_at_s >= self._heal_s
+                and tenant.seats(card)
+            ):
                 tenant.healed_at_s = at_s
                 tenant.heals += 1
                 self.counts.heals += 1
@@ -242,7 +261,7 @@ class Turns:
         """When `heal` has something to do at the earliest; inf = not before somebody says something."""
         if not self._heal_s:
             return inf
-        due = (t.healed_at_s for t in self.tenants.values() if t.wanted and t.working() and t.seats(card))
+        due = (t.healed_at_s for t in self.tenants.values() if t.wanted and t.tells_work() and t.seats(card))
         return min(due, default=inf) + self._heal_s
 
     @property
@@ -278,16 +297,17 @@ class Turns:
     def _know(self, tenant: TenantTurns) -> None:
         """Bring what the policy knows of a tenant in step with what it is. One without channels stays: its debts do."""
         terms, at_s = tenant.terms(), now_s()
-        if terms is None or terms == tenant.joined or tenant.page is None:
+        if tenant.page is None:  # a tenant of the same name may be here by now
             return
-        fresh = tenant.joined is None
-        tenant.joined = terms
-        self._apply(Join(at_s, tenant.name, terms))
-        if fresh:
-            tenant.shown_on = True
-            self._apply(Work(at_s, tenant.name) if tenant.working() else Idle(at_s, tenant.name))
-        for uuid in terms.cards:
-            self._lane(uuid)
+        if terms is not None and terms != tenant.joined:
+            tenant.shown_on = True if tenant.joined is None else tenant.shown_on
+            tenant.joined = terms
+            self._apply(Join(at_s, tenant.name, terms))
+            for uuid in terms.cards:
+                self._lane(uuid)
+        if tenant.joined is not None:
+            for event in tenant.news(at_s):
+                self._apply(event)
 
     def _look_for_effect(self, tenant: TenantTurns, number: int, what: wire.What, at_s: float) -> None:
         """Work that began and ended in a tenant that has been stopped for long was not stopped. Copies are not: so it is held
@@ -301,9 +321,12 @@ class Turns:
             if tenant.ineffective == INEFFECTIVE_TIMES:
                 _log.error("suspends have no effect: new work is held back too", grant=tenant.name)
 
-    def _gates(self, tenant: TenantTurns) -> bool:
-        """Is its new work held back while it is to be off?"""
-        return bool(tenant.trouble) or tenant.partial or tenant.ineffective >= INEFFECTIVE_TIMES
+    def _tell_of_doubt(self, tenant: TenantTurns) -> None:
+        if tenant.suspicion.proven:
+            self.counts.untold += 1
+            _log.warning("computes while it says it is idle: it counts as working best-effort", grant=tenant.name)
+        else:
+            _log.info("its word about its work counts again", grant=tenant.name)
 
     def _tell_of_partial(self, tenant: TenantTurns) -> None:
         if tenant.partial and not tenant.told_partial:
@@ -324,7 +347,7 @@ class Turns:
         """Tell its processes and the policy how it stands now, once it stands so on all of its cards."""
         if tenant.joined is None or tenant.page is None:
             return
-        gated = self._gates(tenant) and not tenant.wanted
+        gated = tenant.gates and not tenant.wanted
         if all(map(tenant.is_on, tenant.joined.cards)):
             on = True
         elif all(map(tenant.is_off, tenant.joined.cards)):
@@ -346,7 +369,7 @@ class Turns:
             wanted = self.ending or tenant.joined is None or name in self._decision.on
             if wanted != tenant.wanted:
                 tenant.wanted = wanted
-                if self._gates(tenant):
+                if tenant.gates:
                     self._show(tenant, 0.0)
                 for uuid in tenant.joined.cards if tenant.joined is not None else ():
                     self._lanes[uuid].wake()

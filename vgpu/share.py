@@ -28,6 +28,7 @@ from typing import Final
 
 from vgpu.names import CLASSES
 from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work
+from vgpu.usage import Usage
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
 EWMA: Final = 0.1
@@ -74,19 +75,6 @@ class Decision:
 
 
 @dataclass(slots=True)
-class Usage:
-    """What one tenant got since it joined, seconds."""
-
-    on_s: float = 0.0
-    """On with work: what is paid for."""
-    off_s: float = 0.0
-    """Off with work and credit: it waited for others."""
-    capped_s: float = 0.0
-    """Off with work and without credit: it waited for its own cap."""
-    suspends: int = 0
-
-
-@dataclass(slots=True)
 class _State:
     tenant: Tenant
     credit_s: float
@@ -124,12 +112,18 @@ class Share:
         self._settings = settings if settings is not None else Settings()
         self._states: dict[str, _State] = {}
         self._now_s = -inf
+        self._wanted: frozenset[str] | None = None
+        """Who is to be on, as decided last."""
         self.suspend_s = self._settings.suspend_s
         """How long a suspend takes, as lately measured."""
 
     def usage(self, name: str) -> Usage:
         """What a tenant got. KeyError when it is not here."""
         return self._states[name].usage
+
+    def credit_s(self, name: str) -> float:
+        """How long a capped tenant may still run; below 0 it has a debt. KeyError when it is not here."""
+        return self._states[name].credit_s
 
     def apply(self, event: Event) -> None:
         """Take note of what happened. Events of tenants that are not here are ignored: they crossed with their leaving."""
@@ -183,7 +177,8 @@ class Share:
         for name, state in self._states.items():
             if why.get(name) == "idle" and (state.on or not taken.intersection(state.tenant.cards)):
                 on.add(name)
-        return Decision(frozenset(on), self._ask_again_s(ready, on), why)
+        self._wanted = frozenset(on)
+        return Decision(self._wanted, self._ask_again_s(ready, on), why)
 
     def _join(self, event: Join) -> None:
         """Also for a tenant that is here and changes its class, its cap or its cards."""
@@ -201,6 +196,7 @@ class Share:
             if not self._active(state):  # back from idleness: no saved-up right to be first
                 state.served = max(state.served, self._least_served(state.tenant))
             state.working = True
+            state.usage.arrivals += 1
 
     def _idle(self, state: _State) -> None:
         if state.working and not state.worked_before and state.claim_due_s <= self._now_s:
@@ -233,10 +229,13 @@ class Share:
         passed_s = now_s - self._now_s
         if passed_s <= 0:
             return
-        crowd = self._crowd()
-        for state in self._states.values():
+        crowd, late = self._crowd(), self._late()
+        for name, state in self._states.items():
+            state.usage.suspended_s += 0.0 if state.on else passed_s
             if self._active(state):
                 self._pass_active(state, passed_s, max(crowd.get(card, 1) for card in state.tenant.cards))
+                if state.on and late and self._is_wanted(name) and not late.isdisjoint(state.tenant.cards):
+                    state.usage.clearing_s += passed_s
             if state.cap:
                 state.credit_s = min(state.credit_s + state.cap * passed_s, self._credit_most_s(state))
         self._now_s = now_s
@@ -263,6 +262,14 @@ class Share:
                 for card in state.tenant.cards:
                     crowd[card] = crowd.get(card, 0) + 1
         return crowd
+
+    def _is_wanted(self, name: str) -> bool:
+        return self._wanted is None or name in self._wanted
+
+    def _late(self) -> set[str]:
+        """Cards on which somebody with work is still on who is to be off."""
+        states = [state for name, state in self._states.items() if state.on and not self._is_wanted(name)]
+        return {card for state in states if self._active(state) for card in state.tenant.cards}
 
     def _credit_most_s(self, state: _State) -> float:
         return state.cap * self._settings.frame_s * self._settings.frames_kept

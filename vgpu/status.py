@@ -76,6 +76,18 @@ class TurnStatus(msgspec.Struct, frozen=True):
     """How it is kept off: `suspend`, or `gate` where that does not work and its new work is held back."""
     heals: int = 0
     """Times it was enabled for having worked on without a word, should somebody else have stopped it."""
+    clearing_s: float = 0.0
+    """It had work and might run, beside one who was to be suspended for it and was not yet."""
+    suspended_s: float = 0.0
+    """It was suspended, with work or without."""
+    arrivals: int = 0
+    """Times that work came after idleness."""
+    credit_s: float = 0.0
+    """How long it may still run before its own cap stops it; below 0 it has a debt. 0 without a cap."""
+    untold: bool = False
+    """The driver sees it compute while it says it is idle: it counts as working best-effort all the time."""
+    seen_s: float | None = None
+    """GPU time that the driver counted of its processes; None where it does not tell."""
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):

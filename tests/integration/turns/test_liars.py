@@ -1,0 +1,64 @@
+"""Programs that compute and do not say so: found by the driver's own count, and held to what they were given all the same."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from tests.integration.turns.conftest import Node, until
+from tests.integration.turns.test_turns import ran_percent
+
+LC, BE = "latency-critical", "best-effort"
+
+
+@pytest.fixture
+def liar(node: Node):
+    """A program whose launches go past the library, in a container with a cap; its channels are known."""
+    made = node.run("liar", core=30)
+    made.do("go_past_the_library()")
+    return made
+
+
+def test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_else_is_accused(node: Node, liar):
+    honest = {name: node.run(name, klass) for name, klass in (("a", "standard"), ("lc", LC))}
+    liar.do("work_on(20_000)")
+    honest["a"].do("work_on(5_000)")
+    honest["lc"].start("requests(40, 20_000, 0.08)")
+    until(lambda: node.turn("liar").untold, 20)
+    assert not node.turn("liar").working, "it says still that it is idle"
+    assert "computes while it says it is idle" in node.log()
+    honest["lc"].finish()
+    assert ran_percent(node, [liar], 3.0) < 34
+    for name in honest:
+        turn = node.turn(name)
+        assert not turn.untold
+        assert turn.seen_s > 0, "the driver's count is of it, too"
+    assert not node.misuses()
+
+
+def test_work_that_is_not_told_of_goes_first_of_nobodys(node: Node, liar):
+    urgent = node.run("lc", LC)
+    liar.do("work_on(100_000)")
+    until(lambda: node.turn("liar").untold, 20)
+    took = urgent.do("requests(40, 1000, 0.02)")
+    assert statistics.median(took) < 6, "as beside an honest best-effort tenant"
+    assert not node.turn("lc").untold
+
+
+def test_who_tells_of_all_its_work_is_never_accused(node: Node):
+    """Bursts, kernels in flight when a wait ends, a cap, work that nobody waits for, several processes."""
+    capped, bursts, grant = node.run("capped", core=20), node.run("bursts"), node.grant("many")
+    many = [node.run_in(grant) for _ in range(3)]
+    capped.do("work_on(30_000)")
+    bursts.start("[launch(700_000, stream()) or __import__('time').sleep(1.4) for _ in range(5)]")
+    for program in many:
+        program.start("requests(600, 500, 0.01)")
+    assert bursts.finish()
+    for program in many:
+        program.finish()
+    for name in ("capped", "bursts", "many"):
+        turn = node.turn(name)
+        assert turn.seen_s > 0.2
+        assert not turn.untold
+    assert "computes while it says" not in node.log()
