@@ -4,6 +4,9 @@ The scheduler proposes nodes and victims by node totals, which say nothing of si
 the victims of a node are chosen anew, from the pods known to be on it and of lower priority; a node that we do not know, or whose
 victims are not all on it, is left out; so is one where nobody has to go, since the scheduler takes an empty list for an error.
 
+Of the nodes that help those are answered where the least has to go by the first keys of `vgpu.preemption`: disruption budgets, then
+classes. The scheduler chooses among the rest. It knows no classes, and would rather evict one standard pod than two best-effort ones.
+
 Victims without a GPU were proposed for processors, memory or ports. They stay on the list, and those of ours that are spared must be
 made up for: what goes instead frees at least as much of every other resource. Where the pod has needs that are no sums (ports, other
 pods near or far) the scheduler's own victims all stay on the list.
@@ -147,7 +150,17 @@ def choose(state: State, books: Books, args: PreemptionArgs) -> tuple[Preemption
         violations = found.violations + (_of_others(wanted, ours, holders, asked.headroom) if beside else 0)
         answer[node] = MetaVictims(tuple(MetaPod(uid) for uid in (*found.victims, *beside)), violations)
         plans[node] = found
-    return PreemptionResult(answer), plans
+    return _least(answer, plans)
+
+
+def _least(
+    answer: Mapping[str, MetaVictims], plans: Mapping[str, Eviction]
+) -> tuple[PreemptionResult, dict[str, Eviction]]:
+    """The nodes where the fewest budgets are violated, and then the least classes hit."""
+    ranks = {node: (answer[node].violations, *plan.cost[1:3]) for node, plan in plans.items()}
+    least = min(ranks.values(), default=None)
+    nodes = [node for node, rank in ranks.items() if rank == least]
+    return PreemptionResult({node: answer[node] for node in nodes}), {node: plans[node] for node in nodes}
 
 
 def _all_there(node: str, uids: Collection[str], others: Mapping[str, Pod], priority: int) -> bool:

@@ -88,6 +88,21 @@ async def test_an_empty_list_is_filled_where_totals_fit_and_no_card_does(api: Fa
         assert await preempt(scheduler, urgent(), n1=None) == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}
 
 
+async def test_a_node_where_only_best_effort_pods_go_is_answered_rather_than_one_where_a_standard_pod_goes(
+    api: FakeApi,
+) -> None:
+    """Left the choice, kube-scheduler would evict the fewest."""
+    low = {"class": "best-effort"}
+    for name, at, row, mib, more in (
+        ("one", "n1", 0, FULL_MIB, {}), ("beside", "n1", 1, FULL_MIB, {}), ("x", "n2", 0, HALF_MIB, low),
+        ("y", "n2", 0, HALF_MIB, low), ("z", "n2", 1, FULL_MIB, {}),
+    ):  # fmt: skip
+        api.put(bound(name, at, row, mib).annotated(**more).plain())
+    async with running(api) as scheduler:
+        answer = await preempt(scheduler, urgent(), n1=uids("one"), n2=uids("z"))
+        assert answer == {"n2": {"Pods": uids("x", "y"), "NumPDBViolations": 0}}
+
+
 async def test_whole_pods_are_read_as_well_as_uids(api: FakeApi) -> None:
     victims = [bound("a", "n1", row, FULL_MIB) if row == 0 else bound("b", "n1", 1, FULL_MIB) for row in (0, 1)]
     for one in victims:
@@ -127,10 +142,10 @@ async def test_budgets_are_kept_to_and_violations_counted(api: FakeApi) -> None:
         api.put(bound(f"b{row}", "n2", row, FULL_MIB).labelled(app="kept" if row == 0 else "free").plain())
     api.put(budget("kept", 0, app="kept"))
     async with running(api) as scheduler:
-        answer = await preempt(scheduler, urgent(), n1=uids("a0"), n2=uids("b0"))
-        assert answer == {
-            "n1": {"Pods": uids("a0"), "NumPDBViolations": 1}, "n2": {"Pods": uids("b1"), "NumPDBViolations": 0},
-        }  # fmt: skip
+        violated = {"n1": {"Pods": uids("a0"), "NumPDBViolations": 1}}
+        assert await preempt(scheduler, urgent(), n1=uids("a0")) == violated
+        kept = {"n2": {"Pods": uids("b1"), "NumPDBViolations": 0}}
+        assert await preempt(scheduler, urgent(), n1=uids("a0"), n2=uids("b0")) == kept
 
 
 async def test_victims_without_a_gpu_stay_named_and_what_ours_would_free_is_made_up_for(api: FakeApi) -> None:
