@@ -14,6 +14,7 @@ import mmap
 import os
 from typing import Final
 
+from arbiter.timer import now_s
 from vgpu.wire import PAGE_BYTES, TURN_AT
 
 _SEAL_FUTURE_WRITE: Final = 0x0010
@@ -44,7 +45,9 @@ class Page:
         self._numbers[TURN_AT // 8] = at_ms
 
     def show_turn(self, *, off: bool, gate: bool = False) -> None:
-        """Is the container suspended, and is its new work to wait?"""
+        """Is the container suspended, and is its new work to wait? Who is suspended can tell from the first that we live."""
+        if off:
+            self.beat(int(now_s() * 1000))
         self._numbers[TURN_AT // 8 + 1] = int(off) | int(gate) << 32
 
     def close(self) -> None:

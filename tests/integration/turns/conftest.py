@@ -144,15 +144,24 @@ class Node:
         """GPU time that a process had."""
         return self._of(program)["ran_us"]
 
+    def ran_both_us(self, one: Program, other: Program) -> tuple[int, int]:
+        """The same of two, at one moment."""
+        seen = self._seen()
+        return seen[one.process.pid]["ran_us"], seen[other.process.pid]["ran_us"]
+
     def held(self, program: Program) -> bool:
         return bool(self._of(program)["held"])
 
     def _of(self, program: Program) -> dict[str, int]:
-        for line in self.driver.ctl("kernel").splitlines()[1:]:
-            numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
-            if numbers["pid"] == program.process.pid:
-                return numbers
-        raise AssertionError(f"process {program.process.pid} has no channels")
+        seen = self._seen()
+        assert program.process.pid in seen, f"process {program.process.pid} has no channels"
+        return seen[program.process.pid]
+
+    def _seen(self) -> dict[int, dict[str, int]]:
+        """What the kernel driver's double knows of each process, by pid, at one moment."""
+        lines = self.driver.ctl("kernel").splitlines()[1:]
+        found = [{key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)} for line in lines]
+        return {numbers["pid"]: numbers for numbers in found}
 
     def misuses(self) -> str:
         """How the kernel driver was misused, in words; empty when it was not."""
