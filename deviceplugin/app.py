@@ -13,7 +13,7 @@ import structlog
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
 from deviceplugin.grants import Grants
-from deviceplugin.guard import REASON, Guard, Offence, Trouble
+from deviceplugin.guard import REASON, UNTOLD, UNTOLD_NOTE, Guard, Offence, Trouble
 from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
@@ -167,6 +167,10 @@ class DevicePlugin:
     def over_limit_now(self, containers: int) -> None:
         """So many containers are over their limit."""
         self.metrics.over_limit.set(containers)
+
+    def untold_work(self, pod: Pod, container: str) -> None:
+        """A container uses the GPU while it says it is idle: tell the pod's user."""
+        self.recorder.event(about(pod, container), UNTOLD, UNTOLD_NOTE.format(container), "Warning")
 
     def class_ignored(self, pod: Pod, note: str) -> None:
         """An annotation of a pod's class or level does not count: tell the pod's user."""

@@ -1,5 +1,7 @@
 """Follow what the arbiter says of containers over their limit: an Event on the pod, and its removal where the policy is `evict`.
 
+Of containers that compute without saying so, too: an Event.
+
 The arbiter compares, and kills where the policy is `kill`; it has no way to the API server. This module reads its status socket,
 and decides nothing but what is new. An arbiter that does not answer changes nothing: what was told stays told.
 """
@@ -29,6 +31,11 @@ COMMAND_LIMIT: Final = 80
 """Characters of a command line in an Event."""
 
 REASON: Final = "OverMemoryLimit"
+UNTOLD: Final = "UntoldWork"
+UNTOLD_NOTE: Final = (
+    "container {} uses the GPU while its processes say they are idle; what they do not tell of counts as best-effort work, "
+    "and from its gpu-core"
+)
 _FOLLOWS: Final = {
     "evict": "the pod is deleted",
     "kill": "the process that does it is killed",
@@ -92,6 +99,9 @@ class Observer(Protocol):
     def over_limit_now(self, containers: int) -> None:
         """So many are."""
 
+    def untold_work(self, pod: Pod, container: str) -> None:
+        """A container was found to compute while it says it is idle."""
+
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The status could not be had this time."""
 
@@ -102,6 +112,7 @@ class Guard:
     def __init__(self, socket: Path, pod: Callable[[str], Pod | None], observer: Observer) -> None:
         self._socket, self._pod, self._observer = socket, pod, observer
         self._told: frozenset[tuple[str, str, str]] = frozenset()
+        self._untold: frozenset[tuple[str, str]] = frozenset()
         self._trouble = ""
 
     async def run(self) -> None:
@@ -126,6 +137,7 @@ class Guard:
             return
         self._trouble = ""
         self._follow(offences(status))
+        self._follow_untold((c.uid, c.container) for c in status.containers if c.turn is not None and c.turn.untold)
 
     def _follow(self, found: list[Offence]) -> None:
         told = set()
@@ -140,6 +152,14 @@ class Guard:
             told.add(key)
         self._told = frozenset(told)
         self._observer.over_limit_now(len(found))
+
+    def _follow_untold(self, found: Iterable[tuple[str, str]]) -> None:
+        known = {(uid, container): pod for uid, container in found if (pod := self._pod(uid)) is not None}
+        for (uid, container), pod in known.items():
+            if (uid, container) not in self._untold:
+                log.warning("computes without saying so", pod=pod.key, uid=uid, container=container)
+                self._observer.untold_work(pod, container)
+        self._untold = frozenset(known)
 
 
 async def read_document(socket: Path) -> bytes:

@@ -18,7 +18,7 @@ from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.names import GUARDS
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, encode_status
 
 MIB = 2**20
 
@@ -45,6 +45,7 @@ class Told:
     offences: list[Offence] = field(default_factory=list)
     now: list[int] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
         assert pod.uid == offence.uid
@@ -52,6 +53,9 @@ class Told:
 
     def over_limit_now(self, containers: int) -> None:
         self.now.append(containers)
+
+    def untold_work(self, pod: Pod, container: str) -> None:
+        self.untold.append(f"{pod.uid} {container}")
 
     def arbiter_silent(self, trouble: Trouble) -> None:
         self.troubles.append(trouble)
@@ -205,3 +209,19 @@ async def test_an_arbiter_that_says_nothing_is_left_in_time(looking: Looking, mo
         done.set()
     assert hung.is_set()
     assert looking.told.troubles == ["unreachable"]
+
+
+def test_a_container_that_computes_without_saying_so_is_told_of_once_each_time_it_is_found(looking: Looking) -> None:
+    fair = TurnStatus(True, False, 1, 30, 1.0, 0.0, 0.0, 0, "")
+    honest = msgspec.structs.replace(container(over=False), turn=fair)
+    silent = msgspec.structs.replace(honest, turn=msgspec.structs.replace(fair, untold=True))
+    stranger = msgspec.structs.replace(silent, uid="uid-default-c")
+
+    async def looks() -> None:
+        for found in ([honest], [silent, stranger], [silent, stranger], [honest], [silent]):
+            await looking.look_at(*found)
+        looking.known["uid-default-c"] = pod("c").build()
+        await looking.look_at(silent, stranger)
+
+    asyncio.run(looks())
+    assert looking.told.untold == ["uid-default-a main", "uid-default-a main", "uid-default-c main"]
