@@ -29,6 +29,7 @@ _GAUGES: Final = {
     "leased": "GPU memory leased by the container's processes; never above the limit unless re-stated after a restart",
     "used": "GPU memory the container's processes last said they allocated",
     "context": "GPU memory of the container's contexts: what NVML counts beside the allocations",
+    "shared": "GPU memory that the container's processes have open, and whose maker is gone: charged beside all leases",
     "over_limit": "GPU memory that NVML counts beyond the limit, for a container that is over it; else 0",
 }
 
@@ -70,6 +71,7 @@ class LedgerCollector(Collector):
                     gauges["leased"].add_metric(labels, container.ledger.leased_bytes(number))
                     gauges["used"].add_metric(labels, container.ledger.used_bytes(number))
                     gauges["context"].add_metric(labels, container.ledger.context_bytes(number))
+                    gauges["shared"].add_metric(labels, container.ledger.shared_bytes(number))
                     over = sum(
                         e.measured_bytes - e.limit_bytes for e in container.lookout.excesses if e.uuid == card.uuid
                     )

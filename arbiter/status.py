@@ -83,6 +83,7 @@ def _container(key: str, container: Container, turn: TurnStatus | None) -> Conta
             leased_bytes=ledger.leased_bytes(number),
             used_bytes=ledger.used_bytes(number),
             context_bytes=ledger.context_bytes(number),
+            shared_bytes=ledger.shared_bytes(number),
         )
         for number, card in enumerate(grant.cards)
     )

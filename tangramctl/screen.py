@@ -65,7 +65,7 @@ def drawn(view: View) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in ("PID", "RUN", "GPU", "CLASS"):
         table.add_column(name, no_wrap=True)
-    for name in ("CORE", "TIME", "LIMIT", "LEASED", "USED", "CONTEXT", "PROCS"):
+    for name in ("CORE", "TIME", "LIMIT", "LEASED", "USED", "CONTEXT", "SHARED", "PROCS"):
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("COMMAND", no_wrap=True, overflow="ellipsis")
     for entry in view.entries:
@@ -89,6 +89,7 @@ def _row(entry: Entry, card: CardView) -> list[Text]:
         Text(amount(card.leased_bytes)),
         Text(amount(card.used_bytes), style=over),
         Text(amount(card.context_bytes)),
+        Text(amount(card.shared_bytes)),
         Text("?" if entry.processes is None else str(len(entry.processes))),
         Text(entry.command),
     ]

@@ -37,6 +37,7 @@ class CardView(msgspec.Struct, frozen=True):
     leased_bytes: int | None = None
     used_bytes: int | None = None
     context_bytes: int | None = None
+    shared_bytes: int | None = None
 
 
 class ProcessView(msgspec.Struct, frozen=True):
@@ -137,6 +138,7 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Ent
         leased_bytes=said.leased_bytes if said else None,
         used_bytes=said.used_bytes if said else None,
         context_bytes=said.context_bytes if said else None,
+        shared_bytes=said.shared_bytes if said else None,
     )
     return Entry(
         kind="run",
@@ -166,6 +168,7 @@ def _container(status: ContainerStatus) -> Entry:
             leased_bytes=card.leased_bytes,
             used_bytes=card.used_bytes,
             context_bytes=card.context_bytes,
+            shared_bytes=card.shared_bytes,
         )
         for card in status.cards
     )

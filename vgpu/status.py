@@ -31,6 +31,8 @@ class CardStatus(msgspec.Struct, frozen=True):
     """Of that, what they last said they allocated."""
     context_bytes: int
     """What their contexts, modules and kernels take beside that."""
+    shared_bytes: int = 0
+    """Charged beside all leases: memory that some of them have open and whose maker is gone."""
 
 
 class ProcessCard(msgspec.Struct, frozen=True):

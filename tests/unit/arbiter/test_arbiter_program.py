@@ -71,12 +71,15 @@ def test_metrics_count_limits_leases_uses_and_connections(node: Node) -> None:
     process.lease(300 * MIB)
     process.send(wire.Usage(0, 200 * MIB, 300 * MIB))
     process.lease(1)
+    process.send(wire.Hold(0, wire.Held.STILL_OPEN, wire.Space.IPC, 7 * MIB, bytes(wire.KEY_BYTES)))
+    process.lease(0)
     values = {s.name: s.value for family in LedgerCollector(server).collect() for s in family.samples}
     expected = {
         "tangram_arbiter_limit_bytes": 1000 * MIB,
         "tangram_arbiter_leased_bytes": 300 * MIB + 1,
         "tangram_arbiter_used_bytes": 200 * MIB,
         "tangram_arbiter_context_bytes": 0,
+        "tangram_arbiter_shared_bytes": 7 * MIB,
         "tangram_arbiter_over_limit_bytes": 0,
         "tangram_arbiter_connections": 1,
         "tangram_arbiter_bad_packets_total": 0,

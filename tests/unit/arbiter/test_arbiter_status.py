@@ -12,7 +12,7 @@ import pytest
 
 from arbiter.server import Server
 from arbiter.status import StatusSocket
-from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, Node, a_grant
+from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, Node, a_grant, wait_for
 from vgpu import wire
 from vgpu.status import CardStatus, ProcessCard, Status, decode_status
 
@@ -53,6 +53,23 @@ def test_it_tells_limits_leases_and_processes(node: Node, told: Callable[[], Sta
     assert (seen.pid, seen.pid_in_container) == (os.getpid(), 1)
     assert "pytest" in seen.command
     assert seen.cards == (ProcessCard(CARD, 200 * MIB, 0), ProcessCard(OTHER_CARD, 0, 0))
+
+
+def test_memory_whose_maker_is_gone_is_told_until_the_last_has_let_go(node: Node, told: Callable[[], Status]) -> None:
+    node.allocate("k", a_grant())
+    maker, opener = node.process(), node.process()
+    key = (wire.Space.IPC, 40 * MIB, bytes(wire.KEY_BYTES))
+    maker.lease(40 * MIB)
+    maker.send(wire.Hold(0, wire.Held.MADE, *key))
+    maker.lease(0)
+    opener.send(wire.Hold(0, wire.Held.OPENED, *key))
+    opener.receive()
+    assert told().containers[0].cards[0].shared_bytes == 0, "the maker's lease pays"
+    maker.close()
+    wait_for(lambda: told().containers[0].cards[0].shared_bytes == 40 * MIB)
+    opener.send(wire.Drop(0, wire.Held.OPENED, wire.Space.IPC, 0, bytes(wire.KEY_BYTES)))
+    opener.receive()
+    assert told().containers[0].cards[0].shared_bytes == 0
 
 
 def test_a_directory_without_a_grant_is_left_out(node: Node, told: Callable[[], Status]) -> None:

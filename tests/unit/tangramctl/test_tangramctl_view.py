@@ -27,7 +27,7 @@ TERMS = book.Terms("best-effort", 4, clear=False, model="T4")
 
 
 def told(key: str, pod: str = "default/a") -> ContainerStatus:
-    card = CardStatus(UUID, 1024 * MIB, 30, 600 * MIB, 500 * MIB, 80 * MIB)
+    card = CardStatus(UUID, 1024 * MIB, 30, 600 * MIB, 500 * MIB, 80 * MIB, 16 * MIB)
     process = ProcessStatus(7, 7, "python x", (ProcessCard(UUID, 500 * MIB, 80 * MIB),))
     return ContainerStatus(key, pod, "1", "main", "best-effort", 4, "report", True, (card,), (process,))
 
@@ -71,6 +71,7 @@ def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:
         500 * MIB,
         80 * MIB,
     )
+    assert card.shared_bytes == 16 * MIB
     assert (entry.kind, entry.pid, entry.over, card.index) == ("run", run.pid, True, 3)
     assert entry.processes == (view.ProcessView(7, "python x", 500 * MIB, 80 * MIB),)
 
@@ -102,7 +103,7 @@ def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machin
     with arbiter(node, encode_status(Status((told("k", "team/pod"),)))):
         (entry,) = view.look(machine, node).entries
     assert (entry.kind, entry.name, entry.pid, entry.command) == ("container", "team/pod/main", None, "python x")
-    assert entry.cards[0].limit_bytes == 1024 * MIB
+    assert (entry.cards[0].limit_bytes, entry.cards[0].shared_bytes) == (1024 * MIB, 16 * MIB)
 
 
 def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: Machine) -> None:
@@ -123,7 +124,7 @@ def test_the_document_for_programs_carries_a_version_and_every_field(machine: Ma
 
 
 def test_the_table_has_a_line_for_each_card_and_says_what_is_not_known() -> None:
-    known = view.CardView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0)
+    known = view.CardView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB)
     unknown = view.CardView(UUID, None, None, 1536 * MIB, 0)
     entries = (
         view.Entry("run", "k", "me", 7, "python x", 0, "standard", 2, False, None, (known,), ()),
@@ -144,11 +145,12 @@ def test_the_table_has_a_line_for_each_card_and_says_what_is_not_known() -> None
         "LEASED",
         "USED",
         "CONTEXT",
+        "SHARED",
         "PROCS",
         "COMMAND",
     ]
-    assert lines[2] == ["7", "me", "0", "standard", "30%", "-", "8Gi", "1Gi", "512Mi", "0", "0", "python", "x"]
-    assert lines[3] == ["-", "ns/pod/c", UUID[:12], "best-effort/4", "-", "-", "1536Mi", "?", "?", "?", "?"]
+    assert lines[2] == ["7", "me", "0", "standard", "30%", "-", "8Gi", "1Gi", "512Mi", "0", "3Mi", "0", "python", "x"]
+    assert lines[3] == ["-", "ns/pod/c", UUID[:12], "best-effort/4", "-", "-", "1536Mi", "?", "?", "?", "?", "?"]
     assert lines[4] == ["something", "is", "wrong"]
 
 
