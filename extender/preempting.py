@@ -4,8 +4,9 @@ The scheduler proposes nodes and victims by node totals, which say nothing of si
 the victims of a node are chosen anew, from the pods known to be on it and of lower priority; a node that we do not know, or whose
 victims are not all on it, is left out; so is one where nobody has to go, since the scheduler takes an empty list for an error.
 
-Of the nodes that help those are answered where the least has to go by the first keys of `vgpu.preemption`: disruption budgets, then
-classes. The scheduler chooses among the rest. It knows no classes, and would rather evict one standard pod than two best-effort ones.
+Of the nodes that help one is answered, the least by the keys of `vgpu.preemption`. The scheduler knows no classes: left the choice, it
+would rather evict one standard pod than two best-effort ones. And with no choice left to it we know where room is being made, and
+can keep it before the first victim is gone; the scheduler's word comes after that.
 
 Victims without a GPU were proposed for processors, memory or ports. They stay on the list, and those of ours that are spared must be
 made up for: what goes instead frees at least as much of every other resource. Where the pod has needs that are no sums (ports, other
@@ -122,7 +123,7 @@ class _Asked:
 
 
 def choose(state: State, books: Books, args: PreemptionArgs) -> tuple[PreemptionResult, dict[str, Eviction]]:
-    """The answer, and what it means for the GPUs of each node in it. Raises BadAsk."""
+    """The answer, and what it means for the GPUs of the node in it. Raises BadAsk."""
     pod, proposed = args.pod, args.proposed()
     ask = state.ask_of(pod)
     if not ask:
@@ -133,6 +134,7 @@ def choose(state: State, books: Books, args: PreemptionArgs) -> tuple[Preemption
     only = state.claims.only(ask, state.names)
     answer: dict[str, MetaVictims] = {}
     plans: dict[str, Eviction] = {}
+    prices: dict[str, tuple[object, ...]] = {}
     others: Mapping[str, Pod] | None = None
     for node, wanted in proposed.items():
         holders = {one.uid: one for one in books.holders(node)}
@@ -150,17 +152,16 @@ def choose(state: State, books: Books, args: PreemptionArgs) -> tuple[Preemption
         violations = found.violations + (_of_others(wanted, ours, holders, asked.headroom) if beside else 0)
         answer[node] = MetaVictims(tuple(MetaPod(uid) for uid in (*found.victims, *beside)), violations)
         plans[node] = found
-    return _least(answer, plans)
+        prices[node] = _price(found, violations, [others[uid] for uid in beside] if others else [])
+    least = sorted(prices, key=lambda node: prices[node])[:1]
+    return PreemptionResult({node: answer[node] for node in least}), {node: plans[node] for node in least}
 
 
-def _least(
-    answer: Mapping[str, MetaVictims], plans: Mapping[str, Eviction]
-) -> tuple[PreemptionResult, dict[str, Eviction]]:
-    """The nodes where the fewest budgets are violated, and then the least classes hit."""
-    ranks = {node: (answer[node].violations, *plan.cost[1:3]) for node, plan in plans.items()}
-    least = min(ranks.values(), default=None)
-    nodes = [node for node, rank in ranks.items() if rank == least]
-    return PreemptionResult({node: answer[node] for node in nodes}), {node: plans[node] for node in nodes}
+def _price(found: Eviction, violations: int, beside: Collection[Pod]) -> tuple[object, ...]:
+    """The cost of an eviction, with victims that hold no GPU and have no class."""
+    _, latency_critical, standard, highest, count, *rest = found.cost
+    highest = max([highest, *map(priority_of, beside)])
+    return violations, latency_critical, standard, highest, count + len(beside), *rest
 
 
 def _all_there(node: str, uids: Collection[str], others: Mapping[str, Pod], priority: int) -> bool:

@@ -158,8 +158,9 @@ class Preemption:
         self._state.expire()
         with self.holds.lifted(pod.uid):
             result, plans = choose(self._state, self._books, args)
-        if plans:
+        for node, plan in plans.items():
             self._answered[pod.uid] = self._clock(), plans
+            self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
         return result
 
     def _is_being_helped(self, uid: str) -> bool:

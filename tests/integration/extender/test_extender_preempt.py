@@ -181,6 +181,20 @@ async def test_switched_off_nobody_is_evicted(api: FakeApi) -> None:
         assert await scheduler.call("preempt", body) == {"NodeNameToMetaVictims": {}}
 
 
+async def test_room_is_kept_from_the_answer_on_for_victims_may_be_gone_before_the_scheduler_nominates(
+    api: FakeApi,
+) -> None:
+    victim = bound("a", "n1", 0, FULL_MIB)
+    for one in (victim, bound("b", "n1", 1, FULL_MIB).of_priority(1000), urgent()):
+        api.put(one.plain())
+    async with running(api) as scheduler:
+        assert list(await preempt(scheduler, urgent(), n1=uids("a"))) == ["n1"]
+        api.remove(victim.plain())
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-a") is None)
+        assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
+        assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == ["n1"]
+
+
 async def test_room_for_which_the_scheduler_evicted_is_kept_for_the_nominated_pod(api: FakeApi) -> None:
     victim, other, asking = bound("a", "n1", 0, FULL_MIB), bound("b", "n1", 1, FULL_MIB).of_priority(9999), urgent()
     for one in (victim, other, asking):
