@@ -150,8 +150,8 @@ def _apiserver(pki: Path, etcd: str, port: int) -> list[str]:
         f"--service-account-key-file={pki / 'service-accounts.pub'}",
         f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
         "--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=Node,RBAC", "--allow-privileged",
-        # no controller makes default service accounts here
-        "--disable-admission-plugins=ServiceAccount", "--profiling=false", "--endpoint-reconciler-type=none",
+        # no controller makes default service accounts here, or takes its first taint from a node
+        "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--profiling=false", "--endpoint-reconciler-type=none",
     ]  # fmt: skip
 
 

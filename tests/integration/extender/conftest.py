@@ -1,4 +1,4 @@
-"""A real API server for the tests that need one, shared by all of them."""
+"""A real API server for the tests that need one, shared by all of them; and real schedulers for those that need them too."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ import pytest
 from hack.cluster.build import build
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
-from hack.cluster.programs import ETCD, KUBERNETES
+from hack.cluster.programs import ETCD, HELM, KUBERNETES
 from tests.apiserver import ApiServer, running
+from tests.contract.chart.rendering import Helm
 from tests.integration.extender.harness import Cluster, Proxy
+from tests.integration.extender.scheduling import Stack, connected, prepare
 
 
 @pytest.fixture(scope="session")
-def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def programs() -> dict[str, Path]:
+    """Built when the cache lacks them."""
+    return build(cache_folder(), [KUBERNETES, ETCD, HELM], Steps())
+
+
+@pytest.fixture(scope="session")
+def apiserver(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """kube-apiserver and etcd."""
-    programs = build(cache_folder(), [KUBERNETES, ETCD], Steps())
     with running(programs, tmp_path_factory.mktemp("apiserver")) as server:
         yield server
 
@@ -29,6 +36,18 @@ async def cluster(apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[Cluster
     """An empty cluster before extenders that the test starts."""
     async with Proxy(apiserver, tmp_path).running() as proxy, httpx.AsyncClient(trust_env=False, timeout=30) as http:
         made = Cluster(apiserver, proxy, http)
+        try:
+            yield made
+        finally:
+            await made.leave()
+
+
+@pytest.fixture
+async def stack(apiserver: ApiServer, programs: dict[str, Path], tmp_path: Path) -> AsyncIterator[Stack]:
+    """An empty cluster before kube-schedulers that the test starts."""
+    async with connected(apiserver) as api, httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        await prepare(api)
+        made = Stack(apiserver, programs["kube-scheduler"], Helm(programs["helm"]), tmp_path, api, http)
         try:
             yield made
         finally:

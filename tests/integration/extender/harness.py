@@ -188,8 +188,17 @@ class Extender:
 
     async def relists(self) -> set[str]:
         """Why its caches have listed everything again."""
-        metrics = (await self._http.get(f"http://127.0.0.1:{self._metrics_port}/metrics")).text
-        return set(re.findall(r'tangram_extender_cache_relists_total{cache="\w+",reason="(\w+)"} [1-9]', metrics))
+        pattern = r'tangram_extender_cache_relists_total{cache="\w+",reason="(\w+)"} [1-9]'
+        return set(re.findall(pattern, await self.metrics()))
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    async def metrics(self) -> str:
+        """What it says of itself."""
+        return (await self._http.get(f"http://127.0.0.1:{self._metrics_port}/metrics")).text
 
     async def comes_to(self, true: Callable[[Snapshot], bool]) -> Snapshot:
         """Return when its state is so. It is another process: asking again is all that can be done."""
@@ -208,7 +217,7 @@ class Cluster:
 
     async def extender(self) -> Extender:
         """One more, which knows all there is."""
-        port, metrics_port = _free_port(), _free_port()
+        port, metrics_port = free_port(), free_port()
         flags = ["--kubeconfig", str(self.proxy.kubeconfig), "--port", str(port), "--metrics-port", str(metrics_port)]
         command = [sys.executable, "-m", "extender", *flags, "--metrics-host", "127.0.0.1", "--bind-timeout-s", "2"]
         started = Extender(await asyncio.create_subprocess_exec(*command, stderr=PIPE), port, metrics_port, self._http)
@@ -289,7 +298,7 @@ def _path(pod: dict[str, Any]) -> str:
     return f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port: int = sock.getsockname()[1]
         return port

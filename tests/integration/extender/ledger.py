@@ -1,0 +1,157 @@
+"""An independent count of who has what, from what the API server says and nothing else.
+
+Slow and plain on purpose: it shares no code with what it checks, not even the reader of assignments. It is told every change of every
+pod and notes whatever must never be, in the moment in which it is:
+
+    I1  more memory or compute time assigned of a card than it has, over all pods that are bound and have not ended
+    I2  a pod that is bound and has no GPUs, or the other way round; GPUs of another node; another amount than it asked for; an
+        annotation for its containers that says something else than its assignment
+    I4  a pod that moves, or whose GPUs change, once it is bound
+
+I3 is `differences`: the same count against what an extender believes. I5 is for the tests, which know who should be evicted for whom.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from vgpu.snapshot import Snapshot
+
+DOMAIN: Final = "tangram.sh"
+UNIT_MIB: Final = 1024
+CARD_PERCENT: Final = 100
+
+Thing = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one container has of one card."""
+
+    card: str
+    mib: int
+    percent: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """`cards` is every card that ever was: node -> UUID -> MiB."""
+
+    cards: dict[str, dict[str, int]]
+    wrong: list[str] = field(default_factory=list)
+    held: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    """UID -> what a pod holds that is bound and there."""
+    alive: dict[str, Thing] = field(default_factory=dict)
+    """UID -> pod as last told."""
+    bound_ever: int = 0
+    leaving: set[str] = field(default_factory=set)
+    """UIDs of pods that were deleted while they were bound."""
+    names: dict[str, str] = field(default_factory=dict)
+    """UID -> name, of all that ever were."""
+    _where: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """UID -> node and assignment at first sight."""
+    _on: dict[str, set[str]] = field(default_factory=dict)
+    """Card -> UIDs of pods that hold some of it."""
+
+    def tell(self, kind: str, pod: Thing) -> None:
+        """A change, as a watch tells it."""
+        uid = pod["metadata"]["uid"]
+        self.names[uid] = pod["metadata"]["name"]
+        if kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed"):
+            self._ended(uid)
+            return
+        self.alive[uid] = pod
+        node = pod["spec"].get("nodeName", "")
+        text = pod["metadata"].get("annotations", {}).get(f"{DOMAIN}/assignment", "")
+        if bool(node) != bool(text):
+            self._note(pod, f"is on node {node!r} and has the assignment {text!r}")
+            return
+        if not node:
+            return
+        if "deletionTimestamp" in pod["metadata"]:
+            self.leaving.add(uid)
+        if self._where.setdefault(uid, (node, text)) != (node, text):
+            self._note(pod, f"was {self._where[uid]} and is {(node, text)}")
+        if uid not in self.held:
+            self._bound(uid, pod, node, text)
+
+    def bound(self) -> list[Thing]:
+        """Pods that are bound and have not ended."""
+        return [pod for uid, pod in self.alive.items() if uid in self.held]
+
+    def waiting(self) -> list[Thing]:
+        """Pods that are there and not bound."""
+        return [pod for uid, pod in self.alive.items() if uid not in self.held]
+
+    def cards_of(self, uid: str) -> set[str]:
+        """UUIDs of the cards that a pod holds, or held when it was last bound."""
+        return {piece.card for piece in _pieces(json.loads(self._where[uid][1]))}
+
+    def used(self) -> tuple[Counter[str], Counter[str]]:
+        """Card -> MiB, and card -> percent, counted from nothing."""
+        mib: Counter[str] = Counter()
+        percent: Counter[str] = Counter()
+        for pieces in self.held.values():
+            for piece in pieces:
+                mib[piece.card] += piece.mib
+                percent[piece.card] += piece.percent
+        return mib, percent
+
+    def differences(self, believed: Snapshot) -> list[str]:
+        """Where an extender believes something else than the API says."""
+        mib, percent = self.used()
+        found = []
+        for record in believed.nodes:
+            for one in record.free:
+                room = self.cards[record.name][one.uuid]
+                told = room - mib[one.uuid], CARD_PERCENT - percent[one.uuid]
+                if told != (one.mib, one.core_percent):
+                    found.append(f"{record.name} {one.uuid}: by the API {told} are free, by the extender {one}")
+        theirs, ours = {record.uid for record in believed.pods}, set(self.held)
+        return found + [f"pod {self.names.get(uid, uid)} is known to one of them only" for uid in theirs ^ ours]
+
+    def _bound(self, uid: str, pod: Thing, node: str, text: str) -> None:
+        self.bound_ever += 1
+        containers = json.loads(text)["containers"]
+        pieces = _pieces({"containers": containers})
+        self.held[uid] = pieces
+        for name, of_it in containers.items():
+            said = pod["metadata"]["annotations"].get(f"{DOMAIN}/gpus.{name}", "").split(",")
+            if sorted(said) != sorted(one["uuid"] for one in of_it):
+                self._note(pod, f"container {name} is told {said} and assigned {of_it}")
+        if sum(piece.mib for piece in pieces) != _asked_mib(pod):
+            self._note(pod, f"asks for {_asked_mib(pod)} MiB and has {pieces}")
+        for piece in pieces:
+            if piece.card not in self.cards[node]:
+                self._note(pod, f"is on node {node} and has {piece.card}, which is none of its cards")
+                continue
+            self._on.setdefault(piece.card, set()).add(uid)
+            self._check(pod, piece.card, self.cards[node][piece.card])
+
+    def _check(self, pod: Thing, card: str, room_mib: int) -> None:
+        there = [piece for uid in self._on[card] for piece in self.held[uid] if piece.card == card]
+        mib, percent = sum(piece.mib for piece in there), sum(piece.percent for piece in there)
+        if mib > room_mib or percent > CARD_PERCENT:
+            self._note(pod, f"brings card {card} to {mib} of {room_mib} MiB and {percent} of {CARD_PERCENT} percent")
+
+    def _ended(self, uid: str) -> None:
+        self.alive.pop(uid, None)
+        for piece in self.held.pop(uid, ()):
+            self._on.get(piece.card, set()).discard(uid)
+
+    def _note(self, pod: Thing, what: str) -> None:
+        self.wrong.append(f"pod {pod['metadata']['name']} {what}")
+
+
+def _pieces(document: Thing) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(one["uuid"], one["mib"], one.get("core", 0)) for of_it in document["containers"].values() for one in of_it
+    )
+
+
+def _asked_mib(pod: Thing) -> int:
+    limits = (one["resources"]["limits"] for one in pod["spec"]["containers"])
+    return sum(int(one[f"{DOMAIN}/gpu-mem"]) * UNIT_MIB for one in limits)

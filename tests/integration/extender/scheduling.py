@@ -1,0 +1,328 @@
+"""The real kube-scheduler, configured by the chart, with its extender before a real API server.
+
+Nodes are objects and nothing else: they are created with their status and their inventory. Where a test wants pods to run, `Kubelet`
+says that they do, and ends those that are deleted; nothing ever runs.
+
+Api --writes--> kube-apiserver <--/binding-- extender <--/filter, /bind, /preempt-- kube-scheduler
+                     |--watch--> Follower --> whoever wants to know
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import httpx
+import msgspec
+import yaml
+
+from hack.kubectl import ROOT
+from tests.apiserver import MERGE, ApiServer, Program
+from tests.builders import NodeBuilder, PodBuilder
+from tests.contract.chart.rendering import NAMESPACE, Helm, env
+from tests.integration.extender.harness import Extender, free_port
+from vgpu.names import DEFAULT
+
+Thing = dict[str, Any]
+
+AT_ONCE: Final = 16
+"""Calls under way to the API server. More is not faster on two cores."""
+
+PODS: Final = "/api/v1/pods"
+NODES: Final = "/api/v1/nodes"
+CALLS_A_SECOND: Final = 5_000
+"""Of kube-scheduler to the API server. Its default of 50 would be all that a test of thousands of pods sees."""
+
+ENDED: Final = ("Succeeded", "Failed")
+
+
+class Refused(Exception):
+    """The API server said no. `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class Api:
+    """Calls to the API server by the thousand."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.session = session
+
+    async def call(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
+        """Decoded answer. Raises Refused."""
+        raw = msgspec.json.encode(body) if body is not None else None
+        async with self.session.request(method, path, data=raw, headers={"Content-Type": content_type}) as answer:
+            text = await answer.read()
+            if answer.status >= 400:
+                raise Refused(answer.status, text.decode(errors="replace")[:500])
+            return msgspec.json.decode(text)
+
+    async def patch(self, path: str, body: object) -> Any:
+        """Merge patch."""
+        return await self.call("PATCH", path, body, MERGE)
+
+    async def create(self, path: str, things: Iterable[Thing]) -> list[Thing]:
+        """All of them, a few at a time, as the API server made them."""
+        rest, made = iter(things), []
+
+        async def some() -> None:
+            for thing in rest:
+                answer = await self.call("POST", path, thing)
+                made.append(answer)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(some())
+        return made
+
+    async def delete(self, pod: Thing, **options: object) -> None:
+        """Delete a pod, or find that it is gone."""
+        with suppress(Refused):
+            await self.call("DELETE", path_of(pod), options)
+
+    async def empty(self) -> None:
+        """No pods and no nodes are left."""
+        await self.call("DELETE", "/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
+        await self.call("DELETE", NODES)
+
+
+@asynccontextmanager
+async def connected(server: ApiServer) -> AsyncIterator[Api]:
+    """An `Api` of this server."""
+    connector = aiohttp.TCPConnector(ssl=server.admin, limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    base = str(server.http.base_url)
+    async with aiohttp.ClientSession(base, connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
+        yield Api(session)
+
+
+class Follower:
+    """Every change of every pod, in the order in which the API server made them, told to all in `told`."""
+
+    def __init__(self, api: Api) -> None:
+        self.told: list[Callable[[str, Thing], None]] = []
+        self._api = api
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Follower]:
+        """From the pods that there are now on; there should be none."""
+        listed = await self._api.call("GET", PODS)
+        assert not listed["items"], "pods of another test are left"
+        path = f"{PODS}?watch=1&timeoutSeconds=3600&resourceVersion={listed['metadata']['resourceVersion']}"
+        async with self._api.session.get(path) as answer:
+            reading = asyncio.create_task(self._read(answer))
+            try:
+                yield self
+            finally:
+                reading.cancel()
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()  # a polite end of TLS would outlive the test
+                with suppress(asyncio.CancelledError):
+                    await reading
+
+    async def _read(self, answer: aiohttp.ClientResponse) -> None:
+        rest = b""
+        async for chunk in answer.content.iter_any():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                event = msgspec.json.decode(line)
+                for tell in self.told:
+                    tell(event["type"], event["object"])
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def until(self, true: Callable[[], bool], what: str, *, timeout_s: float = 90) -> None:
+        """Return when this holds, asked after each change."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not true():
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"within {timeout_s:.0f} s it did not come to be that {what}") from None
+
+
+class Kubelet:
+    """Of all nodes: pods that are bound run, pods that are deleted end."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._work: asyncio.Queue[tuple[str, Thing]] = asyncio.Queue()
+
+    def tell(self, kind: str, pod: Thing) -> None:
+        """As a Follower does."""
+        if kind == "DELETED" or "nodeName" not in pod["spec"]:
+            return
+        if "deletionTimestamp" in pod["metadata"]:
+            self._work.put_nowait(("end", pod))
+        elif pod["status"]["phase"] == "Pending" and "startTime" not in pod["status"]:
+            self._work.put_nowait(("start", pod))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Kubelet]:
+        """Until the end of the block."""
+        workers = [asyncio.create_task(self._run()) for _ in range(AT_ONCE // 4)]
+        try:
+            yield self
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            what, pod = await self._work.get()
+            if what == "end":
+                await self._api.delete(pod, gracePeriodSeconds=0, preconditions={"uid": pod["metadata"]["uid"]})
+                continue
+            status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
+            change = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+            with suppress(Refused):  # it is gone, or another has its name
+                await self._api.patch(f"{path_of(pod)}/status", change)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A kube-scheduler and its extender, as one pod of the chart's Deployment has them."""
+
+    scheduler: Program
+    extender: Extender | None
+    secure_port: int
+
+    async def kill(self) -> None:
+        """SIGKILL for both."""
+        self.scheduler.kill()
+        if self.extender is not None:
+            await self.extender.kill()
+
+    @property
+    def leads(self) -> bool:
+        """Has it been elected?"""
+        return "uccessfully acquired lease" in self.scheduler.log.read_text(errors="replace")
+
+    async def comes_to_lead(self, *, timeout_s: float = 60) -> None:
+        """Return when it is elected. Only its log says so."""
+        async with asyncio.timeout(timeout_s):
+            while not self.leads:
+                assert self.scheduler.running, self.scheduler.log.read_text(errors="replace")[-3000:]
+                await asyncio.sleep(0.1)
+
+    def pid(self) -> int:
+        """Of kube-scheduler."""
+        assert self.scheduler.process is not None
+        return self.scheduler.process.pid
+
+
+class Stack:
+    """Pairs before one API server. All are gone when `leave` returns."""
+
+    def __init__(
+        self, server: ApiServer, scheduler: Path, helm: Helm, folder: Path, api: Api, http: httpx.AsyncClient
+    ) -> None:
+        self.api, self.server = api, server
+        self._scheduler, self._helm, self._folder, self._http = scheduler, helm, folder, http
+        self.pairs: list[Pair] = []
+
+    async def pair(self, *, elected: bool = False, alone: bool = False, lease_s: int = 6) -> Pair:
+        """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender."""
+        port, metrics_port, secure_port = free_port(), free_port(), free_port()
+        values = {
+            "scheduler": {
+                "leaderElect": elected,
+                "replicas": 2 if elected else 1,
+                "leaseDurationSeconds": lease_s,
+                "extender": {"port": port, "metricsPort": metrics_port},
+            }
+        }
+        rendered = self._helm.objects(values)
+        (text,) = rendered.one("ConfigMap", "tangram-scheduler")["data"].values()
+        configuration = yaml.safe_load(text)
+        configuration["clientConnection"] = {
+            "kubeconfig": str(self.server.kubeconfig), "qps": CALLS_A_SECOND, "burst": CALLS_A_SECOND,
+        }  # fmt: skip
+        if alone:
+            del configuration["extenders"]
+        at = len(self.pairs)
+        file = self._folder / f"scheduler-{at}.yaml"
+        file.write_text(yaml.safe_dump(configuration))
+        extender = None if alone else await self._extender(env(rendered.container("extender")), port, metrics_port)
+        command = [
+            "kube-scheduler", f"--config={file}", f"--secure-port={secure_port}", "--bind-address=127.0.0.1",
+            f"--authentication-kubeconfig={self.server.kubeconfig}",
+            f"--authorization-kubeconfig={self.server.kubeconfig}",
+            "--authorization-always-allow-paths=/healthz,/readyz,/metrics", "--v=2",
+        ]  # fmt: skip
+        program = Program(command, self._folder / f"scheduler-{at}.log", self._scheduler)
+        program.start()
+        pair = Pair(program, extender, secure_port)
+        self.pairs.append(pair)
+        return pair
+
+    async def _extender(self, variables: Mapping[str, object], port: int, metrics_port: int) -> Extender:
+        """With the environment that the chart gives it."""
+        given = {key: value for key, value in variables.items() if isinstance(value, str)}
+        settings = ["--kubeconfig", str(self.server.kubeconfig), "--metrics-host", "127.0.0.1"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "extender", *settings, stderr=PIPE, env={**os.environ, **given}, cwd=ROOT
+        )
+        extender = Extender(process, port, metrics_port, self._http)
+        await extender.synced()
+        return extender
+
+    async def scheduler_metrics(self, pair: Pair) -> str:
+        """What kube-scheduler says of itself."""
+        async with self.api.session.get(f"https://127.0.0.1:{pair.secure_port}/metrics", ssl=False) as answer:
+            return await answer.text()
+
+    async def leave(self) -> None:
+        """Nothing is left for the next test."""
+        for pair in self.pairs:
+            await pair.kill()
+        await self.api.empty()
+
+
+async def prepare(api: Api) -> None:
+    """The namespace of the release, for the lease."""
+    with suppress(Refused):
+        await api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+
+
+def node_object(built: NodeBuilder) -> Thing:
+    """The node as its kubelet and our device plugin would have it."""
+    cards = len(built.cards)
+    mib = sum(card.mib for card in built.cards)
+    room = {
+        "cpu": "256", "memory": "2Ti", "pods": "500", DEFAULT.gpu: str(cards), DEFAULT.gpu_core: str(100 * cards),
+        DEFAULT.gpu_mem: str(mib // built.unit_mib),
+    }  # fmt: skip
+    plain = built.plain()
+    metadata = {"name": built.name, "labels": {"kubernetes.io/hostname": built.name}}
+    metadata |= {"annotations": plain["metadata"].get("annotations", {})}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    status = {"capacity": room, "allocatable": room, "conditions": [ready]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def pod_object(built: PodBuilder, klass: str = "") -> Thing:
+    """The pod as the webhook would leave it; `klass` is its PriorityClass."""
+    plain = built.plain()
+    meta = {key: plain["metadata"][key] for key in ("name", "annotations", "labels") if key in plain["metadata"]}
+    spec = plain["spec"] | {"terminationGracePeriodSeconds": 30}
+    if klass:
+        spec["priorityClassName"] = klass
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def path_of(pod: Thing) -> str:
+    """Where the API has it."""
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"

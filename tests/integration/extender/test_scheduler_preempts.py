@@ -1,0 +1,123 @@
+"""Evictions through the real kube-scheduler: it proposes by totals of a node, and what the extender answers it carries out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.builders import PodBuilder, node, pod
+from tests.integration.extender.ledger import Ledger
+from tests.integration.extender.scheduling import Follower, Kubelet, Pair, Stack, node_object, pod_object
+
+FULL_MIB = 81_920
+HALF_MIB = FULL_MIB // 2
+PODS = "/api/v1/namespaces/default/pods"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+class World:
+    """Nodes with two cards each, a kubelet that runs what is bound, and a count of it all."""
+
+    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger, pair: Pair) -> None:
+        self.api, self.follower, self.ledger, self.pair = stack.api, follower, ledger, pair
+
+    async def run(self, klass: str, *built: PodBuilder) -> list[str]:
+        """Pods that are to run before anything else happens. Their UIDs."""
+        made = await self.api.create(PODS, (pod_object(one, klass) for one in built))
+        uids = [one["metadata"]["uid"] for one in made]
+        await self.follower.until(lambda: all(map(self._runs, uids)), "all of them run")
+        return uids
+
+    def _runs(self, uid: str) -> bool:
+        return uid in self.ledger.held and self.ledger.alive[uid]["status"]["phase"] == "Running"
+
+    async def ask(self, klass: str, *built: PodBuilder) -> list[str]:
+        """Pods that find no room. Their UIDs."""
+        made = await self.api.create(PODS, (pod_object(one, klass) for one in built))
+        return [one["metadata"]["uid"] for one in made]
+
+    async def bound(self, uids: list[str]) -> None:
+        await self.follower.until(lambda: set(uids) <= set(self.ledger.held), "the preemptors are bound")
+
+    async def refused(self, uid: str) -> None:
+        """Return when kube-scheduler has said that the pod fits nowhere, and our own eviction has had its look as well."""
+        await self.follower.until(
+            lambda: any(
+                one.get("reason") == "Unschedulable" for one in self.ledger.alive[uid]["status"].get("conditions", [])
+            ),
+            "it is told that it fits nowhere",
+        )
+
+    async def calls(self, verb: str, outcome: str) -> int:
+        """How often the extender was asked, and answered so."""
+        assert self.pair.extender is not None
+        text = await self.pair.extender.metrics()
+        found = re.search(rf'requests_total{{outcome="{outcome}",verb="{verb}"}} (\d+)', text)
+        return int(found[1]) if found else 0
+
+
+@pytest.fixture
+async def world(stack: Stack) -> AsyncIterator[World]:
+    nodes = [node(f"n{at:02}").with_gpus(2) for at in range(20)]
+    for name, value in (("low", 1), ("high", 1000)):
+        await stack.api.call("POST", CLASSES, {"metadata": {"name": name}, "value": value})
+    ledger = Ledger({one.name: {card.uuid: card.mib for card in one.cards} for one in nodes})
+    async with AsyncExitStack() as open_until_the_end:
+        kubelet = await open_until_the_end.enter_async_context(Kubelet(stack.api).running())
+        follower = Follower(stack.api)
+        follower.told = [ledger.tell, kubelet.tell]
+        await open_until_the_end.enter_async_context(follower.running())
+        await stack.api.create("/api/v1/nodes", map(node_object, nodes))
+        try:
+            yield World(stack, follower, ledger, await stack.pair())
+        finally:
+            for name in ("low", "high"):
+                await stack.api.call("DELETE", f"{CLASSES}/{name}")
+
+
+async def test_each_preemptor_takes_one_card_of_best_effort_pods_and_is_bound_where_they_were(world: World) -> None:
+    whole = (pod(f"standard-{at}").annotated(placement="spread").asking(mib=FULL_MIB) for at in range(20))
+    standard = await world.run("low", *whole)
+    lesser = await world.run(
+        "low", *(pod(f"lesser-{at}").annotated(**{"class": "best-effort"}).asking(mib=HALF_MIB) for at in range(40))
+    )
+    urgent = await world.ask("high", *(pod(f"urgent-{at}").asking(mib=FULL_MIB) for at in range(8)))
+    await world.bound(urgent)
+    ledger = world.ledger
+    assert ledger.leaving.isdisjoint(standard), "on its node a best-effort pod goes first"
+    assert ledger.leaving <= set(lesser)
+    assert len(ledger.leaving) == 2 * len(urgent), "two halves for each, and nobody for nothing"
+    made_free = {card for uid in ledger.leaving for card in ledger.cards_of(uid)}
+    assert {card for uid in urgent for card in ledger.cards_of(uid)} == made_free
+    assert ledger.wrong == []
+    assert await world.calls("preempt", "victims") >= len(urgent)
+
+
+async def test_nobody_is_evicted_for_a_pod_that_would_not_fit_all_the_same(world: World) -> None:
+    """On each node 80 GiB are held by pods that may go: by its totals enough, and half of each card."""
+    halves = (pod(f"stays-{at}").asking(mib=HALF_MIB) for at in range(40))
+    await world.run("high", *(one.annotated(placement="spread") for one in halves))
+    await world.run("low", *(pod(f"may-go-{at}").asking(mib=HALF_MIB) for at in range(40)))
+    (urgent,) = await world.ask("high", pod("urgent").asking(mib=FULL_MIB))
+    await world.refused(urgent)
+    assert await world.calls("preempt", "nobody") >= 1, "kube-scheduler did propose"
+    assert (world.ledger.leaving, world.ledger.wrong) == (set(), [])
+    (fits,) = await world.ask("high", pod("fits").asking(mib=HALF_MIB))
+    await world.bound([fits])
+    assert len(world.ledger.leaving) == 1
+    assert urgent not in world.ledger.held
+
+
+async def test_a_pod_that_no_single_card_can_take_gets_one_by_our_own_eviction(world: World) -> None:
+    """Totals fit on every node, so kube-scheduler never asks whom to evict."""
+    spread = (pod(f"thin-{at}").annotated(placement="spread").asking(mib=HALF_MIB // 2) for at in range(40))
+    await world.run("low", *spread)
+    urgent = await world.ask("high", *(pod(f"urgent-{at}").asking(mib=FULL_MIB) for at in range(3)))
+    await world.bound(urgent)
+    assert len(world.ledger.leaving) == 3
+    made_free = {card for uid in world.ledger.leaving for card in world.ledger.cards_of(uid)}
+    assert {card for uid in urgent for card in world.ledger.cards_of(uid)} == made_free
+    assert world.ledger.wrong == []
