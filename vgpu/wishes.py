@@ -101,7 +101,7 @@ def _spreading(wishes: Wishes, fleet: Fleet, columns: Columns) -> Liking:
     crowd = np.zeros(len(columns))
     for spread in wishes.spreads:
         here = codes[spread.key][columns]
-        domains = len(np.unique(here[placed]))
+        domains = np.count_nonzero(np.bincount(here[placed]))
         counts = _counts(spread, wishes.required, codes, fleet)
         crowd += counts[here] * np.log(domains + 2) + (spread.max_skew - 1)
     # halves away from zero, as Go rounds
@@ -117,13 +117,14 @@ def _counts(
     spread: Spread, required: Sequence[Sequence[Term]], codes: Mapping[str, npt.NDArray[np.int32]], fleet: Fleet
 ) -> npt.NDArray[np.float64]:
     """Pods that count, by the number of the domain; the last one is for nodes without a domain, which say -1."""
-    known = [(fleet.column[node], pods) for node, pods in spread.peers.items() if node in fleet.column]
-    at = np.array([column for column, _ in known], np.intp)
+    column = fleet.column
+    at = np.fromiter((column.get(node, -1) for node in spread.peers), np.intp, len(spread.peers))
+    pods = np.fromiter(spread.peers.values(), np.float64, len(spread.peers))[at >= 0]
+    at = at[at >= 0]
     count = _in_all(codes, at)
     if spread.honors_affinity:
         for group in required:
             count &= reduce(np.logical_or, [_holds(term, fleet, at) for term in group], np.zeros(len(at), np.bool_))
-    pods = np.array([pods for _, pods in known], np.float64)
     domains = len(fleet.labels.key(spread.key).numbers)
     return np.bincount(codes[spread.key][at[count]], pods[count], domains + 1).astype(np.float64)
 

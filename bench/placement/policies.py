@@ -1,0 +1,90 @@
+"""What each policy costs: processor time of `place()` on fleets of 8-card nodes, and write `policies.csv`.
+
+Run: python -m bench.placement.policies. The cluster's pods were seen before, as the extender sees them, and nodes have labels, so that
+`fragmentation` judges by a mix and a pod's wishes have something to weigh. Processor time, since others may have the machine too.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from bench.placement.place import ASKS, fleet
+from vgpu.fleet import Fleet
+from vgpu.placement import fitting, place, rate
+from vgpu.policy import POLICIES
+from vgpu.wishes import Condition, Spread, Term, Wishes
+
+ROUNDS = 100
+ZONE, DISK = "topology.kubernetes.io/zone", "disk"
+ASK = ASKS["one share"]
+
+
+def seen(nodes: int) -> Fleet:
+    """A fleet that has seen pods, and knows labels and processors."""
+    built = fleet(nodes)
+    for at in range(300):
+        for ask in ASKS.values():
+            built.saw(replace(ask, cpu_milli=1000 * (at % 8)))
+    for at, name in enumerate(built.column):
+        built.set_cpu(name, 64_000)
+        built.labels.say(name, {ZONE: f"zone-{at % 3}", DISK: ("ssd", "hdd")[at % 2], "kubernetes.io/hostname": name})
+    return built
+
+
+def wishes(nodes: int) -> Wishes:
+    """A preferred label, and spreading over zones and nodes with 1,000 pods that count."""
+    names = [f"node-{at:05d}" for at in range(min(nodes, 1000))]
+    peers = dict.fromkeys(names, 1)
+    preferred = (Term((Condition(DISK, "In", ("ssd",)),), 10),)
+    return Wishes(preferred, (Spread(ZONE, peers), Spread("kubernetes.io/hostname", peers)))
+
+
+def runs(built: Fleet, liked: Wishes) -> dict[tuple[str, str], Callable[[], object]]:
+    """(policy, what) -> the work."""
+    names = tuple(built.column)
+    placing: dict[tuple[str, str], Callable[[], object]] = {
+        (policy, what): partial(place, built, replace(ASK, policy=policy), names, None, with_)
+        for policy in POLICIES
+        for what, with_ in (("place", None), ("place with wishes", liked))
+        if not POLICIES[policy].lists
+    }
+    return placing | {
+        ("scheduler", "filter"): partial(fitting, built, ASK, names),
+        ("scheduler", "prioritize"): partial(rate, built, ASK, names),
+    }
+
+
+def cpu_ms(work: Callable[[], object]) -> list[float]:
+    took = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        work()
+        took.append(1000 * (time.process_time() - start))
+    return took
+
+
+def main() -> None:
+    rows = []
+    for nodes in (1_000, 10_000):
+        for (policy, what), work in runs(seen(nodes), wishes(nodes)).items():
+            work()
+            cuts = statistics.quantiles(cpu_ms(work), n=100)
+            machine = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
+            rows.append([nodes, 8, policy, what, f"{cuts[49]:.2f}", f"{cuts[98]:.2f}", machine])
+            print(*rows[-1], flush=True)
+    with Path(__file__).with_name("policies.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["nodes", "cards", "policy", "what", "cpu_p50_ms", "cpu_p99_ms", "machine"])
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

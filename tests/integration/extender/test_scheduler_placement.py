@@ -1,0 +1,106 @@
+"""What a pod would like of its node, through the real kube-scheduler: with policy `scheduler` by its own plugins, with others by ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tests.builders import PodBuilder, node, pod
+from tests.integration.extender.ledger import Ledger
+from tests.integration.extender.scheduling import Follower, Pair, Stack, Thing, node_object, pod_object
+
+FULL_MIB = 81_920
+HALF_MIB = FULL_MIB // 2
+PODS = "/api/v1/namespaces/default/pods"
+ZONE = "topology.kubernetes.io/zone"
+ZONES = {"n0": "east", "n1": "east", "n2": "west", "n3": "west"}
+
+
+def in_zone(built: PodBuilder, zone: str) -> Thing:
+    """A pod that would like to be there."""
+    made = pod_object(built)
+    term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}
+    preferred = [{"weight": 100, "preference": term}]
+    made["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    return made
+
+
+def apart(built: PodBuilder) -> Thing:
+    """A pod that would rather not share a zone with others of its app."""
+    made = pod_object(built)
+    made["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": built.labels},
+        }
+    ]  # fmt: skip
+    return made
+
+
+class World:
+    """Four nodes with two cards each, in two zones."""
+
+    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger, pair: Pair) -> None:
+        self.api, self.follower, self.ledger, self.pair = stack.api, follower, ledger, pair
+
+    async def place(self, *things: Thing) -> list[str]:
+        """Create pods, and return the nodes that they were bound to when all of them are."""
+        made = await self.api.create(PODS, things)
+        uids = [one["metadata"]["uid"] for one in made]
+        await self.follower.until(lambda: set(uids) <= set(self.ledger.held), "all of them are bound")
+        return [self.ledger.alive[uid]["spec"]["nodeName"] for uid in uids]
+
+    async def calls(self, verb: str) -> dict[str, int]:
+        """Outcome -> how often the extender was asked for this, and answered so."""
+        assert self.pair.extender is not None
+        found = re.findall(
+            rf'requests_total{{outcome="(\w+)",verb="{verb}"}} (\d+)', await self.pair.extender.metrics()
+        )
+        return {outcome: int(times) for outcome, times in found}
+
+
+@pytest.fixture
+async def world(stack: Stack) -> AsyncIterator[World]:
+    nodes = [node(name).with_gpus(2) for name in ZONES]
+    ledger = Ledger({one.name: {card.uuid: card.mib for card in one.cards} for one in nodes})
+    async with AsyncExitStack() as open_until_the_end:
+        follower = Follower(stack.api)
+        follower.told = [ledger.tell]
+        await open_until_the_end.enter_async_context(follower.running())
+        objects: list[dict[str, Any]] = [node_object(one) for one in nodes]
+        for thing in objects:
+            thing["metadata"]["labels"][ZONE] = ZONES[thing["metadata"]["name"]]
+        await stack.api.create("/api/v1/nodes", objects)
+        yield World(stack, follower, ledger, await stack.pair())
+        assert ledger.wrong == []
+
+
+async def test_with_policy_scheduler_kube_schedulers_own_preferences_choose_the_node(world: World) -> None:
+    await world.place(pod_object(pod("first").asking(mib=HALF_MIB)))
+    assert await world.calls("prioritize") == {}, "of a pod that packs one node is left"
+    liking = [in_zone(pod(f"west-{at}").asking(mib=4096).annotated(placement="scheduler"), "west") for at in range(6)]
+    assert {ZONES[name] for name in await world.place(*liking)} == {"west"}
+    assert (await world.calls("prioritize"))["rated"] >= len(liking)
+
+
+async def test_pods_that_nothing_is_held_for_never_get_the_same_memory(world: World) -> None:
+    """Two on each card fill the cluster: whoever is bound too late is refused and placed again."""
+    many = [pod_object(pod(f"p{at}").asking(mib=HALF_MIB).annotated(placement="scheduler")) for at in range(16)]
+    nodes = await world.place(*many)
+    assert {name: nodes.count(name) for name in ZONES} == dict.fromkeys(ZONES, 4)
+    assert (await world.calls("bind"))["bound"] == len(many)
+    assert "error" not in await world.calls("bind")
+
+
+async def test_other_policies_honour_preferences_among_gpus_that_are_as_good(world: World) -> None:
+    assert [ZONES[name] for name in await world.place(in_zone(pod("a").asking(mib=FULL_MIB), "west"))] == ["west"]
+    replicas = [apart(pod(f"r{at}").asking(mib=FULL_MIB).labelled(app="r")) for at in range(4)]
+    zones = []
+    for replica in replicas:
+        (name,) = await world.place(replica)
+        zones.append(ZONES[name])
+    assert sorted(zones[:2]) == sorted(zones[2:]) == ["east", "west"]
