@@ -25,6 +25,7 @@ class Metrics:
         state: State,
         caches: Callable[[], Mapping[str, Statistics]],
         evicted: Callable[[], int] = lambda: 0,
+        nominations: Mapping[str, int] | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._duration = Histogram(
@@ -38,7 +39,7 @@ class Metrics:
             ["verb", "outcome"],
             registry=self.registry,
         )
-        self.registry.register(_Scraped(state, caches, evicted))
+        self.registry.register(_Scraped(state, caches, evicted, nominations or {}))
 
     def count(self, verb: str, outcome: str, seconds: float) -> None:
         """A request was answered."""
@@ -50,9 +51,13 @@ class _Scraped(Collector):
     """Read from the state and the caches at each scrape."""
 
     def __init__(
-        self, state: State, caches: Callable[[], Mapping[str, Statistics]], evicted: Callable[[], int]
+        self,
+        state: State,
+        caches: Callable[[], Mapping[str, Statistics]],
+        evicted: Callable[[], int],
+        nominations: Mapping[str, int],
     ) -> None:
-        self._state, self._caches, self._evicted = state, caches, evicted
+        self._state, self._caches, self._evicted, self._nominations = state, caches, evicted, nominations
 
     def collect(self) -> Iterable[Metric]:
         yield from self._of_state()
@@ -70,6 +75,14 @@ class _Scraped(Collector):
         yield _counter(
             "evictions", "Pods evicted for one that fits no single GPU and the scheduler cannot help.", self._evicted()
         )
+        nominations = CounterMetricFamily(
+            "tangram_extender_nominations",
+            "Pods nominated ahead of their turn: written, refused by the API server, taken by the scheduler, left by it.",
+            labels=["outcome"],
+        )
+        for outcome, count in self._nominations.items():
+            nominations.add_metric([outcome], count)
+        yield nominations
         yield _counter("reservations_expired", "Reservations that nobody bound in time.", state.expired)
         yield _gauge("pods", "Pods that hold a share, GPU or MIG instance, reserved ones included.", len(state.claims))
         yield _gauge(

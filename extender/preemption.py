@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import structlog
 
-from extender.books import Books, leaving
+from extender.books import Books, leaving, priority_of
 from extender.evicting import Evictor
 from extender.filtering import filter_nodes
 from extender.holds import Hold, Holds
+from extender.nominating import Nominator, turned_down, unplaced
 from extender.preempting import PreemptionArgs, PreemptionResult, choose
 from extender.settings import Settings
 from extender.starvation import Starvation
@@ -28,6 +29,7 @@ from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.events import Recorder
+from kube.needs import WholeSpec, needs_of
 from kube.objects import Budget, Pod
 from kube.paths import BUDGETS
 from vgpu.errors import BadAsk
@@ -45,9 +47,14 @@ class Preemption:
     """`pods` is told of once the cache of pods is made: that cache calls us."""
 
     def __init__(
-        self, client: Client, state: State, settings: Settings, clock: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        state: State,
+        settings: Settings,
+        ahead: Nominator,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.enabled = settings.preemption
+        self.enabled, self.ahead = settings.preemption, ahead
         self.budgets = Cache(client, BUDGETS, Budget, shrink=_small_budget)
         self.pods: Cache[Pod] | None = None
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
@@ -55,6 +62,7 @@ class Preemption:
         self._starvation = Starvation(clock, times=settings.preempted_times, period_s=settings.preempted_period_s)
         self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
+        self._known_before = False
         self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
         self._evictor = Evictor(
@@ -88,6 +96,7 @@ class Preemption:
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         """A pod came, changed or went."""
         self._state.pod_changed(old, new)
+        self.ahead.pod_changed(old, new)
         if new is None or new.finished:
             for pod in (old, new):
                 if pod is not None:
@@ -113,20 +122,39 @@ class Preemption:
         elif not node:
             if hold is not None and not hold.nominated and old is not None and old.status.nominated_node_name:
                 self.holds.drop(pod.uid)
-        elif hold is None or (hold.node != node and not hold.nominated):
+        elif not self.ahead.planned(pod.uid) and (hold is None or (hold.node != node and not hold.nominated)):
             _, plans = self._answered.get(pod.uid, (0.0, {}))
             plan = plans.get(node) or self._plan_of_before(pod, node)
             if plan is not None:
                 self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
 
-    def _plan_of_before(self, pod: Pod, node: str) -> Eviction | None:
+    def _read_back(self) -> None:
+        """Once, when all is known and before anything is decided: what an extender that ran before this one kept for whom.
+
+        Who was nominated and never turned down by the scheduler was nominated ahead of its turn, others have had pods evicted for them.
+        """
+        if self._known_before or self.pods is None or not self.pods.has_synced.is_set():
+            return
+        self._known_before = True
+        for pod in self._all_pods():
+            node = pod.status.nominated_node_name
+            if not node or pod.spec.node_name or leaving(pod) or self.holds.get(pod.uid) is not None:
+                continue
+            if not turned_down(pod):
+                self.ahead.read_back(pod)
+            elif self.enabled and (plan := self._plan_of_before(pod, node, restarted=True)) is not None:
+                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+
+    def _plan_of_before(self, pod: Pod, node: str, *, restarted: bool = False) -> Eviction | None:
         """What an extender that ran before this one must have had in mind: the pod fits once those who leave are gone."""
         leave = self._books.terminating(node)
+        if not leave and not restarted:
+            return None
         try:
             ask = self._state.ask_of(pod)
         except BadAsk:
             return None
-        if not leave or not ask or self._state.claims.get(pod.uid) is not None:
+        if not ask or self._state.claims.get(pod.uid) is not None:
             return None
         holders = [one for one in self._books.holders(node) if one.uid not in leave]
         return victims(self._state.fleet, ask, [node], {node: holders}, Rules(-(2**31)))
@@ -136,14 +164,20 @@ class Preemption:
     def filter(self, args: FilterArgs) -> FilterResult:
         """The filter verb, with the room that is kept for the pod open to it alone."""
         uid = args.pod.uid
+        self._read_back()
+        self.ahead.asked(args.pod)
         with self.holds.lifted(uid):
             result = filter_nodes(self._state, args)
-        if self.enabled and not (result.error or result.node_names or args.node_names is None):
+            if _nowhere(result):
+                with self.ahead.plans.aside(priority_of(args.pod)) as others:
+                    result = filter_nodes(self._state, args) if others else result
+        if self.enabled and _nowhere(result) and args.node_names is not None:
             self._evictor.no_room(args.pod, args.node_names)
         return result
 
     def before_bind(self, uid: str) -> None:
         """A pod whose place has lapsed meanwhile is placed again by bind: the room kept for it must not be in its way."""
+        self.ahead.plans.drop(uid)
         if self.holds.get(uid) is not None and self._state.claims.get(uid) is None:
             self.holds.drop(uid)
 
@@ -156,7 +190,7 @@ class Preemption:
         if self._state.ask_of(pod) and (not self.enabled or self._is_being_helped(pod.uid)):
             return PreemptionResult()
         self._state.expire()
-        with self.holds.lifted(pod.uid):
+        with self.holds.lifted(pod.uid), self.ahead.plans.aside(priority_of(pod)):
             result, plans = choose(self._state, self._books, args)
         for node, plan in plans.items():
             self._answered[pod.uid] = self._clock(), plans
@@ -192,9 +226,12 @@ def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
     shrink = small_pod(names)
 
     def keep(pod: Pod) -> Pod:
-        small, meta, status = shrink(pod), pod.metadata, pod.status
+        small, meta, spec, status = shrink(pod), pod.metadata, pod.spec, pod.status
         ours = bool(small.spec.containers or small.spec.init_containers)
-        targeted = tuple(one for one in status.conditions if one.type == "DisruptionTarget") if ours else ()
+        told = (
+            tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one)) if ours else ()
+        )
+        waits = ours and not spec.node_name and isinstance(spec, WholeSpec)
         change = msgspec.structs.replace
         return change(
             small,
@@ -204,9 +241,15 @@ def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
                 labels=meta.labels if ours else None,
                 owner_references=meta.owner_references if ours else (),
             ),
-            spec=change(small.spec, priority=pod.spec.priority, preemption_policy=pod.spec.preemption_policy),
+            spec=change(
+                small.spec,
+                priority=spec.priority,
+                preemption_policy=spec.preemption_policy,
+                scheduler_name=spec.scheduler_name if waits else "",
+                needs=needs_of(spec, names.ours) if waits and isinstance(spec, WholeSpec) else None,
+            ),
             status=change(
-                small.status, nominated_node_name=status.nominated_node_name if ours else "", conditions=targeted
+                small.status, nominated_node_name=status.nominated_node_name if ours else "", conditions=told
             ),
         )
 
@@ -217,6 +260,10 @@ def _small_budget(budget: Budget) -> Budget:
     meta = budget.metadata
     kept = type(meta)(meta.name, meta.namespace, meta.uid, meta.resource_version)
     return msgspec.structs.replace(budget, metadata=kept)
+
+
+def _nowhere(result: FilterResult) -> bool:
+    return not (result.error or result.node_names)
 
 
 def _preempted(pod: Pod) -> bool:

@@ -16,6 +16,7 @@ import structlog
 from extender import collecting
 from extender.binding import Binder
 from extender.metrics import Metrics
+from extender.nominating import Nominator
 from extender.preemption import Preemption, small_pod_of
 from extender.server import scheduler_app
 from extender.settings import Settings
@@ -23,6 +24,7 @@ from extender.state import UNFINISHED, State, small_node
 from extender.verbs import Verbs
 from kube.cache import Cache, Statistics
 from kube.client import Client, connect
+from kube.needs import WholePod
 from kube.objects import Node, Pod
 from kube.paths import NODES, PODS
 from observe.pages import Pages
@@ -44,23 +46,36 @@ class Extender:
             time.monotonic, names=settings.names, unit_mib=settings.unit_mib, reservation_life_s=settings.reservation_s
         )
         names = settings.names
-        self.preemption = Preemption(client, self.state, settings)
+        self.ahead = Nominator(
+            client,
+            self.state,
+            pod_of=lambda key: self.pods.get(key),
+            nodes=lambda: self.nodes,
+            clock=time.monotonic,
+            scheduler=settings.scheduler_name,
+            from_nodes=settings.nominate_ahead_from_nodes,
+        )
+        self.preemption = Preemption(client, self.state, settings, self.ahead)
         self.pods = self.preemption.pods = Cache(
             client,
             PODS,
-            Pod,
+            WholePod if settings.nominate_ahead_from_nodes else Pod,
             on_change=self.preemption.pod_changed,
             field_selector=UNFINISHED,
             shrink=small_pod_of(names),
         )
-        self.nodes = Cache(client, NODES, Node, on_change=self.state.node_changed, shrink=small_node(names))
-        self.metrics = Metrics(self.state, self.caches, lambda: self.preemption.evicted)
+        self.nodes = Cache(client, NODES, Node, on_change=self._node_changed, shrink=small_node(names))
+        self.metrics = Metrics(self.state, self.caches, lambda: self.preemption.evicted, self.ahead.counts)
         self._binder = Binder(self.state, client, timeout_s=settings.bind_timeout_s)
         self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
         self._sockets = [
             listen(settings.metrics_host, settings.metrics_port), listen(settings.host, settings.port),
         ]  # fmt: skip
         self.metrics_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
+
+    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+        self.state.node_changed(old, new)
+        self.ahead.node_changed(old, new)
 
     def caches(self) -> Mapping[str, Statistics]:
         """What the caches have seen, by name."""
@@ -97,6 +112,7 @@ class Extender:
                     self.pods.run(),
                     self.nodes.run(),
                     self.preemption.run(),
+                    self.ahead.run(),
                     self._keep_house(),
                     self._note_sync(),
                 )
@@ -126,6 +142,7 @@ class Extender:
             await asyncio.sleep(HOUSEKEEPING_S)
             self.state.expire()
             self.preemption.expire()
+            self.ahead.expire()
             collecting.tidy(turn)
             nodes = list(self.state.fleet.column)
             if nodes:

@@ -53,6 +53,17 @@ class Settings(ProgramSettings):
     preempted_period_s: float = Field(
         PERIOD_S, ge=60, le=604800, description="Seconds that a preemption is remembered for preempted-times."
     )
+    scheduler_name: str = Field(
+        "tangram-scheduler",
+        min_length=1,
+        description="Scheduler name of the pods that nominate-ahead-from-nodes is about.",
+    )
+    nominate_ahead_from_nodes: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Nodes of a cluster from which on pods that wait are nominated ahead of their turn. 0: never.",
+    )
     kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
 
     @property

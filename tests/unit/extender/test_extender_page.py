@@ -15,6 +15,7 @@ from tests.builders import card, pod, share
 from vgpu import placement
 from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
+from vgpu.mix import Typical
 from vgpu.snapshot import STAGES, Free, NodeRecord, PodRecord, Snapshot, Starting, snapshot_to_json
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/extender.md").read_text()
@@ -39,7 +40,7 @@ def test_every_reason_stands_on_the_page_with_whether_eviction_helps() -> None:
 
 def test_every_stage_and_how_long_it_lasts_stands_on_the_page() -> None:
     rows = {row[0].strip("`| "): row[2] for row in table("stage")}
-    assert tuple(rows) == STAGES == (*get_args(Stage), "seen bound", "kept")
+    assert tuple(rows) == STAGES == (*get_args(Stage), "seen bound", "kept", "planned")
     assert f"{LIFE_S:g} s" in rows["reserved"]
     assert f"{DOUBT_S:g} s" in rows["in doubt"]
     assert f"{BOUND_S / 60:g} minutes" in rows["bound"]
@@ -57,10 +58,12 @@ def test_every_field_of_a_snapshot_stands_on_the_page() -> None:
     text = holding.metadata.annotation("tangram.sh/assignment")
     assert text
     record = PodRecord("u", "default/a", "n", "bound", Assignment({}), (Starting("r", 1, frozenset({one.uuid})),))
-    nodes = (NodeRecord("n", Inventory((one,)), "x", (Free(one.uuid, 1, 1),)),)
-    document = msgspec.json.decode(snapshot_to_json(Snapshot("tangram.sh", 1024, nodes, (record,))))
+    nodes = (NodeRecord("n", Inventory((one,)), "x", (Free(one.uuid, 1, 1),), 1),)
+    mix = ((Typical(1, 1024, 10, 1000, ("m",)), 3),)
+    document = msgspec.json.decode(snapshot_to_json(Snapshot("tangram.sh", 1024, nodes, (record,), mix)))
     told = {row[0].strip("`| ").removesuffix("[]"): row[1] for row in table("field")}
     plain = {key for key, value in document.items() if not isinstance(value, list)}
-    assert set(told) == plain | {f"{many}[].{key}" for many in ("nodes", "pods") for key in document[many][0]}
+    assert set(told) == plain | {"mix"} | {f"{many}[].{key}" for many in ("nodes", "pods") for key in document[many][0]}
     for field, inner in (("nodes[].free", nodes[0].free[0]), ("pods[].starting", record.starting[0])):
         assert all(f"`{name}`" in told[field] for name in inner.__slots__)
+    assert all(f"`{name}`" in told["mix"] for name in document["mix"][0])

@@ -129,6 +129,10 @@ env:
     value: {{ .Values.scheduler.preemption.timesPerPod | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTED_PERIOD_S
     value: {{ .Values.scheduler.preemption.periodSeconds | quote }}
+  - name: TANGRAM_EXTENDER_SCHEDULER_NAME
+    value: {{ .Values.scheduler.name | quote }}
+  - name: TANGRAM_EXTENDER_NOMINATE_AHEAD_FROM_NODES
+    value: {{ .Values.scheduler.nominateAheadFromNodes | int | quote }}
   - name: TANGRAM_EXTENDER_LOG_LEVEL
     value: {{ .Values.logLevel }}
   {{- with .Values.scheduler.extender.extraEnv }}

@@ -1,0 +1,87 @@
+"""Room that is planned for pods that the scheduler has not come to yet. It is held like any other, and given up like no other.
+
+A plan ends when the scheduler comes to its pod, which is then placed as every pod is; when the pod is bound or gone; or when time is up.
+It is no promise: for a pod of the same or a higher priority that finds no room all such plans are put aside, and those are taken up
+again that still fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from extender.state import State
+from vgpu.placement import Placement
+from vgpu.request import PodAsk
+
+PREFIX: Final = "plan:"
+"""Of the UID under which a plan has its claim: no UID of the API has a colon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a pod is to go."""
+
+    key: str
+    priority: int
+    ask: PodAsk
+    placement: Placement
+    until_s: float
+
+
+class Plans:
+    """By UID of the pod."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._by_uid: dict[str, Plan] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._by_uid
+
+    def put(self, uid: str, plan: Plan) -> None:
+        """Hold the room from now on."""
+        self._by_uid[uid] = plan
+        self._hold(uid, plan)
+
+    def drop(self, uid: str) -> bool:
+        """Hold nothing for it any more. Answers whether something was."""
+        if self._by_uid.pop(uid, None) is None:
+            return False
+        self._state.give_back(PREFIX + uid)
+        return True
+
+    def lapsed(self, now_s: float) -> list[str]:
+        """UIDs whose time is up. They stay until they are dropped."""
+        return [uid for uid, plan in self._by_uid.items() if plan.until_s <= now_s]
+
+    @contextmanager
+    def aside(self, priority: int) -> Iterator[bool]:
+        """Plans for pods of at most this priority are out of the way meanwhile. Answers whether there are any. Do not await inside."""
+        some = {uid: plan for uid, plan in self._by_uid.items() if plan.priority <= priority}
+        for uid in some:
+            self._state.give_back(PREFIX + uid)
+        try:
+            yield bool(some)
+        finally:
+            for uid, plan in some.items():
+                self._hold(uid, plan)
+                if self._overbooked(plan.placement.node):
+                    self.drop(uid)
+
+    def _hold(self, uid: str, plan: Plan) -> None:
+        self._state.keep(PREFIX + uid, plan.key, plan.ask, plan.placement)
+
+    def _overbooked(self, node: str) -> bool:
+        """Is more given away there than there is? Also of a node that is gone."""
+        fleet = self._state.fleet
+        if node not in fleet:
+            return True
+        at = fleet.column[node]
+        cards = (fleet.free_mib[:, at] < 0).any() or (fleet.free_percent[:, at] < 0).any()
+        return bool(cards) or any(tenants > 1 for tenants in fleet.mig_tenants[node].values())
