@@ -34,7 +34,7 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
     uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
     while (!awaited->answered && link_->connected && now_ms() < deadline_ms) {
-        if (link_->threaded || link_->pumping)
+        if (link_->reading || link_->pumping)
             link_wait_until(deadline_ms);
         else
             link_pump(deadline_ms);
@@ -64,7 +64,7 @@ static bool came(_Atomic uint32_t *seq)
         return false;
     uint64_t deadline_ms = now_ms() + PATIENCE_MS;
     while (atomic_load(seq) != 0 && link_->connected && now_ms() < deadline_ms) {
-        if (link_->threaded || link_->pumping)
+        if (link_->reading || link_->pumping)
             link_wait_until(deadline_ms);
         else
             link_pump(deadline_ms);
@@ -190,6 +190,8 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
         if (!link_say_context(card, WIRE_BEGIN, link_->context.seq))
             break;
         ask_chunk_ahead(card);
+        if (!link_->threaded)
+            reader_start(); /* now, while the arbiter decides; whether it could be started is looked at below */
         if (!answered_in_time(&link_->context, PATIENCE_MS)) {
             if (link_->connected)
                 break;

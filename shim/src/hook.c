@@ -30,8 +30,7 @@ static const struct hook management_hooks[] = {
 
 enum { HOOKS = sizeof hooks / sizeof *hooks, MANAGEMENT_HOOKS = sizeof management_hooks / sizeof *management_hooks };
 
-static _Atomic(void *) handed_out[HOOKS]; /* by cuGetProcAddress for exactly this hook; learnt once */
-static _Atomic bool learnt;
+static _Atomic(void *) handed_out[HOOKS]; /* by cuGetProcAddress for exactly this hook; NULL = not asked yet, or it has none */
 
 void *hook_for_name(const char *name)
 {
@@ -60,14 +59,19 @@ static void *ask_driver(const struct hook *hook)
     return at;
 }
 
-static void learn(void)
+/* A driver has hundreds of functions, and a program that looks all of them up would have each hook asked for: so only those are
+ * whose function this can be, in whatever form it is called. */
+static void *address_of(unsigned i, const char *symbol)
 {
-    for (unsigned i = 0; i < HOOKS; i++)
-        atomic_store_explicit(&handed_out[i], ask_driver(&hooks[i]), memory_order_relaxed);
-    atomic_store_explicit(&learnt, true, memory_order_release);
+    void *at = atomic_load_explicit(&handed_out[i], memory_order_relaxed);
+    if (at != NULL || strncmp(symbol, hooks[i].base, strlen(hooks[i].base)) != 0)
+        return at;
+    at = ask_driver(&hooks[i]);
+    atomic_store_explicit(&handed_out[i], at, memory_order_relaxed);
+    return at;
 }
 
-void *hook_for_address(void *at)
+void *hook_for_address(const char *symbol, void *at)
 {
     for (unsigned i = 0; i < HOOKS; i++) {
         void *real;
@@ -75,10 +79,8 @@ void *hook_for_address(void *at)
         if (real == at || hooks[i].ours == at) /* ours: a driver that looks itself up meets our dlsym */
             return hooks[i].ours;
     }
-    if (!atomic_load_explicit(&learnt, memory_order_acquire))
-        learn();
     for (unsigned i = 0; i < HOOKS; i++)
-        if (atomic_load_explicit(&handed_out[i], memory_order_relaxed) == at)
+        if (address_of(i, symbol) == at)
             return hooks[i].ours;
     return NULL;
 }

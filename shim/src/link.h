@@ -26,8 +26,9 @@ struct link {
     bool clocked;   /* `changed` is set up */
     bool begun;     /* somebody met the arbiter, or tries to */
     bool meeting;   /* a thread that asks is doing so */
-    bool threaded;  /* the reader thread is there */
-    bool pumping;   /* it is not, and a thread that waits for an answer reads in its place */
+    bool threaded;  /* the reader thread was made */
+    bool reading;   /* and reads from now on */
+    bool pumping;   /* a thread that waits for an answer reads in its place */
     bool connected; /* WELCOME was read */
     int fd;
     int greeted;         /* a connection on which HELLO was said and WELCOME not read; -1 = none */

@@ -106,12 +106,10 @@ static bool ask(struct pool *pool, bool used, uint64_t *bytes)
     return rc == CUDA_SUCCESS;
 }
 
-static uint64_t version_of(struct pool *pool)
+/* Locked, so nobody else counts it up. */
+static void settled(struct pool *pool)
 {
-    pthread_mutex_lock(&tangram.pools_lock);
-    uint64_t version = pool->version;
-    pthread_mutex_unlock(&tangram.pools_lock);
-    return version;
+    atomic_store_explicit(&pool->version, atomic_load(&pool->version) + 1, memory_order_release);
 }
 
 /* Locked. The pool grew by this much for one call: by what steps does it grow? */
@@ -119,8 +117,8 @@ static void learn_step(struct pool *pool, uint64_t asked, uint64_t grown)
 {
     uint64_t least = rounded(asked, STEP_LEAST);
     uint64_t step = grown <= least ? STEP_LEAST : grown <= rounded(asked, STEP_GENEROUS) ? STEP_GENEROUS : rounded(grown, STEP_LEAST);
-    if (step > pool->step)
-        pool->step = step;
+    if (step > atomic_load(&pool->step))
+        atomic_store(&pool->step, step);
 }
 
 /* Locked. Moves what the call took into what is charged, as far as `reserved` needs it. Returns what is left over. */
@@ -137,7 +135,7 @@ static uint64_t book(struct pool *pool, struct growth *growth, uint64_t reserved
         left = pool->charged - reserved;
         pool->charged = reserved;
     }
-    pool->version++;
+    settled(pool);
     return left;
 }
 
@@ -146,12 +144,12 @@ bool growth_end(struct growth *growth)
     struct pool *pool = growth->pool;
     uint64_t reserved = 0, missing = 0, left = 0;
     for (unsigned tries = 0;; tries++) {
-        uint64_t version = version_of(pool);
+        uint64_t version = atomic_load(&pool->version);
         bool known = ask(pool, false, &reserved);
         pthread_mutex_lock(&tangram.pools_lock);
         if (!known) /* then what was taken stays charged */
             reserved = pool->charged + growth->taken;
-        if (pool->version == version || tries >= SETTLE_TRIES) {
+        if (atomic_load(&pool->version) == version || tries >= SETTLE_TRIES) {
             left = book(pool, growth, reserved, &missing);
             pthread_mutex_unlock(&tangram.pools_lock);
             break;
@@ -166,7 +164,7 @@ bool growth_end(struct growth *growth)
         return false;
     pthread_mutex_lock(&tangram.pools_lock);
     pool->charged += missing;
-    pool->version++;
+    settled(pool);
     pthread_mutex_unlock(&tangram.pools_lock);
     return true;
 }
@@ -176,11 +174,11 @@ static bool promise(struct pool *pool, uint64_t bytes)
 {
     uint64_t used;
     for (unsigned tries = 0; tries < SETTLE_TRIES; tries++) {
-        uint64_t version = version_of(pool);
+        uint64_t version = atomic_load(&pool->version);
         if (!ask(pool, true, &used))
             return false;
         pthread_mutex_lock(&tangram.pools_lock);
-        bool fresh = pool->version == version;
+        bool fresh = atomic_load(&pool->version) == version;
         uint64_t wanted = used + pool->promised + pool->in_flight;
         bool idle = fresh && pool->charged >= wanted && pool->charged - wanted >= bytes;
         if (idle)
@@ -199,9 +197,7 @@ bool growth_begin(struct growth *growth, struct pool *pool, uint64_t bytes)
         return true;
     if (bytes > UINT64_MAX / 2)
         return false;
-    pthread_mutex_lock(&tangram.pools_lock);
-    uint64_t step = pool->step;
-    pthread_mutex_unlock(&tangram.pools_lock);
+    uint64_t step = atomic_load(&pool->step);
     uint64_t generous = rounded(bytes, step > 0 ? step : STEP_GENEROUS), least = rounded(bytes, STEP_LEAST);
     if (lease_take(pool->card, generous)) {
         growth->taken = generous;

@@ -17,8 +17,9 @@ struct pool {
     uint64_t charged;   /* taken from the lease for it */
     uint64_t in_flight; /* taken from the lease by calls that have not come back */
     uint64_t promised;  /* of what it keeps idle, for calls that have not come back */
-    uint64_t step;      /* by which it was seen to grow; 0 = not seen yet */
-    uint64_t version;   /* counts settlements */
+    /* written under it, and read without: */
+    _Atomic uint64_t step;    /* by which it was seen to grow; 0 = not seen yet */
+    _Atomic uint64_t version; /* counts settlements */
 };
 
 /* One call that may make a pool grow: begin it, call the driver, end it. */

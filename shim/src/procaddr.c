@@ -9,7 +9,7 @@
 
 static void exchange(const char *symbol, void **at)
 {
-    void *hook = hook_for_address(*at);
+    void *hook = hook_for_address(symbol, *at);
     if (hook != NULL)
         *at = hook;
     else if (hook_has_base(symbol))

@@ -142,9 +142,9 @@ bool is_driver_symbol(void *at, const char *library);
 /* elf.c: a function as libc defines it, where there is no dlvsym to ask. */
 void *next_definition(const char *name);
 
-/* hook.c: name or address of a real function -> our hook. */
+/* hook.c: name or address of a real function -> our hook. The address is what the driver gave out for `symbol`. */
 void *hook_for_name(const char *name);
-void *hook_for_address(void *at);
+void *hook_for_address(const char *symbol, void *at);
 bool hook_has_base(const char *base);
 
 /* grant.c */

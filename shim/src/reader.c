@@ -182,6 +182,16 @@ static void serve(void)
     pthread_mutex_unlock(&link_->lock);
 }
 
+/* Who waits for the first answer reads it himself, which saves him waiting until this thread has woken him up. */
+static void take_over(void)
+{
+    pthread_mutex_lock(&link_->lock);
+    while (link_->pumping)
+        pthread_cond_wait(&link_->changed, &link_->lock);
+    link_->reading = true;
+    pthread_mutex_unlock(&link_->lock);
+}
+
 /* The first connection is mostly there when the thread begins. */
 static bool met_before(void)
 {
@@ -194,6 +204,7 @@ static bool met_before(void)
 static void *reader(void *unused)
 {
     (void)unused;
+    take_over();
     for (unsigned pause_ms = RETRY_FIRST_MS;;) {
         if (met_before() || link_meet(WELCOME_MS)) {
             serve();
