@@ -21,6 +21,8 @@ static CUresult (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*lo
 static CUresult (*get_function)(void **, void *, const char *), (*synchronize)(void);
 static CUresult (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static CUresult (*allocate)(CUdeviceptr *, size_t), (*release)(CUdeviceptr), (*info)(size_t *, size_t *);
+static CUresult (*allocate_async)(CUdeviceptr *, size_t, CUstream), (*release_async)(CUdeviceptr, CUstream);
+static CUresult (*look_up)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
 
 static void *library, *function;
 
@@ -120,6 +122,44 @@ static void allocations(unsigned live)
         need(release(kept[i]), "cuMemFree");
 }
 
+/* Out of the device's pool, which has grown by then: what CUDA runtimes of cudaMallocAsync do all the time. */
+static void ordered(void)
+{
+    CUdeviceptr some[FEW];
+    double taking[BATCHES], freeing[BATCHES];
+    for (unsigned b = 0; b < BATCHES; b++) {
+        double taken = 0, freed = 0;
+        for (unsigned round = 0; round < 500; round++) {
+            double start = now_ns();
+            for (unsigned i = 0; i < FEW; i++)
+                need(allocate_async(&some[i], BLOCK, NULL), "cuMemAllocAsync");
+            double middle = now_ns();
+            for (unsigned i = 0; i < FEW; i++)
+                need(release_async(some[i], NULL), "cuMemFreeAsync");
+            taken += middle - start;
+            freed += now_ns() - middle;
+        }
+        taking[b] = taken / (500 * FEW);
+        freeing[b] = freed / (500 * FEW);
+        synchronize();
+    }
+    printf("cuMemAllocAsync,%.1f\ncuMemFreeAsync,%.1f\n", median(taking), median(freeing));
+}
+
+/* What a CUDA runtime does when it starts: functions by name, most of which the library leaves alone. */
+static void look_ups(void)
+{
+    static const char *const names[] = {"cuDeviceGet", "cuDeviceGetAttribute", "cuDeviceGetName", "cuModuleGetFunction",
+                                        "cuMemAlloc", "cuMemFree", "cuStreamCreate", "cuEventRecord"};
+    enum { NAMES = sizeof names / sizeof *names };
+    CUdriverProcAddressQueryResult status;
+    void *at;
+    double start = now_ns();
+    for (unsigned i = 0; i < NAMES; i++)
+        look_up(names[i], &at, 12000, 0, &status);
+    printf("first_%u_of_cuGetProcAddress,%.0f\n", NAMES, now_ns() - start);
+}
+
 static void first_call(void)
 {
     CUdeviceptr at;
@@ -147,17 +187,22 @@ static void calls(void)
     take("cuMemAlloc_v2", &allocate);
     take("cuMemFree_v2", &release);
     take("cuMemGetInfo_v2", &info);
+    take("cuMemAllocAsync", &allocate_async);
+    take("cuMemFreeAsync", &release_async);
+    take("cuGetProcAddress_v2", &look_up);
     need(init(0), "cuInit");
     need(retain(&context, 0), "cuDevicePrimaryCtxRetain");
     need(use(context), "cuCtxSetCurrent");
     need(load(&module, ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"), "cuModuleLoadData");
     need(get_function(&function, module, "nothing"), "cuModuleGetFunction");
     first_call();
+    look_ups();
     fflush(stdout);
     launches();
     infos();
     allocations(FEW);
     allocations(MANY);
+    ordered();
 }
 
 static void starts(unsigned count)
