@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from tests.contract.chart.rendering import NAMESPACE, Objects, env
+from tests.contract.chart.rendering import NAMESPACE, Helm, Objects, env
 
 
 def test_the_webhook_is_asked_only_about_pods_that_ask(rendered: Objects) -> None:
@@ -32,7 +32,7 @@ def test_the_webhooks_certificate_names_its_service(rendered: Objects) -> None:
     names = [f"{service}.{NAMESPACE}.svc", f"{service}.{NAMESPACE}.svc.cluster.local"]
     assert yaml.safe_load(given["TANGRAM_WEBHOOK_DNS_NAMES"]) == names
     for certificate in rendered.of("Certificate").values():
-        assert certificate["spec"]["dnsNames"] == names
+        assert certificate["spec"].get("isCA") or certificate["spec"]["dnsNames"] == names
 
 
 def test_the_webhook_may_touch_its_own_secret_and_configuration_only(local: Objects) -> None:
@@ -54,3 +54,22 @@ def test_with_cert_manager_the_webhook_has_no_rights_at_all(nvidia: Objects) -> 
     assert template["spec"]["automountServiceAccountToken"] is False
     annotations = nvidia.one("MutatingWebhookConfiguration", "tangram-webhook")["metadata"]["annotations"]
     assert annotations["cert-manager.io/inject-ca-from"] == f"{NAMESPACE}/tangram-webhook"
+
+
+def test_cert_manager_renews_what_is_served_without_a_new_ca(helm: Helm) -> None:
+    """Else the API server would trust the new certificate alone, before the webhook's volume holds it."""
+    objects = helm.objects({"webhook": {"certManager": {"enabled": True}}})
+    served, ca = objects.one("Certificate", "tangram-webhook")["spec"], objects.one("Certificate", "tangram-webhook-ca")
+    issuers = objects.of("Issuer")
+    assert issuers[served["issuerRef"]["name"]]["spec"] == {"ca": {"secretName": ca["spec"]["secretName"]}}
+    assert ca["spec"]["isCA"] is True
+    assert issuers[ca["spec"]["issuerRef"]["name"]]["spec"] == {"selfSigned": {}}
+    assert served["secretName"] != ca["spec"]["secretName"]
+
+
+def test_with_an_issuer_of_the_operators_there_is_no_ca_of_ours(helm: Helm) -> None:
+    internal = {"kind": "ClusterIssuer", "name": "internal"}
+    objects = helm.objects({"webhook": {"certManager": {"enabled": True, "issuerRef": internal}}})
+    assert objects.of("Issuer") == {}
+    ((_, only),) = objects.of("Certificate").items()
+    assert only["spec"]["issuerRef"] == internal
