@@ -18,9 +18,8 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
             file.write(content)
             os.fchmod(file.fileno(), mode)
         beside.replace(path)
-    except BaseException:
+    finally:
         beside.unlink(missing_ok=True)
-        raise
 
 
 def discard_leftover(path: Path) -> Path:
