@@ -51,7 +51,12 @@ def _run(settings: ArbiterSettings) -> None:
             "nobody has tried this driver: suspending is tried on each container before it is relied on", driver=driver
         )
     turns = Turns(
-        lambda: server.stop(), _policy(settings), spin=settings.spin, heal_s=settings.heal_ms / 1000, driver=driver
+        lambda: server.stop(),
+        _policy(settings),
+        spin=settings.spin,
+        heal_s=settings.heal_ms / 1000,
+        driver=driver,
+        copies=settings.suspend_copies,
     )
     server = Server(settings.grants_dir, _limits(settings), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -30,6 +30,14 @@ NO_ANSWER: Final = -1
 """Status of a call that the kernel itself refused."""
 
 
+class Do(Enum):
+    """What is asked of the driver."""
+
+    RESUME = "resume"
+    SUSPEND = "suspend"
+    SUSPEND_ALL = "suspend, copies too"
+
+
 class Runs(Enum):
     """What is known of a seat's channels."""
 
@@ -40,9 +48,12 @@ class Runs(Enum):
 
 
 class Seat:
-    """Takes `fd` over. Raises BadDocument for a descriptor or a list that cannot be used; then the descriptor is closed."""
+    """Takes `fd` over. Raises BadDocument for a descriptor or a list that cannot be used; then the descriptor is closed.
 
-    def __init__(self, channels: Channels, fd: int) -> None:
+    With `copies` it can also be suspended with its copy channels, where one list holds both; a resume then starts both.
+    """
+
+    def __init__(self, channels: Channels, fd: int, *, copies: bool = False) -> None:
         self.channels = channels
         self.runs = Runs.UNSURE
         """An arbiter before this one may have stopped it."""
@@ -57,11 +68,14 @@ class Seat:
             _check(fd)
             if not channels.compute:
                 raise BadDocument("packet CHANNELS lists no compute channel: 1 to 64")
+            both = (*channels.compute, *channels.copy) if copies else channels.compute
+            both = channels.compute if len(both) > rm.CHANNELS_LIMIT else both
+            lists = {Do.RESUME: both, Do.SUSPEND: channels.compute, Do.SUSPEND_ALL: both}
             self._parameters = {
-                disable: ctypes.create_string_buffer(
-                    rm.disable_parameters(channels.client, channels.compute, disable=disable), rm.PARAMETERS_BYTES
+                do: ctypes.create_string_buffer(
+                    rm.disable_parameters(channels.client, listed, disable=do is not Do.RESUME), rm.PARAMETERS_BYTES
                 )
-                for disable in (False, True)
+                for do, listed in lists.items()
             }
         except (OSError, BadDocument) as error:
             os.close(fd)
@@ -71,15 +85,15 @@ class Seat:
                 ) from None
             raise
         self._arguments = {
-            disable: rm.control(channels.client, channels.subdevice, ctypes.addressof(parameters))
-            for disable, parameters in self._parameters.items()
+            do: rm.control(channels.client, channels.subdevice, ctypes.addressof(parameters))
+            for do, parameters in self._parameters.items()
         }
 
-    def suspend(self) -> int:
-        """Stop in mid-kernel, unless it is stopped; not for a partial list. The driver's status; not `rm.OK`: it runs, or `resume` makes it run."""
+    def suspend(self, *, copies: bool = False) -> int:
+        """Stop in mid-kernel, and with `copies` in mid-copy, unless it is stopped; not for a partial list. The driver's status; not `rm.OK`: it runs, or `resume` makes it run."""
         if self.runs is Runs.OFF:
             return rm.OK
-        status = self._call(True)
+        status = self._issue(self._arguments[Do.SUSPEND_ALL if copies else Do.SUSPEND])
         self.runs = Runs.OFF if status == rm.OK else Runs.UNSURE
         if status != rm.OK:
             self.resume()
@@ -87,7 +101,7 @@ class Seat:
 
     def resume(self) -> int:
         """Go on. Harmless when nothing was stopped. An answer that is not `rm.OK` leaves an enable owed, which a fresh list pays."""
-        status = self._call(False)
+        status = self._issue(self._arguments[Do.RESUME])
         self.runs = Runs.ON if status == rm.OK else Runs.UNSURE
         return status
 
@@ -110,9 +124,6 @@ class Seat:
             fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def _call(self, disable: bool) -> int:
-        return self._issue(self._arguments[disable])
 
     def _issue(self, argument: bytearray) -> int:
         with self._lock:

@@ -77,6 +77,10 @@ class ArbiterSettings(ProgramSettings):
         le=60_000,
         description="a container that may run and works without a word for so long is enabled again, should somebody else have stopped it; 0 = never",
     )
+    suspend_copies: bool = Field(
+        False,
+        description="stop the copy channels of best-effort containers together with their compute channels; not tried on a GPU yet",
+    )
     check_idle: bool = Field(
         True,
         description="compare what containers say of their work with what NVML counts of their processes, once a second; one that computes while it says it is idle counts as working best-effort",

@@ -61,8 +61,12 @@ class Trial(Enum):
 class TenantTurns:
     """A container that has channels on at least one card. `name` is its grant directory's."""
 
-    def __init__(self, name: str, grant: Grant, page: Page | None, at_s: float, *, untried: bool = False) -> None:
+    def __init__(
+        self, name: str, grant: Grant, page: Page | None, at_s: float, *, untried: bool = False, copies: bool = False
+    ) -> None:
         self.name = name
+        self._copies = copies
+        """Are its copy channels stopped with the others while it is best-effort?"""
         self._untried = untried
         self.trial = Trial.DONE
         self.grant = grant
@@ -174,7 +178,7 @@ class TenantTurns:
                     f"packet CHANNELS names one client too many: at most {SEATS_LIMIT} of a process and {ALL_SEATS_LIMIT} of a container"
                 )
             taken, fd = fd, None
-            fresh = Seat(channels, taken) if taken is not None else None
+            fresh = Seat(channels, taken, copies=self._copies) if taken is not None else None
         finally:
             if fd is not None:
                 os.close(fd)
@@ -294,10 +298,11 @@ class TenantTurns:
         was closed meanwhile answers with an error, and its process is gone. To start touches what does not run for certain; who
         is to be off has only what is unsure started, and is stopped next.
         """
-        status = rm.OK
+        status, joined = rm.OK, self.joined
+        copies = self._copies and joined is not None and joined.klass == BEST_EFFORT
         for seat in self.seats(card):
             if not on:
-                status = seat.suspend() or status
+                status = seat.suspend(copies=copies) or status
             elif seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
                 status = seat.resume() or status
         if status != rm.OK and not on:

@@ -7,7 +7,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from arbiter.turns import Counts, Turns
+from arbiter.counts import Counts
+from arbiter.turns import Turns
 from vgpu.grant import Grant
 from vgpu.status import TurnStatus
 

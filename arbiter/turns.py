@@ -12,13 +12,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 import structlog
 
 from arbiter.connection import Connection, Gone
+from arbiter.counts import Counts
 from arbiter.lane import Lane
 from arbiter.page import Page
 from arbiter.seat import Seat
@@ -42,20 +42,6 @@ TOO_MANY: Final = 3
 _log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class Counts:
-    """Since the start, of all tenants; what only grows."""
-
-    switches: int = 0
-    failures: int = 0
-    heals: int = 0
-    held_back: int = 0
-    """Times that a container had sent more messages than its budget has."""
-    bad_packets: int = 0
-    untold: int = 0
-    """Times that a tenant was found to compute while it said it was idle."""
-
-
 class Turns:
     """All tenants with channels on this node. `failed` is called, from a thread of ours, when one of them fails."""
 
@@ -67,6 +53,7 @@ class Turns:
         spin: bool = False,
         heal_s: float = 0.1,
         driver: str = "",
+        copies: bool = False,
     ) -> None:
         self.lock = threading.Lock()
         self.share = Share(settings)
@@ -75,7 +62,7 @@ class Turns:
         self.counts = Counts()
         self.ending = False
         """Nobody is stopped any more, and everybody started."""
-        self._failed, self._spin, self._heal_s = failed, spin, heal_s
+        self._failed, self._spin, self._heal_s, self._copies = failed, spin, heal_s, copies
         self._driver = "" if rm.is_tried(driver) else driver
         """Its version, where nobody has tried it; empty = known, or there is none."""
         self._lanes: dict[str, Lane] = {}
@@ -86,7 +73,9 @@ class Turns:
         with self.lock:
             tenant = self.tenants.get(name)
             if tenant is None:
-                tenant = self.tenants[name] = TenantTurns(name, grant, page, now_s(), untried=bool(self._driver))
+                tenant = self.tenants[name] = TenantTurns(
+                    name, grant, page, now_s(), untried=bool(self._driver), copies=self._copies
+                )
             if self.ending or len(tenant.processes) >= PROCESSES_LIMIT:
                 self._refuse(connection)
                 return

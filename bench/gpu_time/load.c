@@ -8,6 +8,8 @@
  *   stop                                             {"done": n, "at_s": t}
  *   check SECONDS KERNEL_US PER_US                   {"kernels": n, "wrong": m}   sums compared with what they must be
  *   section | end                                    {"told": 0 or -1}  tangram_begin, tangram_end
+ *   copy MIB                                         {"ok": 1}         copies to and from the GPU at once from now on; count and stop count pairs
+ *   moves N PERIOD_US KIB KERNEL_US PER_US HINT_US   {"us": [...]}     N requests: so much in, a kernel, so much out
  *
  * The kernel fills the GPU and counts steps, not a clock: time in which it is suspended does not count. Each thread steps a
  * generator x = a x + c in a register and adds it up in shared memory, so that both are lost if a suspend loses anything.
@@ -43,6 +45,8 @@ static const char ptx[] =
 static int (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*load)(void **, const void *), (*flags)(int, unsigned);
 static int (*get_function)(void **, void *, const char *), (*attribute)(int *, int, int);
 static int (*allocate)(uint64_t *, size_t), (*fetch)(void *, uint64_t, size_t);
+static int (*host_allocate)(void **, size_t, unsigned), (*stream_create)(void **, unsigned);
+static int (*copy_in)(uint64_t, const void *, size_t, void *), (*copy_out)(void *, uint64_t, size_t, void *);
 static int (*event_create)(void **, unsigned), (*event_record)(void *, void *), (*event_wait)(void *), (*stream_wait)(void *);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*hint)(uint64_t), (*begin)(void), (*end)(void);
@@ -113,6 +117,10 @@ static void start_up(void)
     take(cuda, "cuDeviceGetAttribute", &attribute);
     take(cuda, "cuMemAlloc_v2", &allocate);
     take(cuda, "cuMemcpyDtoH_v2", &fetch);
+    take(cuda, "cuMemHostAlloc", &host_allocate);
+    take(cuda, "cuStreamCreate", &stream_create);
+    take(cuda, "cuMemcpyHtoDAsync_v2", &copy_in);
+    take(cuda, "cuMemcpyDtoHAsync_v2", &copy_out);
     take(cuda, "cuEventCreate", &event_create);
     take(cuda, "cuEventRecord", &event_record);
     take(cuda, "cuEventSynchronize", &event_wait);
@@ -146,9 +154,42 @@ static void calibrate(void)
     printf("{\"per_us\": %.0f}\n", 20 * 20000 / took < 1 ? 1 : 20 * 20000 / took);
 }
 
-static void requests(const double *given)
+/* Memory on both sides, once for a program. */
+static struct {
+    size_t bytes;
+    uint64_t in, out; /* on the GPU */
+    void *from, *to;  /* pinned */
+} room;
+
+static void make_room(size_t bytes)
 {
-    int count = (int)given[0], launches = (int)given[2];
+    if (bytes <= room.bytes)
+        return;
+    need(allocate(&room.in, bytes), "cuMemAlloc");
+    need(allocate(&room.out, bytes), "cuMemAlloc");
+    need(host_allocate(&room.from, bytes, 0), "cuMemHostAlloc");
+    need(host_allocate(&room.to, bytes, 0), "cuMemHostAlloc");
+    memset(room.from, 1, bytes);
+    room.bytes = bytes;
+}
+
+static void one_request(const double *given, bool moves)
+{
+    size_t bytes = moves ? (size_t)given[2] * 1024 : 0;
+    if (moves)
+        need(copy_in(room.in, room.from, bytes, NULL), "cuMemcpyHtoDAsync");
+    for (int one = 0; one < (moves ? 1 : (int)given[2]); one++)
+        run((uint32_t)given[3], (uint32_t)given[4]);
+    if (moves)
+        need(copy_out(room.to, room.out, bytes, NULL), "cuMemcpyDtoHAsync");
+    need(stream_wait(NULL), "cuStreamSynchronize");
+}
+
+static void requests(const double *given, bool moves)
+{
+    int count = (int)given[0];
+    if (moves)
+        make_room((size_t)given[2] * 1024);
     double period = given[1], ahead = given[5], at = now_us() + 20000;
     double *took = calloc((size_t)count + 1, sizeof *took);
     for (int i = 0; i < count; i++, at += period) {
@@ -158,9 +199,7 @@ static void requests(const double *given)
         }
         sleep_until(at);
         double began = now_us();
-        for (int one = 0; one < launches; one++)
-            run((uint32_t)given[3], (uint32_t)given[4]);
-        need(stream_wait(NULL), "cuStreamSynchronize");
+        one_request(given, moves);
         took[i] = now_us() - began;
         if (ahead > 0 && end != NULL)
             end();
@@ -192,6 +231,31 @@ static void *keep_busy(void *unused)
         }
     }
     return unused;
+}
+
+static void *keep_copying(void *unused)
+{
+    void *streams[2];
+    need(use(context), "cuCtxSetCurrent");
+    for (int i = 0; i < 2; i++)
+        need(stream_create(&streams[i], 1), "cuStreamCreate");
+    while (atomic_load(&busy)) { /* both directions at once, two of each queued */
+        for (int i = 0; i < 2; i++) {
+            need(copy_in(room.in, room.from, room.bytes, streams[0]), "cuMemcpyHtoDAsync");
+            need(copy_out(room.to, room.out, room.bytes, streams[1]), "cuMemcpyDtoHAsync");
+        }
+        for (int i = 0; i < 2; i++)
+            need(stream_wait(streams[i]), "cuStreamSynchronize");
+        atomic_fetch_add(&done, 2);
+    }
+    return unused;
+}
+
+static void begin_work(void *(*loop)(void *))
+{
+    atomic_store(&busy, true);
+    need(pthread_create(&worker, NULL, loop, NULL), "pthread_create");
+    printf("{\"ok\": 1}\n");
 }
 
 static void tell(void)
@@ -242,12 +306,15 @@ static void obey(const char *word, const double *given)
     if (strcmp(word, "calibrate") == 0)
         calibrate();
     else if (strcmp(word, "lc") == 0)
-        requests(given);
+        requests(given, false);
+    else if (strcmp(word, "moves") == 0)
+        requests(given, true);
     else if (strcmp(word, "start") == 0) {
         work.us = (uint32_t)given[0], work.per_us = (uint32_t)given[1];
-        atomic_store(&busy, true);
-        need(pthread_create(&worker, NULL, keep_busy, NULL), "pthread_create");
-        printf("{\"ok\": 1}\n");
+        begin_work(keep_busy);
+    } else if (strcmp(word, "copy") == 0) {
+        make_room((size_t)given[0] << 20);
+        begin_work(keep_copying);
     } else if (strcmp(word, "count") == 0)
         tell();
     else if (strcmp(word, "stop") == 0) {

@@ -16,10 +16,10 @@ from arbiter.__main__ import main
 from arbiter.seat import Seat
 
 
-def timed(what: str, plain: Callable[[Seat], int], seen: list[tuple[str, float]]) -> Callable[[Seat], int]:
-    def call(seat: Seat) -> int:
+def timed(what: str, plain: Callable[..., int], seen: list[tuple[str, float]]) -> Callable[..., int]:
+    def call(seat: Seat, **how: bool) -> int:
         began = time.perf_counter_ns()
-        status = plain(seat)
+        status = plain(seat, **how)
         seen.append((what, (time.perf_counter_ns() - began) / 1000))
         return status
 

@@ -1,0 +1,19 @@
+"""What the arbiter's turns count of all tenants together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start, of all tenants; what only grows."""
+
+    switches: int = 0
+    failures: int = 0
+    heals: int = 0
+    held_back: int = 0
+    """Times that a container had sent more messages than its budget has."""
+    bad_packets: int = 0
+    untold: int = 0
+    """Times that a tenant was found to compute while it said it was idle."""
