@@ -51,6 +51,7 @@ def values_named(text: str) -> set[str]:
 
 
 PAGES = tracked("*.md")
+FOLDERS = {path.relative_to(ROOT).parts[0] for path in tracked("*/*")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -81,6 +82,14 @@ def test_every_chart_value_that_a_page_names_exists(page: Path) -> None:
         if found is None:
             missing.append(value)
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_the_tree_that_a_page_names_exists(page: Path) -> None:
+    spans = [span for span in CODE.findall(page.read_text()) if "kubectl" not in span]
+    words = {word.rstrip(".,;:") for span in spans for word in span.split()}
+    named = {word for word in words if re.fullmatch(r"\w[\w.-]*/[\w./-]+", word) and word.split("/")[0] in FOLDERS}
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_target_of_make_that_a_page_names_exists() -> None:
