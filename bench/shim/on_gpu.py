@@ -132,7 +132,7 @@ def measure(here: Machine, budget: float, done: Callable[[Table], None]) -> Tabl
         print(f"{' '.join(words)}: {time.monotonic() - began:.0f} s", flush=True)
 
     part([bench, "start", "100"], 2 * ROUNDS, 0.05)
-    part([first, "one"], 4 * ROUNDS, 0.15)
+    part([first, "one"], 8 * ROUNDS, 0.25)
     part([bench, "calls"], ROUNDS, 0.45)
     part([first, "many", str(PROCESSES)], ROUNDS, 0.6)
     for name, share in (("training", 0.75), ("serving", 0.95)):
