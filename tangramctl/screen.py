@@ -18,6 +18,7 @@ from tangramctl.view import CardView, Entry, View
 
 GIB: Final = 2**30
 MIB: Final = 2**20
+UNTOLD: Final = "computes while it says it is idle, and counts as working best-effort"
 PLAIN_WIDTH: Final = 240
 """Columns where output is no terminal: lines are cut by whoever reads them, not here. Guessed."""
 
@@ -117,12 +118,13 @@ def drawn_top(table: TimeTable) -> RenderableType:
     """What everybody got of the last second."""
     notes = [Text(note, style="yellow") for note in table.notes]
     notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
+    notes += [Text(f"{row.name}: {UNTOLD}", style="yellow") for row in table.rows if row.untold]
     if not table.rows:
         return Group(Text("nobody computes"), *notes)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in ("RUN", "CLASS", "STATE"):
         drawn.add_column(name, no_wrap=True)
-    for name in ("ASKED", "GOT", "WAITED", "CAPPED", "SUSPENDS"):
+    for name in ("ASKED", "GOT", "WAITED", "CAPPED", "WAIT", "SUSPENDS"):
         drawn.add_column(name, no_wrap=True, justify="right")
     drawn.add_column("COMMAND", no_wrap=True, overflow="ellipsis")
     for row in table.rows:
@@ -132,6 +134,7 @@ def drawn_top(table: TimeTable) -> RenderableType:
             Text(row.state if row.mode == "suspend" else f"{row.state} (gate)"),
             Text(f"{row.asked_percent}%" if row.asked_percent else "-"),
             *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
+            Text("-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms"),
             Text("?" if row.suspends is None else str(row.suspends)),
             Text(row.command),
         )

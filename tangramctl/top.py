@@ -38,10 +38,14 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """It had work and waited for others."""
     capped_percent: float | None
     """It had work and waited for its own cap."""
+    wait_ms: float | None
+    """What its work waited for others, on average each time that it came; None where none came."""
     suspends: int | None
     mode: str
     trouble: str
     command: str
+    untold: bool = False
+    """It computes while it says it is idle, and counts as working best-effort."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -73,6 +77,8 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
             (turn.capped_s, was.capped_s if was else 0.0),
         )
     )
+    arrivals = turn.arrivals - was.arrivals if known and was is not None else 0
+    waited_s = turn.off_s + turn.clearing_s - (was.off_s + was.clearing_s if was else 0.0)
     return Row(
         key=now.key,
         name=now.name,
@@ -83,10 +89,12 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
         got_percent=got,
         waited_percent=waited,
         capped_percent=capped,
+        wait_ms=1000 * waited_s / arrivals if arrivals > 0 else None,
         suspends=turn.suspends - was.suspends if known and was is not None else None,
         mode=turn.mode,
         trouble=turn.trouble,
         command=now.command,
+        untold=turn.untold,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -64,3 +65,15 @@ def test_who_computes_nothing_is_left_out_and_trouble_stands_below():
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0.0s"), (12.34, "12.3s"), (245, "4m05s"), (25_400, "7h03m")])
 def test_times_are_written_for_people(seconds: float, text: str):
     assert screen.clock(seconds) == text
+
+
+def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_is_named_below():
+    before = msgspec.structs.replace(turn(1, off_s=0.5), arrivals=10, clearing_s=0.5)
+    now = msgspec.structs.replace(turn(2, off_s=0.51), arrivals=20, clearing_s=0.52, untold=True)
+    table = top.between(View((entry("a", before),)), View((entry("a", now), entry("b", turn(1)))), 1.0)
+    assert [row.wait_ms for row in table.rows] == [pytest.approx(3.0), None]
+    console = Console(width=200)
+    with console.capture() as got:
+        console.print(screen.drawn_top(table))
+    assert "3.00 ms" in got.get()
+    assert "name-a: computes while it says it is idle" in got.get()
