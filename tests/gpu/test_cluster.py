@@ -26,6 +26,8 @@ from hack.stack import install_chart, uninstall_chart
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
 from tests.e2e.objects import RESTRICTED, container, pod
+from tests.e2e.turns import turn_of, under_way
+from vgpu.status import TurnStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -65,20 +67,47 @@ signal.pause()
 """
 
 
+PRODUCTS = """
+import sys, time, torch
+size, rest_s = int(sys.argv[1]), float(sys.argv[2])
+x = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+y = torch.empty_like(x)
+print("starts", flush=True)
+while True:
+    torch.mm(x, x, out=y)
+    torch.cuda.synchronize()
+    time.sleep(rest_s)
+"""
+"""Matrix products of one size, one after the other, with rests between."""
+WINDOW_S = 10.0
+
+
 def torch_pod(name: str, mem: str, *, nobody: bool) -> dict[str, Any]:
     """A pod that fills its share with PyTorch, is refused, recovers, and stays."""
+    return _with_torch(name, [PROGRAM], mem, 20, {}, nobody=nobody)
+
+
+def products_pod(name: str, size: int, rest_s: float = 0.0, core: int | None = None, klass: str = "") -> dict[str, Any]:
+    """A pod that multiplies matrices."""
+    annotations = {"tangram.sh/class": klass} if klass else {}
+    return _with_torch(name, [PRODUCTS, str(size), str(rest_s)], "8Gi", core, annotations)
+
+
+def _with_torch(
+    name: str, program: list[str], mem: str, core: int | None, annotations: dict[str, str], *, nobody: bool = False
+) -> dict[str, Any]:
     volumes = [{"name": f"v{i}", "hostPath": {"path": host}} for i, host in enumerate(MOUNTS.values())]
     mounts = [{"name": f"v{i}", "mountPath": path} for i, path in enumerate(MOUNTS)]
     inner = container(
         mem=mem,
-        core=20,
-        run=[PYTHON, "-c", PROGRAM],
+        core=core,
+        run=[PYTHON, "-c", *program],
         image=IMAGE,
         volumeMounts=mounts,
         env={"HOME": "/tmp", "PATH": "/usr/local/nvidia/bin:/usr/local/bin:/usr/bin:/bin"},
         securityContext=RESTRICTED if nobody else {"runAsUser": 0},
     )
-    return pod(name, inner, volumes=volumes)
+    return pod(name, inner, annotations=annotations, volumes=volumes)
 
 
 @pytest.fixture(scope="module", params=["cdi", "nvidia"])
@@ -161,4 +190,69 @@ def test_a_pod_without_a_share_sees_no_gpu(mode: tuple[str, Cluster]) -> None:
     cluster.make_namespace(namespace)
     cluster.run(namespace, pod("none", container(run=["gpuview", "view", "--then-wait"])))
     assert "no CUDA driver" in cluster.kubectl("-n", namespace, "logs", "none")
+    cluster.drop_namespace(namespace)
+
+
+def turns(cluster: Cluster, namespace: str, *names: str) -> list[TurnStatus]:
+    """GPU time of pods that have told of their channels."""
+    found = [turn_of(cluster, namespace, name) for name in names]
+    assert None not in found, f"of {names} one has told of no channels"
+    return [turn for turn in found if turn is not None]
+
+
+def waits(cluster: Cluster, namespace: str, name: str) -> bool:
+    """Has it work and may not run?"""
+    (turn,) = turns(cluster, namespace, name)
+    return turn.working and not turn.on
+
+
+def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tuple[str, Cluster]) -> None:
+    access, cluster = mode
+    namespace = f"gpu-{access}-class"
+    cluster.make_namespace(namespace)
+    be, lc = products_pod("be", 16384, klass="best-effort"), products_pod("lc", 4096, 0.02, klass="latency-critical")
+    cluster.run(namespace, be, lc, timeout_s=180)
+    under_way(cluster, namespace, "be", "lc")
+    then = turns(cluster, namespace, "be", "lc")
+    time.sleep(WINDOW_S)  # what is counted is what happens in this time
+    now = turns(cluster, namespace, "be", "lc")
+    requests = now[1].arrivals - then[1].arrivals
+    waited_s = now[1].off_s + now[1].clearing_s - then[1].off_s - then[1].clearing_s
+    facts = {
+        "requests": requests,
+        "milliseconds that one waited": round(1000 * waited_s / max(1, requests), 3),
+        "suspends of the neighbour": now[0].suspends - then[0].suspends,
+        "seconds that the neighbour was on": round(now[0].on_s - then[0].on_s, 2),
+        "seconds of both that NVML counted": round(sum((n.seen_s or 0) - (t.seen_s or 0) for n, t in zip(now, then, strict=True)), 2),
+        "taken for liars": sum(turn.untold for turn in now),
+    }  # fmt: skip
+    record([(access, f"classes: {key}", value) for key, value in facts.items()])
+    assert requests > 50
+    assert now[0].suspends - then[0].suspends > requests / 2
+    assert waited_s / requests < 0.005, "a suspend, and no product of 16384^3"
+    assert now[0].on_s - then[0].on_s > WINDOW_S / 2, "the best-effort pod has the rest"
+    assert [turn.mode for turn in now] == ["suspend", "suspend"]
+    assert not any(turn.untold for turn in now)
+    cluster.kubectl("-n", namespace, "annotate", "pod", "lc", "--overwrite", "tangram.sh/class=best-effort")
+    cluster.kubectl("-n", namespace, "annotate", "pod", "be", "--overwrite", "tangram.sh/class=latency-critical")
+    eventually(lambda: waits(cluster, namespace, "lc"), "it waits: two seconds, and what looking takes", timeout_s=5)
+    cluster.drop_namespace(namespace)
+
+
+def test_core_limits_of_two_pods_hold_side_by_side(mode: tuple[str, Cluster]) -> None:
+    access, cluster = mode
+    namespace, asked = f"gpu-{access}-core", {"few": 30, "many": 60}
+    cluster.make_namespace(namespace)
+    cluster.run(namespace, *(products_pod(name, 8192, core=core) for name, core in asked.items()), timeout_s=180)
+    under_way(cluster, namespace, *asked)
+    then = turns(cluster, namespace, *asked)
+    time.sleep(WINDOW_S)  # what is counted is what happens in this time
+    now = turns(cluster, namespace, *asked)
+    for name, before, after in zip(asked, then, now, strict=True):
+        passed_s = sum(getattr(after, part) - getattr(before, part) for part in ("on_s", "off_s", "capped_s"))
+        got = 100 * (after.on_s - before.on_s) / passed_s
+        record([(access, f"core limit {asked[name]}: percent", round(got, 2))])
+        record([(access, f"core limit {asked[name]}: taken for a liar", int(after.untold))])
+        assert abs(got - asked[name]) < 2
+        assert not after.untold
     cluster.drop_namespace(namespace)
