@@ -34,8 +34,8 @@ from vgpu.policy import POLICIES
 from vgpu.request import PodAsk
 from vgpu.roster import Quoted
 
-LIFE_S: Final = 60.0
-"""Of a plan: the scheduler comes to its pod within a second or two, or does not work. As long as a reservation."""
+LIFE_S: Final = 300.0
+"""Of a plan. As long as room is kept for a pod for which others were evicted; and a plan yields, which that does not."""
 
 ASKED_S: Final = 10.0
 """Who was not asked for so long is not the active one: while pods wait, the active one is asked many times a second. Guessed."""
