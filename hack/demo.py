@@ -25,6 +25,8 @@ from hack.stack import NAMESPACE, NO_FAKE_DRIVER, install_chart, install_fake_dr
 
 CARDS: Final = "card h200 count=2"
 """Two H200, as the fake driver is told."""
+UNITS: Final = 280
+"""GiB that they offer together."""
 
 PODS: Final = "examples/01-shares/pods.yaml"
 GREEDY: Final = "examples/02-past-the-grant/pod.yaml"
@@ -99,7 +101,9 @@ class Demo:
             install_fake_driver(kubectl, CARDS)
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
         self.show(kubectl, "-n", NAMESPACE, "get", "pods")
-        kubectl("wait", "node", "--all", "--for=jsonpath={.status.allocatable.tangram\\.sh/gpu-mem}", "--timeout=120s")
+        units = "" if real else f"={UNITS}"
+        offered = f"--for=jsonpath={{.status.allocatable.tangram\\.sh/gpu-mem}}{units}"
+        kubectl("wait", "node", "--all", offered, "--timeout=120s")
 
         self.step("What the node offers", "gpu-mem counts GiB, gpu-core percent of a GPU's time, gpu whole cards.")
         node = kubectl("get", "nodes", "-o", "name").split()[0]

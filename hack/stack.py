@@ -26,7 +26,7 @@ NO_FAKE_DRIVER: Final[Mapping[str, Any]] = {"plugin": {"extraEnv": []}, "arbiter
 
 
 def install_fake_driver(kubectl: Kubectl, cards: str) -> None:
-    """The fake driver on every node, with the cards that the description names. Restarts it when they changed."""
+    """The fake driver on every node, with the cards that the description names. Restarts it when they changed, and who knows them."""
     kubectl("apply", "-f", FAKE_DRIVER)
     described = f"--from-literal=cards.conf={shlex.quote(cards)}"
     changed = kubectl.shell(
@@ -35,6 +35,8 @@ def install_fake_driver(kubectl: Kubectl, cards: str) -> None:
     if "configured" in changed:
         kubectl("-n", "fake-gpu", "rollout", "restart", "daemonset/fake-driver")
     kubectl("-n", "fake-gpu", "rollout", "status", "daemonset/fake-driver", "--timeout=120s")
+    if "configured" in changed:
+        kubectl("-n", NAMESPACE, "delete", "pod", "-l", "app.kubernetes.io/component=node", "--wait", "--timeout=60s")
 
 
 def remove_fake_driver(kubectl: Kubectl) -> None:
