@@ -21,6 +21,7 @@ for name in libcuda libnvidia-ml; do
     ln -sfn "$name.so.$version" "$root/lib/$name.so.1"
     ln -sfn "$name.so.1" "$root/lib/$name.so"
 done
+place "$built/libfake-kernel.so" "$root/lib/libfake-kernel.so" # for programs whose channels are to be stopped: LD_PRELOAD
 place "$built/nvidia-smi" "$root/bin/nvidia-smi"
 place "$built/nvidia-fake-driverd" "$root/bin/nvidia-fake-driverd"
 
