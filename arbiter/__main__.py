@@ -43,7 +43,8 @@ def _run(settings: ArbiterSettings) -> None:
     log = structlog.get_logger()
     os.umask(0o022)
     folder = settings.grants_dir.absolute().name
-    meter = Meter(settings.driver_root, folder)
+    named_in = settings.grants_dir.absolute() if settings.grants_in_environment else None
+    meter = Meter(settings.driver_root, folder, named_in=named_in)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
     driver = driver_version()
     if driver and not rm.is_tried(driver):

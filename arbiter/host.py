@@ -1,6 +1,6 @@
 """Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
 
-The kernel alone is asked: nothing here is what a tenant says of itself. Which container a process belongs to is told by what is
+The kernel alone is asked: nothing here but `grant_named` is what a tenant says of itself. Which container a process belongs to is told by what is
 mounted at /run/tangram in its mount namespace: a directory of the grants folder, put there by the node and read-only.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 MOUNT_POINT: Final = "/run/tangram"
+GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 COMMAND_CHARACTERS: Final = 200
 _STOPPED: Final = frozenset("TtZXx")
 """States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
@@ -58,6 +59,25 @@ def grant_in(mountinfo: str, folder: str) -> str | None:
             parent, _, key = fields[3].rpartition("/")
             found = key if parent.rpartition("/")[2] == folder and key else None
     return found
+
+
+def grant_named(pid: int, grants: Path) -> str | None:
+    """Name of the directory in `grants` whose grant this process was started with, as `tangramctl run` starts programs.
+
+    What a process says of itself, and so asked only where there are no mounts to go by, of processes of our own user: nobody
+    else can bring a run over its limit by naming it.
+    """
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
+            return None
+    except OSError:
+        return None
+    prefix = f"{GRANT_VARIABLE}={grants}/".encode()
+    for word in _read(pid, "environ").split(b"\0"):
+        if word.startswith(prefix):
+            key, _, name = word[len(prefix) :].rpartition(b"/")
+            return os.fsdecode(key) if name == b"grant" and key and b"/" not in key else None
+    return None
 
 
 def stranger(pid: int, folder: str, key: str, *, mount_needed: bool) -> str | None:

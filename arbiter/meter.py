@@ -35,7 +35,7 @@ class Seen:
 
     started: int
     key: str | None
-    """Of the grant directory mounted in its namespace."""
+    """Of the grant directory mounted in its namespace; else, for an arbiter of runs, of the one it was started with."""
     pid_inside: int
 
 
@@ -52,13 +52,22 @@ class Reading:
 
 
 class Meter:
-    """Reads the cards that `want` named. `fd` is readable when `taken` has something."""
+    """Reads the cards that `want` named. `fd` is readable when `taken` has something.
 
-    def __init__(self, driver_root: Path, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+    `named_in`: a grants folder whose directories processes name in their environment, where nothing is mounted.
+    """
+
+    def __init__(
+        self,
+        driver_root: Path,
+        folder: str,
+        clock: Callable[[], float] = time.monotonic,
+        named_in: Path | None = None,
+    ) -> None:
         self.trouble = "NVML is not open yet"
         """Why there are no readings; empty when there are."""
         self.fd, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._driver_root, self._folder, self._clock = driver_root, folder, clock
+        self._driver_root, self._folder, self._clock, self._named_in = driver_root, folder, clock, named_in
         self._changed = threading.Condition()
         self._wanted: tuple[str, ...] = ()
         self._hurry = self._closing = False
@@ -134,10 +143,14 @@ class Meter:
         for pid in pids:
             before, started = self._known.get(pid), host.started_at(pid)
             if before is None or before.started != started or before.key is None:
-                before = Seen(started, host.grant_of(pid, self._folder), host.pid_inside(pid))
+                before = Seen(started, self._key_of(pid), host.pid_inside(pid))
             seen[pid] = before
         self._known = seen
         return seen
+
+    def _key_of(self, pid: int) -> str | None:
+        mounted = host.grant_of(pid, self._folder)
+        return host.grant_named(pid, self._named_in) if mounted is None and self._named_in is not None else mounted
 
     def _tell(self, reading: Reading) -> None:
         self._readings.append(reading)

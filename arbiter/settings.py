@@ -61,6 +61,10 @@ class ArbiterSettings(ProgramSettings):
         False,
         description="serve only processes in whose mount namespace the grant directory is mounted, as a node does it for containers; processes that are not seen (another pid namespace) are served",
     )
+    grants_in_environment: bool = Field(
+        False,
+        description="the guard counts a process of the arbiter's own user also by the TANGRAM_GRANT that it was started with, as tangramctl run starts programs; not for nodes, where tenants choose their environment",
+    )
     frame_ms: int = Field(
         50, ge=5, le=1000, description="one round of turns between containers that share a card's time"
     )

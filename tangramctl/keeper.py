@@ -128,6 +128,7 @@ class Keeper:
             "--metrics-port", "0", "--log-level", "warning", *grace,
         ]  # fmt: skip
         env = os.environ | machine.driver_env() | {"TANGRAM_ARBITER_STATUS_SOCKET": str(machine.status_socket)}
+        env["TANGRAM_ARBITER_GRANTS_IN_ENVIRONMENT"] = "true"  # a run has no mount to be known by
         if machine.programs is not None:
             env["TANGRAM_ARBITER_DRIVER_ROOT"] = str(machine.root / "driver")
         self._arbiter = subprocess.Popen(command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL)

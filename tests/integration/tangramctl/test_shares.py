@@ -86,6 +86,33 @@ def test_processes_of_one_run_share_its_limit(ctl: Ctl) -> None:
     assert done.stdout.split() == ["0", "0", "0", str(OUT_OF_MEMORY), "0"], done.stderr
 
 
+BYPASS = """
+import ctypes, sys
+cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 == cuda.cuCtxSetCurrent(context)
+assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(1500 << 20)) == 0
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_of_a_run_that_goes_around_the_library_is_seen(ctl: Ctl) -> None:
+    within = ctl.probe("2Gi")
+    outside = ctl.start("1000Mi", "env", "-u", "LD_PRELOAD", sys.executable, "-c", BYPASS)
+    assert outside.stdout is not None
+    assert outside.stdout.readline() == "holds\n"
+
+    def over() -> list[int]:
+        return [entry["pid"] for entry in ctl.ps() if entry["over"]]
+
+    wait_for(lambda: over() == [outside.pid])
+    (entry,) = [entry for entry in ctl.ps() if entry["over"]]
+    assert [process["pid"] for process in entry["processes"]] == [outside.pid]
+    assert within.alloc(2048) == 0, "the other run is as it was"
+    outside.communicate()
+
+
 def test_the_card_with_least_room_that_has_enough_is_chosen(ctl: Ctl) -> None:
     for amount, card in (("1Gi", SMALL), ("3584Mi", LARGE), ("3Gi", SMALL)):
         run = ctl.start(amount, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read x")

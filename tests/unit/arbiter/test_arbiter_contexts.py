@@ -158,6 +158,30 @@ def test_a_process_belongs_to_the_grant_that_is_mounted_in_its_namespace(text: s
     assert host.grant_in(text, "grants") == key
 
 
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ("/state/grants/0a/grant", "0a"),
+        ("/state/grants/0a/other", None),
+        ("/state/grants/0a/b/grant", None),
+        ("/state/grants//grant", None),
+        ("/other/grants/0a/grant", None),
+        ("", None),
+    ],
+)
+def test_a_process_of_a_run_belongs_to_the_grant_it_was_started_with(value: str, key: str | None) -> None:
+    with subprocess.Popen(["sleep", "60"], env={"TANGRAM_GRANT": value, "PATH": os.environ["PATH"]}) as child:
+        assert host.grant_named(child.pid, Path("/state/grants")) == key
+        child.kill()
+
+
+def test_another_users_word_for_his_grant_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"], env=os.environ | {"TANGRAM_GRANT": "/state/grants/0a/grant"}) as child:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert host.grant_named(child.pid, Path("/state/grants")) is None
+        child.kill()
+
+
 def test_facts_of_a_process_that_is_gone_are_empty() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
