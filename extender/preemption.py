@@ -22,6 +22,7 @@ from extender.filtering import filter_nodes
 from extender.holds import Hold, Holds
 from extender.nominating import Nominator, turned_down, unplaced
 from extender.preempting import PreemptionArgs, PreemptionResult, choose
+from extender.remembering import Remembering
 from extender.settings import Settings
 from extender.starvation import Starvation
 from extender.state import State, small_pod
@@ -59,7 +60,8 @@ class Preemption:
         self.pods: Cache[Pod] | None = None
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
         self.holds = Holds(state)
-        self._starvation = Starvation(clock, times=settings.preempted_times, period_s=settings.preempted_period_s)
+        self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
+        self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
         self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
         self._known_before = False
@@ -84,7 +86,7 @@ class Preemption:
         if not self.enabled:
             return
         async with asyncio.TaskGroup() as group:
-            for part in (self.budgets.run(), self._recorder.run(), self._evict()):
+            for part in (self.budgets.run(), self._recorder.run(), self._evict(), self._remembering.run()):
                 group.create_task(part)
 
     async def _evict(self) -> None:

@@ -18,7 +18,7 @@ class Settings(ProgramSettings):
 
     It runs beside a kube-scheduler in one pod. That scheduler's configuration names it:
 
-    extenders: [{urlPrefix: "http://127.0.0.1:8888", filterVerb: filter, bindVerb: bind, preemptVerb: preempt, nodeCacheCapable: true, httpTimeout: 5s, managedResources: [{name: tangram.sh/gpu-mem}, ...]}]
+    extenders: [{urlPrefix: "http://127.0.0.1:8888", filterVerb: filter, prioritizeVerb: prioritize, weight: 2, bindVerb: bind, preemptVerb: preempt, nodeCacheCapable: true, httpTimeout: 5s, managedResources: [{name: tangram.sh/gpu-mem}, ...]}]
 
     Every flag can be set as an environment variable, TANGRAM_EXTENDER_ and its name in capitals: TANGRAM_EXTENDER_MEMORY_UNIT=512Mi.
     """
@@ -52,6 +52,11 @@ class Settings(ProgramSettings):
     )
     preempted_period_s: float = Field(
         PERIOD_S, ge=60, le=604800, description="Seconds that a preemption is remembered for preempted-times."
+    )
+    preempted_config_map: str = Field(
+        "",
+        pattern=r"^([a-z0-9.-]+/[a-z0-9.-]+)?$",
+        description="ConfigMap, as namespace/name, in which preemptions are remembered over restarts. Empty: in memory only.",
     )
     scheduler_name: str = Field(
         "tangram-scheduler",

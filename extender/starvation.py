@@ -1,15 +1,18 @@
 """Nobody is evicted again and again: a pod is spared for a while after it was preempted so many times.
 
 A pod that comes back under its own name (of a StatefulSet, or made by hand) is known by it. Others come back under new names: they
-are counted together by their controller, which may lose as many times more as it has pods. Counted in memory: an extender that was
-started again has forgotten.
+are counted together by their controller, which may lose as many times more as it has pods.
+
+Each preemption is known by the UID of the pod that went, so that what several extenders saw of it, and what is read back (`remembered`),
+counts once. `clock` is that of the wall, in seconds: what is remembered outlives a process.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from kube.objects import Pod
 
@@ -19,6 +22,15 @@ PERIOD_S: Final = 3600.0
 
 REMEMBERED: Final = 4096
 """Pods and controllers; the ones that were not preempted for longest are forgotten. Guessed."""
+MOST_BYTES: Final = 500_000
+"""Written down: those preempted last. A ConfigMap takes 1 MiB."""
+ENTRY: Final = 16
+"""Bytes beside a name: quotes, colon, comma and time."""
+
+Preempted = dict[str, dict[str, int]]
+"""Identity -> UID of the pod that went -> when, in seconds since 1970."""
+
+_READ: Final = msgspec.json.Decoder(Preempted)
 
 
 def identity(pod: Pod) -> str:
@@ -28,19 +40,18 @@ def identity(pod: Pod) -> str:
 
 
 class Starvation:
-    """Who was preempted lately. `clock` is monotonic, in seconds."""
+    """Who was preempted lately."""
 
     def __init__(self, clock: Callable[[], float], *, times: int = TIMES, period_s: float = PERIOD_S) -> None:
         self._clock, self._times, self._period_s = clock, times, period_s
-        self._when: dict[str, deque[float]] = {}
+        self._when: dict[str, dict[str, float]] = {}
+        self.changes = 0
+        """Preemptions seen by this extender itself: who writes them down looks whether there are more."""
 
     def preempted(self, pod: Pod) -> None:
         """It has just been evicted for another."""
-        known = self._when.pop(identity(pod), None) or deque()
-        known.append(self._clock())
-        self._when[identity(pod)] = known
-        while len(self._when) > REMEMBERED:
-            del self._when[next(iter(self._when))]
+        if self._note(identity(pod), pod.uid, self._clock()):
+            self.changes += 1
 
     def spared(self, pod: Pod, alike: Callable[[str], int]) -> bool:
         """Has it had enough? `alike` says how many pods there are with an identity, and is asked only when it matters."""
@@ -48,6 +59,36 @@ class Starvation:
         known = self._when.get(one)
         if not known:
             return False
-        while known and known[0] <= self._clock() - self._period_s:
-            known.popleft()
+        for uid in [uid for uid, at_s in known.items() if at_s <= self._clock() - self._period_s]:
+            del known[uid]
         return len(known) >= self._times and len(known) >= self._times * max(1, alike(one))
+
+    def written(self) -> bytes:
+        """What is to be remembered over a restart."""
+        since_s, size = self._clock() - self._period_s, 0
+        kept: Preempted = {}
+        for one, known in reversed(self._when.items()):
+            lately = {uid: int(at_s) for uid, at_s in known.items() if at_s > since_s}
+            size += len(one) + ENTRY + sum(len(uid) + ENTRY for uid in lately)
+            if size > MOST_BYTES:
+                break
+            kept[one] = lately
+        return msgspec.json.encode({one: kept[one] for one in reversed(kept) if kept[one]})
+
+    def remembered(self, text: bytes | str) -> None:
+        """Take in what an extender wrote down, this one or another. Raises MsgspecError where it cannot be read."""
+        now_s = self._clock()
+        for one, known in _READ.decode(text).items():
+            for uid, at_s in known.items():
+                if at_s > now_s - self._period_s:
+                    self._note(one, uid, min(float(at_s), now_s))
+
+    def _note(self, one: str, uid: str, at_s: float) -> bool:
+        """Answers whether that was new."""
+        known = self._when.pop(one, {})
+        new = uid not in known
+        known.setdefault(uid, at_s)
+        self._when[one] = known
+        while len(self._when) > REMEMBERED:
+            del self._when[next(iter(self._when))]
+        return new

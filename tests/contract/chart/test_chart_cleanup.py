@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.apiserver import ApiServer
-from tests.contract.chart.rendering import CHART, Helm
+from tests.contract.chart.rendering import CHART, Helm, env
 
 NODES = "/api/v1/nodes"
 OURS, FOREIGN = "gpu.example.com/inventory", "example.com/kept"
@@ -87,21 +87,26 @@ def test_the_inventory_goes_from_every_node_and_nothing_else(
         api("DELETE", f"{NODES}/{quote(name)}")
 
 
-def test_the_lease_of_leader_election_goes(
+def test_what_the_release_made_by_itself_goes(
     program: ModuleType, helm: Helm, api: ApiServer, through_http: str, release_namespace: str
 ) -> None:
-    """At the path that the Job is told; that it is gone already is no error."""
+    """The lease of leader election and who was preempted, at the paths that the Job is told; that they are gone already is no error."""
     (container,) = helm.objects().one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
-    (path,) = container["command"][3:]
-    leases, _, name = path.rpartition("/")
-    meta = {"name": name, "namespace": release_namespace}
-    api("POST", leases, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})
-    assert program.delete(program.Api(through_http, "token", None), path) is True
-    assert program.delete(program.Api(through_http, "token", None), path) is False
+    extender = helm.objects().container("extender")
+    assert env(extender)["TANGRAM_EXTENDER_PREEMPTED_CONFIG_MAP"] == f"{release_namespace}/tangram-scheduler-preempted"
+    paths = container["command"][3:]
+    assert [path.rpartition("/")[2] for path in paths] == ["tangram-scheduler", "tangram-scheduler-preempted"]
+    for path, version, kind in zip(paths, ("coordination.k8s.io/v1", "v1"), ("Lease", "ConfigMap"), strict=True):
+        collection, _, name = path.rpartition("/")
+        meta = {"name": name, "namespace": release_namespace}
+        api("POST", collection, {"apiVersion": version, "kind": kind, "metadata": meta})
+        assert program.delete(program.Api(through_http, "token", None), path) is True
+        assert program.delete(program.Api(through_http, "token", None), path) is False
 
 
-def test_without_leader_election_there_is_no_lease_to_delete(helm: Helm) -> None:
-    objects = helm.objects({"scheduler": {"leaderElect": False, "replicas": 1}})
+def test_where_nothing_is_made_nothing_is_to_delete(helm: Helm) -> None:
+    values = {"leaderElect": False, "replicas": 1, "preemption": {"enabled": False}}
+    objects = helm.objects({"scheduler": values})
     (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
     assert len(container["command"]) == 3
     assert "tangram-cleanup" not in objects.of("Role")

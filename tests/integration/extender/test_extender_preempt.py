@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -291,8 +292,9 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
             preemption._evictor._grace_s = 0.5  # for the scheduler's word to come first
         if why == "spared":
             for name in "ab":
-                for _ in range(3):
-                    preemption._starvation.preempted(bound(name, "n1", 0, 1024).build())
+                for times in range(3):
+                    before = replace(bound(name, "n1", 0, 1024), uid=f"uid-{name}-{times}")
+                    preemption._starvation.preempted(before.build())
         await preemption.budgets.has_synced.wait()
         await scheduler.filter(asking, "n1")
         if why == "asked":

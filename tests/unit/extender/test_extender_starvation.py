@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from extender.starvation import Starvation
+from extender.starvation import MOST_BYTES, REMEMBERED, Starvation
 from kube.objects import OwnerReference, Pod
 from tests.builders import pod
 
@@ -16,13 +16,18 @@ def owned(name: str, kind: str) -> Pod:
     return msgspec.structs.replace(built, metadata=msgspec.structs.replace(built.metadata, owner_references=(owner,)))
 
 
+def again(one: Pod, times: int) -> Pod:
+    """The pod that came back under the same name."""
+    return msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, uid=f"{one.uid}-{times}"))
+
+
 def test_after_so_many_times_it_is_spared_until_the_first_is_long_ago() -> None:
     now_s = [0.0]
     starvation = Starvation(lambda: now_s[0], times=2, period_s=100)
     one = pod("a").build()
     for at_s, spared in ((0, False), (10, True)):
         now_s[0] = at_s
-        starvation.preempted(one)
+        starvation.preempted(again(one, at_s))
         assert starvation.spared(one, lambda _: 1) is spared
     now_s[0] = 99
     assert starvation.spared(one, lambda _: 1)
@@ -34,8 +39,8 @@ def test_after_so_many_times_it_is_spared_until_the_first_is_long_ago() -> None:
 @pytest.mark.parametrize(("kind", "follows"), [("StatefulSet", False), ("ReplicaSet", True), ("Job", True)])
 def test_pods_whose_names_change_are_counted_by_their_controller(kind: str, follows: bool) -> None:
     starvation = Starvation(lambda: 0.0, times=2)
-    for _ in range(2):
-        starvation.preempted(owned("set-0", kind))
+    for times in range(2):
+        starvation.preempted(again(owned("set-0", kind), times))
     assert starvation.spared(owned("set-0", kind), lambda _: 1)
     assert starvation.spared(owned("set-1", kind), lambda _: 1) is follows
 
@@ -45,3 +50,49 @@ def test_a_controller_may_lose_as_many_times_more_as_it_has_pods() -> None:
     for times in range(1, 7):
         starvation.preempted(owned(f"set-{times}", "ReplicaSet"))
         assert starvation.spared(owned("set-x", "ReplicaSet"), lambda _: 3) is (times == 6)
+
+
+def test_what_is_written_down_spares_whom_it_spared_and_counts_nothing_twice() -> None:
+    now_s = [1000.0]
+    first, one = Starvation(lambda: now_s[0], times=2, period_s=100), pod("a").build()
+    first.preempted(again(one, 1))
+    first.preempted(again(one, 1))
+    assert first.changes == 1, "told of twice, it went once"
+    second = Starvation(lambda: now_s[0], times=2, period_s=100)
+    second.preempted(again(one, 1))  # it saw that one too
+    now_s[0] = 1050
+    first.preempted(again(one, 2))
+    assert not second.spared(one, lambda _: 1)
+    second.remembered(first.written())
+    assert second.spared(one, lambda _: 1)
+    assert second.changes == 1, "what was read is not written again"
+    now_s[0] = 1101
+    assert not second.spared(one, lambda _: 1)
+    assert set(msgspec.json.decode(second.written())["default/a"]) == {again(one, 2).uid}
+
+
+def test_a_clock_that_was_wrong_spares_nobody_for_ever() -> None:
+    starvation, one = Starvation(lambda: 1000.0, times=1, period_s=100), pod("a").build()
+    starvation.remembered(b'{"default/a":{"u":99999999}}')
+    assert starvation.spared(one, lambda _: 1)
+    now = Starvation(lambda: 1101.0, times=1, period_s=100)
+    now.remembered(starvation.written())
+    assert not now.spared(one, lambda _: 1)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a":1}', '{"a":{"u":"x"}}'])
+def test_what_cannot_be_read_is_refused_whole(text: str) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        Starvation(lambda: 0.0).remembered(text)
+
+
+def test_what_does_not_fit_a_config_map_is_what_was_longest_ago() -> None:
+    starvation = Starvation(lambda: 1.7e9, times=2)
+    for at in range(2 * REMEMBERED):
+        for times in range(3):
+            starvation.preempted(again(pod(f"{at:036}").build(), times))
+    assert 400_000 < len(starvation.written()) < MOST_BYTES
+    back = Starvation(lambda: 1.7e9, times=2)
+    back.remembered(starvation.written())
+    assert back.spared(pod(f"{2 * REMEMBERED - 1:036}").build(), lambda _: 1)
+    assert not back.spared(pod(f"{REMEMBERED + 1:036}").build(), lambda _: 1)

@@ -129,6 +129,10 @@ env:
     value: {{ .Values.scheduler.preemption.timesPerPod | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTED_PERIOD_S
     value: {{ .Values.scheduler.preemption.periodSeconds | quote }}
+  {{- if and .Values.scheduler.enabled .Values.scheduler.preemption.enabled }}
+  - name: TANGRAM_EXTENDER_PREEMPTED_CONFIG_MAP
+    value: {{ .Release.Namespace }}/{{ include "tangram.scheduler" . }}-preempted
+  {{- end }}
   - name: TANGRAM_EXTENDER_SCHEDULER_NAME
     value: {{ .Values.scheduler.name | quote }}
   - name: TANGRAM_EXTENDER_NOMINATE_AHEAD_FROM_NODES
