@@ -131,6 +131,19 @@ def test_latency_critical_work_clears_the_card_at_once_and_gives_it_back_after_i
     assert share.decide(in_grace.ask_again_s).on == {"lc", "be"}
 
 
+def test_what_a_request_waits_is_the_time_until_the_card_is_cleared_for_it() -> None:
+    share = share_with(lc=tenant(LC), be=tenant(BE))
+    share.apply(Work(0.0, "be"))
+    share.decide(0.5)
+    share.apply(Work(1.0, "lc"))
+    share.decide(1.0)
+    share.apply(Switched(1.0007, "be", False, 0.0007))
+    share.decide(1.5)
+    lc, be = share.usage("lc"), share.usage("be")
+    assert (lc.arrivals, lc.off_s, lc.clearing_s) == (1, 0.0, pytest.approx(0.0007))
+    assert (be.arrivals, be.clearing_s, be.suspended_s) == (1, 0.0, pytest.approx(0.4993))
+
+
 def test_a_lower_level_number_goes_first_inside_a_class() -> None:
     share = share_with(first=tenant(LC, level=0), second=tenant(LC, level=1))
     share.apply(Work(0.0, "first"))
