@@ -28,7 +28,7 @@ from vgpu.codec import assignment_from_json
 from vgpu.names import DEFAULT
 from vgpu.snapshot import Snapshot, drift, snapshot_from_json
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 90.0
 KUBECONFIG: Final = """\
 apiVersion: v1
 kind: Config

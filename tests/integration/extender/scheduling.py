@@ -233,7 +233,7 @@ class Stack:
         self._scheduler, self._helm, self._folder, self._http = scheduler, helm, folder, http
         self.pairs: list[Pair] = []
 
-    async def pair(self, *, elected: bool = False, alone: bool = False, lease_s: int = 6) -> Pair:
+    async def pair(self, *, elected: bool = False, alone: bool = False, lease_s: int = 9) -> Pair:
         """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender."""
         port, metrics_port, secure_port = free_port(), free_port(), free_port()
         values = {

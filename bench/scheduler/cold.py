@@ -1,0 +1,127 @@
+"""How long an extender that starts takes to know a large cluster, and what it weighs then.
+
+Nodes and running pods with their assignments are written into etcd as the API server would (in JSON, which it reads as well as its own
+form) before it starts: making 50,000 pods through the API would take minutes. Measured is the time from the start of the process to
+its /readyz, and its resident memory then and at its highest. The API server has read everything before, as one that runs has.
+A second of processor time and 23 MiB go into reading a kubeconfig file, which in a pod there is none of.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from hack.kubectl import ROOT
+from tests.apiserver import ApiServer, running
+from tests.builders import node, pod, share
+from tests.integration.extender.harness import free_port
+from tests.integration.extender.scheduling import Thing, node_object, pod_object
+
+CARDS: Final = 8
+A_TRANSACTION: Final = 100
+"""Keys; etcd takes 128."""
+MADE: Final = "2026-01-01T00:00:00Z"
+ASKED_EACH_S: Final = 0.02
+PATIENCE_S: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """What was measured."""
+
+    nodes: int
+    gpus_a_node: int
+    pods: int
+    ready_s: float
+    cpu_s: float
+    rss_mib: int
+    highest_rss_mib: int
+    load: float
+
+
+def measure(programs: dict[str, Path], folder: Path, nodes: int, pods: int) -> Cold:
+    """One start of an extender."""
+    folder.mkdir(parents=True)
+    with running(programs, folder) as server:
+        server.stop()
+        fill(server.etcd, nodes, pods)
+        server.start()
+        for path, count in (("/api/v1/nodes", nodes), ("/api/v1/pods", pods)):
+            listed = server("GET", f"{path}?limit=1")
+            found = len(listed["items"]) + listed["metadata"].get("remainingItemCount", 0)
+            assert found == count, f"{path}: {found} objects, {count} were written"
+            server.http.get(f"{path}?resourceVersion=0&limit=1", timeout=PATIENCE_S)
+        return _start(server, nodes, pods)
+
+
+def _start(server: ApiServer, nodes: int, pods: int) -> Cold:
+    port, metrics_port = free_port(), free_port()
+    flags = ["--port", str(port), "--metrics-port", str(metrics_port), "--metrics-host", "127.0.0.1"]
+    program = [sys.executable, "-m", "extender", "--kubeconfig", str(server.kubeconfig)]
+    load, began = os.getloadavg()[0], time.monotonic()
+    process = subprocess.Popen([*program, *flags, "--log-level", "warning"], cwd=ROOT)
+    try:
+        with httpx.Client(trust_env=False) as http:
+            while not _ready(http, metrics_port):
+                assert time.monotonic() - began < PATIENCE_S, f"not ready after {PATIENCE_S} s"
+                time.sleep(ASKED_EACH_S)
+        took = time.monotonic() - began
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        mib = {line.split(":")[0]: int(line.split()[1]) // 1024 for line in lines if line.startswith("Vm")}
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    finally:
+        process.terminate()
+        process.wait()
+    return Cold(nodes, CARDS, pods, round(took, 1), round(cpu, 1), mib["VmRSS"], mib["VmHWM"], round(load, 1))
+
+
+def _ready(http: httpx.Client, port: int) -> bool:
+    try:
+        return http.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def fill(etcd: str, nodes: int, pods: int) -> None:
+    """Write them all."""
+    with httpx.Client(base_url=etcd, trust_env=False, timeout=60) as http:
+        some: list[dict[str, Any]] = []
+        for key, thing in _things(nodes, pods):
+            value = base64.b64encode(json.dumps(thing, separators=(",", ":")).encode()).decode()
+            some.append({"requestPut": {"key": base64.b64encode(key.encode()).decode(), "value": value}})
+            if len(some) == A_TRANSACTION:
+                http.post("/v3/kv/txn", json={"success": some}).raise_for_status()
+                some = []
+        if some:
+            http.post("/v3/kv/txn", json={"success": some}).raise_for_status()
+
+
+def _things(nodes: int, pods: int) -> Iterator[tuple[str, Thing]]:
+    built = [node(f"node-{at:05}").with_gpus(CARDS) for at in range(nodes)]
+    for one in built:
+        thing = node_object(one)
+        thing["metadata"] |= {"uid": f"uid-{one.name}", "creationTimestamp": MADE}
+        yield f"/registry/minions/{one.name}", thing
+    for at in range(pods):
+        where = built[at % nodes]
+        running_pod = (
+            pod(f"p{at:05}")
+            .asking(mib=8_192, core=10)
+            .on(where.name)
+            .assigned(share(where.cards[at // nodes % CARDS], 8_192, 10))
+        )
+        thing = pod_object(running_pod)
+        thing["metadata"] |= {"namespace": "default", "uid": f"uid-p{at:05}", "creationTimestamp": MADE}
+        thing["status"] = {"phase": "Running", "startTime": MADE}
+        yield f"/registry/pods/default/p{at:05}", thing

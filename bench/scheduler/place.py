@@ -1,0 +1,125 @@
+"""Pods a second of a real kube-scheduler, alone and with the extender, and what each pod costs the API server.
+
+etcd (without fsync), kube-apiserver, kube-scheduler as the chart configures it (all nodes are looked at) and the extender are processes
+of this machine; nodes with 8 GPUs are objects. All pods are there before kube-scheduler starts, so that nothing but scheduling is
+measured: the time is that between its first tenth and its last, by its own metrics, asked four times a second. `alone` is the same
+configuration without the extender: pods are placed by the node's totals and no GPU is chosen. Both may call the API server as often as they
+like, where kube-scheduler's default of 50 calls a second would be all that is seen. Processor time is that of the two programs, a pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from tests.apiserver import ApiServer, running
+from tests.builders import node, pod
+from tests.contract.chart.rendering import Helm
+from tests.integration.extender.scheduling import Api, Pair, Stack, connected, node_object, pod_object, prepare
+
+CARDS: Final = 8
+SIZES_MIB: Final = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
+PODS: Final = "/api/v1/namespaces/default/pods"
+NODES: Final = "/api/v1/nodes"
+ASKED_EACH_S: Final = 0.25
+WRITES: Final = ("POST", "PUT", "PATCH", "DELETE")
+SCHEDULED: Final = re.compile(r'scheduler_schedule_attempts_total\{.*result="scheduled"\} (\d+)')
+REQUESTS: Final = re.compile(r"apiserver_request_total\{(.*)\} ([\d.e+]+)")
+LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+
+Point = tuple[float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was measured."""
+
+    mode: str
+    nodes: int
+    pods: int
+    pods_a_second: float
+    scheduler_cpu_ms: float
+    """A pod."""
+    extender_cpu_ms: float
+    writes: str
+    """API writes a pod, by verb and resource."""
+    load: float
+    """Of the machine when it began."""
+
+
+def measure(programs: dict[str, Path], folder: Path, mode: str, nodes: int, pods: int) -> Run:
+    """One run, from an empty API server to the last pod."""
+    folder.mkdir(parents=True)
+    with running(programs, folder) as server:
+        return asyncio.run(_measure(programs, server, folder, mode, nodes, pods))
+
+
+async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, mode: str, nodes: int, pods: int) -> Run:
+    async with connected(server) as api, httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        await prepare(api)
+        stack = Stack(server, programs["kube-scheduler"], Helm(programs["helm"]), folder, api, http)
+        built = (node(f"node-{at:05}").with_gpus(CARDS) for at in range(nodes))
+        await api.create(NODES, map(node_object, built))
+        asking = (pod(f"p{at:05}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)) for at in range(pods))
+        await api.create(PODS, map(pod_object, asking))
+        load, before = os.getloadavg()[0], await _writes(api)
+        try:
+            pair = await stack.pair(alone=mode == "alone")
+            pids = [pair.pid(), *([pair.extender.pid] if pair.extender else [])]
+            started = list(map(_cpu_s, pids))
+            points = await _watch(stack, pair, pods)
+            spent = [(_cpu_s(pid) - at) * 1000 / pods for pid, at in zip(pids, started, strict=True)]
+            writes = await _writes(api) - before
+        finally:
+            for one in stack.pairs:
+                await one.kill()
+    return Run(
+        mode, nodes, pods, round(rate(points, pods), 1), round(spent[0], 2), round(spent[1], 2) if spent[1:] else 0.0,
+        " ".join(f"{what}={count / pods:.2f}" for what, count in writes.most_common() if count >= pods // 20),
+        round(load, 1),
+    )  # fmt: skip
+
+
+async def _watch(stack: Stack, pair: Pair, pods: int) -> list[Point]:
+    """(seconds, pods scheduled) until all are."""
+    points: list[Point] = []
+    while not points or points[-1][1] < pods:
+        try:
+            found = SCHEDULED.search(await stack.scheduler_metrics(pair))
+        except OSError:  # it does not listen yet
+            found = None
+        points.append((time.monotonic(), int(found[1]) if found else 0))
+        await asyncio.sleep(ASKED_EACH_S)
+    return points
+
+
+def rate(points: list[Point], pods: int) -> float:
+    """Pods a second between the first point with a tenth of them and the first with all but a tenth."""
+    (begin, few), (end, most) = (next(one for one in points if one[1] >= pods * part) for part in (0.1, 0.9))
+    return (most - few) / (end - begin) if end > begin else float("inf")
+
+
+async def _writes(api: Api) -> Counter[str]:
+    """`VERB resource/subresource` -> calls that the API server has had, but for leases."""
+    async with api.session.get("/metrics") as answer:
+        text = await answer.text()
+    counts: Counter[str] = Counter()
+    for labels, count in REQUESTS.findall(text):
+        one = dict(LABEL.findall(labels))
+        if one["verb"] in WRITES and one["resource"] != "leases":
+            what = "/".join(filter(None, (one["resource"], one["subresource"])))
+            counts[f"{one['verb']}:{what}"] += int(float(count))
+    return counts
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
