@@ -374,6 +374,10 @@ def test_stream_ordered_memory_may_be_freed_at_once(stage: Stage) -> None:
     gpu.must(f"free({at})")
     gpu.must("context_sync()")
     assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+    gpu.must(f"pool_keep({gpu.must('pool_of()')}, 4000)")
+    gpu.must(f"free({gpu.must('stream_alloc(900)')})")
+    gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100), "its pool has it, and pays for it"
 
 
 def test_a_destroyed_context_takes_its_memory_with_it(stage: Stage) -> None:

@@ -137,9 +137,9 @@ def test_freed_memory_at_the_same_address_is_told_from_what_was_there(stage: Sta
     company.let_go(0, "let go")
     again = company.maker.must("alloc(300)")
     company.maker.must(f"ipc_get({again})")
-    assert left_mib_is(company.onlooker, 100)
+    wait_for(lambda: left_mib_is(company.onlooker, 100))
     company.maker.must(f"free({again})")
-    assert left_mib_is(company.onlooker, LEFT_MIB)
+    wait_for(lambda: left_mib_is(company.onlooker, LEFT_MIB))
 
 
 def test_without_an_arbiter_nobody_opens_what_his_own_lease_does_not_pay_for(own_stage: Stage) -> None:

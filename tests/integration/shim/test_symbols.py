@@ -115,3 +115,11 @@ def test_every_hook_is_shown_by_a_test_and_every_named_test_is_there() -> None:
             if shown:
                 file, _, test = shown.partition(" ")
                 assert f"def {test}(" in (Path(__file__).parent / file).read_text(), shown
+
+
+def test_every_way_in_which_others_leaked_is_shown_by_a_test_that_is_there() -> None:
+    (body,) = re.findall(r"^## Ways in which .*?\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    leaks = [line.strip("|").split("|")[-1].split() for line in body.splitlines() if ".py test_" in line]
+    assert len(leaks) == 13, "as many as the design names"
+    for file, test in leaks:
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(), test
