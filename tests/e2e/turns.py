@@ -1,0 +1,109 @@
+"""GPU time on a cluster: programs that use it, and what arbiter and fake driver say of who had how much."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hack.stack import FAKE_DRIVER_ROOT, NAMESPACE
+from hack.waiting import eventually
+from tests.e2e.cluster import Cluster
+from tests.e2e.objects import share
+from vgpu.status import ContainerStatus, TurnStatus, decode_status
+
+KERNELS: Final = """
+import ctypes, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+def check(code):
+    if code: sys.exit(f"CUresult {code}")
+check(cuda.cuInit(0))
+context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+check(cuda.cuModuleLoadData(ctypes.byref(module), b"//fake spin us=param0\\n.entry spin() {}\\n"))
+check(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"spin"))
+long_us, period_s = int(sys.argv[1]), float(sys.argv[2])
+value = ctypes.c_uint32(long_us)
+parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(value), ctypes.c_void_p))
+print("starts", flush=True)
+while True:
+    check(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None))
+    check(cuda.cuStreamSynchronize(None))
+    time.sleep(period_s)
+"""
+"""Kernels of so many microseconds one after the other, with so many seconds of rest between; on the fake driver."""
+
+STATUS: Final = """
+import socket
+with socket.socket(socket.AF_UNIX) as s:
+    s.connect("/var/lib/tangram/status.sock")
+    print(b"".join(iter(lambda: s.recv(65536), b"")).decode())
+"""
+"""Prints the arbiter's status, in its container."""
+
+_FOLDER: Final = "/fake-kernel"
+
+
+def computing(
+    name: str, *, kernel_us: int = 20_000, rest_s: float = 0.0, core: int | None = None, klass: str | None = None
+) -> dict[str, Any]:
+    """A pod of the fake driver that launches kernels, and whose channels can be stopped."""
+    pod = share(
+        name,
+        4,
+        core,
+        run=["python3", "-c", KERNELS, str(kernel_us), str(rest_s)],
+        env={"LD_PRELOAD": f"{_FOLDER}/libfake-kernel.so"},
+        annotations={"tangram.sh/class": klass} if klass else {},
+        volumes=[{"name": "kernel", "hostPath": {"path": f"{FAKE_DRIVER_ROOT}/lib", "type": "Directory"}}],
+    )
+    pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "kernel", "mountPath": _FOLDER, "readOnly": True}]
+    return pod
+
+
+def container_of(cluster: Cluster, namespace: str, name: str) -> ContainerStatus | None:
+    """What the arbiter says of a pod's container; None while it does not know of it."""
+    printed = cluster.kubectl(
+        "-n", NAMESPACE, "exec", "daemonset/tangram-node", "-c", "arbiter", "--", "python3", "-c", STATUS
+    )
+    found = decode_status(printed.encode()).containers
+    return next((one for one in found if one.pod == f"{namespace}/{name}"), None)
+
+
+def turn_of(cluster: Cluster, namespace: str, name: str) -> TurnStatus | None:
+    """Its GPU time; None while none of its processes has told of its channels."""
+    found = container_of(cluster, namespace, name)
+    return found.turn if found is not None else None
+
+
+def under_way(cluster: Cluster, namespace: str, *names: str) -> None:
+    """Wait until each of these pods has computed."""
+    for name in names:
+
+        def has_run(name: str = name) -> bool:
+            turn = turn_of(cluster, namespace, name)
+            return turn is not None and turn.on_s > 0
+
+        eventually(has_run, f"pod {name} computes")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What the fake driver counted up to a moment."""
+
+    at_s: float
+    us: dict[int, int]
+    """Host pid -> GPU time."""
+    misuses: int
+
+
+def ran(cluster: Cluster) -> Ran:
+    """GPU time of every process, as the fake driver counts it."""
+    ask = f"date +%s.%N; nvidia-fake-driverd ctl --socket {FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket kernel"
+    printed = cluster.kubectl("-n", "fake-gpu", "exec", "daemonset/fake-driver", "--", "sh", "-c", ask)
+    at, first, *lines = printed.splitlines()
+    us: dict[int, int] = {}
+    for line in lines:
+        numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
+        us[numbers["pid"]] = us.get(numbers["pid"], 0) + numbers["ran_us"]
+    return Ran(float(at), us, int(first.partition(" ")[0].partition("=")[2]))
