@@ -11,7 +11,7 @@ Gives up and starts anew, rather than remembers, whatever it cannot prove any mo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,9 @@ from kube.events import Recorder, about
 from kube.objects import Pod
 from kube.patch import merge
 from vgpu.errors import BadAsk
-from vgpu.preemption import Eviction, Rules, victims
+from vgpu.fleet import Fleet
+from vgpu.inventory import Inventory
+from vgpu.preemption import Eviction, Holder, Rules, victims
 from vgpu.request import PodAsk
 
 GRACE_S: Final = 1.0
@@ -40,8 +42,8 @@ GRACE_S: Final = 1.0
 RETRY_S: Final = 5.0
 """Between tries of an eviction that a budget or the API server refused. Guessed."""
 
-TOGETHER: Final = 64
-"""Nodes looked at before the scheduler's calls have their turn: some 10 ms (measured)."""
+TOGETHER: Final = 16
+"""Nodes whose books are read before the scheduler's calls have their turn. Guessed."""
 
 VAIN_S: Final = 10.0
 """A pod that no eviction can help is not looked at again for so long: a look at 10,000 nodes costs tenths of a second. Guessed."""
@@ -66,6 +68,24 @@ class Wanting:
     nodes: Sequence[str]
     """Those that passed the scheduler's own filters."""
     since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Books:
+    """Of some nodes, as they were at one moment: whom to evict there is worked out beside the event loop, for a node may take tens of ms."""
+
+    inventories: Mapping[str, Inventory]
+    holders: Mapping[str, Sequence[Holder]]
+    rules: Rules
+    only: Mapping[str, Set[str]]
+
+    def least(self, ask: PodAsk) -> Eviction | None:
+        """The least eviction there, None where none helps."""
+        fleet = Fleet()
+        for node, inventory in self.inventories.items():
+            fleet.set_node(node, inventory)
+        found = victims(fleet, ask, list(self.inventories), self.holders, self.rules, self.only)
+        return found if found is not None and found.victims else None
 
 
 class Evictor:
@@ -201,25 +221,25 @@ class Evictor:
             some = nodes[first : first + TOGETHER]
             with self._holds.lifted(one.uid):
                 found = None if one.uid in self._waited else self._without_eviction(ask, some)
-                found = found or self._least(pod, ask, some)
+                books = self._written_down(pod, ask, some)
+            found = found or await asyncio.to_thread(books.least, ask)
             if found is not None and not found.victims:
                 return found
             if found is not None and (best is None or found.cost < best.cost):
                 best = found
-            await asyncio.sleep(0)
         return best
 
     def _without_eviction(self, ask: PodAsk, nodes: Sequence[str]) -> Eviction | None:
         some = [node for node in nodes if self._books.terminating(node)]
         return self._after(ask, some, frozenset().union(*map(self._books.terminating, some)))
 
-    def _least(self, pod: Pod, ask: PodAsk, nodes: Sequence[str]) -> Eviction | None:
+    def _written_down(self, pod: Pod, ask: PodAsk, nodes: Sequence[str]) -> _Books:
         rules = Rules(priority_of(pod), self._books.headroom(), violate=False)
-        nodes = [node for node in nodes if self._books.any_below(node, rules.priority)]
+        fleet = self._state.fleet  # a node may have gone while others were worked out
+        nodes = [node for node in nodes if node in fleet and self._books.any_below(node, rules.priority)]
         holders = {node: self._books.holders(node) for node in nodes}
-        only = self._state.claims.only(ask, self._state.names)
-        found = victims(self._state.fleet, ask, nodes, holders, rules, only)
-        return found if found is not None and found.victims else None
+        inventories = {node: fleet.inventory[node] for node in nodes}
+        return _Books(inventories, holders, rules, self._state.claims.only(ask, self._state.names))
 
     def _after(self, ask: PodAsk, nodes: Sequence[str], gone: frozenset[str]) -> Eviction | None:
         """Where the ask fits when these are gone, and nobody else goes."""

@@ -6,6 +6,7 @@ If one part dies all do, and Kubernetes starts the container again: what matters
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from itertools import count
@@ -33,6 +34,9 @@ from observe.signals import on_stop_signal
 
 HOUSEKEEPING_S: Final = 1.0
 """Between looks at what has lapsed. Each look checks one node's books too."""
+
+SWITCH_S: Final = 0.0005
+"""For so long a thread (planning of evictions, a snapshot) keeps the event loop waiting. Python's 5 ms is what a whole filter call may take."""
 
 log = structlog.get_logger("extender")
 
@@ -99,6 +103,7 @@ class Extender:
     async def run(self) -> None:
         """Until `stopping` is set."""
         collecting.begin()
+        sys.setswitchinterval(SWITCH_S)
         operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
         verbs = Server(scheduler_app(self._verbs))
         async with asyncio.TaskGroup() as group:

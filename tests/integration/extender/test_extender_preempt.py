@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from extender import evicting
 from tests.builders import PodBuilder, card, node, pod, share
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
+from vgpu.request import PodAsk
 from vgpu.snapshot import snapshot_from_json
 
 FULL_MIB = 81_920
@@ -264,6 +266,34 @@ async def test_where_totals_fit_and_no_card_does_the_least_pod_goes_and_the_room
     assert set(told) == {("Preempted", "b"), ("Preempting", "urgent")}
     assert "for pod default/urgent of priority 1000" in told["Preempted", "b"]
     assert "no single GPU of node n1" in told["Preempting", "urgent"]
+
+
+async def test_calls_are_answered_while_it_is_worked_out_whom_to_evict_and_a_node_may_go(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, asking = await fragmented(api)
+    for row in (0, 1):
+        api.put(bound(f"c{row}", "n2", row, HALF_MIB).of_priority(500).plain())
+    monkeypatch.setattr(evicting, "TOGETHER", 1)
+    begun, go = threading.Event(), threading.Event()
+    least = evicting._Books.least
+
+    def slow(books: evicting._Books, ask: PodAsk) -> Any:
+        begun.set()
+        assert go.wait(10)
+        return least(books, ask)
+
+    monkeypatch.setattr(evicting._Books, "least", slow)
+    async with running(api) as scheduler:
+        await scheduler.filter(asking, "n1", "n2")
+        assert await asyncio.to_thread(begun.wait, 10)
+        assert (await scheduler.filter(pod("other").asking(mib=HALF_MIB), "n2"))["NodeNames"] == ["n2"]
+        api.remove(node("n2").plain())
+        async with asyncio.timeout(10):
+            while scheduler.extender.nodes.get("n2") is not None:
+                await scheduler.extender.nodes.changed()
+        go.set()
+        await scheduler.comes_to_hold(lambda: api.evictions == ["default/b"])
 
 
 async def test_a_snapshot_shows_room_that_is_kept(api: FakeApi) -> None:
