@@ -20,7 +20,7 @@ help: ## list the targets
 demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown step by step
 	@$(RUN) python -m hack.demo
 
-test: lint shim cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
+test: lint shim sanitized cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
 	@status=0; $(RUN) pytest tests/unit tests/contract tests/integration || status=$$?; \
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
@@ -38,7 +38,7 @@ unit: .venv/.synced shim ## the tests that need no cluster (about two minutes)
 	$(RUN) pytest
 
 shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
-	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake unit asan ubsan tsan
+	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake unit asan tsan
 
 sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about three minutes)
 	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" sanitized
