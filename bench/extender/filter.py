@@ -4,6 +4,7 @@ A `tangram-extender` process of its own lists nodes with 8 GPUs each from a smal
 after another over one connection, to place pods that differ. Measured from the first byte sent to the last byte read.
 `events` has the watch tell of pod changes meanwhile. The load at the start says how much of the machine others had; the extender's own
 processor time a call (with its share of the watch) depends less on them. Memory is the extender's resident size after all calls.
+`bare` is what the same requests take to a path that the extender does not have: all but its own work, on this machine.
 
     python -m bench.extender [--nodes 1000 --calls 2000]        writes filter.csv beside this file
 """
@@ -99,7 +100,7 @@ def in_chunks(names: list[str], shuffled: random.Random) -> list[str]:
     return [name for chunk in chunks for name in chunk]
 
 
-def bodies(names: list[str], calls: int, order: str, asks: str) -> Iterator[bytes]:
+def bodies(names: list[str], calls: int, order: str, asks: str, path: str = "/filter") -> Iterator[bytes]:
     """Requests as Go's client writes them."""
     shuffled = random.Random(7)
     encoded = json.dumps(names, separators=(",", ":"))
@@ -113,11 +114,11 @@ def bodies(names: list[str], calls: int, order: str, asks: str) -> Iterator[byte
             mib = 2 * CARD_MIB if asks == "full" else SIZES_MIB[at % len(SIZES_MIB)]
             built = built.asking(mib=mib, core=10 * (at % 4))
         body = f'{{"Pod":{json.dumps(built.plain())},"Nodes":null,"NodeNames":{encoded}}}'.encode()
-        head = f"POST /filter HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         yield head.encode() + body
 
 
-def call_filter(port: int, requests: Iterable[bytes]) -> np.ndarray:
+def call(port: int, requests: Iterable[bytes]) -> np.ndarray:
     """Milliseconds that each took."""
     took = []
     with socket.create_connection(("127.0.0.1", port)) as sock:
@@ -131,7 +132,7 @@ def call_filter(port: int, requests: Iterable[bytes]) -> np.ndarray:
             while len(body) < size:
                 body += sock.recv(1 << 20)
             took.append(time.perf_counter() - started)
-            assert not json.loads(body)["Error"], body[:300]
+            assert b" 404 " in head or not json.loads(body)["Error"], body[:300]
     return np.array(took) * 1000
 
 
@@ -160,10 +161,11 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int, order: str, 
         try:
             started_s = await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)
             names = [one.name for one in built]
-            await asyncio.to_thread(call_filter, port, bodies(names, 50, order, asks))
+            await asyncio.to_thread(call, port, bodies(names, 50, order, asks))
+            bare = await asyncio.to_thread(call, port, bodies(names, calls // 2, order, asks, "/bare"))
             noise = asyncio.create_task(events(api, built[0], events_s)) if events_s else None
             load, before_s = os.getloadavg()[0], cpu_s(process.pid)
-            took = await asyncio.to_thread(call_filter, port, bodies(names, calls, order, asks))
+            took = await asyncio.to_thread(call, port, bodies(names, calls, order, asks))
             spent_ms = (cpu_s(process.pid) - before_s) * 1000 / calls
             if noise:
                 noise.cancel()
@@ -171,10 +173,10 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int, order: str, 
         finally:
             process.terminate()
             process.wait()
-    p50, p99 = (round(float(np.percentile(took, q)), 2) for q in (50, 99))
+    p50, p99, bare_p50, bare_p99 = (round(float(np.percentile(of, q)), 2) for of in (took, bare) for q in (50, 99))
     return {
         "nodes": nodes, "gpus_a_node": 8, "pods": pods, "order": order, "asks": asks, "events_per_s": events_s, "calls": calls,
-        "p50_ms": p50, "p99_ms": p99,
+        "p50_ms": p50, "p99_ms": p99, "bare_p50_ms": bare_p50, "bare_p99_ms": bare_p99,
         "max_ms": round(float(took.max()), 2), "cpu_ms_a_call": round(spent_ms, 2), "rss_mib": rss, "start_s": round(started_s, 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f} at the start",
     }  # fmt: skip
@@ -193,7 +195,8 @@ def main() -> int:
             row = asyncio.run(measure(nodes, asked.calls, events_s, asked.pods, order, asks))
             print(
                 f"{nodes} nodes x 8, {order}, {asks}, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
-                f"(target when idle {' / '.join(f'{ms:g}' for ms in TARGETS_MS.get(nodes, ()))}), {row['cpu_ms_a_call']} ms of CPU a call, {row['rss_mib']} MiB, ready after {row['start_s']} s",
+                f"(target when idle {' / '.join(f'{ms:g}' for ms in TARGETS_MS.get(nodes, ()))}; "
+                f"bare {row['bare_p50_ms']} / {row['bare_p99_ms']}), {row['cpu_ms_a_call']} ms of CPU a call, {row['rss_mib']} MiB, ready after {row['start_s']} s",
                 flush=True,
             )
             rows.append(row)
