@@ -173,7 +173,7 @@ def simulate(
     nodes: Annotated[Path | None, typer.Option("--nodes", metavar="FILE", help="CSV of the nodes.")] = None,
     pods: Annotated[Path | None, typer.Option("--pods", metavar="FILE", help="CSV of the pods.")] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="binpack, spread, fragmentation or topology.")
+        str, typer.Option("--policy", metavar="NAME", help="binpack, spread, fragmentation, topology or scheduler.")
     ] = "binpack",
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="FIRST:END", help="Orders of arrival to try, END not included.")
