@@ -303,7 +303,7 @@ class Container:
             self.ledger.restate_context(process, card, estimate_bytes)
         waiting = Waiting(process, card, seq, now_s, exact=made and card in connection.unheld, made=made)
         connection.unheld.discard(card)
-        if self._measuring.works and self._measuring.meter is not None:
+        if self._measuring.awaitable and self._measuring.meter is not None:
             self.contexts.wait(waiting)
             self._measuring.meter.hurry()
         else:

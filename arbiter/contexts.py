@@ -43,8 +43,13 @@ class Measuring:
 
     @property
     def works(self) -> bool:
-        """Will there be a reading?"""
+        """Is NVML read?"""
         return self.meter is not None and not self.meter.trouble
+
+    @property
+    def awaitable(self) -> bool:
+        """Does a reading come, or the word that there is none? True also while NVML is still being opened."""
+        return self.meter is not None and (self.works or not self.meter.tried)
 
 
 class Contexts:

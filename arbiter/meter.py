@@ -66,6 +66,8 @@ class Meter:
     ) -> None:
         self.trouble = "NVML is not open yet"
         """Why there are no readings; empty when there are."""
+        self.tried = False
+        """NVML was opened once, or it was seen that it cannot be. Until then a reading may still come."""
         self.fd, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._driver_root, self._folder, self._clock, self._named_in = driver_root, folder, clock, named_in
         self._changed = threading.Condition()
@@ -112,12 +114,12 @@ class Meter:
             try:
                 with opened(self._driver_root):
                     _log.info("NVML is open", was=self.trouble)
-                    self.trouble = ""
+                    self.trouble, self.tried = "", True
                     self._read_cards()
             except NvmlError as error:
                 if str(error) != self.trouble:
                     _log.warning("contexts are not measured", reason=str(error), retry_s=RETRY_S)
-                self.trouble = str(error)
+                self.trouble, self.tried = str(error), True
                 self._tell(Reading(self._clock()))  # who waits learns that nothing is known
                 self._wait(RETRY_S, hurried=False)
 

@@ -49,7 +49,7 @@ def test_what_cuda_itself_takes_is_inside_the_share(ctl: Ctl) -> None:
     ctl.cards.write_text("card t4 memory_mib=4096 context_mib=100\n")
     probe = ctl.probe("1600Mi")
     free = 1600 - 100 - 1600 // 16  # a sixteenth is kept for code that it loads later
-    assert probe.info_mib() == (free, 1600)
+    wait_for(lambda: probe.info_mib() == (free, 1600))
     assert probe.alloc(free + 1) == OUT_OF_MEMORY
     assert probe.alloc(free) == 0
 

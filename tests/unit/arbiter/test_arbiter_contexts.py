@@ -72,6 +72,19 @@ def test_nvml_that_fails_answers_who_waits_for_it(node: Node, meter: HandMeter) 
     assert process.receive() == wire.Measured(0, False, 0, 1000 * MIB)
 
 
+def test_a_context_made_while_nvml_is_being_opened_waits_for_its_measure(node: Node, meter: HandMeter) -> None:
+    meter.trouble = "NVML is not open yet"
+    node.start()
+    node.allocate("k", a_grant())
+    process = node.process()
+    begin(process)
+    done(process)
+    wait_for(lambda: meter.hurries == 1)
+    meter.trouble = ""
+    meter.says(me=300)
+    assert process.receive() == wire.Measured(0, True, 300 * MIB, 700 * MIB)
+
+
 def test_a_process_that_hangs_up_before_it_is_measured_teaches_nothing(node: Node, meter: HandMeter) -> None:
     server = node.start()
     node.allocate("k", a_grant())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,11 +26,13 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 TEXT = """
 {"containers": [{"key": "0a", "pod": "default/a", "uid": "u", "container": "main", "class": "standard", "level": 2,
   "guard": "kill", "over": true,
-  "cards": [{"uuid": "%s", "limit_bytes": 100, "core_percent": 30, "leased_bytes": 50, "used_bytes": 40, "context_bytes": 9}],
+  "cards": [{"uuid": "%s", "limit_bytes": 100, "core_percent": 30, "leased_bytes": 50, "used_bytes": 40, "context_bytes": 9,
+    "shared_bytes": 0}],
   "processes": [{"pid": 7, "pid_in_container": 1, "command": "python train.py",
     "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
   "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
-    "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0}}],
+    "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0, "clearing_s": 0.0,
+    "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "seen_s": null}}],
  "version": 1}
 """ % (UUID, UUID)  # noqa: UP031
 STATUS = Status(
@@ -43,7 +47,20 @@ STATUS = Status(
 )  # fmt: skip
 
 
-def test_the_document_is_as_the_reference_page_shows_it() -> None:
+def names(value: object) -> object:
+    """The document without its values."""
+    if isinstance(value, list):
+        return [names(value[0])]
+    return {key: names(one) for key, one in value.items()} if isinstance(value, dict) else None
+
+
+def test_the_reference_page_shows_every_field() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/protocol.md").read_text()
+    (shown,) = (text for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL) if '"containers"' in text)
+    assert names(json.loads(shown)) == names(json.loads(encode_status(STATUS)))
+
+
+def test_the_document_keeps_its_form() -> None:
     assert json.loads(encode_status(STATUS)) == json.loads(TEXT)
     assert decode_status(TEXT.encode()) == STATUS
 
