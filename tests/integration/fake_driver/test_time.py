@@ -66,11 +66,11 @@ def test_kernels_on_two_cards_do_not(fake_driver, worker):
 def test_utilisation_is_what_ran(fake_driver, worker, nvml_python):
     driver = fake_driver()
     one = worker(driver)
-    one.must("launch", 6_000_000)
+    one.must("launch", 100_000_000)  # far longer than Python takes to start on a busy machine
     code = """
 import time
 h = n.nvmlDeviceGetHandleByIndex(0)
-end = time.monotonic() + 4
+end = time.monotonic() + 60
 while n.nvmlDeviceGetUtilizationRates(h).gpu < 90 and time.monotonic() < end: time.sleep(0.02)
 print(json.dumps([n.nvmlDeviceGetUtilizationRates(h).gpu, [(p.pid, p.smUtil) for p in n.nvmlDeviceGetProcessUtilization(h, 0)]]))
 """
