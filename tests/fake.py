@@ -8,7 +8,7 @@
         driver.xid(card=0, number=79)
 
 The module knows the daemon's command line and its ready line; the description's format is the daemon's own affair
-(docs/reference/fake-driver.md). Libraries are built once a session with `make -C shim fake`, into build/test/fake.
+(docs/reference/fake-driver.md).
 """
 
 from __future__ import annotations
@@ -20,28 +20,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-BUILD = REPOSITORY / "build" / "test"
-
-
-@cache
-def fake_build() -> Path:
-    """Folder with the built daemon, libraries and nvidia-smi. Built anew when a source changed (make decides)."""
-    makefile = REPOSITORY / "shim" / "fake" / "fake.mk"
-    built = subprocess.run(
-        ["make", "--no-print-directory", "-s", "-f", str(makefile), f"BUILD={BUILD}", "fake"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, f"the fake driver does not build:\n{built.stdout}{built.stderr}"
-    return BUILD / "fake"
+from tests.built import fake_build
 
 
 @dataclass(frozen=True, slots=True)

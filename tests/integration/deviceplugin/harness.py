@@ -16,7 +16,8 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
-from tests.fake import REPOSITORY, FakeDriver
+from tests.built import REPOSITORY
+from tests.fake import FakeDriver
 from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.kubelet import PATIENCE_S, Kubelet
 from vgpu.contract import SOCKET

@@ -16,7 +16,8 @@ import grpc.aio
 import pytest
 
 from tests.builders import PodBuilder, pod
-from tests.fake import REPOSITORY, FakeDriver, fake_driver
+from tests.built import REPOSITORY
+from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from vgpu.codec import grant_from_text, inventory_from_json
 from vgpu.contract import uuid_of

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake import BUILD, REPOSITORY, FakeDriver, fake_build, fake_driver
+from tests.built import BUILD, REPOSITORY, fake_build
+from tests.fake import FakeDriver, fake_driver
 
 __all__ = ["fake_driver"]
 

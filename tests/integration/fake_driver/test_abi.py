@@ -15,7 +15,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.fake import BUILD, REPOSITORY, fake_build
+from tests.built import BUILD, REPOSITORY, fake_build
 
 from .conftest import CUDA_INCLUDE
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fake import fake_build, start_fake_driver
+from tests.built import fake_build
+from tests.fake import start_fake_driver
 
 
 def refusal(description: str, tmp_path) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake import FakeDriver, fake_build
+from tests.built import fake_build
+from tests.fake import FakeDriver
 
 PROCESS = """
 import array, ctypes, fcntl, json, os, socket, sys, time

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fake import BUILD, REPOSITORY
+from tests.built import BUILD, REPOSITORY
 
 OUT_OF_MEMORY, INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT = 2, 1, 3, 201
 MIB = 1 << 20

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from tests.built import shim_build
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import ContainerStatus, decode_status
@@ -41,11 +42,7 @@ ROUTES = ("direct", "dlsym", "procaddr")
 @pytest.fixture(scope="session")
 def build() -> Path:
     """The library, the fake driver and the test programs. TANGRAM_SHIM_BUILD names a build made otherwise."""
-    made = Path(os.environ.get("TANGRAM_SHIM_BUILD", ROOT / "shim/build"))
-    if "TANGRAM_SHIM_BUILD" not in os.environ:
-        command = ["make", "-s", "-C", str(ROOT / "shim"), "lib", "fake", "programs", f"BUILD={made}"]
-        subprocess.run(command, check=True, env=os.environ | {"MAKEFLAGS": ""})
-    return made
+    return shim_build()
 
 
 class Worker:

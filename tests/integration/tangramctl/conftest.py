@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.built import shim_build
+
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
 OUT_OF_MEMORY = 2
@@ -35,11 +37,7 @@ card t4 uuid={SMALL} memory_mib={SMALL_MIB} context_mib=0
 @pytest.fixture(scope="session")
 def build() -> Path:
     """The library, the fake driver and the test programs. TANGRAM_SHIM_BUILD names a build made otherwise."""
-    made = Path(os.environ.get("TANGRAM_SHIM_BUILD", ROOT / "shim/build"))
-    if "TANGRAM_SHIM_BUILD" not in os.environ:
-        command = ["make", "-s", "-C", str(ROOT / "shim"), "lib", "fake", "programs", f"BUILD={made}"]
-        subprocess.run(command, check=True, env=os.environ | {"MAKEFLAGS": ""})
-    return made
+    return shim_build()
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -18,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake import REPOSITORY, fake_build, start_fake_driver
+from tests.built import REPOSITORY, fake_build, shim_build
+from tests.fake import start_fake_driver
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import TurnStatus, decode_status
@@ -181,11 +181,7 @@ class Node:
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    made = Path(os.environ.get("TANGRAM_SHIM_BUILD", REPOSITORY / "shim/build"))
-    if "TANGRAM_SHIM_BUILD" not in os.environ:
-        command = ["make", "-s", "-C", str(REPOSITORY / "shim"), "lib", f"BUILD={made}"]
-        subprocess.run(command, check=True, env=os.environ | {"MAKEFLAGS": ""})
-    return made / "libtangram.so"
+    return shim_build() / "libtangram.so"
 
 
 @pytest.fixture

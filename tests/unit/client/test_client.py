@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake import REPOSITORY
+from tests.built import REPOSITORY
 
 CLIENT = REPOSITORY / "clients/python/src"
 HEADER = REPOSITORY / "shim/include/tangram.h"

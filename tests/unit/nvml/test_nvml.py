@@ -17,7 +17,8 @@ from nvml.errors import NvmlError
 from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, Health
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
 from nvml.probe import profile_gb
-from tests.fake import REPOSITORY, FakeDriver, fake_driver
+from tests.built import REPOSITORY
+from tests.fake import FakeDriver, fake_driver
 from vgpu.inventory import Inventory
 
 __all__ = ["fake_driver"]
