@@ -4,6 +4,8 @@ SHELL := /bin/sh
 export PATH := $(CURDIR)/.cache/tools/bin:$(PATH)
 export UV_PYTHON_DOWNLOADS := never
 RUN := uv run --frozen --no-sync
+# tests of one file share fixtures that take seconds, so files are what is dealt out
+PYTEST := $(RUN) pytest -n auto --dist loadfile
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
@@ -21,7 +23,7 @@ demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown 
 	@$(RUN) python -m hack.demo
 
 test: lint shim sanitized cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
-	@status=0; $(RUN) pytest tests/unit tests/contract tests/integration || status=$$?; \
+	@status=0; $(PYTEST) tests/unit tests/contract tests/integration || status=$$?; \
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
@@ -34,8 +36,8 @@ lint: .venv/.synced ## style, types, layer contracts, generated files
 	hack/verify-proto
 	hack/verify-reference
 
-unit: .venv/.synced shim ## the tests that need no cluster (about two minutes)
-	$(RUN) pytest
+unit: .venv/.synced shim ## the tests that need no cluster
+	$(PYTEST)
 
 shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
 	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake unit asan tsan
