@@ -5,76 +5,23 @@
  * streams that were not waited for are asked. Every launch counts up its stream's number, which is a full barrier: a launch
  * either sees that the arbiter believes us idle and tells it, or is seen by the one who is about to say so.
  *
+ * Each context has a default stream of its own, and a context may lie on another card: what is known of one says nothing of another.
  * Nothing is asked while the calling thread or the stream captures: that would end the capture. Work that nobody waits for is
  * found by the thread of turn.c, which looks while we are told to work and nothing is launched.
  */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "hook.h"
 #include "memory.h"
-#include "tangram.h"
+#include "streams.h"
 
-enum { IDLE_GAP_US = 1000 }; /* specified */
+enum {
+    IDLE_GAP_US = 1000,  /* specified */
+    CONTEXTS_ASKED = 128 /* guessed; a process with more is idle when it waited for all it launched */
+};
 
 static struct activity *const activity_ = &tangram.activity;
-
-/* Per-thread default streams differ from thread to thread, and only their own thread can ask them: an odd key, unlike any handle.
- * The legacy default stream has two names. */
-static _Thread_local uint64_t thread_anchor __attribute__((tls_model("initial-exec"))); /* no __tls_get_addr: musl keeps it elsewhere */
-#define LEGACY ((uintptr_t)1)
-
-static uintptr_t key_of(CUstream stream, int ptds)
-{
-    uintptr_t key = (uintptr_t)stream;
-    if (key > 2)
-        return key;
-    return key == 2 || (key == 0 && ptds) ? (uintptr_t)&thread_anchor | 1 : LEGACY;
-}
-
-static bool is_of_a_thread(uintptr_t key)
-{
-    return (key & 1) != 0 && key != LEGACY;
-}
-
-static struct activity_stream *place(uintptr_t key, unsigned probe)
-{
-    unsigned at = (unsigned)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 56) + probe;
-    return &activity_->stream[at % ACTIVITY_STREAMS];
-}
-
-/* NULL: it has none. */
-static struct activity_stream *find(uintptr_t key)
-{
-    for (unsigned probe = 0; probe < ACTIVITY_PROBES; probe++)
-        if (atomic_load_explicit(&place(key, probe)->key, memory_order_relaxed) == key)
-            return place(key, probe);
-    return NULL;
-}
-
-static struct activity_stream *claim(uintptr_t key)
-{
-    for (unsigned probe = 0; probe < ACTIVITY_PROBES; probe++) {
-        struct activity_stream *of = place(key, probe);
-        uintptr_t none = 0;
-        if (!atomic_compare_exchange_strong(&of->key, &none, key) && none != key)
-            continue;
-        size_t at = (size_t)(of - activity_->stream);
-        atomic_fetch_or(&activity_->used[at / 64], UINT64_C(1) << at % 64);
-        return of;
-    }
-    return &activity_->crowded;
-}
-
-static struct activity_stream *stream_of(uintptr_t key)
-{
-    struct activity_stream *of = place(key, 0);
-    if (atomic_load_explicit(&of->key, memory_order_relaxed) == key)
-        return of;
-    of = find(key);
-    return of != NULL ? of : claim(key);
-}
 
 #define EACH_STREAM(of)                                                                                                        \
     for (unsigned word_ = 0; word_ < ACTIVITY_STREAMS / 64; word_++)                                                           \
@@ -100,11 +47,11 @@ static void tell_work(void)
 }
 
 /* What waits here is counted and not yet the driver's: a stream that has nothing left says nothing of it. */
-static void wait_at_gate(uintptr_t key)
+static void wait_at_gate(struct stream_name name)
 {
     atomic_fetch_add(&activity_->waiting, 1);
     turn_wait_for_gate();
-    atomic_fetch_add(&stream_of(key)->launches, 1); /* the first count may have been taken for done meanwhile */
+    atomic_fetch_add(&stream_place(name)->launches, 1); /* the first count may have been taken for done meanwhile */
     atomic_fetch_sub(&activity_->waiting, 1);
 }
 
@@ -112,11 +59,12 @@ void activity_launch(CUstream stream, int ptds)
 {
     if (!atomic_load_explicit(&activity_->watched, memory_order_relaxed))
         return;
-    atomic_fetch_add(&stream_of(key_of(stream, ptds))->launches, 1);
+    struct stream_name name = stream_name(stream, ptds);
+    atomic_fetch_add(&stream_place(name)->launches, 1);
     if (UNLIKELY(!atomic_load_explicit(&activity_->told, memory_order_relaxed)))
         tell_work();
     if (UNLIKELY(turn_gated(&tangram.turn)))
-        wait_at_gate(key_of(stream, ptds));
+        wait_at_gate(name);
 }
 
 static void clean_up_to(struct activity_stream *of, uint64_t launches)
@@ -133,24 +81,34 @@ static bool is_capturing(CUstream stream)
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* By the calling thread, in the context that it has. */
+static bool can_be_asked(struct activity_stream *of)
+{
+    uintptr_t key = atomic_load(&of->key);
+    if (!stream_is_default(key))
+        return key != 0;
+    return (key == STREAM_LEGACY || key == stream_key_of_thread()) && atomic_load(&of->context) == stream_context_now();
+}
+
 /* Has the stream nothing left? */
 static bool stream_done(struct activity_stream *of)
 {
     uint64_t launches = atomic_load(&of->launches);
     if (launches == atomic_load(&of->clean))
         return true;
-    uintptr_t key = atomic_load(&of->key);
-    if (is_of_a_thread(key) && key != key_of(NULL, 1))
+    if (!can_be_asked(of))
         return false;
-    CUstream stream = is_of_a_thread(key) ? (CUstream)2 : (CUstream)key;
-    if (key == 0 || is_capturing(stream) || tangram.driver.cuStreamQuery(stream) != CUDA_SUCCESS)
+    uintptr_t key = atomic_load(&of->key);
+    CUstream stream = stream_is_default(key) && key != STREAM_LEGACY ? (CUstream)2 : (CUstream)key;
+    if (is_capturing(stream) || tangram.driver.cuStreamQuery(stream) != CUDA_SUCCESS)
         return false;
     clean_up_to(of, launches);
     return true;
 }
 
-/* In the calling thread's context. Capturing elsewhere does not mind a question that is asked in relaxed mode. */
-static bool all_done(void)
+/* In the calling thread's context; `context`: all that lies in it is asked, and else no more than needed for a no. Capturing
+ * elsewhere does not mind a question that is asked in relaxed mode. */
+static bool all_done(CUcontext context)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     bool exchanged = tangram.driver.cuThreadExchangeStreamCaptureMode != NULL &&
@@ -158,7 +116,8 @@ static bool all_done(void)
     struct activity_stream *of;
     bool done = is_clean(&activity_->crowded);
     EACH_STREAM(of)
-        done = done && stream_done(of);
+        if (done || (context != NULL && atomic_load(&of->context) == context))
+            done = stream_done(of) && done;
     if (exchanged)
         tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
     return done;
@@ -171,13 +130,6 @@ static bool all_clean(void)
     EACH_STREAM(of)
         clean = clean && is_clean(of);
     return clean;
-}
-
-static uint64_t now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 /* A process that waits after every small kernel would tell of work and idleness thousands of times a second, which costs the
@@ -218,21 +170,26 @@ bool activity_tell_later(void)
     return true;
 }
 
-void activity_something_synced(void)
+static void ask(CUcontext context)
 {
     if (!atomic_load_explicit(&activity_->told, memory_order_relaxed))
         return;
     int saved = errno;
-    if (all_done())
+    if (all_done(context))
         tell_idle();
     errno = saved;
+}
+
+void activity_something_synced(void)
+{
+    ask(NULL);
 }
 
 struct activity_before activity_sync_begins(CUstream stream, int ptds)
 {
     if (!atomic_load_explicit(&activity_->told, memory_order_relaxed))
         return (struct activity_before){0};
-    struct activity_stream *of = find(key_of(stream, ptds));
+    struct activity_stream *of = stream_find(stream_name(stream, ptds));
     return of == NULL ? (struct activity_before){0} : (struct activity_before){of, atomic_load(&of->launches)};
 }
 
@@ -243,32 +200,42 @@ void activity_stream_synced(struct activity_before before)
     activity_something_synced();
 }
 
-void activity_context_synced(void)
+struct activity_before activity_context_sync_begins(void)
 {
-    if (contexts_list(NULL, 0) == 1) /* else the crowd may be another's */
-        clean_up_to(&activity_->crowded, atomic_load(&activity_->crowded.launches));
-    activity_something_synced();
+    if (!atomic_load_explicit(&activity_->told, memory_order_relaxed) || contexts_list(NULL, 0) != 1)
+        return (struct activity_before){0}; /* the crowd may be another context's */
+    return (struct activity_before){&activity_->crowded, atomic_load(&activity_->crowded.launches)};
+}
+
+void activity_context_synced(struct activity_before before)
+{
+    if (before.of != NULL)
+        clean_up_to(before.of, before.launches);
+    ask(stream_context_now());
 }
 
 static void end_stream(struct activity_stream *of)
 {
     clean_up_to(of, atomic_load(&of->launches));
+    atomic_store(&of->context, NULL);
     atomic_store(&of->key, 0);
 }
 
 void activity_stream_ends(CUstream stream)
 {
-    struct activity_stream *of = (uintptr_t)stream > 2 ? find((uintptr_t)stream) : NULL;
+    struct activity_stream *of = (uintptr_t)stream > 2 ? stream_find((struct stream_name){(uintptr_t)stream, NULL}) : NULL;
     if (of != NULL)
         end_stream(of);
 }
 
-void activity_streams_end(void)
+void activity_context_ended(CUcontext context, bool last)
 {
     struct activity_stream *of;
     EACH_STREAM(of)
-        end_stream(of);
-    clean_up_to(&activity_->crowded, atomic_load(&activity_->crowded.launches));
+        if (last || (context != NULL && atomic_load(&of->context) == context))
+            end_stream(of);
+    if (last)
+        clean_up_to(&activity_->crowded, atomic_load(&activity_->crowded.launches));
     activity_something_synced();
 }
 
@@ -277,26 +244,46 @@ bool activity_is_told(void)
     return atomic_load(&activity_->told);
 }
 
-/* From our own thread, which has no context: any of ours will do for a stream's handle, and each is asked for its default stream. */
+/* In a context that our own thread takes: its default stream, and what can be asked in it. */
+static bool context_done(CUcontext context)
+{
+    CUcontext popped;
+    if (tangram.driver.cuCtxPushCurrent_v2 == NULL || tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    bool done = !is_capturing((CUstream)STREAM_LEGACY) && tangram.driver.cuStreamQuery((CUstream)STREAM_LEGACY) == CUDA_SUCCESS;
+    struct activity_stream *of;
+    EACH_STREAM(of)
+        done = done && (stream_done(of) || stream_is_default(atomic_load(&of->key))); /* another context's is asked there */
+    tangram.driver.cuCtxPopCurrent_v2(&popped);
+    return done;
+}
+
+/* A default stream of a context that is none of these: of one that was not seen being made. */
+static bool is_of_none(struct activity_stream *of, const CUcontext *context, size_t count)
+{
+    bool none = atomic_load(&of->key) == STREAM_LEGACY;
+    for (size_t c = 0; c < count; c++)
+        none = none && atomic_load(&of->context) != context[c];
+    return none;
+}
+
+/* From our own thread, which has no context: any of ours will do for a stream's handle, and each is asked for its default
+ * stream. What lies in a context that is not known is taken for done when all others are. */
 static bool contexts_done(void)
 {
-    struct activity_stream *of, *legacy = find(LEGACY);
-    uint64_t launches = legacy == NULL ? 0 : atomic_load(&legacy->launches);
-    CUcontext context[16], popped;
-    size_t count = contexts_list(context, sizeof context / sizeof *context);
-    bool done = count > 0 && is_clean(&activity_->crowded);
-    for (size_t c = 0; c < count && done; c++) {
-        if (tangram.driver.cuCtxPushCurrent_v2 == NULL || tangram.driver.cuCtxPushCurrent_v2(context[c]) != CUDA_SUCCESS)
-            return false;
-        done = !is_capturing((CUstream)LEGACY) && tangram.driver.cuStreamQuery((CUstream)LEGACY) == CUDA_SUCCESS;
-        if (c == 0)
-            EACH_STREAM(of)
-                done = done && (of == legacy || stream_done(of));
-        tangram.driver.cuCtxPopCurrent_v2(&popped);
-    }
-    if (done && legacy != NULL)
-        clean_up_to(legacy, launches);
-    return done;
+    struct activity_stream *of;
+    uint64_t launches[ACTIVITY_STREAMS];
+    CUcontext context[CONTEXTS_ASKED];
+    for (unsigned at = 0; at < ACTIVITY_STREAMS; at++)
+        launches[at] = atomic_load(&activity_->stream[at].launches);
+    size_t count = contexts_list(context, CONTEXTS_ASKED);
+    bool done = count > 0 && count <= CONTEXTS_ASKED && is_clean(&activity_->crowded);
+    for (size_t c = 0; c < count && done; c++)
+        done = context_done(context[c]);
+    EACH_STREAM(of)
+        if (done && is_of_none(of, context, count))
+            clean_up_to(of, launches[of - activity_->stream]);
+    return done && all_clean();
 }
 
 void activity_look(void)
@@ -335,104 +322,4 @@ void activity_forget(void)
 {
     memset(activity_, 0, sizeof *activity_);
     activity_->telling = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-}
-
-/* The hooks. */
-
-#define INTO_STREAM(name, ptds, stream, params, ...)                                                                           \
-    EXPORT CUresult name params                                                                                                \
-    {                                                                                                                          \
-        NEEDS(name);                                                                                                           \
-        activity_launch(stream, ptds);                                                                                         \
-        return tangram.driver.name(__VA_ARGS__);                                                                               \
-    }
-#define BOTH(name, stream, params, ...)                                                                                        \
-    INTO_STREAM(name, 0, stream, params, __VA_ARGS__)                                                                          \
-    INTO_STREAM(name##_ptsz, 1, stream, params, __VA_ARGS__)
-
-#define LAUNCH_PARAMS                                                                                                          \
-    (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, \
-     unsigned int shared, CUstream stream, void **parameters, void **extra)
-#define COOPERATIVE_PARAMS                                                                                                     \
-    (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, \
-     unsigned int shared, CUstream stream, void **parameters)
-
-BOTH(cuLaunchKernel, stream, LAUNCH_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
-BOTH(cuLaunchCooperativeKernel, stream, COOPERATIVE_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
-BOTH(cuLaunchKernelEx, how == NULL ? NULL : how->hStream, (const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra),
-     how, function, parameters, extra)
-
-BOTH(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
-BOTH(cuMemcpyHtoDAsync_v2, stream, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, bytes, stream)
-BOTH(cuMemcpyDtoHAsync_v2, stream, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
-BOTH(cuMemcpyDtoDAsync_v2, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
-BOTH(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream), to, value, bytes, stream)
-BOTH(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value, count, stream)
-BOTH(cuMemsetD32Async, stream, (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value, count, stream)
-
-#define ASKS_STREAM(name, ptds)                                                                                                \
-    EXPORT CUresult name(CUstream stream)                                                                                      \
-    {                                                                                                                          \
-        NEEDS(name);                                                                                                           \
-        struct activity_before before = activity_sync_begins(stream, ptds);                                                    \
-        CUresult rc = tangram.driver.name(stream);                                                                             \
-        if (rc == CUDA_SUCCESS)                                                                                                \
-            activity_stream_synced(before);                                                                      \
-        return rc;                                                                                                             \
-    }
-ASKS_STREAM(cuStreamQuery, 0)
-ASKS_STREAM(cuStreamQuery_ptsz, 1)
-
-#define WAITS(name, params, ...)                                                                                               \
-    EXPORT CUresult name params                                                                                                \
-    {                                                                                                                          \
-        NEEDS(name);                                                                                                           \
-        CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
-        if (rc == CUDA_SUCCESS)                                                                                                \
-            activity_something_synced();                                                                                       \
-        return rc;                                                                                                             \
-    }
-EXPORT CUresult cuStreamDestroy(CUstream stream)
-{
-    NEEDS(cuStreamDestroy);
-    activity_stream_ends(stream);
-    return tangram.driver.cuStreamDestroy(stream);
-}
-
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
-{
-    NEEDS(cuStreamDestroy_v2);
-    activity_stream_ends(stream);
-    return tangram.driver.cuStreamDestroy_v2(stream);
-}
-
-WAITS(cuEventQuery, (CUevent event), event)
-WAITS(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), to, from, bytes)
-WAITS(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), to, from, bytes)
-
-EXPORT int tangram_hint(uint64_t microseconds)
-{
-    warm_up();
-    return turn_activity(WIRE_HINT, microseconds) ? 0 : -1;
-}
-
-EXPORT int tangram_begin(void)
-{
-    warm_up();
-    return turn_activity(WIRE_BEGIN_SECTION, 0) ? 0 : -1;
-}
-
-EXPORT int tangram_end(void)
-{
-    return turn_activity(WIRE_END_SECTION, 0) ? 0 : -1;
-}
-
-EXPORT int tangram_yield_begin(void)
-{
-    return turn_activity(WIRE_YIELD, 0) ? 0 : -1;
-}
-
-EXPORT int tangram_yield_end(void)
-{
-    return turn_activity(WIRE_END_YIELD, 0) ? 0 : -1;
 }

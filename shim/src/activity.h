@@ -12,9 +12,10 @@
 enum { ACTIVITY_STREAMS = 256, ACTIVITY_PROBES = 4 };
 
 struct activity_stream {
-    _Atomic uintptr_t key; /* 0 = free */
-    _Atomic uint64_t launches; /* ever */
-    _Atomic uint64_t clean;    /* of them, known to be done */
+    _Atomic uintptr_t key;      /* 0 = free */
+    _Atomic(CUcontext) context; /* in which it lies; NULL = not known */
+    _Atomic uint64_t launches;  /* ever */
+    _Atomic uint64_t clean;     /* of them, known to be done */
 } __attribute__((aligned(32)));
 
 struct activity {
@@ -39,13 +40,15 @@ struct activity_before {
     uint64_t launches;
 };
 struct activity_before activity_sync_begins(CUstream stream, int ptds);
+struct activity_before activity_context_sync_begins(void);
 void activity_stream_synced(struct activity_before before);
+void activity_context_synced(struct activity_before before);
 void activity_something_synced(void); /* an event, a copy: asks the streams */
-void activity_context_synced(void);
 
 /* Its handle may be given out again. Call before the driver destroys it. */
 void activity_stream_ends(CUstream stream);
-void activity_streams_end(void); /* with their context */
+/* With their context, which the driver destroyed. last: there is no other. */
+void activity_context_ended(CUcontext context, bool last);
 
 /* For turn.c. */
 bool activity_is_told(void);

@@ -131,9 +131,25 @@ CREATES(cuCtxCreate_v3,
 CREATES(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *how, unsigned int flags, CUdevice device), context, how,
         flags, device)
 
+static CUcontext primary_of(CUdevice device)
+{
+    bool kept = device >= 0 && device < CONTEXT_DEVICES;
+    return kept ? atomic_load_explicit(&contexts_->primary[device], memory_order_acquire) : PENDING;
+}
+
+static bool is_one_left(void)
+{
+    pthread_mutex_lock(&contexts_->lock);
+    bool left = contexts_->count > 0;
+    for (CUdevice device = 0; device < CONTEXT_DEVICES; device++)
+        left = left || primary_of(device) != NULL;
+    pthread_mutex_unlock(&contexts_->lock);
+    return left;
+}
+
 static void context_died(CUcontext context, struct card *card)
 {
-    activity_streams_end();
+    activity_context_ended(context, !is_one_left());
     warm_forget();
     if (context != PENDING)
         table_forget_context(context, card);
@@ -165,12 +181,6 @@ DESTROYS(cuCtxDestroy)
 DESTROYS(cuCtxDestroy_v2)
 
 /* Primary contexts: one for each device, counted by the driver, and by us as one while it is active. */
-
-static CUcontext primary_of(CUdevice device)
-{
-    bool kept = device >= 0 && device < CONTEXT_DEVICES;
-    return kept ? atomic_load_explicit(&contexts_->primary[device], memory_order_acquire) : PENDING;
-}
 
 /* False = no room. *first: it was not there, as far as we know. */
 static bool primary_begin(CUdevice device, struct card *card, bool *first)

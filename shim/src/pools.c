@@ -89,9 +89,10 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
 EXPORT CUresult cuCtxSynchronize(void)
 {
     NEEDS(cuCtxSynchronize);
+    struct activity_before before = activity_context_sync_begins();
     CUresult rc = tangram.driver.cuCtxSynchronize();
     if (rc == CUDA_SUCCESS) {
-        activity_context_synced();
+        activity_context_synced(before);
         after_synchronize();
     }
     return rc;
@@ -100,9 +101,10 @@ EXPORT CUresult cuCtxSynchronize(void)
 EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
 {
     NEEDS(cuCtxSynchronize_v2);
+    struct activity_before before = activity_context_sync_begins();
     CUresult rc = tangram.driver.cuCtxSynchronize_v2(context);
     if (rc == CUDA_SUCCESS) {
-        activity_context_synced();
+        activity_context_synced(before);
         after_synchronize();
     }
     return rc;

@@ -73,11 +73,16 @@ void forks_watch(void)
         __register_atfork(NULL, NULL, in_child, __dso_handle);
 }
 
-uint64_t now_ms(void)
+uint64_t now_us(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+uint64_t now_ms(void)
+{
+    return now_us() / 1000;
 }
 
 EXPORT const char *tangram_version(void)

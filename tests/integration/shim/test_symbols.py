@@ -45,9 +45,9 @@ def names_of(title: str) -> list[str]:
 
 
 def hooks() -> set[str]:
-    """Those for memory's sake; what activity.c hooks takes time, not memory."""
+    """Those for memory's sake; what launch.c hooks takes time, not memory."""
     text = (ROOT / "shim/src/hooks.def").read_text()
-    others = re.sub(r"/\* activity\.c \*/.*?(?=/\*)", "", text, flags=re.DOTALL)
+    others = re.sub(r"/\* launch\.c \*/.*?(?=/\*)", "", text, flags=re.DOTALL)
     return set(re.findall(r"^HOOK\((\w+),", others, re.MULTILINE))
 
 

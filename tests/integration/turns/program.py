@@ -62,6 +62,26 @@ def stream() -> int:
     return int(made.value or 0)
 
 
+places = {0: (context, function)}
+
+
+def on_card(card: int) -> None:
+    """What is launched from now on goes there, in a context of that card."""
+    global function
+    if card not in places:
+        made, code, found = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        check(cuda.cuCtxCreate_v2(ctypes.byref(made), 0, card))
+        check(cuda.cuModuleLoadData(ctypes.byref(code), SPIN))
+        check(cuda.cuModuleGetFunction(ctypes.byref(found), code, b"spin"))
+        places[card] = made, found
+    here, function = places[card]
+    check(cuda.cuCtxSetCurrent(here))
+
+
+def leave_card(card: int) -> None:
+    check(cuda.cuCtxDestroy_v2(places.pop(card)[0]))
+
+
 def contexts(count: int) -> None:
     """So many more, of which none is used."""
     for _ in range(count):

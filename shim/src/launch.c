@@ -1,0 +1,105 @@
+/* launch.c - the functions that put work into a stream, and those that only ask or wait for it. What they tell is activity.c's.
+ *
+ * Functions that wait and may free memory as well are hooked in pools.c, launches of graphs in graph.c.
+ */
+#include "hook.h"
+#include "memory.h"
+#include "tangram.h"
+
+#define INTO_STREAM(name, ptds, stream, params, ...)                                                                           \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        activity_launch(stream, ptds);                                                                                         \
+        return tangram.driver.name(__VA_ARGS__);                                                                               \
+    }
+#define BOTH(name, stream, params, ...)                                                                                        \
+    INTO_STREAM(name, 0, stream, params, __VA_ARGS__)                                                                          \
+    INTO_STREAM(name##_ptsz, 1, stream, params, __VA_ARGS__)
+
+#define LAUNCH_PARAMS                                                                                                          \
+    (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, \
+     unsigned int shared, CUstream stream, void **parameters, void **extra)
+#define COOPERATIVE_PARAMS                                                                                                     \
+    (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, \
+     unsigned int shared, CUstream stream, void **parameters)
+
+BOTH(cuLaunchKernel, stream, LAUNCH_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
+BOTH(cuLaunchCooperativeKernel, stream, COOPERATIVE_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
+BOTH(cuLaunchKernelEx, how == NULL ? NULL : how->hStream, (const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra),
+     how, function, parameters, extra)
+
+BOTH(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+BOTH(cuMemcpyHtoDAsync_v2, stream, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, bytes, stream)
+BOTH(cuMemcpyDtoHAsync_v2, stream, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+BOTH(cuMemcpyDtoDAsync_v2, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+BOTH(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream), to, value, bytes, stream)
+BOTH(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value, count, stream)
+BOTH(cuMemsetD32Async, stream, (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value, count, stream)
+
+#define ASKS_STREAM(name, ptds)                                                                                                \
+    EXPORT CUresult name(CUstream stream)                                                                                      \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        struct activity_before before = activity_sync_begins(stream, ptds);                                                    \
+        CUresult rc = tangram.driver.name(stream);                                                                             \
+        if (rc == CUDA_SUCCESS)                                                                                                \
+            activity_stream_synced(before);                                                                                    \
+        return rc;                                                                                                             \
+    }
+ASKS_STREAM(cuStreamQuery, 0)
+ASKS_STREAM(cuStreamQuery_ptsz, 1)
+
+#define WAITS(name, params, ...)                                                                                               \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
+        if (rc == CUDA_SUCCESS)                                                                                                \
+            activity_something_synced();                                                                                       \
+        return rc;                                                                                                             \
+    }
+EXPORT CUresult cuStreamDestroy(CUstream stream)
+{
+    NEEDS(cuStreamDestroy);
+    activity_stream_ends(stream);
+    return tangram.driver.cuStreamDestroy(stream);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    NEEDS(cuStreamDestroy_v2);
+    activity_stream_ends(stream);
+    return tangram.driver.cuStreamDestroy_v2(stream);
+}
+
+WAITS(cuEventQuery, (CUevent event), event)
+WAITS(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), to, from, bytes)
+WAITS(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), to, from, bytes)
+
+EXPORT int tangram_hint(uint64_t microseconds)
+{
+    warm_up();
+    return turn_activity(WIRE_HINT, microseconds) ? 0 : -1;
+}
+
+EXPORT int tangram_begin(void)
+{
+    warm_up();
+    return turn_activity(WIRE_BEGIN_SECTION, 0) ? 0 : -1;
+}
+
+EXPORT int tangram_end(void)
+{
+    return turn_activity(WIRE_END_SECTION, 0) ? 0 : -1;
+}
+
+EXPORT int tangram_yield_begin(void)
+{
+    return turn_activity(WIRE_YIELD, 0) ? 0 : -1;
+}
+
+EXPORT int tangram_yield_end(void)
+{
+    return turn_activity(WIRE_END_YIELD, 0) ? 0 : -1;
+}

@@ -1,0 +1,80 @@
+/* streams.c - which place a stream has in the books of activity.c. See streams.h. */
+#include "streams.h"
+
+#include "process.h"
+
+static _Thread_local uint64_t thread_anchor __attribute__((tls_model("initial-exec"))); /* no __tls_get_addr: musl keeps it elsewhere */
+#define BEING_NAMED ((uintptr_t)3)
+
+CUcontext stream_context_now(void)
+{
+    CUcontext context = NULL;
+    bool known = tangram.driver.cuCtxGetCurrent != NULL && tangram.driver.cuCtxGetCurrent(&context) == CUDA_SUCCESS;
+    return known ? context : NULL;
+}
+
+uintptr_t stream_key_of_thread(void)
+{
+    return (uintptr_t)&thread_anchor | 1;
+}
+
+struct stream_name stream_name(CUstream stream, int ptds)
+{
+    uintptr_t key = (uintptr_t)stream;
+    if (key > 2)
+        return (struct stream_name){key, NULL};
+    return (struct stream_name){key == 2 || (key == 0 && ptds) ? stream_key_of_thread() : STREAM_LEGACY, stream_context_now()};
+}
+
+static struct activity_stream *place_at(struct stream_name name, unsigned probe)
+{
+    uint64_t mixed = name.key * UINT64_C(0x9e3779b97f4a7c15) ^ (uintptr_t)name.context * UINT64_C(0xc2b2ae3d27d4eb4f);
+    return &tangram.activity.stream[((unsigned)(mixed >> 56) + probe) % ACTIVITY_STREAMS];
+}
+
+static bool is_of(struct activity_stream *of, struct stream_name name)
+{
+    return atomic_load_explicit(&of->key, memory_order_acquire) == name.key &&
+           (!stream_is_default(name.key) || atomic_load_explicit(&of->context, memory_order_relaxed) == name.context);
+}
+
+struct activity_stream *stream_find(struct stream_name name)
+{
+    for (unsigned probe = 0; probe < ACTIVITY_PROBES; probe++)
+        if (is_of(place_at(name, probe), name))
+            return place_at(name, probe);
+    return NULL;
+}
+
+static CUcontext context_of(CUstream stream)
+{
+    CUcontext context = NULL;
+    bool known = tangram.driver.cuStreamGetCtx != NULL && tangram.driver.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS;
+    return known ? context : NULL;
+}
+
+/* Two threads that name one default stream at once may take two places for it: each is asked, so that both come clean. */
+static struct activity_stream *claim(struct stream_name name)
+{
+    for (unsigned probe = 0; probe < ACTIVITY_PROBES; probe++) {
+        struct activity_stream *of = place_at(name, probe);
+        size_t at = (size_t)(of - tangram.activity.stream);
+        atomic_fetch_or(&tangram.activity.used[at / 64], UINT64_C(1) << at % 64); /* first: who finds the key counts there at once */
+        uintptr_t none = 0;
+        if (!atomic_compare_exchange_strong(&of->key, &none, stream_is_default(name.key) ? BEING_NAMED : name.key)) {
+            if (is_of(of, name))
+                return of;
+            continue;
+        }
+        atomic_store(&of->context, stream_is_default(name.key) ? name.context : context_of((CUstream)name.key));
+        atomic_store(&of->key, name.key);
+        return of;
+    }
+    return &tangram.activity.crowded;
+}
+
+struct activity_stream *stream_place(struct stream_name name)
+{
+    struct activity_stream *of = stream_find(name);
+    return of != NULL ? of : claim(name);
+}

@@ -1,0 +1,32 @@
+/* streams.h - the names of streams, by which activity.c keeps books of them.
+ *
+ * A stream that the program made has a handle unlike any other's. The default ones are known by their context as well: each context
+ * has its own, and those of a thread, which only that thread can ask, differ from thread to thread: an odd key, unlike any
+ * handle. The legacy default stream has two names.
+ */
+#ifndef TANGRAM_STREAMS_H
+#define TANGRAM_STREAMS_H
+
+#include "activity.h"
+
+#define STREAM_LEGACY ((uintptr_t)1)
+
+struct stream_name {
+    uintptr_t key;
+    CUcontext context; /* NULL where the key is enough */
+};
+
+/* As the calling thread and its context mean it. */
+struct stream_name stream_name(CUstream stream, int ptds);
+CUcontext stream_context_now(void); /* NULL = none */
+uintptr_t stream_key_of_thread(void);
+
+static inline bool stream_is_default(uintptr_t key)
+{
+    return (key & 1) != 0;
+}
+
+struct activity_stream *stream_find(struct stream_name name);  /* NULL: it has no place */
+struct activity_stream *stream_place(struct stream_name name); /* the one for the crowd when there is none left */
+
+#endif
