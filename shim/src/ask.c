@@ -253,15 +253,13 @@ void link_context_end(struct card *card, enum wire_step step, bool wait)
     quiet_end(quiet);
 }
 
-/* The container's processes on a card. False when the arbiter does not say. One thread at a time. */
+/* The container's processes on a card. False when the arbiter does not say. One thread at a time; the caller is quiet. */
 bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count)
 {
-    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
     bool known = false;
-    struct quiet quiet = quiet_begin();
     if (!link_wait())
         return false;
-    pthread_mutex_lock(&one);
+    pthread_mutex_lock(&link_->listing);
     pthread_mutex_lock(&link_->lock);
     if (link_->connected && atomic_load(&card->wire) >= 0) {
         struct wire_card_only ask = {.card = (uint32_t)atomic_load(&card->wire)};
@@ -274,7 +272,6 @@ bool link_processes(struct card *card, struct wire_process *out, uint32_t room, 
         *count = link_->listed_count;
     }
     pthread_mutex_unlock(&link_->lock);
-    pthread_mutex_unlock(&one);
-    quiet_end(quiet);
+    pthread_mutex_unlock(&link_->listing);
     return known;
 }

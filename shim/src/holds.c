@@ -96,14 +96,13 @@ void hold_made(struct card *card, enum wire_space space, uint64_t at, uint64_t b
 /* One at a time: the arbiter answers one HOLD of a process before the next. */
 static enum link_answer ask(struct hold *hold)
 {
-    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&one);
+    pthread_mutex_lock(&link_->holding);
     enum link_answer answer = link_hold(hold->card, &hold->said);
     if (answer == LINK_GRANTED) { /* still locked, so that a connection that ends now finds it */
         add(hold);
         pthread_mutex_unlock(&link_->lock);
     }
-    pthread_mutex_unlock(&one);
+    pthread_mutex_unlock(&link_->holding);
     return answer;
 }
 

@@ -267,5 +267,5 @@ void link_forget(void)
         close(link_->fd); /* our copy: the parent's stays open */
     if (link_->greeted >= 0)
         close(link_->greeted);
-    *link_ = (struct link){.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, .greeted = -1};
+    *link_ = (struct link)LINK_NEVER_MET;
 }

@@ -21,7 +21,8 @@ struct awaited {
 };
 
 struct link {
-    pthread_mutex_t lock; /* guards what follows, and every send */
+    pthread_mutex_t listing, holding; /* one question of a kind at a time; taken before `lock`, and held while one waits */
+    pthread_mutex_t lock;             /* guards what follows, and every send */
     pthread_cond_t changed;
     bool clocked;   /* `changed` is set up */
     bool begun;     /* somebody met the arbiter, or tries to */
@@ -43,6 +44,12 @@ struct link {
     struct wire_packet packet;              /* of whoever reads: one at a time */
     const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
 };
+
+#define LINK_NEVER_MET                                                                                                         \
+    {                                                                                                                          \
+        .listing = PTHREAD_MUTEX_INITIALIZER, .holding = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, \
+        .greeted = -1                                                                                                          \
+    }
 
 /* Of the sequence numbers the library makes, those of CONTEXT, HOLD, and of RETURN and DROP: its answer is no lease, however late it comes.
  * The top bit is the arbiter's own. */

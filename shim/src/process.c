@@ -12,7 +12,7 @@
 struct tangram tangram = {
     .setup = PTHREAD_MUTEX_INITIALIZER,
     .asking = PTHREAD_MUTEX_INITIALIZER,
-    .link = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, .greeted = -1},
+    .link = LINK_NEVER_MET,
     .contexts = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,

@@ -1,10 +1,13 @@
-/* unit.c - the parts of the library that need neither a driver nor an arbiter: the grant's text and the pointer table.
+/* unit.c - the parts of the library that need neither a driver nor an arbiter: the grant's text, the pointer table, and
+ * what a fork does to the locks.
  *
  * Compiled with the library's own sources, so that the sanitizers see them. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "../src/process.h"
 
@@ -117,10 +120,36 @@ static void the_table_agrees_with_an_array(void)
     assert(!table_own((struct owned){.bytes = 1}) && !table_disown(0, &was));
 }
 
+/* Whoever held them is not in the child, and would never unlock them. */
+static void every_lock_is_free_in_a_forked_child(void)
+{
+    pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock,
+                               &tangram.contexts.lock, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
+                               &tangram.activity.telling, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
+                               &tangram.link.lock, &tangram.shard[0].lock, &tangram.shard[SHARDS - 1].lock};
+    const size_t locks = sizeof lock / sizeof *lock;
+    forks_watch();
+    for (size_t i = 0; i < locks; i++)
+        assert(pthread_mutex_lock(lock[i]) == 0);
+    pid_t child = fork();
+    assert(child >= 0);
+    if (child == 0) {
+        int held = 0;
+        for (size_t i = 0; i < locks; i++)
+            held += pthread_mutex_trylock(lock[i]) != 0;
+        _exit(held);
+    }
+    int status;
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    for (size_t i = locks; i-- > 0;)
+        pthread_mutex_unlock(lock[i]);
+}
+
 int main(void)
 {
     grants();
     the_table_agrees_with_an_array();
+    every_lock_is_free_in_a_forked_child();
     puts("ok");
     return 0;
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,3 +116,54 @@ def test_a_container_without_a_grant_for_the_card_sees_it_as_it_is(measured: Sta
     mine = measured.worker()
     lists = look(other)["compute"]
     assert mine.pid in {pid for pid, _ in lists[0]}
+
+
+FORKS = """
+import ctypes, os, signal, sys, threading, pynvml as n
+n.nvmlInit()
+card = n.nvmlDeviceGetHandleByIndex(0)
+call = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3
+def listed():
+    count, raw = ctypes.c_uint(64), ctypes.create_string_buffer(24 * 64)
+    return call(card, ctypes.byref(count), raw)
+assert listed() == 0
+print("ready", flush=True)
+sys.stdin.readline()
+waits, children = threading.Thread(target=listed), []
+wait_fd, go_fd = os.pipe()
+waits.start()
+while waits.is_alive():
+    waits.join(0.3)
+    if (child := os.fork()) == 0:
+        os.close(go_fd)
+        signal.alarm(20)
+        os.read(wait_fd, 1)
+        os._exit(listed())
+    children.append(child)
+print("forked", flush=True)
+sys.stdin.readline()
+os.close(go_fd)
+print(*[os.waitpid(child, 0)[1] for child in children], flush=True)
+"""
+
+
+def test_a_child_that_was_forked_while_a_list_was_waited_for_can_ask_for_one(own_measured: Stage) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", FORKS], env=own_measured.env(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+    def said(line: str) -> str:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(line)
+        program.stdin.flush()
+        return program.stdout.readline().strip()
+
+    with program:
+        assert said("") == "ready"
+        own_measured.signal_arbiter(signal.SIGSTOP)
+        assert said("fork\n") == "forked"
+        own_measured.signal_arbiter(signal.SIGCONT)
+        ends = said("go\n").split()
+    assert len(ends) >= 2
+    assert set(ends) == {"0"}, "no list, or killed by the alarm"
