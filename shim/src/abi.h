@@ -50,6 +50,14 @@ typedef struct CUlaunchConfig_st { /* 64 bytes */
     void *attrs;
     unsigned int numAttrs;
 } CUlaunchConfig;
+typedef struct { /* 56 bytes */
+    CUfunction function;
+    unsigned int gridDimX, gridDimY, gridDimZ;
+    unsigned int blockDimX, blockDimY, blockDimZ;
+    unsigned int sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef unsigned long long CUmemGenericAllocationHandle;

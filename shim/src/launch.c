@@ -29,6 +29,19 @@ BOTH(cuLaunchCooperativeKernel, stream, COOPERATIVE_PARAMS, function, gx, gy, gz
 BOTH(cuLaunchKernelEx, how == NULL ? NULL : how->hStream, (const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra),
      how, function, parameters, extra)
 
+/* The oldest forms go to the default stream, or have no per-thread twin. */
+INTO_STREAM(cuLaunch, 0, NULL, (CUfunction function), function)
+INTO_STREAM(cuLaunchGrid, 0, NULL, (CUfunction function, int width, int height), function, width, height)
+INTO_STREAM(cuLaunchGridAsync, 0, stream, (CUfunction function, int width, int height, CUstream stream), function, width, height, stream)
+
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int devices, unsigned int flags)
+{
+    NEEDS(cuLaunchCooperativeKernelMultiDevice);
+    for (unsigned int at = 0; list != NULL && at < devices; at++)
+        activity_launch(list[at].hStream, 0);
+    return tangram.driver.cuLaunchCooperativeKernelMultiDevice(list, devices, flags);
+}
+
 BOTH(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
 BOTH(cuMemcpyHtoDAsync_v2, stream, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, bytes, stream)
 BOTH(cuMemcpyDtoHAsync_v2, stream, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)

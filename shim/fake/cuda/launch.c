@@ -60,3 +60,36 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction function,
     return launch(function, (unsigned[]){how->gridDimX, how->gridDimY, how->gridDimZ},
                   (unsigned[]){how->blockDimX, how->blockDimY, how->blockDimZ}, how->hStream, parameters, extra);
 }
+
+/* Each in its own stream, which says the card. */
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned devices, unsigned flags)
+{
+    (void)flags;
+    CHECK(list != NULL && devices > 0, CUDA_ERROR_INVALID_VALUE);
+    for (const CUDA_LAUNCH_PARAMS *how = list; how < list + devices; how++)
+        TRY(launch(how->function, (unsigned[]){how->gridDimX, how->gridDimY, how->gridDimZ},
+                   (unsigned[]){how->blockDimX, how->blockDimY, how->blockDimZ}, how->hStream, how->kernelParams, NULL));
+    return CUDA_SUCCESS;
+}
+
+/* The oldest forms, with whatever block was set before. */
+static CUresult launch_grid(CUfunction function, int width, int height, CUstream stream)
+{
+    CHECK(width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
+    return launch(function, (unsigned[]){(unsigned)width, (unsigned)height, 1}, (unsigned[]){1, 1, 1}, stream, NULL, NULL);
+}
+
+EXPORT CUresult cuLaunch(CUfunction function)
+{
+    return launch_grid(function, 1, 1, NULL);
+}
+
+EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height)
+{
+    return launch_grid(function, width, height, NULL);
+}
+
+EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
+{
+    return launch_grid(function, width, height, stream);
+}

@@ -82,6 +82,61 @@ def leave_card(card: int) -> None:
     check(cuda.cuCtxDestroy_v2(places.pop(card)[0]))
 
 
+class Launch(ctypes.Structure):
+    """CUDA_LAUNCH_PARAMS."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("sizes", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("parameters", ctypes.c_void_p),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+def on_both_cards() -> ctypes.Array[Launch]:
+    launches = []
+    for card in (1, 0):
+        on_card(card)
+        launches.append(Launch(held(), SIZES, stream(), None))
+    return (Launch * 2)(*launches)
+
+
+def held() -> ctypes.c_void_p:
+    """A kernel without parameters, in the context that there is."""
+    code, found = ctypes.c_void_p(), ctypes.c_void_p()
+    check(cuda.cuModuleLoadData(ctypes.byref(code), b"//fake hold us=1000\n.entry hold() {}\n"))
+    check(cuda.cuModuleGetFunction(ctypes.byref(found), code, b"hold"))
+    return found
+
+
+SIZES = (ctypes.c_uint * 7)(1, 1, 1, 1, 1, 1, 0)
+LAUNCHES = {
+    "cuLaunchKernel": lambda: (held(), 1, 1, 1, 1, 1, 1, 0, None, None, None),
+    "cuLaunchKernelEx": lambda: (ctypes.byref(LaunchConfig(SIZES)), held(), None, None),
+    "cuLaunchCooperativeKernel": lambda: (held(), 1, 1, 1, 1, 1, 1, 0, None, None),
+    "cuLaunchCooperativeKernelMultiDevice": lambda: (on_both_cards(), 2, 0),
+    "cuLaunch": lambda: (held(),),
+    "cuLaunchGrid": lambda: (held(), 1, 1),
+    "cuLaunchGridAsync": lambda: (held(), 1, 1, None),
+}
+
+
+def launch_by(name: str) -> None:
+    """By one of the driver's functions, a kernel of a millisecond."""
+    check(getattr(cuda, name)(*LAUNCHES[name]()))
+
+
 def contexts(count: int) -> None:
     """So many more, of which none is used."""
     for _ in range(count):

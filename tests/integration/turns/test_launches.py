@@ -1,0 +1,39 @@
+"""Every function that puts kernels onto a card tells of it, also those that few programs use any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.turns.conftest import Node, Program, until
+
+
+@pytest.fixture(scope="module")
+def wide(library: Path) -> Iterator[tuple[Node, Program]]:
+    """A container with both cards of a node."""
+    node = Node(library, cards=2)
+    yield node, node.run_in(node.grant("wide", cards=2))
+    node.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cuLaunchCooperativeKernel",
+        "cuLaunchCooperativeKernelMultiDevice",
+        "cuLaunch",
+        "cuLaunchGrid",
+        "cuLaunchGridAsync",
+    ],
+)
+def test_a_launch_by_any_function_is_told_of_and_its_end_is_seen(wide: tuple[Node, Program], name: str) -> None:
+    node, program = wide
+    arrivals = node.turn("wide").arrivals
+    program.do(f"launch_by('{name}')")
+    until(lambda: node.turn("wide").arrivals > arrivals)
+    until(lambda: not node.turn("wide").working)
+    assert not node.misuses()
