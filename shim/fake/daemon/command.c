@@ -1,6 +1,7 @@
 /* command.c - the control commands, by which a test makes things happen to the cards. */
 #define _GNU_SOURCE
 #include "daemon.h"
+#include "rm.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 const char command_help[] =
     "status                          cards, instances, processes and what they hold\n"
     "kernel                          misuses of the kernel's double; channels, enables owed and time of each process\n"
+    "disable PID                     the compute channels of a process are disabled once more, as by some other process\n"
     "xid CARD NUMBER                 raise an XID; 79 also takes the card off the bus until it recovers\n"
     "recover CARD                    the card is well again\n"
     "mig CARD on | off               change MIG mode (no process may hold memory there)\n"
@@ -74,6 +76,39 @@ static bool kernel(struct daemon *daemon, char **word, unsigned words, struct te
     return true;
 }
 
+/* Returns how many channels. */
+static uint32_t disable_compute(struct fake_page *page, uint32_t slot)
+{
+    uint32_t channels = 0;
+    for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
+        struct fake_kernel_object *object = &page->slot[slot].object[i];
+        if ((object->klass & 0xff) != RM_CHANNEL_LOW || object->engine >= RM_ENGINE_COPY_FIRST)
+            continue;
+        channels++;
+        object->disables++;
+        if (atomic_load(&page->slot[slot].held[object->unit]) == 0)
+            gpu_time_hold(page, slot, object->unit, true);
+    }
+    return channels;
+}
+
+static bool disable(struct daemon *daemon, char **word, unsigned words, struct text *answer)
+{
+    uint64_t pid;
+    uint32_t channels = 0;
+    (void)words;
+    if (!parse_number("pid", word[1], 1, 4194304, &pid, answer))
+        return false;
+    page_lock(daemon->page);
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+        if (daemon->page->slot[slot].kind == FAKE_CUDA && daemon->page->slot[slot].pid == (int32_t)pid)
+            channels += disable_compute(daemon->page, slot);
+    page_unlock(daemon->page);
+    if (channels == 0)
+        say(answer, "pid: found %s, must be a process with compute channels", word[1]);
+    return channels > 0;
+}
+
 static bool xid(struct daemon *daemon, char **word, unsigned words, struct text *answer)
 {
     uint32_t card;
@@ -134,8 +169,8 @@ bool command_run(struct daemon *daemon, const char *line, struct text *answer)
         const char *name;
         unsigned least, most; /* words */
         bool (*run)(struct daemon *, char **, unsigned, struct text *);
-    } commands[] = {{"status", 1, 1, status}, {"kernel", 1, 1, kernel}, {"xid", 3, 3, xid},         {"recover", 2, 2, recover},
-                    {"mig", 3, 4, mig},       {"process", 5, 5, process}, {"gone", 2, 2, gone}};
+    } commands[] = {{"status", 1, 1, status}, {"kernel", 1, 1, kernel}, {"disable", 2, 2, disable}, {"xid", 3, 3, xid},
+                    {"recover", 2, 2, recover}, {"mig", 3, 4, mig},     {"process", 5, 5, process}, {"gone", 2, 2, gone}};
     char copy[512], *word[8], *rest = NULL;
     unsigned words = 0;
     snprintf(copy, sizeof copy, "%s", line);

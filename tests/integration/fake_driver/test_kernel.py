@@ -166,6 +166,25 @@ def test_disables_are_counted_and_extra_enables_are_harmless(driver, start):
     assert kernel(driver)[2][0]["enables_owed"] == 0
 
 
+def test_a_process_that_somebody_else_disabled_is_held_until_it_is_enabled(driver, start):
+    one, other, names = start(), start(), Handles(0)
+    one.do("launch(100_000)")
+    driver.ctl("disable", one.process.pid)
+    first, second = kernel(driver)[2]
+    assert (first["pid"], first["held"], first["enables_owed"]) == (one.process.pid, 1, 8)
+    assert (second["held"], second["enables_owed"]) == (0, 0)
+    assert other.do("launch(1000) or wait()") > 0
+    assert one.do("query()") == NOT_READY
+    assert one.do(names.switch(names.compute, False)) == 0
+    assert one.do("wait()") > 0
+    assert kernel(driver)[0] == 0
+
+
+def test_who_has_no_channels_cannot_be_disabled(driver):
+    with pytest.raises(AssertionError, match="pid: found 4711, must be a process with compute channels"):
+        driver.ctl("disable", 4711)
+
+
 def test_a_bad_handle_leaves_those_before_it_disabled(driver, start):
     one, names = start(), Handles(0)
     assert one.do(names.switch([*names.compute, 0x12345], True)) == BAD_HANDLE
