@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,12 @@ from hack.waiting import NotSoon, eventually
 from vgpu.contract import uuid_of
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def assigned_to(pod: dict[str, Any], container: str = "main") -> list[str]:
+    """UUIDs of the GPUs in the pod's assignment."""
+    text = pod["metadata"]["annotations"]["tangram.sh/assignment"]
+    return [piece["uuid"].partition("-")[2] for piece in json.loads(text)["containers"][container]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,7 @@ class Cluster:
     def run(self, namespace: str, *pods: dict[str, Any], timeout_s: int = 90) -> None:
         """Create pods and wait until all are Ready."""
         self.create(namespace, *pods)
-        for thing in pods:
-            self.ready(namespace, thing["metadata"]["name"], timeout_s=timeout_s)
+        self.ready(namespace, *(thing["metadata"]["name"] for thing in pods), timeout_s=timeout_s)
 
     def create(self, namespace: str, *things: dict[str, Any]) -> None:
         self.kubectl(
@@ -65,21 +70,27 @@ class Cluster:
             stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(things)}),
         )
 
-    def ready(self, namespace: str, name: str, *, timeout_s: int = 90) -> None:
-        try:
-            self.kubectl.wait(f"pod/{name}", "condition=Ready", "-n", namespace, timeout_s=timeout_s)
-        except CommandFailed as error:
-            raise NotSoon(f"{error}\n{self.describe(namespace, name)}") from None
+    def ready(self, namespace: str, *names: str, timeout_s: int = 90) -> None:
+        self._wait(namespace, names, "condition=Ready", timeout_s)
 
     def ended(self, namespace: str, name: str, phase: str = "Succeeded", *, timeout_s: int = 90) -> str:
         """Wait until a pod has ended in a phase; its log."""
-        try:
-            self.kubectl.wait(
-                f"pod/{name}", f"jsonpath={{.status.phase}}={phase}", "-n", namespace, timeout_s=timeout_s
-            )
-        except CommandFailed as error:
-            raise NotSoon(f"{error}\n{self.describe(namespace, name)}") from None
+        self._wait(namespace, [name], f"jsonpath={{.status.phase}}={phase}", timeout_s)
         return self.kubectl("-n", namespace, "logs", name, "--all-containers")
+
+    def all_ended(self, namespace: str, *names: str, timeout_s: int = 90) -> list[tuple[dict[str, Any], str]]:
+        """Wait until pods have succeeded; each with its log. A call for each would take longer than the pods."""
+        self._wait(namespace, names, "jsonpath={.status.phase}=Succeeded", timeout_s)
+        many = ("--prefix", "--tail=-1", f"--max-log-requests={len(names)}")
+        lines = self.kubectl("-n", namespace, "logs", "-l", "suite=e2e", "--all-containers", *many).splitlines()
+        pods = {pod["metadata"]["name"]: pod for pod in self.kubectl.get("-n", namespace, "pods")["items"]}
+        return [(pods[name], "\n".join(line for line in lines if line.startswith(f"[pod/{name}/"))) for name in names]
+
+    def _wait(self, namespace: str, names: Sequence[str], condition: str, timeout_s: int) -> None:
+        try:
+            self.kubectl.wait("pod", condition, *names, "-n", namespace, timeout_s=timeout_s)
+        except CommandFailed as error:
+            raise NotSoon(f"{error}\n{self.describe(namespace, *names)}") from None
 
     def refused(self, namespace: str, thing: dict[str, Any]) -> str:
         """What admission says to an object that it must not let in."""
@@ -89,8 +100,8 @@ class Cluster:
             return str(error)
         raise AssertionError(f"{thing['metadata']['name']} was admitted and should have been refused")
 
-    def describe(self, namespace: str, name: str) -> str:
-        return self.kubectl("-n", namespace, "describe", "pod", name)
+    def describe(self, namespace: str, *names: str) -> str:
+        return self.kubectl("-n", namespace, "describe", "pod", *names)
 
     def exec(self, namespace: str, name: str, *command: str, container: str | None = None) -> str:
         where = ("-c", container) if container else ()
@@ -105,8 +116,7 @@ class Cluster:
 
     def assigned(self, namespace: str, name: str, container: str = "main") -> list[str]:
         """UUIDs of the GPUs in the pod's assignment."""
-        text = self.pod(namespace, name)["metadata"]["annotations"]["tangram.sh/assignment"]
-        return [piece["uuid"].partition("-")[2] for piece in json.loads(text)["containers"][container]]
+        return assigned_to(self.pod(namespace, name), container)
 
     def events(self, namespace: str, name: str) -> list[str]:
         """`Reason: note` of every event on a pod."""

@@ -8,7 +8,7 @@ import pytest
 
 from hack.waiting import eventually
 from tests.e2e.cards import UNITS
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, assigned_to
 from tests.e2e.objects import RESTRICTED, container, pod, share
 
 GIB = re.compile(r": ([0-9.]+) GiB, of which")
@@ -109,9 +109,8 @@ def test_memory_and_core_are_always_on_the_same_gpu(cluster: Cluster, namespace:
 def test_a_hundred_pairs_of_same_size_pods_each_see_their_own_gpu(cluster: Cluster, namespace: str) -> None:
     for wave in range(10):
         pods = [share(f"w{wave}-{size}{twin}", size, run=["gpuview"]) for size in range(1, 11) for twin in "ab"]
+        names = [thing["metadata"]["name"] for thing in pods]
         cluster.create(namespace, *pods)
-        for thing in pods:
-            name = thing["metadata"]["name"]
-            log = cluster.ended(namespace, name, timeout_s=180)
-            assert [uuid for uuid in cluster.assigned(namespace, name) if uuid not in log] == [], log
-        cluster.delete(namespace, *(thing["metadata"]["name"] for thing in pods))
+        for ended, log in cluster.all_ended(namespace, *names, timeout_s=180):
+            assert [uuid for uuid in assigned_to(ended) if uuid not in log] == [], log
+        cluster.delete(namespace, *names)
