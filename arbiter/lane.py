@@ -55,7 +55,8 @@ class Lane:
         self._deaf: dict[TenantTurns, set[int]] = {}
         """Their descriptors that had something to say."""
         self._stopping = False
-        self._beat_at_s = self._heal_at_s = now_s()
+        self.alive_at_s = self._beat_at_s = self._heal_at_s = now_s()
+        """When the thread came round last."""
         self._quiet_until_s = 0.0
         self._wake_at_s = self._next_heal_s = inf
         self._left: list[Seat] = []
@@ -218,7 +219,7 @@ class Lane:
         turns = self._turns
         while True:
             with turns.lock:
-                at_s = now_s()
+                self.alive_at_s = at_s = now_s()
                 self._beat(at_s)
                 step = turns.step(self.uuid)
                 fresh = turns.to_try(self.uuid) if step is None else None
@@ -240,7 +241,8 @@ class Lane:
             began_s = now_s()
             status = tenant.switch(self.uuid, on)
             with turns.lock:
-                turns.switched(tenant, on, status, now_s() - began_s)
+                self.alive_at_s = now_s()
+                turns.switched(tenant, on, status, self.alive_at_s - began_s)
 
     def _heal(self, at_s: float) -> TenantTurns | None:
         if at_s - self._heal_at_s < HEAL_S:

@@ -21,7 +21,7 @@ from observe.pages import Pages
 REQUEST_S: Final = 5.0
 """A request that is not there by then is hung up on. Guessed."""
 STUCK_AFTER_S: Final = 5.0
-"""The loop comes round at least once a second. Guessed from that."""
+"""The loop comes round at least once a second, a card's thread five times. Guessed from that."""
 
 _CARD_LABELS: Final = ("namespace", "pod", "container", "gpu_uuid")
 _GAUGES: Final = {
@@ -98,16 +98,21 @@ class _Quiet(WSGIRequestHandler):
         """A scrape is no event."""
 
 
+def stuck(server: Server, at_s: float) -> str:
+    """Which thread has not come round for long, the loop or a card's; empty = all do."""
+    idle_s = at_s - server.turned_at_s
+    if idle_s >= STUCK_AFTER_S:
+        return f"the loop has not come round for {idle_s:.0f} s"
+    card, idle_s = server.turns.stuck(at_s) if server.turns is not None else ("", 0.0)
+    return f"the thread of card {card} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
+
+
 def serve_metrics(server: Server, host: str, port: int) -> WSGIServer:
     """Answer /metrics, /healthz and /readyz from a thread of its own. Returns the HTTP server, to be shut down."""
     registry = CollectorRegistry()
     registry.register(LedgerCollector(server))
 
-    def stuck() -> str:
-        idle_s = time.monotonic() - server.turned_at_s
-        return f"the loop has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
-
-    pages = Pages(registry, not_alive=stuck)
+    pages = Pages(registry, not_alive=lambda: stuck(server, time.monotonic()))
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         page = pages.get(environ.get("PATH_INFO", ""))

@@ -14,7 +14,6 @@ import mmap
 import os
 from typing import Final
 
-from arbiter.timer import now_s
 from vgpu.wire import PAGE_BYTES, TURN_AT
 
 _SEAL_FUTURE_WRITE: Final = 0x0010
@@ -44,10 +43,10 @@ class Page:
         """The arbiter lives, said in milliseconds of CLOCK_MONOTONIC."""
         self._numbers[TURN_AT // 8] = at_ms
 
-    def show_turn(self, *, off: bool, gate: bool = False) -> None:
-        """Is the container suspended, and is its new work to wait? Who is suspended can tell from the first that we live."""
+    def show_turn(self, *, off: bool, gate: bool = False, alive_ms: int = 0) -> None:
+        """Is the container suspended, and is its new work to wait? Who is suspended can tell from the first when we lived."""
         if off:
-            self.beat(int(now_s() * 1000))
+            self.beat(alive_ms)
         self._numbers[TURN_AT // 8 + 1] = int(off) | int(gate) << 32
 
     def close(self) -> None:

@@ -106,6 +106,10 @@ class TenantTurns:
         self._weighed: tuple[float, float] | None = None
         """When its word was compared last, and `_told_s` then."""
 
+    def depends_on(self) -> frozenset[str]:
+        """Cards whose threads read its messages or switch it."""
+        return (self.joined.cards if self.joined is not None else frozenset()) | {self.grant.cards[0].uuid}
+
     def terms(self) -> Tenant | None:
         """What the policy is told; None when there is nothing to switch."""
         cards = {self.grant.cards[card].uuid for process in self.processes.values() for card, _ in process.seats}

@@ -258,13 +258,18 @@ class Turns:
         return self._decision.ask_again_s
 
     def beat(self, card: str, gap: bool) -> None:
-        """Say that we live. After a gap nobody knows who went on by himself: all are started, and stopped anew."""
-        at_ms = int(now_s() * 1000)
+        """The thread of a card lives: say so to those that depend on it, but never that we live where another thread of theirs
+        hangs. After a gap nobody knows who went on by himself: all are started, and stopped anew."""
         for tenant in self.tenants.values():
-            if tenant.page is not None:
-                tenant.page.beat(at_ms)
+            if tenant.page is not None and card in tenant.depends_on():
+                tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
             if gap:
                 tenant.doubt(card)
+
+    def stuck(self, at_s: float) -> tuple[str, float]:
+        """The card whose thread has not come round for longest, and for how long; without the lock, which it may hold."""
+        ages = {uuid: at_s - lane.alive_at_s for uuid, lane in self._lanes.copy().items()}
+        return max(ages.items(), key=lambda of: of[1], default=("", 0.0))
 
     def fail(self) -> None:
         """A thread of ours failed: start everybody, and let a fresh arbiter take over."""
@@ -345,7 +350,7 @@ class Turns:
             on = True
         else:
             return
-        tenant.page.show_turn(off=not on, gate=gated)
+        tenant.page.show_turn(off=not on, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
         if on is not tenant.shown_on:
             tenant.shown_on = on
             tenant.off_since_s = inf if on else now_s()
@@ -364,6 +369,12 @@ class Turns:
                     self._lanes[uuid].wake()
         for lane in self._lanes.values():
             lane.ask_again(self._decision.ask_again_s)
+
+    def _alive_at_s(self, tenant: TenantTurns) -> float:
+        """When the thread that has been silent for longest, of those that read or switch this tenant, came round last."""
+        return min(
+            (self._lanes[uuid].alive_at_s for uuid in tenant.depends_on() if uuid in self._lanes), default=now_s()
+        )
 
     def _lane(self, uuid: str) -> Lane:
         if uuid not in self._lanes:

@@ -20,7 +20,7 @@ def test_who_is_suspended_before_the_first_beat_can_tell_that_the_arbiter_lives(
     page = Page()
     assert turn_of(page) == (0, 0, 0)
     before_ms = int(now_s() * 1000)
-    page.show_turn(off=True, gate=True)
+    page.show_turn(off=True, gate=True, alive_ms=int(now_s() * 1000))
     beat_ms, off, gate = turn_of(page)
     assert (off, gate) == (1, 1)
     assert before_ms <= beat_ms <= now_s() * 1000
