@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(settings: ArbiterSettings) -> None:
     log = structlog.get_logger()
     os.umask(0o022)
-    folder = settings.grants_dir.absolute().name
-    named_in = settings.grants_dir.absolute() if settings.grants_in_environment else None
-    meter = Meter(settings.driver_root, folder, named_in=named_in)
+    grants = settings.grants_dir.absolute()
+    named_in = grants if settings.grants_in_environment else None
+    meter = Meter(settings.driver_root, grants, named_in=named_in)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
     driver = driver_version()
     if driver and not rm.is_tried(driver):
@@ -63,8 +63,8 @@ def _run(settings: ArbiterSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
-    status = StatusSocket(settings.status_socket or settings.grants_dir.absolute().parent / "status.sock", server)
-    witness = Witness(turns, settings.driver_root, folder)
+    status = StatusSocket(settings.status_socket or grants.parent / "status.sock", server)
+    witness = Witness(turns, settings.driver_root, grants, named_in)
     meter.start()
     if settings.check_idle:
         witness.start()

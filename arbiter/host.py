@@ -45,20 +45,55 @@ def pid_inside(pid: int) -> int:
     return 0
 
 
-def grant_of(pid: int, folder: str) -> str | None:
-    """Name of the grant directory that is mounted in its namespace, of a grants folder that has the name `folder`."""
-    return grant_in(_read(pid, "mountinfo").decode(errors="replace"), folder)
+def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
+    """Name of the grant directory that a process belongs to: mounted in its namespace, else, with `named_in`, as `grant_named`."""
+    mounted = grant_of(pid, grants)
+    return grant_named(pid, named_in) if mounted is None and named_in is not None else mounted
+
+
+def grant_of(pid: int, grants: Path) -> str | None:
+    """Name of the directory in `grants` that is mounted in its namespace; None also for another folder that is named alike."""
+    mounted = mounted_at(_read(pid, "mountinfo").decode(errors="replace"))
+    ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
+    return key_under(mounted, ours)
+
+
+def key_under(mounted: tuple[str, str] | None, grants: tuple[str, str] | None) -> str | None:
+    """Name of what is mounted, where that is a directory of the grants folder: file systems and paths as `mounted_at` tells them."""
+    if mounted is None or grants is None or mounted[0] != grants[0]:
+        return None
+    parent, _, key = mounted[1].rpartition("/")
+    return key if key and parent == grants[1] else None
 
 
 def grant_in(mountinfo: str, folder: str) -> str | None:
-    """The same from the text of /proc/<pid>/mountinfo. A mount over another hides it, so the last one counts."""
+    """Name of what is mounted at /run/tangram by the text of /proc/<pid>/mountinfo, of a folder that has the name `folder`."""
+    mounted = mounted_at(mountinfo)
+    parent, _, key = mounted[1].rpartition("/") if mounted is not None else ("", "", "")
+    return key if key and parent.rpartition("/")[2] == folder else None
+
+
+def mounted_at(mountinfo: str, at: str = MOUNT_POINT) -> tuple[str, str] | None:
+    """File system, by number, and the path in it of what is mounted at that very path. A mount over another hides it, so the last
+    one counts. Escapes of the kernel stay as they are: they are the same on both sides of a comparison."""
     found = None
     for line in mountinfo.splitlines():
         fields = line.split(" ")
-        if len(fields) > 4 and fields[4] == MOUNT_POINT:
-            parent, _, key = fields[3].rpartition("/")
-            found = key if parent.rpartition("/")[2] == folder and key else None
+        if len(fields) > 4 and fields[4] == at:
+            found = fields[2], fields[3]
     return found
+
+
+def place_of(mountinfo: str, path: str) -> tuple[str, str] | None:
+    """File system, by number, and the path in it of a path without links, seen from who has these mounts."""
+    path = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in path)
+    above, rest = path.rstrip("/"), ""
+    while (mounted := mounted_at(mountinfo, above or "/")) is None:
+        if not above:
+            return None
+        above, _, name = above.rpartition("/")
+        rest = f"/{name}{rest}"
+    return mounted[0], mounted[1].rstrip("/") + rest
 
 
 def grant_named(pid: int, grants: Path) -> str | None:
@@ -67,16 +102,22 @@ def grant_named(pid: int, grants: Path) -> str | None:
     What a process says of itself, and so asked only where there are no mounts to go by, of processes of our own user: nobody
     else can bring a run over its limit by naming it.
     """
-    try:
-        if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
-            return None
-    except OSError:
+    if user_of(_read(pid, "status").decode(errors="replace")) != os.geteuid():
         return None
     prefix = f"{GRANT_VARIABLE}={grants}/".encode()
     for word in _read(pid, "environ").split(b"\0"):
         if word.startswith(prefix):
             key, _, name = word[len(prefix) :].rpartition(b"/")
             return os.fsdecode(key) if name == b"grant" and key and b"/" not in key else None
+    return None
+
+
+def user_of(status: str) -> int | None:
+    """Real user by the text of /proc/<pid>/status. The folder's owner is the effective one: root, for a program with the set-user-ID
+    bit that anybody started."""
+    for line in status.splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
     return None
 
 
@@ -125,7 +166,7 @@ def _stat(pid: int) -> list[str]:
     return _read(pid, "stat").decode(errors="replace").rpartition(") ")[2].split()
 
 
-def _read(pid: int, name: str) -> bytes:
+def _read(pid: int | str, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

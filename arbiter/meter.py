@@ -54,13 +54,13 @@ class Reading:
 class Meter:
     """Reads the cards that `want` named. `fd` is readable when `taken` has something.
 
-    `named_in`: a grants folder whose directories processes name in their environment, where nothing is mounted.
+    `grants`: the grants folder. `named_in`: a grants folder whose directories processes name in their environment, where nothing is mounted.
     """
 
     def __init__(
         self,
         driver_root: Path,
-        folder: str,
+        grants: Path,
         clock: Callable[[], float] = time.monotonic,
         named_in: Path | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Meter:
         self.tried = False
         """NVML was opened once, or it was seen that it cannot be. Until then a reading may still come."""
         self.fd, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._driver_root, self._folder, self._clock, self._named_in = driver_root, folder, clock, named_in
+        self._driver_root, self._grants, self._clock, self._named_in = driver_root, grants, clock, named_in
         self._changed = threading.Condition()
         self._wanted: tuple[str, ...] = ()
         self._hurry = self._closing = False
@@ -145,14 +145,10 @@ class Meter:
         for pid in pids:
             before, started = self._known.get(pid), host.started_at(pid)
             if before is None or before.started != started or before.key is None:
-                before = Seen(started, self._key_of(pid), host.pid_inside(pid))
+                before = Seen(started, host.key_of(pid, self._grants, self._named_in), host.pid_inside(pid))
             seen[pid] = before
         self._known = seen
         return seen
-
-    def _key_of(self, pid: int) -> str | None:
-        mounted = host.grant_of(pid, self._folder)
-        return host.grant_named(pid, self._named_in) if mounted is None and self._named_in is not None else mounted
 
     def _tell(self, reading: Reading) -> None:
         self._readings.append(reading)

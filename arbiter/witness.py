@@ -31,10 +31,10 @@ _log = structlog.get_logger()
 
 
 class Witness:
-    """See the module. `folder`: the name of the grants folder, as it stands in /proc/<pid>/mountinfo."""
+    """See the module. `grants`: the grants folder; `named_in`: the same, for an arbiter of runs."""
 
-    def __init__(self, turns: Turns, driver_root: Path, folder: str) -> None:
-        self._turns, self._driver_root, self._folder = turns, driver_root, folder
+    def __init__(self, turns: Turns, driver_root: Path, grants: Path, named_in: Path | None = None) -> None:
+        self._turns, self._driver_root, self._grants, self._named_in = turns, driver_root, grants, named_in
         self._closing = threading.Event()
         self._seen_us: dict[str, int] = {}
         self._owners: dict[tuple[int, int], str | None] = {}
@@ -79,7 +79,7 @@ class Witness:
         """Container of each process that has one's grant mounted. What is known of a process that lives is not asked again."""
         known = {(pid, host.started_at(pid)): pid for pid in pids}
         self._owners = {
-            who: self._owners[who] if self._owners.get(who) else host.grant_of(pid, self._folder)
+            who: self._owners[who] if self._owners.get(who) else host.key_of(pid, self._grants, self._named_in)
             for who, pid in known.items()
         }
         return {pid: owner for who, pid in known.items() if (owner := self._owners[who])}

@@ -165,7 +165,7 @@ class HandMeter(Meter):
     """A meter whose readings a test writes."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/nonexistent"), "grants")
+        super().__init__(Path("/nonexistent"), Path("/grants"))
         self.trouble = ""
         self.hurries = 0
 

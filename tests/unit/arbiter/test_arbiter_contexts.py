@@ -195,11 +195,100 @@ def test_another_users_word_for_his_grant_is_not_taken(monkeypatch: pytest.Monke
         child.kill()
 
 
+STATE = """\
+22 1 0:20 / / rw,relatime - overlay overlay rw
+30 22 8:1 /var/lib/tangram /var/lib/tangram rw,relatime shared:1 - ext4 /dev/sda1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("root", "device", "key"),
+    [
+        ("/var/lib/tangram/grants/0a", "8:1", "0a"),
+        ("/tmp/grants/0a", "8:1", None),
+        ("/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/t/grants/0a", "8:1", None),
+        ("/var/lib/tangram/grants/0a", "0:51", None),
+        ("/var/lib/tangram/grants/0a/b", "8:1", None),
+        ("/var/lib/tangram/grants", "8:1", None),
+        ("/var/lib/tangram/grants/0a//deleted", "8:1", None),
+    ],
+)
+def test_a_folder_that_is_named_alike_is_nobodys_grant(
+    monkeypatch: pytest.MonkeyPatch, root: str, device: str, key: str | None
+) -> None:
+    """As one makes it who is root in a user namespace of his own, to have his memory charged to another."""
+    theirs = f"{STATE}40 22 {device} {root} /run/tangram ro,relatime - ext4 /dev/sda1 rw\n"
+    monkeypatch.setattr(host, "_read", lambda pid, _: (STATE if pid == "self" else theirs).encode())
+    assert host.grant_of(7, Path("/var/lib/tangram/grants")) == key
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(("made_in", "key"), [("state", "0a"), ("elsewhere", None)])
+def test_a_mount_of_the_kernels_belongs_to_whom_it_was_made_for(tmp_path: Path, made_in: str, key: str | None) -> None:
+    for folder in ("state", "elsewhere"):
+        (tmp_path / folder / "grants" / "0a").mkdir(parents=True)
+    mount = (
+        f"mount -t tmpfs none /run && mkdir /run/tangram && mount --bind {tmp_path}/{made_in}/grants/0a /run/tangram"
+    )
+    with subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", f"{mount} && echo done && exec sleep 60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        if child.stdout.readline() != "done\n":
+            pytest.skip("mounts are not allowed here")
+        assert host.grant_of(child.pid, tmp_path / "state" / "grants") == key
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/var/lib/tangram/grants", ("8:1", "/var/lib/tangram/grants")),
+        ("/var/lib/tangram", ("8:1", "/var/lib/tangram")),
+        ("/var/lib/other", ("0:20", "/var/lib/other")),
+        ("/", ("0:20", "")),
+        ("/a b", ("0:20", "/a\\040b")),
+    ],
+)
+def test_a_path_has_one_place_in_one_file_system(path: str, place: tuple[str, str]) -> None:
+    assert host.place_of(STATE, path) == place
+    assert host.place_of("", path) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "user"), [("Name:\tx\nUid:\t1000\t0\t0\t0\nGid:\t5\n", 1000), ("Name:\tx\n", None), ("", None)]
+)
+def test_a_process_is_of_its_real_user(status: str, user: int | None) -> None:
+    assert host.user_of(status) == user
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_program_that_runs_as_root_for_another_user_is_not_roots() -> None:
+    """He chose its environment. Its folder in /proc is root's all the same."""
+    with subprocess.Popen(
+        ["setpriv", "--ruid", "1000", "cat"],
+        env={"TANGRAM_GRANT": "/state/grants/0a/grant", "PATH": os.environ["PATH"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"it runs\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert Path(f"/proc/{child.pid}").stat().st_uid == 0
+        assert host.grant_named(child.pid, Path("/state/grants")) is None
+        child.kill()
+
+
 def test_facts_of_a_process_that_is_gone_are_empty() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     assert (host.command_of(child.pid), host.started_at(child.pid), host.pid_inside(child.pid)) == ("", 0, 0)
-    assert host.grant_of(child.pid, "grants") is None
+    assert host.grant_of(child.pid, Path("/grants")) is None
     assert not host.runs(child.pid)
     assert not host.kill(child.pid, 1)
 
