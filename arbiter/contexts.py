@@ -122,11 +122,11 @@ class Contexts:
         self, ledger: Ledger, card: int, uuid: str, connections: Iterable[Connection]
     ) -> list[wire.ListedProcess]:
         """Who of this container is on a card, for nvidia-smi in it; those that hold nothing are left out."""
-        listed = [
-            wire.ListedProcess(other.pid_in_container, part.measured_bytes or part.used_bytes + part.context_bytes)
-            for other in connections
-            if (part := ledger.part_of(other.number, card))
-        ]
+        listed = []
+        for other in connections:
+            part = ledger.part_of(other.number, card)
+            held = part.measured_bytes or part.used_bytes + part.context_bytes
+            listed.append(wire.ListedProcess(other.pid_in_container, held))
         listed += [
             wire.ListedProcess(host.pid_inside(pid), measured) for pid, measured in self.strangers.get(uuid, {}).items()
         ]
