@@ -14,7 +14,7 @@ The rules, in their order
     idleness   A card is never kept from one who has work and may run. Who has no work keeps being on or off as it is: a switch
                costs half a millisecond and gains nothing.
 
-Only time on with work is paid for. A switch is paid by the one who is switched off, as the GPU is his until that is done.
+Only time on with work is paid for, at its `pace`. A switch is paid by the one who is switched off, as the GPU is his until that is done.
 
 Units: seconds of any one clock that never goes back, percent of one card's time. Names of tenants and cards are the caller's.
 """
@@ -247,7 +247,7 @@ class Share:
             else:
                 state.usage.capped_s += passed_s
             return
-        paid_s = passed_s / crowd
+        paid_s = passed_s * min(1 / crowd, state.tenant.pace)
         state.credit_s -= paid_s if state.cap else 0.0
         state.served += paid_s / state.tenant.weight
         state.usage.on_s += paid_s
@@ -379,7 +379,8 @@ class Share:
         if 0 < state.cap < 1:
             frame_s = state.cap * self._settings.frame_s
             if state.on and self._solvent(state):
-                times.append(now_s + (state.credit_s - self.suspend_s) / (1 - state.cap))
+                costs = state.tenant.pace - state.cap  # a second
+                times.append(now_s + (state.credit_s - self.suspend_s) / costs if costs > 0 else inf)
             elif not self._solvent(state):
                 times.append(now_s + (frame_s - state.credit_s) / state.cap)
         if on and state.turn_s and not wanted.isdisjoint(state.tenant.cards):

@@ -24,6 +24,9 @@ class Tenant(msgspec.Struct, frozen=True):
     """Of each of its cards; 0 = no cap."""
     weight: float = 1.0
     """Its part among equals."""
+    pace: float = 1.0
+    """Part of its time on with work that it pays for; less than 1 where it does not say itself when it works, and was seen to
+    work for less."""
 
     def __post_init__(self) -> None:
         if not self.cards:
@@ -36,6 +39,8 @@ class Tenant(msgspec.Struct, frozen=True):
             raise BadDocument(f"cap of {self.cap_percent} percent: 0 (none) to 100")
         if not self.weight > 0:
             raise BadDocument(f"weight {self.weight} of a tenant: more than 0")
+        if not 0 <= self.pace <= 1:
+            raise BadDocument(f"pace {self.pace} of a tenant: 0 to 1")
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import nan
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.unit.vgpu.gpu_model import Node, Program
 from vgpu.errors import BadDocument
@@ -84,6 +86,53 @@ def test_who_asked_for_no_cap_uses_what_the_capped_leaves() -> None:
     node.run(10.0)
     assert node.on_s("capped") / 10 == pytest.approx(0.30, abs=0.005)
     assert node.on_s("free") / 10 > 0.64, "what is left but for the switches"
+
+
+# -- pace ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cap", "pace"), [(10, 0.05), (10, 0.2), (30, 0.5), (50, 0.9), (30, 1.0), (10, 0.0)])
+def test_time_is_paid_for_at_its_pace(cap: int, pace: float) -> None:
+    """So a cap holds what it was seen to compute, and leaves on who computes less."""
+    node = Node({"a": Program(replace(tenant(cap=cap, weight=cap), pace=pace), always=True)})
+    node.run(20.0)
+    assert node.on_s("a") / 20 * pace * 100 == pytest.approx(min(cap, pace * 100), abs=0.5)
+    if pace * 100 <= cap:
+        assert node.share.usage("a").suspends == 0
+
+
+def test_a_pace_is_no_way_to_more_than_a_part_of_a_card_that_is_shared() -> None:
+    share = share_with(a=Tenant(frozenset("0"), STANDARD, 2, 0, 1.0, 0.7), b=tenant(), c=tenant())
+    for name in "abc":
+        share.apply(Work(0.0, name))
+    share.decide(3.0)
+    assert share.usage("a").on_s == pytest.approx(1.0), "the driver slices time among three"
+
+
+@pytest.mark.parametrize(("pace", "refused"), [(0.0, False), (0.02, False), (1.0, True)])
+def test_one_that_is_accused_wrongly_pays_for_no_more_than_was_seen_of_it(pace: float, *, refused: bool) -> None:
+    """A latency-critical one with a cap of 10 %: 0.5 ms every 10 ms, and all other time it counts as working best-effort."""
+    told, silent = tenant(LC, cap=10), replace(tenant(BE, cap=10), pace=pace)
+    share = share_with(lc=told, be=tenant(BE))
+    share.apply(Work(0.0, "lc"))
+    share.apply(Work(0.0, "be"))
+    on, without_credit = {"lc", "be"}, 0
+    for step in range(1000):
+        at_s = step // 2 * 0.01 + step % 2 * 0.0005
+        share.apply(Join(at_s, "lc", silent if step % 2 else told))
+        decision = share.decide(at_s)
+        without_credit += step % 2 == 0 and decision.why["lc"] == "no credit"
+        for name in on ^ decision.on:
+            share.apply(Switched(at_s, name, name in decision.on, 0.0005))
+        on = set(decision.on)
+    assert (without_credit > 100) is refused
+    assert refused or without_credit == 0
+
+
+@pytest.mark.parametrize("pace", [-0.1, 1.1, nan])
+def test_a_pace_is_a_part(pace: float) -> None:
+    with pytest.raises(BadDocument, match="0 to 1"):
+        replace(tenant(), pace=pace)
 
 
 # -- equals ---------------------------------------------------------------------------------------------------------------
