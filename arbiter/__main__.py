@@ -58,6 +58,7 @@ def _run(settings: ArbiterSettings) -> None:
         heal_s=settings.heal_ms / 1000,
         driver=driver,
         copies=settings.suspend_copies,
+        hold_untold=settings.hold_untold,
     )
     server = Server(settings.grants_dir, _limits(settings), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -74,8 +75,8 @@ def _run(settings: ArbiterSettings) -> None:
     gc.collect()
     gc.freeze()  # what is there now stays: a full collection would keep leases waiting for it
     server.run()
+    turns.close()  # first: nobody stays suspended for NVML's sake
     witness.close()
-    turns.close()
     status.close()
     meter.close()
     http.shutdown()

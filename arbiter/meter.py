@@ -26,6 +26,8 @@ PERIOD_S: Final = 1.0
 """Specified."""
 RETRY_S: Final = 10.0
 """Between attempts to open NVML. Guessed."""
+CLOSE_S: Final = 1.0
+"""So long an end waits for NVML, which can hang. Guessed: a reading takes milliseconds."""
 _log = structlog.get_logger()
 
 
@@ -100,14 +102,15 @@ class Meter:
         return [self._readings.popleft() for _ in range(len(self._readings))]
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, unless it hangs in NVML: then it ends with the program."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.ident is not None:
-            self._thread.join()
-        os.close(self.fd)
-        os.close(self._bell)
+            self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():  # else it hangs in NVML, and would write to whatever has these numbers by then
+            os.close(self.fd)
+            os.close(self._bell)
 
     def _run(self) -> None:
         while not self._closing:

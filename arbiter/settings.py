@@ -87,7 +87,11 @@ class ArbiterSettings(ProgramSettings):
     )
     check_idle: bool = Field(
         True,
-        description="compare what containers say of their work with what NVML counts of their processes, once a second; one that computes while it says it is idle counts as working best-effort",
+        description="compare what containers say of their work with what NVML counts of their processes, once a second, and say in log, metric and status which compute while they say they are idle",
+    )
+    hold_untold: bool = Field(
+        False,
+        description="what check-idle finds has effect: such a container counts as working best-effort; not tried on a GPU yet",
     )
     spin: bool = Field(
         False, description="a thread for each card that never sleeps: 0.1 ms less latency for a whole processor core"

@@ -34,6 +34,13 @@ ALL_SEATS_LIMIT: Final = 1024
 """Of one container."""
 INEFFECTIVE_TIMES: Final = 3
 """So often work must end in one that is stopped, before its new work is held back as well. Guessed."""
+LOOK_MOST_S: Final = 2.0
+"""After a longer pause between looks the driver's count does not reach back to the last one, and messages may be unread: then only
+what speaks for the container counts. As far as a look goes back."""
+FORGET_S: Final = 10.0
+"""A verdict that no look has confirmed for so long ends. Guessed: some looks."""
+FADE: Final = 0.5
+"""What of earlier looks counts in `pace`. Guessed: a sample that comes late is in the next look."""
 PARTIAL: Final = f"a process has more than {rm.CHANNELS_LIMIT} compute channels on a card, which one list cannot name"
 
 
@@ -62,9 +69,19 @@ class TenantTurns:
     """A container that has channels on at least one card. `name` is its grant directory's."""
 
     def __init__(
-        self, name: str, grant: Grant, page: Page | None, at_s: float, *, untried: bool = False, copies: bool = False
+        self,
+        name: str,
+        grant: Grant,
+        page: Page | None,
+        at_s: float,
+        *,
+        untried: bool = False,
+        copies: bool = False,
+        holds: bool = False,
     ) -> None:
         self.name = name
+        self._holds = holds
+        """Does anything follow from a verdict on its word?"""
         self._copies = copies
         """Are its copy channels stopped with the others while it is best-effort?"""
         self._untried = untried
@@ -101,10 +118,16 @@ class TenantTurns:
         """What the driver's count says against its word."""
         self.seen_s: float | None = None
         """GPU time that the driver counted of its processes; None = it was not asked yet."""
-        self._told_s, self._told_until_s = 0.0, at_s
-        """How long it said that it works, and up to when that is added up."""
-        self._weighed: tuple[float, float] | None = None
-        """When its word was compared last, and `_told_s` then."""
+        self._told_s = self._silent_s = 0.0
+        """How long it might run and said that it works; and that it does not."""
+        self._told_until_s = at_s
+        """Up to when that is added up."""
+        self._weighed: tuple[float, float, float] | None = None
+        """When its word was compared last, and `_told_s` and `_silent_s` then."""
+        self._beyond_s = self._of_silent_s = 0.0
+        """Of the last looks: seen beyond what it told, in how much silent time."""
+        self.pace = 1.0
+        """Part of its silent time in which the driver saw it compute, 0 to 1: what that time costs it."""
 
     def depends_on(self) -> frozenset[str]:
         """Cards whose threads read its messages or switch it."""
@@ -117,9 +140,10 @@ class TenantTurns:
             return None
         percent = max(card.core_percent for card in self.grant.cards if card.uuid in cards)
         yields = any(process.yields for process in self.processes.values())
-        silent = self.suspicion.proven and not self.tells_work()  # what it does unsaid goes first of nobody's
+        silent = self.distrusted and not self.tells_work()  # what it does unsaid goes first of nobody's
         klass = BEST_EFFORT if yields or silent else self.grant.klass
-        return Tenant(frozenset(cards), klass, self.grant.level, percent, percent or FREE_WEIGHT)
+        pace = self.pace if silent else 1.0
+        return Tenant(frozenset(cards), klass, self.grant.level, percent, percent or FREE_WEIGHT, pace)
 
     def says(self, number: int, activity: wire.Activity, at_s: float) -> list[Event]:
         """What a process announces for the whole container. Whether that works now is `news`."""
@@ -149,16 +173,36 @@ class TenantTurns:
         self._add_up(at_s)
         self.unheard = unheard
 
-    def weigh(self, at_s: float, part: float) -> None:
-        """Since this was asked last, the driver saw its processes compute for that part of the time, 0 to 1."""
+    def weigh(self, at_s: float, seen_s: float) -> bool:
+        """Since the last look the driver saw its processes compute for so long. Whether the verdict changed."""
         self._add_up(at_s)
-        since, self._weighed = self._weighed, (at_s, self._told_s)
+        since, self._weighed = self._weighed, (at_s, self._told_s, self._silent_s)
         if since is None:
             self.seen_s = 0.0
-            return
-        passed_s, told_s = at_s - since[0], self._told_s - since[1]
-        self.seen_s = (self.seen_s or 0.0) + part * passed_s
-        self.suspicion.look(passed_s, told_s, part * passed_s)
+            return False
+        self.seen_s = (self.seen_s or 0.0) + seen_s
+        passed_s, told_s, silent_s = (now - then for now, then in zip(self._weighed, since, strict=True))
+        if passed_s > LOOK_MOST_S:
+            return self.suspicion.look(passed_s, told_s, 0.0)
+        self._beyond_s = FADE * self._beyond_s + seen_s - told_s
+        self._of_silent_s = FADE * self._of_silent_s + silent_s
+        if self._of_silent_s > 0:
+            self.pace = round(min(1.0, max(0.0, self._beyond_s / self._of_silent_s)), 2)
+        return self.suspicion.look(passed_s, told_s, seen_s)
+
+    def forgets(self, at_s: float) -> bool:
+        """A verdict ends when no look has confirmed it for long. Whether one did."""
+        if not self.suspicion.proven or self._weighed is None or at_s - self._weighed[0] < FORGET_S:
+            return False
+        self.suspicion.drop()
+        return True
+
+    def stands(self, at_s: float, *, on: bool) -> None:
+        """It is on or off from now on, on all of its cards."""
+        self._add_up(at_s)
+        self.shown_on = on
+        self.off_since_s = inf if on else at_s
+        self.healed_at_s = at_s
 
     def news(self, at_s: float) -> list[Event]:
         """Whether it has work, when that is not what the policy was told last."""
@@ -209,8 +253,13 @@ class TenantTurns:
         return self.unheard or any(process.working for process in self.processes.values())
 
     def working(self) -> bool:
-        """Does it count as having work? Always, when the driver has seen it compute without a word."""
-        return self.tells_work() or (self.suspicion.proven and bool(self.processes))
+        """Does it count as having work? Always, when its word does not count."""
+        return self.tells_work() or (self.distrusted and bool(self.processes))
+
+    @property
+    def distrusted(self) -> bool:
+        """Does its word not count, because the driver has seen it compute without one?"""
+        return self._holds and self.suspicion.proven
 
     @property
     def gates(self) -> bool:
@@ -322,6 +371,13 @@ class TenantTurns:
         )
 
     def _add_up(self, at_s: float) -> None:
+        """Nothing is told while it is off: it does not run then, so its word explains nothing that the driver saw."""
+        if at_s <= self._told_until_s:
+            return
+        passed_s, self._told_until_s = at_s - self._told_until_s, at_s
+        if self.shown_on is False and not self.gates:
+            return
         if self.tells_work():
-            self._told_s += at_s - self._told_until_s
-        self._told_until_s = at_s
+            self._told_s += passed_s
+        else:
+            self._silent_s += passed_s

@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from arbiter.counts import Counts
+from arbiter.timer import now_s
 from arbiter.turns import Turns
 from vgpu.grant import Grant
 from vgpu.status import TurnStatus
@@ -25,7 +26,7 @@ _GAUGES: Final = {
     "working": "1 while the container has work for the GPU, as its processes say",
     "running": "1 while the container may run",
     "trouble": "1 while the container cannot be suspended; the log and the status say why",
-    "untold": "1 while the container counts as working best-effort, as NVML saw it compute while it said it was idle",
+    "untold": "1 while NVML sees the container compute while it says it is idle",
     "asked_percent": "the cap that the container asked for; 0 = none",
     "credit_seconds": "how long the container may still run before its own cap stops it; below 0 it has a debt; 0 without a cap",
 }
@@ -57,6 +58,12 @@ def families(turns: Turns | None, grants: Mapping[str, Grant]) -> Iterable[Metri
         family = CounterMetricFamily(f"tangram_arbiter_{name}", text)
         family.add_metric([], number)
         yield family
+    checks = GaugeMetricFamily(
+        "tangram_arbiter_checks",
+        "1 while what containers say of their work is compared with NVML's count; 0 = nothing speaks against anybody",
+    )
+    checks.add_metric([], int(turns is not None and turns.checks(now_s())))
+    yield checks
 
 
 def _of_containers(told: list[tuple[tuple[str, str, str], TurnStatus]]) -> Iterable[Metric]:

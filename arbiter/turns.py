@@ -17,12 +17,13 @@ from typing import Final
 
 import structlog
 
-from arbiter.connection import Connection, Gone
+from arbiter.complaints import refuse, tell_of_doubt, tell_of_no_effect, tell_of_partial
+from arbiter.connection import Connection
 from arbiter.counts import Counts
 from arbiter.lane import Lane
 from arbiter.page import Page
 from arbiter.seat import Seat
-from arbiter.tenant import INEFFECTIVE_TIMES, PARTIAL, PROCESSES_LIMIT, Process, TenantTurns, Trial
+from arbiter.tenant import INEFFECTIVE_TIMES, PROCESSES_LIMIT, Process, TenantTurns, Trial
 from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
@@ -37,8 +38,8 @@ COMPLAIN_S: Final = 10.0
 """A tenant that cannot be suspended is logged this often, however often it tells of other channels."""
 INEFFECTIVE_S: Final = 0.020
 """Work that ends so long after a suspend was not suspended. Specified: the driver takes one millisecond."""
-TOO_MANY: Final = 3
-"""Code of ERROR, as docs/reference/protocol.md lists them."""
+CHECKED_S: Final = 10.0
+"""Nothing was compared with the driver's count for so long: it is not checked. Guessed: some looks."""
 _log = structlog.get_logger()
 
 
@@ -54,6 +55,7 @@ class Turns:
         heal_s: float = 0.1,
         driver: str = "",
         copies: bool = False,
+        hold_untold: bool = False,
     ) -> None:
         self.lock = threading.Lock()
         self.share = Share(settings)
@@ -62,7 +64,10 @@ class Turns:
         self.counts = Counts()
         self.ending = False
         """Nobody is stopped any more, and everybody started."""
+        self.checked_at_s = -inf
+        """When what tenants say was last compared with what the driver counts."""
         self._failed, self._spin, self._heal_s, self._copies = failed, spin, heal_s, copies
+        self._hold_untold = hold_untold
         self._driver = "" if rm.is_tried(driver) else driver
         """Its version, where nobody has tried it; empty = known, or there is none."""
         self._lanes: dict[str, Lane] = {}
@@ -74,10 +79,10 @@ class Turns:
             tenant = self.tenants.get(name)
             if tenant is None:
                 tenant = self.tenants[name] = TenantTurns(
-                    name, grant, page, now_s(), untried=bool(self._driver), copies=self._copies
+                    name, grant, page, now_s(), untried=bool(self._driver), copies=self._copies, holds=self._hold_untold
                 )
             if self.ending or len(tenant.processes) >= PROCESSES_LIMIT:
-                self._refuse(connection)
+                refuse(connection, PROCESSES_LIMIT)
                 return
             tenant.processes[connection.number] = Process(connection.pid)
             self._lane(grant.cards[0].uuid).take(tenant, connection)
@@ -129,19 +134,24 @@ class Turns:
                 if tenant.joined is not None
             }
 
-    def witness(self, seen: Mapping[str, float]) -> None:
-        """The driver saw these compute for that part, 0 to 1, of the time since this was said last."""
+    def witness(self, seen_s: Mapping[str, float], at_s: float) -> None:
+        """It is `at_s`, and since the last look the driver saw these compute for so many seconds."""
         with self.lock:
-            for name, part in seen.items():
+            if self.ending:
+                return
+            self.checked_at_s = at_s
+            for name, seconds in seen_s.items():
                 tenant = self.tenants.get(name)
                 if tenant is None or tenant.joined is None or tenant.page is None:
                     continue
-                before = tenant.suspicion.proven
-                tenant.weigh(now_s(), part)
-                if tenant.suspicion.proven is not before:
-                    self._tell_of_doubt(tenant)
-                    self._know(tenant)
-                    self._decide()
+                if tenant.weigh(at_s, seconds):
+                    self._doubts(tenant)
+                self._know(tenant)
+            self._decide()
+
+    def checks(self, at_s: float) -> bool:
+        """Is what tenants say compared with what the driver counts?"""
+        return at_s - self.checked_at_s < CHECKED_S
 
     def close(self) -> None:
         """Start everybody and end the threads."""
@@ -162,7 +172,7 @@ class Turns:
             case wire.Channels():
                 tenant.sits(connection.number, message, fd)
                 tenant.changed_channels()
-                self._tell_of_partial(tenant)
+                tell_of_partial(tenant)
             case wire.Activity():
                 self._look_for_effect(tenant, connection.number, message.what, at_s)
                 if tenant.page is not None:
@@ -265,6 +275,9 @@ class Turns:
                 tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
             if gap:
                 tenant.doubt(card)
+            if tenant.forgets(now_s()):
+                self._doubts(tenant)
+                self._know(tenant)
 
     def stuck(self, at_s: float) -> tuple[str, float]:
         """The card whose thread has not come round for longest, and for how long; without the lock, which it may hold."""
@@ -313,19 +326,12 @@ class Turns:
             process.worked_off = False
             tenant.ineffective += 1
             if tenant.ineffective == INEFFECTIVE_TIMES:
-                _log.error("suspends have no effect: new work is held back too", grant=tenant.name)
+                tell_of_no_effect(tenant)
 
-    def _tell_of_doubt(self, tenant: TenantTurns) -> None:
-        if tenant.suspicion.proven:
-            self.counts.untold += 1
-            _log.warning("computes while it says it is idle: it counts as working best-effort", grant=tenant.name)
-        else:
-            _log.info("its word about its work counts again", grant=tenant.name)
-
-    def _tell_of_partial(self, tenant: TenantTurns) -> None:
-        if tenant.partial and not tenant.told_partial:
-            _log.error("a tenant cannot be suspended: new work is held back instead", grant=tenant.name, reason=PARTIAL)
-            tenant.told_partial = True
+    def _doubts(self, tenant: TenantTurns) -> None:
+        """The verdict on its word has changed."""
+        self.counts.untold += tenant.suspicion.proven
+        tell_of_doubt(tenant)
 
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""
@@ -352,10 +358,9 @@ class Turns:
             return
         tenant.page.show_turn(off=not on, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
         if on is not tenant.shown_on:
-            tenant.shown_on = on
-            tenant.off_since_s = inf if on else now_s()
-            tenant.healed_at_s = now_s()
-            self._apply(Switched(now_s(), tenant.name, on, took_s))
+            at_s = now_s()
+            tenant.stands(at_s, on=on)
+            self._apply(Switched(at_s, tenant.name, on, took_s))
 
     def _decide(self) -> None:
         self._decision = self.share.decide(now_s())
@@ -380,13 +385,6 @@ class Turns:
         if uuid not in self._lanes:
             self._lanes[uuid] = Lane(uuid, self, spin=self._spin)
         return self._lanes[uuid]
-
-    def _refuse(self, connection: Connection) -> None:
-        try:
-            connection.send(0, wire.Error(TOO_MANY, f"more than {PROCESSES_LIMIT} processes of one container"))
-        except Gone as gone:
-            _log.debug("peer gone before its error", pid=connection.pid, reason=str(gone))
-        connection.sock.close()
 
     def _release_all(self) -> list[Seat]:
         with self.lock:

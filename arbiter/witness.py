@@ -1,21 +1,23 @@
 """The driver's own count of who computes, held against what containers say of their work.
 
-NVML tells for each process how much of the last second it kept a card's multiprocessors busy. This thread reads that once a
-second and adds it up by container: its connected processes, and those in whose namespace its grant is mounted. What follows from it
-is `vgpu.untold`'s and `Turns`' to say. Without NVML, or where it does not count by process (MIG), everybody's word counts.
+NVML tells for each process how much of the time since the last look it kept a card's multiprocessors busy. This thread reads that
+once a second and adds it up by container: its connected processes, and those in whose namespace its grant is mounted (for runs:
+that were started with it). What follows from it is `vgpu.untold`'s and `Turns`' to say. Without NVML, or where it does not count by
+process (MIG), everybody's word counts; a card that does not answer keeps nobody else's from being checked.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from arbiter import host
+from arbiter.timer import now_s
 from arbiter.turns import Turns
 from nvml.errors import NvmlError
 from nvml.session import opened
@@ -27,6 +29,10 @@ RETRY_S: Final = 10.0
 """Between attempts to open NVML. Guessed."""
 REMEMBERED_US: Final = 2_000_000
 """A look goes no further back, so that idleness before it does not thin out what is seen. Guessed: two periods."""
+AHEAD_US: Final = 1_000_000
+"""A sample from later than this was taken before the clock was set back. Guessed."""
+CLOSE_S: Final = 1.0
+"""So long an end waits for NVML, which can hang. Guessed: a look takes milliseconds."""
 _log = structlog.get_logger()
 
 
@@ -39,7 +45,8 @@ class Witness:
         self._seen_us: dict[str, int] = {}
         self._owners: dict[tuple[int, int], str | None] = {}
         """Process, by pid and start -> its container."""
-        self._trouble = ""
+        self._trouble: dict[str, str] = {}
+        """Card, or empty for all -> why it was not read last, which the log has."""
         self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
 
     def start(self) -> None:
@@ -47,35 +54,58 @@ class Witness:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, unless it hangs in NVML: then it ends with the program."""
         self._closing.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                with opened(self._driver_root):
-                    self._trouble = ""
-                    while not self._closing.wait(PERIOD_S):
-                        self._look()
-            except NvmlError as error:
-                if str(error) != self._trouble:
-                    _log.warning("what containers say of their work is not checked", reason=str(error), retry_s=RETRY_S)
-                self._trouble = str(error)
-                self._closing.wait(RETRY_S)
+        try:
+            while not self._closing.is_set():
+                try:
+                    with opened(self._driver_root):
+                        while not self._closing.wait(PERIOD_S):
+                            self._look()
+                except NvmlError as error:
+                    self._complain("", str(error))
+                    self._closing.wait(RETRY_S)
+        except Exception:  # noqa: BLE001 - a check that ends is not worth an arbiter
+            _log.exception("what containers say of their work is not checked any more")
 
     def _look(self) -> None:
+        """Raises NvmlError when no card answers: then NVML wants to be opened anew."""
         watched = self._turns.watched()
-        cards: dict[str, Busy] = {}
-        for uuid in {uuid for uuids, _ in watched.values() for uuid in uuids}:
-            since_us = max(self._seen_us.get(uuid, 0), time.time_ns() // 1000 - REMEMBERED_US)
-            cards[uuid] = busy(uuid, since_us)
-            self._seen_us[uuid] = cards[uuid].seen_us
-        pids = {pid for look in cards.values() for pid in look.percent}
-        self._turns.witness(add_up(watched, cards, self._owners_of(pids)))
+        wanted = sorted({uuid for uuids, _ in watched.values() for uuid in uuids})
+        cards: dict[str, tuple[Busy, float]] = {}
+        failed = None
+        for uuid in wanted:
+            try:
+                cards[uuid] = self._look_at(uuid)
+                self._trouble.pop(uuid, None)
+            except NvmlError as error:
+                failed = error
+                self._complain(uuid, str(error))
+        if failed is not None and not cards:
+            raise failed
+        self._trouble.pop("", None)
+        pids = {pid for look, _ in cards.values() for pid in look.percent}
+        self._turns.witness(add_up(watched, cards, self._owners_of(pids)), now_s())
 
-    def _owners_of(self, pids: set[int]) -> dict[int, str]:
+    def _look_at(self, uuid: str) -> tuple[Busy, float]:
+        """Who computed there since the last look, and how long that was in seconds: up to the driver's latest sample."""
+        at_us = time.time_ns() // 1000
+        since_us = look_since_us(self._seen_us.get(uuid, 0), at_us)
+        look = busy(uuid, since_us, at_us + AHEAD_US)
+        self._seen_us[uuid] = look.seen_us
+        return look, (look.seen_us - since_us) / 1e6
+
+    def _complain(self, card: str, why: str) -> None:
+        """Once for each reason, until it is over."""
+        if self._trouble.get(card) != why:
+            _log.warning("what containers say of their work is not checked", card=card, reason=why, retry_s=RETRY_S)
+        self._trouble[card] = why
+
+    def _owners_of(self, pids: Iterable[int]) -> dict[int, str]:
         """Container of each process that has one's grant mounted. What is known of a process that lives is not asked again."""
         known = {(pid, host.started_at(pid)): pid for pid in pids}
         self._owners = {
@@ -85,25 +115,35 @@ class Witness:
         return {pid: owner for who, pid in known.items() if (owner := self._owners[who])}
 
 
+def look_since_us(seen_us: int, at_us: int) -> int:
+    """From when a look at `at_us` counts, when the last one saw samples up to `seen_us`. Later than now means that the clock was
+    set back since: what was seen is forgotten."""
+    return max(seen_us if seen_us <= at_us + AHEAD_US else 0, at_us - REMEMBERED_US)
+
+
 def add_up(
     watched: Mapping[str, tuple[frozenset[str], frozenset[int]]],
-    cards: Mapping[str, Busy],
+    cards: Mapping[str, tuple[Busy, float]],
     owners: Mapping[int, str],
 ) -> dict[str, float]:
-    """Part of the time, 0 to 1, that each container computed: on the card of its cards where it did most.
+    """For how many seconds each container computed: on the card of its cards where it did most.
 
-    `watched`: cards and connected processes of each. A process whose mount says that it is another container's is that one's.
+    `watched`: cards and connected processes of each. `cards`: those that answered, with the seconds that the look covers; a container
+    with none of them is left out. A process whose mount says that it is another container's is that one's.
     """
-    parts = {}
+    seconds = {}
     for name, (uuids, connected) in watched.items():
-        on_each = [
+        looks = [cards[uuid] for uuid in uuids if uuid in cards]
+        parts = [
             sum(
                 percent
-                for pid, percent in cards[uuid].percent.items()
+                for pid, percent in look.percent.items()
                 if (owners[pid] == name if pid in owners else pid in connected)
             )
-            for uuid in uuids
-            if uuid in cards
+            for look, _ in looks
         ]
-        parts[name] = min(1.0, max(on_each, default=0) / WHOLE)
-    return parts
+        if looks:
+            seconds[name] = max(
+                min(1.0, part / WHOLE) * covered_s for part, (_, covered_s) in zip(parts, looks, strict=True)
+            )
+    return seconds

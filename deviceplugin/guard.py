@@ -33,8 +33,8 @@ COMMAND_LIMIT: Final = 80
 REASON: Final = "OverMemoryLimit"
 UNTOLD: Final = "UntoldWork"
 UNTOLD_NOTE: Final = (
-    "container {} uses the GPU while its processes say they are idle; what they do not tell of counts as best-effort work, "
-    "and from its gpu-core"
+    "container {} uses the GPU while its processes say they are idle; where the arbiter's hold-untold is on, that counts as "
+    "best-effort work, and from its gpu-core"
 )
 _FOLLOWS: Final = {
     "evict": "the pod is deleted",

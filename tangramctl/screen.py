@@ -18,7 +18,7 @@ from tangramctl.view import CardView, Entry, View
 
 GIB: Final = 2**30
 MIB: Final = 2**20
-UNTOLD: Final = "computes while it says it is idle, and counts as working best-effort"
+UNTOLD: Final = "computes while it says it is idle"
 PLAIN_WIDTH: Final = 240
 """Columns where output is no terminal: lines are cut by whoever reads them, not here. Guessed."""
 

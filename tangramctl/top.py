@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     trouble: str
     command: str
     untold: bool = False
-    """It computes while it says it is idle, and counts as working best-effort."""
+    """It computes while it says it is idle."""
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -87,7 +87,7 @@ class TurnStatus(msgspec.Struct, frozen=True):
     credit_s: float = 0.0
     """How long it may still run before its own cap stops it; below 0 it has a debt. 0 without a cap."""
     untold: bool = False
-    """The driver sees it compute while it says it is idle: it counts as working best-effort all the time."""
+    """The driver sees it compute while it says it is idle."""
     seen_s: float | None = None
     """GPU time that the driver counted of its processes; None where it does not tell."""
 

@@ -42,3 +42,7 @@ class Doubt:
         before = self.proven
         self.proven = self.seconds >= ENOUGH_S or (self.proven and self.seconds > 0)
         return self.proven is not before
+
+    def drop(self) -> None:
+        """What was seen is too old to hold against anybody."""
+        self.seconds, self.proven = 0.0, False

@@ -96,7 +96,7 @@ class Node:
             "--grace-ms",
             "0",
         ]
-        env = self.driver.env(LD_PRELOAD=self.kernel)
+        env = self.driver.env(LD_PRELOAD=self.kernel, TANGRAM_ARBITER_HOLD_UNTOLD="true")
         with (self.folder / "arbiter.log").open("ab") as log:
             self.arbiter = subprocess.Popen(
                 [sys.executable, "-m", "arbiter", *options], env=env, cwd=REPOSITORY, stderr=log

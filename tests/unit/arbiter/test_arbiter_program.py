@@ -110,3 +110,46 @@ def test_settings_come_from_the_environment_too(
     with pytest.raises(SystemExit):
         main([])
     assert "recall_wait_ms is '0'" in capsys.readouterr().err
+
+
+HUNG = """
+import contextlib, sys, threading
+import arbiter.meter, arbiter.witness
+from arbiter.__main__ import main
+from arbiter.turns import Turns
+hung = threading.Barrier(3)
+
+def opened(_root):
+    hung.wait()
+    threading.Event().wait()
+
+def both_hang():
+    hung.wait()
+    print("NVML hangs", flush=True)
+
+close = Turns.close
+Turns.close = lambda turns: (print("everybody runs", flush=True), close(turns))
+close_witness = arbiter.witness.Witness.close
+arbiter.witness.Witness.close = lambda of: (print("NVML is waited for", flush=True), close_witness(of))
+arbiter.meter.opened = arbiter.witness.opened = opened
+threading.Thread(target=both_hang, daemon=True).start()
+main(sys.argv[1:])
+"""
+
+
+def test_it_ends_while_nvml_hangs_and_starts_everybody_before_it_waits_for_that(node: Node) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HUNG, "--grants-dir", str(node.folder), "--metrics-port", "0", "--metrics-host", "127.0.0.1", "--status-socket", str(node.folder / ".status.sock")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "NVML hangs\n"
+        assert any('"serving"' in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stdout.read() == "everybody runs\nNVML is waited for\n"
+    finally:
+        process.kill()
+        process.communicate()

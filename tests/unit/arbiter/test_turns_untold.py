@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from arbiter.tenant import FORGET_S, LOOK_MOST_S, Process, TenantTurns
+from arbiter.timer import now_s
 from arbiter.turn_metrics import families
-from arbiter.witness import add_up
-from nvml.utilisation import Busy
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, Driver, TurnsNode
 from vgpu import wire
 from vgpu.grant import Grant, GrantCard
-from vgpu.untold import Doubt
+from vgpu.untold import ENOUGH_S, Doubt
 from vgpu.wire import Activity, What
 
 
@@ -31,29 +29,37 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode()
+    made = TurnsNode(hold_untold=True)
     yield made
     assert not made.failed.is_set(), "a card's thread failed"
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
-def accuse(node: TurnsNode, name: str) -> None:
-    """As after seconds in which the driver saw it compute without a word."""
-    wait_for(lambda: name in node.turns.statuses())
+def look(node: TurnsNode, seen_s: dict[str, float]) -> None:
+    """A second passes in which the driver sees these compute."""
     with node.turns.lock:
-        node.turns.tenants[name].suspicion.look(100.0, 0.0, 100.0)
-        node.turns.tenants[name].suspicion.proven = False
-    node.turns.witness({name: 1.0})
-    node.turns.witness({name: 1.0})
-    assert node.status(name).untold
+        tenants = [tenant for name, tenant in node.turns.tenants.items() if name in seen_s]
+        at_s = max([now_s(), *(tenant._weighed[0] + 1 for tenant in tenants if tenant._weighed)])
+    node.turns.witness(seen_s, at_s)
+
+
+def accuse(node: TurnsNode, name: str) -> None:
+    """The driver sees it compute without a word until that is enough."""
+    wait_for(lambda: name in node.turns.statuses())
+    for _ in range(5):
+        assert not node.status(name).untold
+        look(node, {name: 1.0})
+    assert node.status(name).untold, "the first look has nothing to compare with; then four of a second are enough"
 
 
 def acquit(node: TurnsNode, name: str) -> None:
-    with node.turns.lock:
-        node.turns.tenants[name].suspicion.seconds = 0.0
-    node.turns.witness({name: 0.0})
-    assert not node.status(name).untold
+    """Nothing is seen of it until it is believed again."""
+    for _ in range(100):
+        look(node, {name: 0.0})
+        if not node.status(name).untold:
+            return
+    raise AssertionError("it is believed again within a minute")
 
 
 def works_unseen(node: TurnsNode, name: str) -> bool:
@@ -114,7 +120,7 @@ def test_a_container_that_is_not_there_any_more_is_not_judged(node: TurnsNode):
     node.tenant("a")
     node.status("a")
     node.drop("a")
-    node.turns.witness({"a": 1.0, "never": 1.0})
+    node.turns.witness({"a": 1.0, "never": 1.0}, now_s())
     assert "a" not in node.turns.statuses()
 
 
@@ -139,29 +145,15 @@ def test_who_is_not_listened_to_counts_as_working_meanwhile(node: TurnsNode, dri
     thread.start()
     try:
         wait_for(lambda: node.turns.counts.held_back, 20)
-        node.turns.witness({"flood": 0.0})
+        node.turns.witness({"flood": 0.0}, now_s())
         held_back = node.turns.counts.held_back
         wait_for(lambda: node.turns.counts.held_back > held_back + 3, 20)
-        node.turns.witness({"flood": 1.0})
+        node.turns.witness({"flood": 1.0}, now_s())
     finally:
         stop.set()
         flooder.sock.shutdown(2)
         thread.join(10)
     assert told[0] > 0.5
-
-
-def test_each_process_counts_for_the_container_whose_grant_it_has(node: TurnsNode):
-    watched = {"a": (frozenset({"0", "1"}), frozenset({1, 2})), "b": (frozenset({"0"}), frozenset({3}))}
-    cards = {"0": Busy({1: 20, 2: 10, 3: 30, 4: 15, 5: 40}, 7), "1": Busy({1: 50}, 7)}
-    assert add_up(watched, cards, {}) == {"a": 0.5, "b": 0.3}
-    assert add_up(watched, cards, {4: "a", 2: "b"}) == {"a": 0.5, "b": 0.4}
-    assert add_up(watched, cards, {5: "a"}) == {"a": 0.7, "b": 0.3}
-
-
-@given(st.dictionaries(st.integers(1, 9), st.integers(1, 100)))
-def test_no_container_computes_for_more_than_all_of_the_time(percent: dict[int, int]) -> None:
-    watched = {"a": (frozenset({"0"}), frozenset(range(1, 10)))}
-    assert 0.0 <= add_up(watched, {"0": Busy(percent, 1)}, {})["a"] <= 1.0
 
 
 def test_what_is_asked_and_had_and_waited_for_is_in_the_metrics(node: TurnsNode, driver: Driver):
@@ -171,7 +163,8 @@ def test_what_is_asked_and_had_and_waited_for_is_in_the_metrics(node: TurnsNode,
     urgent.works()
     wait_for(lambda: node.status("lc").working)
     grants = {name: Grant("ns", name, "", "main", (GrantCard(A, 1, 0),), "standard", 2) for name in ("capped", "lc")}
-    node.turns.witness({"capped": 0.3})
+    assert not node.turns.checks(now_s())
+    node.turns.witness({"capped": 0.3}, now_s())
     told = {
         (sample.name.removeprefix("tangram_arbiter_"), sample.labels.get("pod", "")): sample.value
         for family in families(node.turns, grants)
@@ -188,3 +181,104 @@ def test_what_is_asked_and_had_and_waited_for_is_in_the_metrics(node: TurnsNode,
     assert told["turns_seen_seconds_total", "capped"] == 0, "the first look has nothing to compare with"
     assert told["turns_untold", "capped"] == 0
     assert told["turns_untold_found_total", ""] == 0
+    assert told["checks", ""] == 1
+
+
+def test_without_hold_untold_it_is_told_of_and_nothing_follows(driver: Driver) -> None:
+    node = TurnsNode()
+    liar, other = node.tenant("liar"), node.tenant("other", "best-effort")
+    other.works()
+    wait_for(lambda: node.status("other").working)
+    with capture_logs() as log:
+        accuse(node, "liar")
+    assert [line["event"] for line in log if line["log_level"] == "warning"] == [
+        "computes while it says it is idle: nothing follows from that here"
+    ]
+    assert node.turns.counts.untold == 1
+    assert not works_unseen(node, "liar")
+    assert node.is_quiet()
+    assert not driver.off(liar)
+    assert not driver.off(other)
+    node.close()
+
+
+def test_a_verdict_that_no_look_confirms_ends(node: TurnsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when NVML is gone, or the card: nobody is held for ever to what was seen once."""
+    node.tenant("liar")
+    accuse(node, "liar")
+    assert works_unseen(node, "liar")
+    monkeypatch.setattr("arbiter.turns.now_s", lambda: now_s() + FORGET_S + 10)
+    wait_for(lambda: not node.status("liar").untold, 30)
+    assert not works_unseen(node, "liar")
+    monkeypatch.undo()
+    assert not node.turns.checks(now_s() + FORGET_S + 10)
+
+
+def judged(at_s: list[float], seen_s: list[float], *, works: bool, on: bool = True, core: int = 0) -> TenantTurns:
+    """A container after these looks, that said before all of them whether it works and was switched then."""
+    grant = Grant("ns", "a", "uid", "main", (GrantCard(A, 1, core),), "standard", 2)
+    tenant = TenantTurns("a", grant, None, at_s[0] - 1, holds=True)
+    tenant.processes[1] = Process(1)
+    tenant.says(1, Activity(What.WORK if works else What.IDLE), at_s[0] - 1)
+    tenant.stands(at_s[0] - 1, on=on)
+    for at, seconds in zip(at_s, seen_s, strict=True):
+        tenant.weigh(at, seconds)
+    return tenant
+
+
+@pytest.mark.parametrize(
+    ("at_s", "seen_s", "doubt_s"),
+    [
+        ([10], [1.0], 0.0),
+        ([10, 11], [1.0, 1.0], 0.9),
+        ([10, 11, 12, 13], [1.0] * 4, 2.7),
+        ([10, 11, 12, 13, 14], [1.0] * 5, 3.6),
+        ([10, 12, 14], [1.0, 2.0, 2.0], 3.6),
+        ([10, 11, 12, 13, 113], [1.0, 1.0, 1.0, 1.0, 2.0], 0.0),
+        ([10, 11, 13.5, 14.5], [1.0, 1.0, 2.0, 1.0], 0.9 - 0.25 + 0.9),
+        ([10, 13, 16, 19, 22, 25, 28], [1.0] + [2.0] * 6, 0.0),
+        ([10, 11, 11, 12], [1.0, 1.0, 0.0, 1.0], 1.8),
+    ],
+)
+def test_what_speaks_against_one_is_what_was_seen_and_never_what_a_pause_hid(
+    at_s: list[float], seen_s: list[float], doubt_s: float
+) -> None:
+    tenant = judged(at_s, seen_s, works=False)
+    assert tenant.suspicion.seconds == pytest.approx(doubt_s)
+    assert tenant.suspicion.proven == (doubt_s >= ENOUGH_S)
+    assert tenant.seen_s == pytest.approx(sum(seen_s[1:]))
+
+
+def test_a_pause_speaks_for_whoever_told_of_work_in_it() -> None:
+    """What the next look sees may be of before its end: the driver counts late."""
+    tenant = judged([10, 11], [0.0, 1.0], works=False)
+    tenant.says(1, Activity(What.WORK), 11)
+    tenant.weigh(11 + LOOK_MOST_S + 1, 1.0)
+    assert tenant.suspicion.seconds == 0
+
+
+@pytest.mark.parametrize(("on", "proven"), [(True, False), (False, True)])
+def test_what_it_says_while_it_is_off_explains_nothing(*, on: bool, proven: bool) -> None:
+    """Else one who says all the time that it works could compute past the library while its own cap stops it."""
+    tenant = judged([float(at) for at in range(10, 20)], [1.0] * 10, works=True, on=on, core=10)
+    assert tenant.suspicion.proven is proven
+
+
+def test_what_a_gated_one_says_while_it_is_off_counts() -> None:
+    """Its kernels go on."""
+    grant = Grant("ns", "a", "uid", "main", (GrantCard(A, 1, 10),), "standard", 2)
+    tenant = TenantTurns("a", grant, None, 9.0)
+    tenant.processes[1] = Process(1)
+    tenant.ineffective = 3
+    tenant.says(1, Activity(What.WORK), 9.0)
+    tenant.stands(9.0, on=False)
+    for at in range(10, 20):
+        tenant.weigh(float(at), 1.0)
+    assert not tenant.suspicion.proven
+
+
+@pytest.mark.parametrize(("seen_s", "pace"), [(1.0, 1.0), (0.5, 0.5), (0.2, 0.2), (2.0, 1.0)])
+def test_time_without_a_word_costs_what_the_driver_saw_of_it(seen_s: float, pace: float) -> None:
+    tenant = judged([float(at) for at in range(10, 60)], [seen_s] * 50, works=False)
+    assert tenant.suspicion.proven
+    assert tenant.pace == pytest.approx(pace)

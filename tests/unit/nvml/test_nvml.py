@@ -7,16 +7,20 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvml import utilisation
+from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, Health
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
 from nvml.probe import profile_gb
+from nvml.utilisation import Busy, busy
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
 from vgpu.inventory import Inventory
@@ -196,3 +200,48 @@ def test_a_card_is_ill_from_the_first_trouble_until_it_has_answered_often_enough
             ill = answered < ANSWERS_TO_RECOVER
         assert (CARD in health.ill) == ill
         assert changed == (before != ill)
+
+
+class Samples:
+    """The binding's module, as far as utilisation asks it: one answer a call, an error where it is one."""
+
+    NVMLError_NotFound, NVMLError_NotSupported = nv.NVMLError_NotFound, nv.NVMLError_NotSupported
+    NVMLError_InsufficientSize = nv.NVMLError_InsufficientSize
+
+    def __init__(self, *answers: object) -> None:
+        self._answers = list(answers)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802 - its name
+        return uuid
+
+    def nvmlDeviceGetProcessUtilization(self, _handle: str, _since_us: int) -> object:  # noqa: N802 - its name
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def sample(pid: int, percent: int, at_us: int) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, smUtil=percent, timeStamp=at_us)
+
+
+def test_samples_count_that_are_new_and_not_of_a_clock_that_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [sample(1, 10, 99), sample(2, 20, 100), sample(3, 30, 101), sample(4, 0, 150), sample(5, 50, 201)]
+    told += [sample(6, 4_000_000, 120)]  # one that the driver has lost sight of
+    monkeypatch.setattr(utilisation, "nv", Samples(told))
+    assert busy(CARD, 100, 200) == Busy({3: 30}, 150)
+
+
+def test_a_process_more_than_were_counted_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = nv.NVMLError_InsufficientSize()
+    monkeypatch.setattr(utilisation, "nv", Samples(late, late, [sample(3, 30, 101)]))
+    assert busy(CARD, 100, 200) == Busy({3: 30}, 101)
+    monkeypatch.setattr(utilisation, "nv", Samples(late, late, late))
+    with pytest.raises(NvmlError, match=f"utilisation of card {CARD}"):
+        busy(CARD, 100, 200)
+
+
+def test_a_card_that_does_not_tell_by_process_has_seen_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (nv.NVMLError_NotFound(), nv.NVMLError_NotSupported()):
+        monkeypatch.setattr(utilisation, "nv", Samples(error))
+        assert busy(CARD, 100, 200) == Busy({}, 100)

@@ -1,0 +1,44 @@
+"""What the log says of tenants of GPU time, and what a process is told that is turned away. Decides nothing."""
+
+from __future__ import annotations
+
+import structlog
+
+from arbiter.connection import Connection, Gone
+from arbiter.tenant import PARTIAL, TenantTurns
+from vgpu import wire
+
+_TOO_MANY = 3
+"""Code of ERROR, as docs/reference/protocol.md lists them."""
+_log = structlog.get_logger()
+
+
+def refuse(connection: Connection, limit: int) -> None:
+    """One process too many: say so and hang up."""
+    try:
+        connection.send(0, wire.Error(_TOO_MANY, f"more than {limit} processes of one container"))
+    except Gone as gone:
+        _log.debug("peer gone before its error", pid=connection.pid, reason=str(gone))
+    connection.sock.close()
+
+
+def tell_of_doubt(tenant: TenantTurns) -> None:
+    """The verdict on its word has changed."""
+    if not tenant.suspicion.proven:
+        _log.info("its word about its work counts again", grant=tenant.name)
+    elif tenant.distrusted:
+        _log.warning("computes while it says it is idle: it counts as working best-effort", grant=tenant.name)
+    else:
+        _log.warning("computes while it says it is idle: nothing follows from that here", grant=tenant.name)
+
+
+def tell_of_partial(tenant: TenantTurns) -> None:
+    """Once, of one with more channels than a list holds."""
+    if tenant.partial and not tenant.told_partial:
+        _log.error("a tenant cannot be suspended: new work is held back instead", grant=tenant.name, reason=PARTIAL)
+        tenant.told_partial = True
+
+
+def tell_of_no_effect(tenant: TenantTurns) -> None:
+    """Its work ends while it is suspended."""
+    _log.error("suspends have no effect: new work is held back too", grant=tenant.name)
