@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import structlog
 
 from arbiter.connection import Connection, Gone
 from arbiter.tenant import PARTIAL, TenantTurns
 from vgpu import wire
 
-_TOO_MANY = 3
+COMPLAIN_S: Final = 10.0
+"""A tenant that cannot be suspended is logged this often, however often it tells of other channels."""
+_TOO_MANY: Final = 3
 """Code of ERROR, as docs/reference/protocol.md lists them."""
 _log = structlog.get_logger()
 
@@ -30,6 +34,13 @@ def tell_of_doubt(tenant: TenantTurns) -> None:
         _log.warning("computes while it says it is idle: it counts as working best-effort", grant=tenant.name)
     else:
         _log.warning("computes while it says it is idle: nothing follows from that here", grant=tenant.name)
+
+
+def tell_of_trouble(tenant: TenantTurns, why: str, at_s: float) -> None:
+    """It cannot be suspended."""
+    if at_s - tenant.complained_at_s >= COMPLAIN_S:
+        tenant.complained_at_s = at_s
+        _log.error("a tenant cannot be suspended", grant=tenant.name, reason=why, times=tenant.failures)
 
 
 def tell_of_partial(tenant: TenantTurns) -> None:

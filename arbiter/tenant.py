@@ -325,11 +325,12 @@ class TenantTurns:
             return True if Runs.OFF in runs else None
         return False if Runs.ON in runs and not self.trouble else None
 
-    def doubt(self, card: str) -> None:
-        """Somebody else may have started what we stopped."""
-        for seat in self.seats(card):
-            if seat.runs is Runs.OFF:
-                seat.runs = Runs.UNSURE
+    def doubt(self) -> None:
+        """It may have started what we stopped, as nobody told it that we live; then on all of its cards."""
+        for process in self.processes.values():
+            for seat in process.seats.values():
+                if seat.runs is Runs.OFF:
+                    seat.runs = Runs.UNSURE
 
     def changed_channels(self) -> None:
         """What is known of its channels is of others."""

@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final
 
-import structlog
-
-from arbiter.complaints import refuse, tell_of_doubt, tell_of_no_effect, tell_of_partial
+from arbiter.complaints import refuse, tell_of_doubt, tell_of_no_effect, tell_of_partial, tell_of_trouble
 from arbiter.connection import Connection
 from arbiter.counts import Counts
 from arbiter.lane import Lane
@@ -34,13 +32,10 @@ from vgpu.trace import Event, Join, Leave, Switched
 
 EVENTS_KEPT: Final = 4096
 """Of the trace, which an admin may ask for. Guessed: some seconds of a busy node."""
-COMPLAIN_S: Final = 10.0
-"""A tenant that cannot be suspended is logged this often, however often it tells of other channels."""
 INEFFECTIVE_S: Final = 0.020
 """Work that ends so long after a suspend was not suspended. Specified: the driver takes one millisecond."""
 CHECKED_S: Final = 10.0
 """Nothing was compared with the driver's count for so long: it is not checked. Guessed: some looks."""
-_log = structlog.get_logger()
 
 
 class Turns:
@@ -224,8 +219,7 @@ class Turns:
         if why:
             tenant.failures += 1
             self._gate(tenant, why)
-        for uuid in tenant.joined.cards if tenant.joined is not None else ():
-            self._lane(uuid).wake()
+        self._wake(tenant)
 
     def switched(self, tenant: TenantTurns, on: bool, status: int, took_s: float) -> None:
         """A switch was made, or failed: then the tenant is on, and stays so until it tells of its channels anew."""
@@ -273,8 +267,9 @@ class Turns:
         for tenant in self.tenants.values():
             if tenant.page is not None and card in tenant.depends_on():
                 tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
-            if gap:
-                tenant.doubt(card)
+            if gap and card in tenant.depends_on():
+                tenant.doubt()
+                self._wake(tenant)
             if tenant.forgets(now_s()):
                 self._doubts(tenant)
                 self._know(tenant)
@@ -335,12 +330,9 @@ class Turns:
 
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""
-        at_s = now_s()
         why = f"driver {self._driver} was never tried before: {why}" if self._driver else why
         tenant.trouble = tenant.trouble or why
-        if at_s - tenant.complained_at_s >= COMPLAIN_S:
-            tenant.complained_at_s = at_s
-            _log.error("a tenant cannot be suspended", grant=tenant.name, reason=why, times=tenant.failures)
+        tell_of_trouble(tenant, why, now_s())
         self._show(tenant, 0.0)
 
     def _show(self, tenant: TenantTurns, took_s: float) -> None:
@@ -370,10 +362,14 @@ class Turns:
                 tenant.wanted = wanted
                 if tenant.gates:
                     self._show(tenant, 0.0)
-                for uuid in tenant.joined.cards if tenant.joined is not None else ():
-                    self._lanes[uuid].wake()
+                self._wake(tenant)
         for lane in self._lanes.values():
             lane.ask_again(self._decision.ask_again_s)
+
+    def _wake(self, tenant: TenantTurns) -> None:
+        """There is something to do on its cards."""
+        for uuid in tenant.joined.cards if tenant.joined is not None else ():
+            self._lane(uuid).wake()
 
     def _alive_at_s(self, tenant: TenantTurns) -> float:
         """When the thread that has been silent for longest, of those that read or switch this tenant, came round last."""

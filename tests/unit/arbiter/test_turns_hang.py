@@ -13,6 +13,7 @@ from arbiter.timer import now_s
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, B, Driver, Tenant, TurnsNode
 from vgpu import wire
+from vgpu.share import Settings
 
 SILENCE_S = 0.6
 """After so long the library enables its own channels."""
@@ -27,7 +28,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode()
+    made = TurnsNode(settings=Settings(starve_after_s=600))
     yield made
     assert not made.failed.is_set(), "a card's thread failed"
     made.close()
@@ -77,6 +78,26 @@ def test_who_depends_on_a_card_that_hangs_sees_no_sign_of_life_and_the_others_do
     finally:
         go_on.set()
     wait_for(lambda: silent_s(node, "off") < SILENCE_S and silent_s(node, "gang") < SILENCE_S)
+
+
+def test_who_went_on_by_himself_on_another_card_too_is_stopped_there_again(node: TurnsNode, driver: Driver):
+    """His page said nothing for as long as one of his cards hung; the thread of the other one noticed nothing."""
+    gang = node.tenant("gang", "best-effort", cards=(B, A), channels=False)
+    there = gang.client + 1000
+    gang.tells_channels(card=0, client=there)
+    gang.tells_channels(card=1)
+    urgent = node.tenant("lc", "latency-critical")
+    gang.works()
+    urgent.works()
+    wait_for(lambda: driver.off(gang) and driver.off(gang, there) and not node.status("gang").on)
+    go_on = hang(driver, urgent)
+    try:
+        wait_for(lambda: silent_s(node, "gang") > SILENCE_S)
+        driver.free(gang, there)
+        driver.free(gang)
+    finally:
+        go_on.set()
+    wait_for(lambda: driver.off(gang) and driver.off(gang, there))
 
 
 def test_health_names_the_card_whose_thread_hangs(node: TurnsNode):

@@ -74,12 +74,13 @@ class Driver:
         self._refused[tenant.client, True] = status
         self._refused[tenant.client, False] = status if starts else rm.OK
 
-    def free(self, tenant: Tenant) -> None:
-        """The process freed its channels."""
+    def free(self, tenant: Tenant, client: int | None = None) -> None:
+        """The process freed its channels, or enabled them itself."""
+        wanted = tenant.client if client is None else client
         with self._lock:
-            for client, channel in list(self._count):
-                if client == tenant.client:
-                    del self._count[client, channel]
+            for of, channel in list(self._count):
+                if of == wanted:
+                    del self._count[of, channel]
 
     def stop_behind_its_back(self, tenant: Tenant) -> None:
         with self._lock:
