@@ -184,6 +184,7 @@ def test_a_process_belongs_to_the_grant_that_is_mounted_in_its_namespace(text: s
 )
 def test_a_process_of_a_run_belongs_to_the_grant_it_was_started_with(value: str, key: str | None) -> None:
     with subprocess.Popen(["sleep", "60"], env={"TANGRAM_GRANT": value, "PATH": os.environ["PATH"]}) as child:
+        wait_for(Path(f"/proc/{child.pid}/environ").read_bytes, 30)  # a moment later than there is a child
         assert host.grant_named(child.pid, Path("/state/grants")) == key
         child.kill()
 
