@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -214,7 +214,8 @@ class Honest:
 
 
 @settings(max_examples=40, deadline=None)
-@given(SPANS, st.floats(0.0, 1.0), st.lists(st.one_of(st.just(1.0), st.floats(0.2, 12.0)), min_size=10, max_size=30))
+@given(SPANS, st.floats(0.0, 1.0), st.lists(st.one_of(st.just(1.0), st.floats(0.2, 30.0)), min_size=10, max_size=30))
+@example([(30.0, 2.0)], 0.0, [27.0, 32.0, 32.0])  # all its work right before each look
 def test_who_tells_all_its_work_is_never_accused_whatever_the_pauses_between_looks(
     spans: list[tuple[float, float]], late_s: float, pauses_s: list[float]
 ) -> None:
