@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 import pytest
 
 from tests.built import shim_build
+from tests.probe import Probe
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import ContainerStatus, decode_status
@@ -95,69 +95,6 @@ class Worker:
         if self._process.stderr is not None and not self._process.stderr.closed:
             errors = self._process.communicate()[1]
             assert "Sanitizer" not in errors, errors
-
-
-class Probe:
-    """A process of shim/tests/probe.c."""
-
-    def __init__(self, program: Path, env: dict[str, str]) -> None:
-        self._ended = False
-        self._process = subprocess.Popen(
-            [str(program)], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-
-    def ask(self, *words: object) -> list[int]:
-        """One call and its answer: the CUresult, then what came back."""
-        self.start(*words)
-        return self.finish()
-
-    def start(self, *words: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(" ".join(map(str, words)) + "\n")
-        self._process.stdin.flush()
-
-    def finish(self) -> list[int]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the program ended with {self._process.wait()}: {self._errors()}"
-        return [int(word) for word in line.split()]
-
-    def alloc(self, mib: float) -> int:
-        """The CUresult."""
-        return self.ask("alloc", int(mib * MIB))[0]
-
-    def info_mib(self) -> tuple[float, float]:
-        """cuMemGetInfo: free, total."""
-        code, free, total = self.ask("info")
-        assert code == 0
-        return free / MIB, total / MIB
-
-    def stop(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def end(self) -> str:
-        """Ends it; what it wrote to stderr."""
-        self._ended = True
-        return self._process.communicate()[1]
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        if not self._ended:
-            errors = self._process.communicate()[1]
-            self._ended = True
-            assert "Sanitizer" not in errors, errors
-
-    def _errors(self) -> str:
-        assert self._process.stderr is not None
-        return self._process.stderr.read()
 
 
 @dataclass
@@ -289,7 +226,9 @@ class Stage:
         return sum(int(mib) for pid, mib in used if int(pid) in {worker.pid for worker in workers})
 
     def bare_probe(self, route: str = "direct", key: str = "", **env: str) -> Probe:
-        self._probes.append(Probe(self.build / f"tests/probe-{route}", self.env(key, **env)))
+        program, pipe = self.build / f"tests/probe-{route}", subprocess.PIPE
+        process = subprocess.Popen([program], env=self.env(key, **env), text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+        self._probes.append(Probe(process))
         return self._probes[-1]
 
     def python(self, program: str, **env: str) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.built import shim_build
+from tests.probe import Probe
 
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
@@ -118,39 +119,6 @@ class Ctl:
             process.communicate()
         stopped = self.call("arbiter", "stop", "--force")
         assert stopped.returncode == 0, stopped.stderr
-
-
-class Probe:
-    """A process of shim/tests/probe.c under a run."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def ask(self, *words: object) -> list[int]:
-        """One call and its answer: the CUresult, then what came back."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(f"the run ended with {self.process.wait()}: {self.process.communicate()[1]}")
-        return [int(word) for word in line.split()]
-
-    def alloc(self, mib: int) -> int:
-        """The CUresult."""
-        return self.ask("alloc", mib * MIB)[0]
-
-    def info_mib(self) -> tuple[int, int]:
-        """cuMemGetInfo: free, total."""
-        code, free, total = self.ask("info")
-        assert code == 0
-        return free // MIB, total // MIB
-
-    def end(self) -> int:
-        """Close its input, which ends it; its exit code."""
-        self.process.communicate()
-        return self.process.returncode
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
