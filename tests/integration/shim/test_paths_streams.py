@@ -1,0 +1,152 @@
+"""Pools and memory in a stream's order: charged for what the driver reserves, until the driver has it back.
+
+The container of these tests has 1000 MiB of the first card. `true_mib` is the driver's own count of the process.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.shim.conftest import CARDS, OUT_OF_MEMORY, Stage
+
+SUFFIXES = ("", "_ptsz")
+
+
+def test_a_pool_that_keeps_what_is_freed_stays_charged_for_it(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_of()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert stage.true_mib(gpu) == 900, "the release threshold keeps it"
+    assert gpu.free_mib() == 100
+    assert stage.worker().ask("alloc(200)")[0] == OUT_OF_MEMORY
+    assert gpu.ask("stream_alloc(500)")[0] == 0, "the pool has it still"
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100), "and was not trimmed for it"
+
+
+@pytest.mark.parametrize("sync", ["stream_sync()", "stream_sync(0, '_ptsz')", "context_sync()", "event_sync()"])
+def test_a_synchronisation_that_shrinks_the_pool_gives_the_memory_back(stage: Stage, sync: str) -> None:
+    gpu = stage.worker()
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100), (
+        "not yet: the driver has it until the next synchronisation"
+    )
+    gpu.must(sync)
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_pool_is_charged_for_what_it_reserves_and_not_for_what_was_asked(stage: Stage) -> None:
+    gpu = stage.worker()
+    gpu.must("stream_alloc(0.25)")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (2, 998)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_pool_of_the_programs_own_is_charged_trimmed_and_destroyed(stage: Stage, suffix: str) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_new()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    at = [gpu.must(f"pool_alloc(300, {pool}, 0, '{suffix}')") for _ in range(3)]
+    assert gpu.ask(f"pool_alloc(300, {pool}, 0, '{suffix}')")[0] == OUT_OF_MEMORY
+    for one in at[:2]:
+        gpu.must(f"stream_free({one}, 0, '{suffix}')")
+    gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100)
+    gpu.must(f"pool_trim({pool}, 600)")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (600, 400)
+    gpu.must(f"pool_trim({pool})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (300, 700)
+    gpu.must(f"stream_free({at[2]}, 0, '{suffix}')")
+    gpu.must(f"pool_end({pool})")
+    gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_destroyed_pool_is_charged_until_its_last_pointer_is_freed(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_new()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    at, idle = (gpu.must(f"pool_alloc({mib}, {pool})") for mib in (600, 300))
+    gpu.must(f"stream_free({idle})")
+    gpu.must(f"pool_end({pool})")
+    gpu.must("context_sync()")
+    assert gpu.free_mib() == 400, "the driver keeps what is still in use, and no more"
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert gpu.free_mib() == 1000
+
+
+def test_idle_memory_of_a_pool_makes_room_for_other_memory(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_of()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert gpu.ask("alloc(500)")[0] == 0
+    assert stage.true_mib(gpu) == 500
+
+
+def test_a_pool_chosen_for_the_device_is_the_one_that_pays(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_new()")
+    gpu.must(f"pool_keep({pool}, 4000)")
+    gpu.must(f"pool_choose({pool})")
+    at = gpu.must("stream_alloc(900)")
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert gpu.free_mib() == 100
+    gpu.must(f"pool_trim({pool})")
+    assert gpu.free_mib() == 1000
+
+
+def test_a_pool_on_another_card_is_charged_to_that_card(stage: Stage) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+    gpu = stage.worker(device=0)
+    pool = gpu.must("pool_new(1)")
+    assert gpu.ask(f"pool_alloc(200, {pool})")[0] == OUT_OF_MEMORY
+    gpu.must(f"pool_alloc(100, {pool})")
+    assert gpu.free_mib() == 1000, "the first card holds nothing"
+
+
+def test_a_stream_of_another_card_allocates_from_that_cards_pool(stage: Stage) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+    gpu = stage.worker(device=1)
+    stream = gpu.must("stream_new()")
+    gpu.must("use(0)")
+    assert gpu.ask(f"stream_alloc(200, {stream})")[0] == OUT_OF_MEMORY
+    gpu.must(f"stream_alloc(100, {stream})")
+    assert gpu.free_mib() == 1000
+
+
+def test_plain_memory_freed_in_a_streams_order_is_charged_until_the_stream_is_there(stage: Stage) -> None:
+    gpu = stage.worker()
+    stream = gpu.must("stream_new()")
+    at = gpu.must("alloc(900)")
+    gpu.must(f"busy(300, {stream})")
+    gpu.must(f"stream_free({at}, {stream})")
+    assert gpu.ask("alloc(500)")[0] == OUT_OF_MEMORY, "the kernel before the free may still use it"
+    assert gpu.free_mib() == 100
+    gpu.must(f"stream_sync({stream})")
+    assert gpu.free_mib() == 1000
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_plain_memory_may_be_freed_in_a_streams_order(stage: Stage, suffix: str) -> None:
+    gpu = stage.worker()
+    for _ in range(3):
+        at = gpu.must("alloc(900)")
+        gpu.must(f"stream_free({at}, 0, '{suffix}')")
+        gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_stream_ordered_memory_is_refused_with_out_of_memory(stage: Stage, suffix: str) -> None:
+    gpu = stage.worker()
+    assert gpu.ask(f"stream_alloc(1001, 0, '{suffix}')")[0] == OUT_OF_MEMORY
+    assert gpu.ask(f"stream_alloc(1000, 0, '{suffix}')")[0] == 0
+    assert gpu.ask(f"stream_alloc(1, 0, '{suffix}')")[0] == OUT_OF_MEMORY
