@@ -124,28 +124,19 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuArrayDestroy(CUarray array)
-{
-    NEEDS(cuArrayDestroy);
-    struct owned was;
-    bool ours = table_disown(OWNED_AS(OWNED_ARRAY, (uintptr_t)array), &was);
-    CUresult rc = tangram.driver.cuArrayDestroy(array);
-    if (rc == CUDA_SUCCESS)
-        sparse_forget(array);
-    if (ours)
-        settle_handle(rc, &was);
-    return rc;
-}
+#define DESTROY_ARRAY(name, handle, kind)                                                                                      \
+    EXPORT CUresult name(handle array)                                                                                         \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        struct owned was;                                                                                                      \
+        bool ours = table_disown(OWNED_AS(kind, (uintptr_t)array), &was);                                                      \
+        CUresult rc = tangram.driver.name(array);                                                                              \
+        if (rc == CUDA_SUCCESS)                                                                                                \
+            sparse_forget(array);                                                                                              \
+        if (ours)                                                                                                              \
+            settle_handle(rc, &was);                                                                                           \
+        return rc;                                                                                                             \
+    }
 
-EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
-{
-    NEEDS(cuMipmappedArrayDestroy);
-    struct owned was;
-    bool ours = table_disown(OWNED_AS(OWNED_MIPMAP, (uintptr_t)array), &was);
-    CUresult rc = tangram.driver.cuMipmappedArrayDestroy(array);
-    if (rc == CUDA_SUCCESS)
-        sparse_forget(array);
-    if (ours)
-        settle_handle(rc, &was);
-    return rc;
-}
+DESTROY_ARRAY(cuArrayDestroy, CUarray, OWNED_ARRAY)
+DESTROY_ARRAY(cuMipmappedArrayDestroy, CUmipmappedArray, OWNED_MIPMAP)

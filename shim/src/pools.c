@@ -51,61 +51,28 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
     return rc;
 }
 
-EXPORT CUresult cuStreamSynchronize(CUstream stream)
-{
-    NEEDS(cuStreamSynchronize);
-    struct activity_before before = activity_sync_begins(stream, 0);
-    CUresult rc = tangram.driver.cuStreamSynchronize(stream);
-    if (rc == CUDA_SUCCESS) {
-        activity_stream_synced(before);
-        after_synchronize();
+/* begins: what is known before the wait; ends: what to say of it afterwards. */
+#define WAITS(name, params, begins, ends, ...)                                                                                 \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        struct activity_before before = begins;                                                                                \
+        CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
+        if (rc == CUDA_SUCCESS) {                                                                                              \
+            ends(before);                                                                                                      \
+            after_synchronize();                                                                                               \
+        }                                                                                                                      \
+        return rc;                                                                                                             \
     }
-    return rc;
+
+static void event_synced(struct activity_before none)
+{
+    (void)none;
+    activity_something_synced();
 }
 
-EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
-{
-    NEEDS(cuStreamSynchronize_ptsz);
-    struct activity_before before = activity_sync_begins(stream, 1);
-    CUresult rc = tangram.driver.cuStreamSynchronize_ptsz(stream);
-    if (rc == CUDA_SUCCESS) {
-        activity_stream_synced(before);
-        after_synchronize();
-    }
-    return rc;
-}
-
-EXPORT CUresult cuEventSynchronize(CUevent event)
-{
-    NEEDS(cuEventSynchronize);
-    CUresult rc = tangram.driver.cuEventSynchronize(event);
-    if (rc == CUDA_SUCCESS) {
-        activity_something_synced();
-        after_synchronize();
-    }
-    return rc;
-}
-
-EXPORT CUresult cuCtxSynchronize(void)
-{
-    NEEDS(cuCtxSynchronize);
-    struct activity_before before = activity_context_sync_begins();
-    CUresult rc = tangram.driver.cuCtxSynchronize();
-    if (rc == CUDA_SUCCESS) {
-        activity_context_synced(before);
-        after_synchronize();
-    }
-    return rc;
-}
-
-EXPORT CUresult cuCtxSynchronize_v2(CUcontext context)
-{
-    NEEDS(cuCtxSynchronize_v2);
-    struct activity_before before = activity_context_sync_begins();
-    CUresult rc = tangram.driver.cuCtxSynchronize_v2(context);
-    if (rc == CUDA_SUCCESS) {
-        activity_context_synced(before);
-        after_synchronize();
-    }
-    return rc;
-}
+WAITS(cuStreamSynchronize, (CUstream stream), activity_sync_begins(stream, 0), activity_stream_synced, stream)
+WAITS(cuStreamSynchronize_ptsz, (CUstream stream), activity_sync_begins(stream, 1), activity_stream_synced, stream)
+WAITS(cuEventSynchronize, (CUevent event), (struct activity_before){0}, event_synced, event)
+WAITS(cuCtxSynchronize, (void), activity_context_sync_begins(), activity_context_synced)
+WAITS(cuCtxSynchronize_v2, (CUcontext context), activity_context_sync_begins(), activity_context_synced, context)
