@@ -158,10 +158,14 @@ class Node:
         return seen[program.process.pid]
 
     def _seen(self) -> dict[int, dict[str, int]]:
-        """What the kernel driver's double knows of each process, by pid, at one moment."""
-        lines = self.driver.ctl("kernel").splitlines()[1:]
-        found = [{key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)} for line in lines]
-        return {numbers["pid"]: numbers for numbers in found}
+        """What the kernel driver's double knows of each process, by pid, at one moment; of several cards together."""
+        seen: dict[int, dict[str, int]] = {}
+        for line in self.driver.ctl("kernel").splitlines()[1:]:
+            numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
+            of = seen.setdefault(numbers["pid"], dict.fromkeys(numbers, 0))
+            for key, value in numbers.items():
+                of[key] += value
+        return seen
 
     def misuses(self) -> str:
         """How the kernel driver was misused, in words; empty when it was not."""
