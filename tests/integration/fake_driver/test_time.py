@@ -72,7 +72,11 @@ import time
 h = n.nvmlDeviceGetHandleByIndex(0)
 end = time.monotonic() + 60
 while n.nvmlDeviceGetUtilizationRates(h).gpu < 90 and time.monotonic() < end: time.sleep(0.02)
-print(json.dumps([n.nvmlDeviceGetUtilizationRates(h).gpu, [(p.pid, p.smUtil) for p in n.nvmlDeviceGetProcessUtilization(h, 0)]]))
+since_us, processes = int(time.time() * 1e6), []
+while not processes and time.monotonic() < end:
+    try: processes = [(p.pid, p.smUtil) for p in n.nvmlDeviceGetProcessUtilization(h, since_us)]
+    except n.NVMLError_NotFound: time.sleep(0.02)
+print(json.dumps([n.nvmlDeviceGetUtilizationRates(h).gpu, processes]))
 """
     busy, processes = nvml_python(driver, code)
     assert busy >= 90
