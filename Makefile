@@ -6,6 +6,7 @@ export UV_PYTHON_DOWNLOADS := never
 RUN := uv run --frozen --no-sync
 # tests of one file share fixtures that take seconds, so files are what is dealt out
 PYTEST := $(RUN) pytest -n auto --dist loadfile
+SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python"
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
@@ -40,10 +41,10 @@ unit: .venv/.synced shim ## the tests that need no cluster
 	$(PYTEST)
 
 shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
-	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" lib fake unit asan tsan
+	$(SHIM) lib fake unit asan tsan
 
 sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about three minutes)
-	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python" sanitized
+	$(SHIM) sanitized
 
 faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn, ROUNDS=1000 times in the order of SEED=1 (about ten minutes)
 	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim lib
