@@ -9,6 +9,8 @@ on the node that the scheduler has decided for. If it does not fit there any mor
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any
 
@@ -27,10 +29,20 @@ from vgpu.placement import Placement
 
 
 class Binder:
-    """Binds pods through `client`. Each call to the API may take `timeout_s`."""
+    """Binds pods through `client`. Each call to the API may take `timeout_s`.
 
-    def __init__(self, state: State, client: Client, *, timeout_s: float) -> None:
-        self._state, self._client, self._timeout_s = state, client, timeout_s
+    `making_way` takes out of the way what is kept for a pod (by UID) while its place is chosen.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        client: Client,
+        *,
+        timeout_s: float,
+        making_way: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._state, self._client, self._timeout_s, self._making_way = state, client, timeout_s, making_way
 
     async def bind(self, args: BindingArgs) -> str:
         """Bind, and answer how it went: `bound`, or `bound already`. Raises Refused, BadAsk or ApiError with nothing left held,
@@ -42,7 +54,7 @@ class Binder:
             raise Refused(f"pod {args.key} is being bound to node {reservation.node} already")
         if reservation is None or reservation.node != args.node:
             pod = await self._pod(args)
-            if self._is_ours(pod, args):
+            if self._is_ours(pod, args) or self._was_seen_bound(args):
                 return "bound already"
             self._reserve_again(pod, args)
         self._state.move(args.uid, "binding")
@@ -97,6 +109,17 @@ class Binder:
         self._state.assume(pod)
         return True
 
+    def _was_seen_bound(self, args: BindingArgs) -> bool:
+        """What the watch told, or another bind call did, while the pod was read: a place that is firm is not chosen anew."""
+        claim, reservation = self._state.claims.get(args.uid), self._state.reservations.get(args.uid)
+        if reservation is not None and reservation.firm:
+            raise Refused(f"pod {args.key} is being bound to node {reservation.node} already")
+        if claim is None or reservation is not None:
+            return False
+        if claim.node != args.node:
+            raise Refused(f"pod {args.key} is bound to node {claim.node}: it cannot be bound to {args.node}")
+        return True
+
     def _reserve_again(self, pod: Pod, args: BindingArgs) -> None:
         """Hold a place on the node that was decided for, chosen now. Nothing for a pod that does not ask for ours."""
         ask = self._state.ask_of(pod)
@@ -104,11 +127,12 @@ class Binder:
             return
         self._state.expire()
         self._state.cancel(args.uid)
-        answer = self._state.place(ask, [args.node])
-        if not isinstance(answer, Placement):
-            reason = answer.reasons.get(args.node, "unknown")
-            raise Refused(f"pod {args.key} does not fit node {args.node} any more: {reason}")
-        self._state.reserve(args.uid, args.key, ask, answer)
+        with self._making_way(args.uid):
+            answer = self._state.place(ask, [args.node])
+            if not isinstance(answer, Placement):
+                reason = answer.reasons.get(args.node, "unknown")
+                raise Refused(f"pod {args.key} does not fit node {args.node} any more: {reason}")
+            self._state.reserve(args.uid, args.key, ask, answer)
 
     async def _pod(self, args: BindingArgs) -> Pod:
         path = paths.pod(args.namespace, args.name)

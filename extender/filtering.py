@@ -5,7 +5,8 @@ One node, not a list: with more than one left the scheduler scores them, and its
 
 A pod of a policy that lists (`scheduler`) is answered every node that fits, and nothing is held: which node it becomes, kube-scheduler
 alone will know. Its GPUs are chosen when it is bound, and bind refuses when they have gone meanwhile; the scheduler then starts over.
-Where one node is left, as for a pod that was nominated, there is nothing to choose, and its place is held as for others.
+Where one node is left, as for a pod that was nominated, there is nothing to choose, and its place is held as for others. So it is where
+others' plans had to yield.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from vgpu.policy import POLICIES
 NO_NAMES = "the scheduler sent no NodeNames: configure this extender with nodeCacheCapable: true"
 
 
-def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
-    """Place the pod on one of the nodes named, and reserve it there."""
+def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> FilterResult:
+    """Place the pod on one of the nodes named, and reserve it there.
+
+    Without `may_list` also a pod of a policy that lists: of room that is given up for this call alone, nothing is left at the next.
+    """
     pod, candidates = args.pod, args.node_names
     if candidates is None:
         return FilterResult(error=NO_NAMES)
@@ -44,7 +48,7 @@ def filter_nodes(state: State, args: FilterArgs) -> FilterResult:
             return FilterResult([node])
         return FilterResult(unresolvable={reason: _each_once(candidates)})
     state.cancel(pod.uid)
-    if POLICIES[ask.policy].lists:
+    if may_list and POLICIES[ask.policy].lists:
         fit = fitting(state.fleet, ask, candidates, state.claims.only(ask, state.names))
         if len(fit) > 1:
             return FilterResult(fit)

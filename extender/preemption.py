@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import filterfalse
 
 import msgspec
 import structlog
@@ -77,6 +79,11 @@ class Preemption:
         return {"budgets": self.budgets.statistics()} if self.enabled else {}
 
     @property
+    def remembered(self) -> int:
+        """Answers of the verb that are remembered."""
+        return len(self._answered)
+
+    @property
     def evicted(self) -> int:
         """Pods that were evicted on our own way."""
         return self._evictor.evicted
@@ -126,26 +133,33 @@ class Preemption:
                 self.holds.drop(pod.uid)
         elif not self.ahead.planned(pod.uid) and (hold is None or (hold.node != node and not hold.nominated)):
             _, plans = self._answered.get(pod.uid, (0.0, {}))
-            plan = plans.get(node) or self._plan_of_before(pod, node)
+            plan = plans.get(node)
+            if plan is None and turned_down(pod):  # others were nominated ahead by another replica
+                plan = self._plan_of_before(pod, node)
             if plan is not None:
                 self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
 
     def _read_back(self) -> None:
         """Once, when all is known and before anything is decided: what an extender that ran before this one kept for whom.
 
-        Who was nominated and never turned down by the scheduler was nominated ahead of its turn, others have had pods evicted for them.
+        Who was nominated and never turned down by the scheduler was nominated ahead of its turn. Others have had pods evicted for them: they
+        come first, whatever order pods are listed in.
         """
         if self._known_before or self.pods is None or not self.pods.has_synced.is_set():
             return
         self._known_before = True
-        for pod in self._all_pods():
+        nominated = [
+            pod
+            for pod in self._all_pods()
+            if pod.status.nominated_node_name
+            and not (pod.spec.node_name or leaving(pod) or self.holds.get(pod.uid) is not None)
+        ]
+        for pod in filter(turned_down, nominated if self.enabled else ()):
             node = pod.status.nominated_node_name
-            if not node or pod.spec.node_name or leaving(pod) or self.holds.get(pod.uid) is not None:
-                continue
-            if not turned_down(pod):
-                self.ahead.read_back(pod)
-            elif self.enabled and (plan := self._plan_of_before(pod, node, restarted=True)) is not None:
+            if (plan := self._plan_of_before(pod, node, restarted=True)) is not None:
                 self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+        for pod in filterfalse(turned_down, nominated):
+            self.ahead.read_back(pod)
 
     def _plan_of_before(self, pod: Pod, node: str, *, restarted: bool = False) -> Eviction | None:
         """What an extender that ran before this one must have had in mind: the pod fits once those who leave are gone."""
@@ -172,16 +186,17 @@ class Preemption:
             result = filter_nodes(self._state, args)
             if _nowhere(result):
                 with self.ahead.plans.aside(priority_of(args.pod)) as others:
-                    result = filter_nodes(self._state, args) if others else result
+                    result = filter_nodes(self._state, args, may_list=False) if others else result
         if self.enabled and _nowhere(result) and args.node_names is not None:
             self._evictor.no_room(args.pod, args.node_names)
         return result
 
-    def before_bind(self, uid: str) -> None:
-        """A pod whose place has lapsed meanwhile is placed again by bind: the room kept for it must not be in its way."""
+    @contextmanager
+    def making_way(self, uid: str) -> Iterator[None]:
+        """Bind chooses a place for this pod: what is kept for it is not in its way meanwhile. Do not await inside."""
         self.ahead.plans.drop(uid)
-        if self.holds.get(uid) is not None and self._state.claims.get(uid) is None:
-            self.holds.drop(uid)
+        with self.holds.lifted(uid):
+            yield
 
     def preempt(self, args: PreemptionArgs) -> PreemptionResult:
         """The preempt verb. Raises BadAsk."""
@@ -189,15 +204,20 @@ class Preemption:
         if self.enabled and not self.budgets.has_synced.is_set():
             log.warning("nobody is evicted before the disruption budgets are known", pod=pod.key)
             return PreemptionResult()
-        if self._state.ask_of(pod) and (not self.enabled or self._is_being_helped(pod.uid)):
+        if self._state.ask_of(pod) and (not self.enabled or self._is_gone(pod) or self._is_being_helped(pod.uid)):
             return PreemptionResult()
         self._state.expire()
         with self.holds.lifted(pod.uid), self.ahead.plans.aside(priority_of(pod)):
             result, plans = choose(self._state, self._books, args)
-        for node, plan in plans.items():
-            self._answered[pod.uid] = self._clock(), plans
-            self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+            for node, plan in plans.items():  # before plans come back: those whose room this takes do not
+                self._answered[pod.uid] = self._clock(), plans
+                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
         return result
+
+    def _is_gone(self, pod: Pod) -> bool:
+        """Is it not there, or not yet? Then nothing would ever end what is kept for it."""
+        known = self._pod_of(pod.key)
+        return known is None or known.uid != pod.uid
 
     def _is_being_helped(self, uid: str) -> bool:
         hold = self.holds.get(uid)
@@ -205,6 +225,9 @@ class Preemption:
 
     def expire(self) -> None:
         """Once a second: end what has lapsed, take what came free."""
+        long_ago_s = self._clock() - self._hold_s
+        for uid in [uid for uid, (at_s, _) in self._answered.items() if at_s <= long_ago_s]:
+            del self._answered[uid]
         for uid in self.holds.lapsed(self._clock()):
             hold = self.holds.drop(uid)
             if hold is not None:

@@ -90,7 +90,6 @@ class Verbs:
                 error = missing
             else:
                 args = self._binding_args.decode(body)
-                self._preemption.before_bind(args.uid)
                 outcome = (await self._binder.bind(args)).replace(" ", "_")
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             error = f"bind: the request cannot be read: {wrong}"

@@ -76,6 +76,7 @@ def urgent(mib: int = FULL_MIB) -> PodBuilder:
 async def test_the_victims_are_those_of_one_card_not_those_of_the_totals(api: FakeApi) -> None:
     for name, row, mib in (("a", 0, HALF_MIB), ("b", 1, HALF_MIB), ("c", 0, HALF_MIB)):
         api.put(bound(name, "n1", row, mib).plain())
+    api.put(urgent().plain())
     async with running(api) as scheduler:
         # half a card more is what the totals lack; on card 1 one pod leaving is enough
         answer = await preempt(scheduler, urgent(), n1=uids("a"), n2=[])
@@ -87,6 +88,7 @@ async def test_the_victims_are_those_of_one_card_not_those_of_the_totals(api: Fa
 async def test_an_empty_list_is_filled_where_totals_fit_and_no_card_does(api: FakeApi) -> None:
     api.put(bound("a", "n1", 0, HALF_MIB).plain())
     api.put(bound("b", "n1", 1, HALF_MIB).annotated(**{"class": "best-effort"}).plain())
+    api.put(urgent().plain())
     async with running(api) as scheduler:
         assert await preempt(scheduler, urgent(), n1=None) == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}
 
@@ -101,6 +103,7 @@ async def test_a_node_where_only_best_effort_pods_go_is_answered_rather_than_one
         ("y", "n2", 0, HALF_MIB, low), ("z", "n2", 1, FULL_MIB, {}),
     ):  # fmt: skip
         api.put(bound(name, at, row, mib).annotated(**more).plain())
+    api.put(urgent().plain())
     async with running(api) as scheduler:
         answer = await preempt(scheduler, urgent(), n1=uids("one"), n2=uids("z"))
         assert answer == {"n2": {"Pods": uids("x", "y"), "NumPDBViolations": 0}}
@@ -110,6 +113,7 @@ async def test_whole_pods_are_read_as_well_as_uids(api: FakeApi) -> None:
     victims = [bound("a", "n1", row, FULL_MIB) if row == 0 else bound("b", "n1", 1, FULL_MIB) for row in (0, 1)]
     for one in victims:
         api.put(one.plain())
+    api.put(urgent().plain())
     async with running(api) as scheduler:
         await scheduler.extender.preemption.budgets.has_synced.wait()
         named = {"n1": {"Pods": [one.plain() for one in victims], "NumPDBViolations": 0}}
@@ -122,6 +126,7 @@ async def test_a_node_that_is_not_known_and_uids_that_are_not_there_are_never_an
     for row in (0, 1):
         api.put(bound(f"a{row}", "n1", row, FULL_MIB).plain())
         api.put(bound(f"b{row}", "n2", row, FULL_MIB).plain())
+    api.put(urgent().plain())
     async with running(api) as scheduler:
         assert await preempt(scheduler, urgent(), n9=uids("a0"), n1=uids("b0"), n2=uids("nobody")) == {}
         assert await preempt(scheduler, urgent(), n2=uids("b1")) == {"n2": {"Pods": uids("b0"), "NumPDBViolations": 0}}
@@ -133,6 +138,7 @@ async def test_nobody_is_named_who_must_not_go(api: FakeApi, who: str) -> None:
         one = bound(f"a{row}", "n1", row, FULL_MIB).of_priority(1000 if who == "equal" else 0)
         api.put((one.terminating() if who == "leaving" else one).plain())
     preemptor = urgent().of_priority(1000, "Never") if who == "never" else urgent()
+    api.put(preemptor.plain())
     async with running(api) as scheduler:
         if who == "placed":
             assert (await scheduler.filter(preemptor, "n2"))["NodeNames"] == ["n2"]
@@ -144,6 +150,7 @@ async def test_budgets_are_kept_to_and_violations_counted(api: FakeApi) -> None:
         api.put(bound(f"a{row}", "n1", row, FULL_MIB).labelled(app="kept").plain())
         api.put(bound(f"b{row}", "n2", row, FULL_MIB).labelled(app="kept" if row == 0 else "free").plain())
     api.put(budget("kept", 0, app="kept"))
+    api.put(urgent().plain())
     async with running(api) as scheduler:
         violated = {"n1": {"Pods": uids("a0"), "NumPDBViolations": 1}}
         assert await preempt(scheduler, urgent(), n1=uids("a0")) == violated
@@ -158,6 +165,7 @@ async def test_victims_without_a_gpu_stay_named_and_what_ours_would_free_is_made
         plain = bound(f"a{row}", "n1", row, FULL_MIB).plain()
         plain["spec"]["containers"][0]["resources"]["requests"]["cpu"] = amount
         api.put(plain)
+    api.put(urgent().plain())
     async with running(api) as scheduler:
         answer = await preempt(scheduler, urgent(), n1=uids("cpu", "a1"))
         assert answer == {"n1": {"Pods": uids("a1", "cpu"), "NumPDBViolations": 0}}, "a0 frees too little CPU"
@@ -179,6 +187,7 @@ async def test_a_body_that_cannot_be_read_evicts_nobody(api: FakeApi, body: byte
 async def test_switched_off_nobody_is_evicted(api: FakeApi) -> None:
     api.put(bound("a", "n1", 0, HALF_MIB).plain())
     api.put(bound("b", "n1", 1, HALF_MIB).plain())
+    api.put(urgent().plain())
     async with running(api, preemption=False) as scheduler:
         body = {"Pod": urgent().plain(), "NodeNameToMetaVictims": {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}}
         assert await scheduler.call("preempt", body) == {"NodeNameToMetaVictims": {}}
@@ -220,7 +229,11 @@ async def test_a_nomination_from_before_a_restart_keeps_the_room_that_comes_free
     api.put(bound("a", "n1", 0, FULL_MIB).terminating().plain())
     api.put(bound("b", "n1", 1, FULL_MIB).plain())
     async with running(api) as scheduler:
-        api.put(urgent().nominated_to("n1").plain())
+        nominated = urgent().nominated_to("n1").plain()
+        nominated["status"]["conditions"] = [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        ]  # in the same write
+        api.put(nominated)
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.holds) == 1)
         api.remove(bound("a", "n1", 0, FULL_MIB).plain())
         await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-a") is None)

@@ -1,0 +1,103 @@
+"""Bind chooses a place itself where none is reserved, and the world goes on while it reads the pod."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from extender.binding import Binder
+from kube.errors import ApiError
+from tests.builders import card, pod, share
+from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
+from vgpu.errors import Refused
+
+LISTED = pod("s").asking(mib=FULL_MIB).annotated(placement="scheduler")
+
+
+def binder(world: World) -> Binder:
+    return Binder(world.state, world.server, timeout_s=1, making_way=world.preemption.making_way)
+
+
+async def test_a_pod_seen_bound_elsewhere_while_it_was_read_keeps_what_it_has() -> None:
+    world = World(n1=1, n2=1)
+    world.tell(LISTED)
+    bound = LISTED.on("n2").assigned(share(card(0, node="n2"), FULL_MIB))
+
+    def answer(method: str, *_: Any) -> bytes:
+        if method == "POST":
+            raise ApiError(409, "Conflict", "already assigned")
+        if len(world.server.calls) == 1:
+            world.tell(bound)  # the watch overtakes the answer
+            return LISTED.json()
+        return bound.json()
+
+    world.server.answer = answer
+    with pytest.raises(Refused, match="is bound to node n2: it cannot be bound to n1"):
+        await binder(world).bind(world.binding(LISTED, "n1"))
+    claim = world.state.claims.get("uid-default-s")
+    assert claim is not None
+    assert claim.node == "n2"
+    assert world.filter(pod("other").asking(mib=FULL_MIB), "n2").node_names == []
+    assert world.filter(pod("other").asking(mib=FULL_MIB), "n1").node_names == ["n1"]
+
+
+async def test_a_pod_seen_bound_where_it_is_to_go_is_bound_already() -> None:
+    world = World(n1=2)
+    world.tell(LISTED)
+
+    def answer(*_: Any) -> bytes:
+        world.tell(LISTED.on("n1").assigned(share(card(1), FULL_MIB)))
+        return LISTED.json()
+
+    world.server.answer = answer
+    assert await binder(world).bind(world.binding(LISTED, "n1")) == "bound already"
+    assert world.server.calls == ["GET /api/v1/namespaces/default/pods/s"]
+
+
+async def test_of_two_bind_calls_that_read_at_the_same_time_one_is_refused_and_takes_nothing_from_the_other() -> None:
+    world = World(n1=2)
+    world.tell(LISTED)
+    world.server.answer = lambda method, *_: LISTED.json() if method == "GET" else b"{}"
+    calls = [binder(world).bind(world.binding(LISTED, "n1")) for _ in range(2)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert answers[0] == "bound"
+    assert isinstance(answers[1], Refused)
+    assert sum(call.startswith("POST") for call in world.server.calls) == 1
+    reservation = world.state.reservations.get("uid-default-s")
+    assert reservation is not None
+    assert reservation.stage == "bound"
+
+
+async def test_room_kept_for_a_pod_is_kept_while_bind_reads_it() -> None:
+    world = World(n1=1, n2=1)
+    for name, where in (("v", "n1"), ("w", "n2")):
+        world.tell(pod(name).asking(mib=FULL_MIB).on(where).assigned(share(card(0, node=where), FULL_MIB)))
+    urgent = LISTED.of_priority(1000)
+    world.tell(urgent)
+    assert list(world.preempt(urgent, n1=["v"]).nodes) == ["n1"]
+    world.end("v")
+    world.end("w")
+    assert world.filter(urgent, "n1", "n2").node_names == ["n1", "n2"], "so nothing is reserved"
+
+    def answer(method: str, *_: Any) -> bytes:
+        if method == "GET":
+            assert world.filter(pod("other").asking(mib=1024), "n1").node_names == []
+        return urgent.json()
+
+    world.server.answer = answer
+    assert await binder(world).bind(world.binding(urgent, "n1")) == "bound"
+    assert world.state.fleet.overcommitted() == []
+
+
+async def test_room_that_is_not_enough_yet_stays_kept_when_bind_refuses() -> None:
+    world = World(n1=1)
+    world.tell(pod("v").asking(mib=HALF_MIB).on("n1").assigned(share(card(0), HALF_MIB)))
+    urgent = LISTED.of_priority(1000)
+    world.tell(urgent)
+    world.preempt(urgent, n1=["v"])
+    world.server.answer = lambda *_: urgent.json()
+    with pytest.raises(Refused, match="does not fit node n1 any more"):
+        await binder(world).bind(world.binding(urgent, "n1"))
+    assert world.filter(pod("other").asking(mib=1024), "n1").node_names == []

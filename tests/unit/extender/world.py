@@ -1,0 +1,117 @@
+"""An extender without its process: state, nominating and preemption in one hand, told of pods as the watch would, at a time of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import msgspec
+
+from extender.nominating import Nominator
+from extender.plans import Plan
+from extender.preempting import PreemptionArgs, PreemptionResult
+from extender.preemption import Preemption
+from extender.settings import Settings
+from extender.state import State
+from extender.wire import BindingArgs, FilterArgs, FilterResult
+from kube.client import Client
+from kube.objects import Pod
+from tests.builders import PodBuilder, node
+from vgpu.names import DEFAULT
+from vgpu.placement import Placement, place
+
+FULL_MIB = 81_920
+HALF_MIB = FULL_MIB // 2
+
+
+class Pods:
+    """Stands for the cache of pods."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Pod] = {}
+        self.has_synced = asyncio.Event()
+        self.has_synced.set()
+
+    def get(self, key: str) -> Pod | None:
+        return self.by_key.get(key)
+
+    def items(self) -> Iterator[Pod]:
+        return iter(self.by_key.values())
+
+
+class Server(Client):
+    """Stands for the API server: `answer` is asked what each call comes to, and may raise ApiError."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.answer: Callable[[str, str, Any], bytes] = lambda *_: b"{}"
+
+    async def get(self, path: str, *_: Any, **__: Any) -> bytes:
+        return await self.send("GET", path)
+
+    async def send(self, method: str, path: str, body: object = None, *_: Any, **__: Any) -> bytes:
+        self.calls.append(f"{method} {path}")
+        await asyncio.sleep(0)
+        return self.answer(method, path, body)
+
+    def evictions(self) -> list[str]:
+        """Names of the pods whose eviction was asked for, in order."""
+        return [call.split("/")[-2] for call in self.calls if call.endswith("/eviction")]
+
+
+class World:
+    """`gpus` says how many cards each node has."""
+
+    def __init__(self, **gpus: int) -> None:
+        self.now_s = 0.0
+        self.pods, self.server = Pods(), Server()
+        self.state = State(lambda: self.now_s, names=DEFAULT)
+        self.ahead = Nominator(
+            self.server,
+            self.state,
+            pod_of=self.pods.get,
+            nodes=cast("Any", list),
+            clock=lambda: self.now_s,
+            scheduler="tangram-scheduler",
+            from_nodes=1,
+        )
+        chosen = Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
+        self.preemption = Preemption(self.server, self.state, chosen, self.ahead, clock=lambda: self.now_s)
+        self.preemption.pods = cast("Any", self.pods)
+        self.preemption.budgets.has_synced.set()
+        for name, count in gpus.items():
+            self.state.node_changed(None, node(name).with_gpus(count).build())
+
+    def tell(self, built: PodBuilder | Pod) -> Pod:
+        """The watch tells of a pod."""
+        new = built if isinstance(built, Pod) else built.build()
+        old = self.pods.by_key.get(new.key)
+        self.pods.by_key[new.key] = new
+        self.preemption.pod_changed(old, new)
+        return new
+
+    def end(self, name: str) -> None:
+        """The watch tells that a pod is gone."""
+        self.preemption.pod_changed(self.pods.by_key.pop(f"default/{name}"), None)
+
+    def plan(self, built: PodBuilder, where: str) -> None:
+        """Room is planned for a pod ahead of its turn."""
+        pod = built.build()
+        ask = self.state.ask_of(pod)
+        found = place(self.state.fleet, ask, [where])
+        assert isinstance(found, Placement)
+        self.ahead.plans.put(pod.uid, Plan(pod.key, pod.spec.priority or 0, ask, found, 300.0))
+
+    def filter(self, built: PodBuilder, *names: str) -> FilterResult:
+        return self.preemption.filter(FilterArgs(built.build(), names))
+
+    def preempt(self, built: PodBuilder, **victims: list[str]) -> PreemptionResult:
+        """`victims`: node -> names of pods."""
+        named = {where: {"Pods": [{"UID": f"uid-default-{name}"} for name in some]} for where, some in victims.items()}
+        body = {"Pod": built.plain(), "NodeNameToMetaVictims": named}
+        return self.preemption.preempt(msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs))
+
+    def binding(self, built: PodBuilder, where: str) -> BindingArgs:
+        pod = built.build()
+        return BindingArgs(pod.metadata.name, pod.metadata.namespace, pod.uid, where)
