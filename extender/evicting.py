@@ -33,6 +33,7 @@ from kube.patch import merge
 from vgpu.errors import BadAsk
 from vgpu.fleet import Fleet
 from vgpu.inventory import Inventory
+from vgpu.placement import Placement
 from vgpu.preemption import Eviction, Holder, Rules, victims
 from vgpu.request import PodAsk
 
@@ -70,6 +71,18 @@ class Wanting:
     since_s: float
 
 
+@dataclass(slots=True)
+class _Begun:
+    """Evictions that are not all done."""
+
+    wanting: Wanting
+    plan: Eviction
+    before: str
+    """Where the pod was nominated to before we did; the watch may say so for a while."""
+    evicted: bool = False
+    """Has anybody gone yet?"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Books:
     """Of some nodes, as they were at one moment: whom to evict there is worked out beside the event loop, for a node may take tens of ms."""
@@ -89,7 +102,8 @@ class _Books:
 
 
 class Evictor:
-    """`pod_of` finds a pod by `namespace/name`; `asked` says when the scheduler was last told victims for a UID."""
+    """`pod_of` finds a pod by `namespace/name`; `asked` says when the scheduler was last told victims for a UID; `active` says whether
+    the scheduler beside us is the one that schedules."""
 
     def __init__(
         self,
@@ -102,6 +116,7 @@ class Evictor:
         *,
         pod_of: Callable[[str], Pod | None],
         asked: Callable[[str], float],
+        active: Callable[[], bool],
         clock: Callable[[], float],
         hold_s: float,
         grace_s: float = GRACE_S,
@@ -109,10 +124,10 @@ class Evictor:
     ) -> None:
         self._client, self._state, self._books, self._holds = client, state, books, holds
         self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
+        self._active = active
         self._clock, self._hold_s, self._grace_s, self._retry_s = clock, hold_s, grace_s, retry_s
         self._wanting: dict[str, Wanting] = {}
-        self._plans: dict[str, Eviction] = {}
-        """Evictions that are not all done."""
+        self._plans: dict[str, _Begun] = {}
         self._waited: set[str] = set()
         """UIDs for which room was kept in vain while others left by themselves."""
         self._in_vain: dict[str, float] = {}
@@ -144,6 +159,12 @@ class Evictor:
             self._withdrawn.append(hold)
             self._wake.set()
 
+    def expire(self) -> None:
+        """Once a second: forget what matters no more."""
+        long_ago_s = self._clock() - VAIN_S
+        for uid in [uid for uid, at_s in self._in_vain.items() if at_s <= long_ago_s]:
+            del self._in_vain[uid]
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
@@ -154,7 +175,7 @@ class Evictor:
             await asyncio.sleep(self._grace_s)
             withdrawn, self._withdrawn = self._withdrawn, []
             for hold in withdrawn:
-                await self._guarded(hold.key, self._withdraw)
+                await self._guarded(hold.key, partial(self._withdraw, hold))
             for uid in list(self._plans):
                 await self._guarded(uid, self._carry_on)
             some, self._wanting = self._wanting, {}
@@ -167,9 +188,9 @@ class Evictor:
         except ApiError as error:
             log.warning("evicting for a pod met the API server's refusal", uid=uid, error=str(error))
 
-    async def _withdraw(self, key: str) -> None:
+    async def _withdraw(self, hold: Hold, key: str) -> None:
         pod = self._pod_of(key)
-        if pod is not None and not pod.spec.node_name and pod.status.nominated_node_name:
+        if pod is not None and not pod.spec.node_name and pod.status.nominated_node_name == hold.node:
             await self._nominate(pod, None)
 
     def _priority(self, key: str) -> int:
@@ -188,17 +209,17 @@ class Evictor:
 
     async def _help(self, one: Wanting, _: str) -> None:
         found = self._waiting(one.key, one.uid)
-        if found is None or one.uid in self._plans or self._asked(one.uid) >= one.since_s:
+        if found is None or one.uid in self._plans or not self._is_ours_to_help(one, found[1]):
             return
         pod, ask = found
         hold = self._holds.get(one.uid)
         if hold is not None and self._books.terminating(hold.node):
             return
         plan = await self._plan(one, pod, ask)
+        if self._waiting(one.key, one.uid) is None or not self._is_ours_to_help(one, ask):
+            return
         if plan is None:
             self._in_vain[one.uid] = self._clock()
-            return
-        if self._waiting(one.key, one.uid) is None or self._asked(one.uid) >= one.since_s:
             return
         until_s = self._clock() + self._hold_s
         self._holds.put(one.uid, Hold(pod.key, plan.node, plan.assignment, until_s, nominated=bool(plan.victims)))
@@ -210,8 +231,18 @@ class Evictor:
         except ApiError:
             self._holds.drop(one.uid)
             raise
-        self._plans[one.uid] = plan
+        self._plans[one.uid] = _Begun(one, plan, pod.status.nominated_node_name)
         await self._carry_on(one.uid)
+
+    def _is_ours_to_help(self, one: Wanting, ask: PodAsk) -> bool:
+        """The scheduler beside us has not found another way, nor another scheduler taken over, nor room come free meanwhile."""
+        return self._active() and self._asked(one.uid) < one.since_s and not self._fits(one, ask)
+
+    def _fits(self, one: Wanting, ask: PodAsk, but: str = "") -> bool:
+        """Is there room for it now, on another node than `but`? The scheduler heard of it as we did, and will be back."""
+        nodes = [name for name in one.nodes if name != but]
+        with self._holds.lifted(one.uid):
+            return isinstance(self._state.place(ask, nodes), Placement)
 
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> Eviction | None:
         """The least eviction over all nodes; none needed where those who leave by themselves make room."""
@@ -249,35 +280,57 @@ class Evictor:
 
     async def _carry_on(self, uid: str) -> None:
         """Evict what is left of a plan, one by one, as long as it leads anywhere."""
-        plan, hold = self._plans[uid], self._holds.get(uid)
-        for victim in plan.victims:
-            found = self._waiting(hold.key, uid) if hold is not None else None
-            if hold is None or found is None:
+        begun, staying = self._plans.get(uid), set[str]()
+        for victim in begun.plan.victims if begun is not None else ():
+            found = self._still_wanted(uid)
+            if begun is None or found is None:
                 self._plans.pop(uid, None)
                 return
-            if not self._needed(uid, found[1], plan, victim):
+            pod, ask = found
+            if not self._needed(uid, ask, begun.plan, victim, staying):
+                staying.add(victim)
                 continue
-            if not self._leads_anywhere(uid, found[1], plan):
-                log.info("an eviction is given up: it would not help any more", pod=hold.key, node=plan.node)
+            if self._goes_elsewhere(begun, ask) or not self._leads_anywhere(uid, ask, begun.plan, staying):
+                log.info("an eviction is given up: it would not help any more", pod=pod.key, node=begun.plan.node)
                 self._plans.pop(uid, None)
                 self._holds.drop(uid)
-                await self._nominate(found[0], None)
+                await self._nominate(pod, None)
                 return
-            if not await self._evict(found[0], plan, victim):
+            if not await self._evict(pod, begun.plan, victim):
                 return  # later: the plan stays
+            begun.evicted = True
         self._plans.pop(uid, None)
 
-    def _leads_anywhere(self, uid: str, ask: PodAsk, plan: Eviction) -> bool:
-        gone = frozenset(plan.victims) | self._books.terminating(plan.node)
+    def _still_wanted(self, uid: str) -> tuple[Pod, PodAsk] | None:
+        """The pod that others are evicted for, if it still waits for that: its room is kept, and nobody nominated it elsewhere."""
+        begun, hold = self._plans.get(uid), self._holds.get(uid)
+        found = self._waiting(hold.key, uid) if hold is not None else None
+        if begun is None or found is None:
+            return None
+        node = begun.plan.node
+        if found[0].status.nominated_node_name not in ("", begun.before, node):
+            log.info("an eviction is given up: somebody nominated the pod elsewhere", pod=found[0].key, node=node)
+            self._holds.drop(uid)
+            return None
+        return found
+
+    def _goes_elsewhere(self, begun: _Begun, ask: PodAsk) -> bool:
+        """Did room come free on another node before the first was evicted?"""
+        pods = map(self._books.pod, begun.plan.victims)
+        nobody_went = not begun.evicted and all(pod is not None and not leaving(pod) for pod in pods)
+        return nobody_went and self._fits(begun.wanting, ask, but=begun.plan.node)
+
+    def _leads_anywhere(self, uid: str, ask: PodAsk, plan: Eviction, staying: Set[str]) -> bool:
+        gone = (frozenset(plan.victims) - staying) | self._books.terminating(plan.node)
         with self._holds.lifted(uid):
             return self._after(ask, [plan.node], gone) is not None
 
-    def _needed(self, uid: str, ask: PodAsk, plan: Eviction, victim: str) -> bool:
-        """Is the victim still there to stay, and would the pod not fit with it?"""
+    def _needed(self, uid: str, ask: PodAsk, plan: Eviction, victim: str, staying: Set[str]) -> bool:
+        """Is the victim still there to stay, and would the pod not fit with it? `staying`: those of whom that was answered no."""
         pod = self._books.pod(victim)
         if pod is None or leaving(pod):
             return False
-        gone = (frozenset(plan.victims) | self._books.terminating(plan.node)) - {victim}
+        gone = (frozenset(plan.victims) - staying - {victim}) | self._books.terminating(plan.node)
         with self._holds.lifted(uid):
             return self._after(ask, [plan.node], gone) is None
 

@@ -145,6 +145,10 @@ class Nominator:
         if self.plans.drop(pod.uid) or self._line:
             self._wake.set()
 
+    def is_asked(self) -> bool:
+        """Is the scheduler beside us the active one, as far as we can tell?"""
+        return self._clock() - self._asked_at < ASKED_S
+
     def planned(self, uid: str) -> bool:
         """Was it nominated by us, ahead of its turn?"""
         return bool(self._seen.get(uid))
@@ -189,8 +193,7 @@ class Nominator:
 
     def _next(self) -> Waiting[Needs] | None:
         now_s = self._clock()
-        active = now_s - self._asked_at < ASKED_S and not self._trust.paused(now_s)
-        if not active or len(self._nodes()) < self._from_nodes:
+        if not self.is_asked() or self._trust.paused(now_s) or len(self._nodes()) < self._from_nodes:
             return None
         return due(self._line, len(self.plans))
 

@@ -71,7 +71,7 @@ class Preemption:
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
         self._evictor = Evictor(
             client, state, self._books, self.holds, self._starvation, self._recorder,
-            pod_of=self._pod_of, asked=self._asked, clock=clock, hold_s=settings.hold_s,
+            pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock, hold_s=settings.hold_s,
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Statistics]:
@@ -228,6 +228,7 @@ class Preemption:
         long_ago_s = self._clock() - self._hold_s
         for uid in [uid for uid, (at_s, _) in self._answered.items() if at_s <= long_ago_s]:
             del self._answered[uid]
+        self._evictor.expire()
         for uid in self.holds.lapsed(self._clock()):
             hold = self.holds.drop(uid)
             if hold is not None:

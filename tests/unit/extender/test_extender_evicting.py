@@ -1,0 +1,216 @@
+"""Who is evicted on the extender's own way, and who no longer once the world has gone on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from extender import evicting
+from extender.evicting import VAIN_S
+from extender.nominating import ASKED_S
+from kube.errors import ApiError
+from tests.builders import PodBuilder, card, node, pod, share
+from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
+
+GIB = 1024
+
+
+def bound(name: str, node: str, mib: int, priority: int = 0, row: int = 0) -> PodBuilder:
+    return pod(name).asking(mib=mib).of_priority(priority).on(node).assigned(share(card(row, node=node), mib))
+
+
+def urgent(mib: int = FULL_MIB, name: str = "urgent") -> PodBuilder:
+    return pod(name).asking(mib=mib).of_priority(1000)
+
+
+def refused(reason: str = "budget") -> ApiError:
+    return ApiError(429, "TooManyRequests", reason)
+
+
+@asynccontextmanager
+async def looking(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[None]]:
+    """Its evictor runs, and waits for nothing."""
+    evictor = world.preemption._evictor
+    monkeypatch.setattr(evictor, "_grace_s", 0.0)
+    monkeypatch.setattr(evictor, "_retry_s", 0.0)
+    task = asyncio.create_task(evictor.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(task: asyncio.Task[None], true: Callable[[], bool]) -> None:
+    """Return when this holds, asked whenever the evictor has gone a step further."""
+    async with asyncio.timeout(10):
+        while not true():
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0)
+
+
+async def looked(world: World, task: asyncio.Task[None]) -> None:
+    """Return when it has looked at all that was turned away before this call: at a witness, that is, whose node has no other pod."""
+    world.state.node_changed(None, node("witness").with_gpus(2).build())
+    for row in (0, 1):
+        world.tell(bound(f"w{row}", "witness", HALF_MIB, row=row))
+    witness = pod("witness").asking(mib=FULL_MIB).of_priority(1)
+    world.tell(witness)
+    assert world.filter(witness, "witness").node_names == []
+    await until(task, lambda: "w0" in world.server.evictions())
+
+
+async def test_a_pod_that_goes_while_another_is_helped_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(n1=1, n2=1)
+    for name in ("n1", "n2"):
+        world.tell(bound(f"v{name}", name, FULL_MIB))
+        world.tell(urgent(name=f"u{name}"))
+        world.filter(urgent(name=f"u{name}"), name)
+    refusals = 0
+
+    def answer(_: str, path: str, __: Any) -> bytes:
+        nonlocal refusals
+        if path.endswith("/vn1/eviction"):
+            refusals += 1
+            if refusals == 2:  # the second round of evictions has begun: both are on its list
+                world.end("un2")
+            raise refused()
+        if path.endswith("/vn2/eviction"):
+            raise refused()
+        return b"{}"
+
+    world.server.answer = answer
+    async with looking(world, monkeypatch) as task:
+        await until(task, lambda: refusals == 4)
+        assert "uid-default-un2" not in world.preemption._evictor._plans
+
+
+@pytest.mark.parametrize("when", ["before the look", "before the first eviction"])
+async def test_nobody_is_evicted_where_room_came_free_meanwhile(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    world = World(n1=1, n2=1)
+    world.tell(bound("a", "n1", FULL_MIB, priority=2000))
+    world.tell(bound("b", "n2", FULL_MIB))
+    world.tell(urgent())
+    assert world.filter(urgent(), "n1", "n2").node_names == []
+    if when == "before the look":
+        world.end("a")
+    else:
+
+        def answer(_: str, path: str, body: Any) -> bytes:
+            if path.endswith("/urgent/status") and body["status"]["nominatedNodeName"]:
+                world.end("a")
+            return b"{}"
+
+        world.server.answer = answer
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert world.server.evictions() == ["w0"]
+    assert world.filter(urgent(), "n1", "n2").node_names == ["n1"]
+    nominated = [call for call in world.server.calls if call.endswith("/urgent/status")]
+    assert len(nominated) == (0 if when == "before the look" else 2), "and taken back"
+
+
+async def test_of_two_that_would_each_do_one_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(n1=1)
+    world.tell(bound("a", "n1", 20 * GIB, priority=5000))
+    for name in ("v1", "v2"):
+        world.tell(bound(name, "n1", 30 * GIB))
+    world.tell(urgent(50 * GIB))
+    assert world.filter(urgent(50 * GIB), "n1").node_names == []
+    first = True
+
+    def answer(_: str, path: str, __: Any) -> bytes:
+        nonlocal first
+        if path.endswith("/v1/eviction") and first:
+            first = False
+            world.end("a")  # now one of the two is enough
+            raise refused()
+        return b"{}"
+
+    world.server.answer = answer
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+        await until(task, lambda: not world.preemption._evictor._plans)
+    assert [name for name in world.server.evictions() if name.startswith("v")] == ["v1", "v2"], "v1 was refused"
+    assert world.preemption.evicted == 2, "one, and the witness's"
+
+
+async def test_a_pod_that_somebody_else_nominated_elsewhere_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several replicas the one beside the active scheduler decides."""
+    world = World(n1=1, n2=1)
+    world.tell(bound("v", "n1", FULL_MIB))
+    world.tell(urgent())
+    world.filter(urgent(), "n1")
+
+    def answer(_: str, path: str, __: Any) -> bytes:
+        if path.endswith("/v/eviction"):
+            world.tell(urgent().nominated_to("n2"))
+            raise refused()
+        return b"{}"
+
+    world.server.answer = answer
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+        await until(task, lambda: not world.preemption._evictor._plans)
+        assert world.server.evictions().count("v") == 1
+        assert world.preemption.holds.get("uid-default-urgent") is None
+        assert sum(call.endswith("/urgent/status") for call in world.server.calls) == 1, "their nomination stands"
+
+
+async def test_who_was_not_asked_lately_evicts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(n1=1)
+    world.tell(bound("v", "n1", FULL_MIB))
+    world.tell(urgent())
+    world.filter(urgent(), "n1")
+    world.now_s = ASKED_S
+    turned_away = world.preemption._evictor._wanting
+    async with looking(world, monkeypatch) as task:
+        await until(task, lambda: world.preemption._evictor._wanting is not turned_away)
+        await looked(world, task)
+    assert world.server.evictions() == ["w0"]
+
+
+@pytest.mark.parametrize("where", ["n1", "n2"])
+async def test_a_nomination_is_withdrawn_only_where_it_is_still_ours(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    world = World(n1=1, n2=1)
+    world.tell(bound("v", "n1", FULL_MIB))
+    world.tell(urgent())
+    world.filter(urgent(), "n1")
+    async with looking(world, monkeypatch) as task:
+        await until(task, lambda: bool(world.server.evictions()))
+        world.tell(urgent().nominated_to(where))
+        world.now_s = 301.0
+        world.preemption.expire()
+        await looked(world, task)
+    withdrawn = sum(call.endswith("/urgent/status") for call in world.server.calls) == 2
+    assert withdrawn is (where == "n1")
+
+
+async def test_a_pod_that_is_gone_when_no_way_was_found_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(n1=1)
+    world.tell(bound("v", "n1", FULL_MIB, priority=5000))
+    for name in ("urgent", "other"):
+        world.tell(urgent(name=name))
+        world.filter(urgent(name=name), "n1")
+    least = evicting._Books.least
+
+    def slow(books: evicting._Books, ask: Any) -> Any:
+        loop.call_soon_threadsafe(lambda: "default/urgent" in world.pods.by_key and world.end("urgent"))
+        return least(books, ask)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(evicting._Books, "least", slow)
+    in_vain = world.preemption._evictor._in_vain
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert set(in_vain) == {"uid-default-other"}
+    world.now_s = VAIN_S
+    world.preemption.expire()
+    assert in_vain == {}
