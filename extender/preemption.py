@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import filterfalse
+from typing import Final
 
 import msgspec
 import structlog
@@ -43,6 +44,9 @@ COMPONENT = "tangram-extender"
 BY_THE_SCHEDULER = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget that kube-scheduler puts on its victims."""
 
+READ_S: Final = 5.0
+"""For so long nobody is evicted before it is known who was preempted lately. Guessed: it is one small list."""
+
 log = structlog.get_logger("extender.preemption")
 
 
@@ -56,17 +60,21 @@ class Preemption:
         settings: Settings,
         ahead: Nominator,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        read_s: float = READ_S,
     ) -> None:
         self.enabled, self.ahead = settings.preemption, ahead
         self.budgets = Cache(client, BUDGETS, Budget, shrink=_small_budget)
         self.pods: Cache[Pod] | None = None
+        self.informed = asyncio.Event()
+        """Is known whom to spare? Before that nobody is evicted."""
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
         self.holds = Holds(state)
         self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
         self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
-        self._known_before = False
+        self._known_before, self._read_s = False, read_s
         self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
         self._evictor = Evictor(
@@ -76,7 +84,10 @@ class Preemption:
 
     def statistics(self) -> dict[str, Statistics]:
         """What its caches have seen, by name."""
-        return {"budgets": self.budgets.statistics()} if self.enabled else {}
+        if not self.enabled:
+            return {}
+        remembered = {"preempted": self._remembering.statistics()} if self._remembering.enabled else {}
+        return {"budgets": self.budgets.statistics(), **remembered}
 
     @property
     def remembered(self) -> int:
@@ -98,6 +109,12 @@ class Preemption:
 
     async def _evict(self) -> None:
         await self.budgets.has_synced.wait()
+        try:
+            async with asyncio.timeout(self._read_s):
+                await self._remembering.read()
+        except TimeoutError:
+            log.warning("who was preempted lately is not known: pods are evicted all the same", waited_s=self._read_s)
+        self.informed.set()
         await self._evictor.run()
 
     # --- what the watch tells ---
@@ -201,8 +218,10 @@ class Preemption:
     def preempt(self, args: PreemptionArgs) -> PreemptionResult:
         """The preempt verb. Raises BadAsk."""
         pod = args.pod
-        if self.enabled and not self.budgets.has_synced.is_set():
-            log.warning("nobody is evicted before the disruption budgets are known", pod=pod.key)
+        if self.enabled and not self.informed.is_set():
+            log.warning(
+                "nobody is evicted before disruption budgets are known, and who was preempted lately", pod=pod.key
+            )
             return PreemptionResult()
         if self._state.ask_of(pod) and (not self.enabled or self._is_gone(pod) or self._is_being_helped(pod.uid)):
             return PreemptionResult()

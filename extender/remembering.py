@@ -1,7 +1,8 @@
 """Who was preempted lately, kept in a ConfigMap: an extender that is started again, or takes over from another, spares whom that one spared.
 
-One small write a second at most, and only while pods are preempted. Whatever goes wrong with it is logged and tried again with the
-next preemption: scheduling does not wait for it.
+One small write a second at most, and only while pods are preempted. Whatever goes wrong with it is logged and tried again: scheduling
+does not wait for it. A write goes by what was last told: when another extender has written since, it is refused, and comes again once
+that is known.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 
 from extender.starvation import Starvation
 from kube import paths
-from kube.cache import Cache
+from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import ConfigMap
@@ -46,6 +47,15 @@ class Remembering:
         """Is anything kept?"""
         return bool(self._name)
 
+    def statistics(self) -> Statistics:
+        """What its cache has seen."""
+        return self._cache.statistics()
+
+    async def read(self) -> None:
+        """Return when what was written before is known."""
+        if self.enabled:
+            await self._cache.has_synced.wait()
+
     async def run(self) -> None:
         """Until cancelled."""
         if not self.enabled:
@@ -66,28 +76,31 @@ class Remembering:
             )
 
     async def _write_down(self) -> None:
-        await self._cache.has_synced.wait()
+        await self.read()
         written = 0
         while True:
             await asyncio.sleep(self._each_s)
             changes = self._starvation.changes
             if changes == written:
                 continue
-            written = changes
             try:
                 await self._write(self._starvation.written().decode())
+                written = changes
             except ApiError as error:
-                log.warning("who was preempted was not written down", error=str(error))
+                if error.conflict or error.not_found:
+                    log.info("who was preempted is written down later: the ConfigMap has changed", error=str(error))
+                else:
+                    log.warning("who was preempted was not written down", error=str(error))
 
     async def _write(self, text: str) -> None:
-        """All that is known: what another extender wrote was told by the watch, and is in it."""
-        try:
-            await merge(self._client, paths.config_map(self._namespace, self._name), {"data": {KEY: text}})
-        except ApiError as error:
-            if not error.not_found:
-                raise
+        """All that is known: what another extender wrote was told by the watch, and is in it. Raises ApiError."""
+        known = self._cache.get(f"{self._namespace}/{self._name}")
+        if known is None:
             body = {
                 "apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": {"name": self._name, "namespace": self._namespace}, "data": {KEY: text},
             }  # fmt: skip
             await self._client.send("POST", paths.config_map(self._namespace), body)
+            return
+        change = {"metadata": {"resourceVersion": known.metadata.resource_version}, "data": {KEY: text}}
+        await merge(self._client, paths.config_map(self._namespace, self._name), change)

@@ -9,7 +9,7 @@ counts once. `clock` is that of the wall, in seconds: what is remembered outlive
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -22,8 +22,12 @@ PERIOD_S: Final = 3600.0
 
 REMEMBERED: Final = 4096
 """Pods and controllers; the ones that were not preempted for longest are forgotten. Guessed."""
+MOST_EACH: Final = 1024
+"""Preemptions of one pod or controller that are remembered, the last ones; a controller that had so many is spared. Guessed."""
+MOST_TOGETHER: Final = 32_768
+"""Preemptions remembered: some 10 MB. Guessed."""
 MOST_BYTES: Final = 500_000
-"""Written down: those preempted last. A ConfigMap takes 1 MiB."""
+"""Written down: those preempted last, less those too long to be written beside them. A ConfigMap takes 1 MiB."""
 ENTRY: Final = 16
 """Bytes beside a name: quotes, colon, comma and time."""
 
@@ -45,12 +49,17 @@ class Starvation:
     def __init__(self, clock: Callable[[], float], *, times: int = TIMES, period_s: float = PERIOD_S) -> None:
         self._clock, self._times, self._period_s = clock, times, period_s
         self._when: dict[str, dict[str, float]] = {}
+        self._together = 0
         self.changes = 0
         """Preemptions seen by this extender itself: who writes them down looks whether there are more."""
 
+    def __len__(self) -> int:
+        """Preemptions that are remembered."""
+        return self._together
+
     def preempted(self, pod: Pod) -> None:
         """It has just been evicted for another."""
-        if self._note(identity(pod), pod.uid, self._clock()):
+        if self._note(identity(pod), {pod.uid: self._clock()}):
             self.changes += 1
 
     def spared(self, pod: Pod, alike: Callable[[str], int]) -> bool:
@@ -61,7 +70,8 @@ class Starvation:
             return False
         for uid in [uid for uid, at_s in known.items() if at_s <= self._clock() - self._period_s]:
             del known[uid]
-        return len(known) >= self._times and len(known) >= self._times * max(1, alike(one))
+            self._together -= 1
+        return len(known) >= self._times and len(known) >= min(MOST_EACH, self._times * max(1, alike(one)))
 
     def written(self) -> bytes:
         """What is to be remembered over a restart."""
@@ -69,26 +79,33 @@ class Starvation:
         kept: Preempted = {}
         for one, known in reversed(self._when.items()):
             lately = {uid: int(at_s) for uid, at_s in known.items() if at_s > since_s}
-            size += len(one) + ENTRY + sum(len(uid) + ENTRY for uid in lately)
-            if size > MOST_BYTES:
-                break
-            kept[one] = lately
+            takes = len(one) + ENTRY + sum(len(uid) + ENTRY for uid in lately)
+            if size + takes <= MOST_BYTES:
+                size += takes
+                kept[one] = lately
         return msgspec.json.encode({one: kept[one] for one in reversed(kept) if kept[one]})
 
     def remembered(self, text: bytes | str) -> None:
         """Take in what an extender wrote down, this one or another. Raises MsgspecError where it cannot be read."""
         now_s = self._clock()
         for one, known in _READ.decode(text).items():
-            for uid, at_s in known.items():
-                if at_s > now_s - self._period_s:
-                    self._note(one, uid, min(float(at_s), now_s))
+            self._note(
+                one, {uid: min(float(at_s), now_s) for uid, at_s in known.items() if at_s > now_s - self._period_s}
+            )
 
-    def _note(self, one: str, uid: str, at_s: float) -> bool:
-        """Answers whether that was new."""
+    def _note(self, one: str, seen: Mapping[str, float]) -> bool:
+        """Answers whether anything was new."""
+        if not seen:
+            return False
         known = self._when.pop(one, {})
-        new = uid not in known
-        known.setdefault(uid, at_s)
+        before = len(known)
+        for uid, at_s in seen.items():
+            known.setdefault(uid, at_s)
+        new = len(known) > before
+        if len(known) > MOST_EACH:
+            known = {uid: known[uid] for uid in sorted(known, key=known.__getitem__)[-MOST_EACH:]}
         self._when[one] = known
-        while len(self._when) > REMEMBERED:
-            del self._when[next(iter(self._when))]
+        self._together += len(known) - before
+        while len(self._when) > REMEMBERED or self._together > MOST_TOGETHER:
+            self._together -= len(self._when.pop(next(iter(self._when))))
         return new

@@ -61,7 +61,7 @@ async def preempt(scheduler: Scheduler, preemptor: PodBuilder, **nodes: list[dic
     victims = {name: {"Pods": pods, "NumPDBViolations": 0} for name, pods in nodes.items()}
     body = {"Pod": preemptor.plain(), "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
     async with asyncio.timeout(10):
-        await scheduler.extender.preemption.budgets.has_synced.wait()
+        await scheduler.extender.preemption.informed.wait()
     answer: dict[str, Any] = (await scheduler.call("preempt", body))["NodeNameToMetaVictims"]
     return answer
 
@@ -115,7 +115,7 @@ async def test_whole_pods_are_read_as_well_as_uids(api: FakeApi) -> None:
         api.put(one.plain())
     api.put(urgent().plain())
     async with running(api) as scheduler:
-        await scheduler.extender.preemption.budgets.has_synced.wait()
+        await scheduler.extender.preemption.informed.wait()
         named = {"n1": {"Pods": [one.plain() for one in victims], "NumPDBViolations": 0}}
         body = {"Pod": urgent().plain(), "NodeNameToVictims": named, "NodeNameToMetaVictims": None}
         answer = await scheduler.call("preempt", body)
@@ -338,7 +338,7 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
                 for times in range(3):
                     before = replace(bound(name, "n1", 0, 1024), uid=f"uid-{name}-{times}")
                     preemption._starvation.preempted(before.build())
-        await preemption.budgets.has_synced.wait()
+        await preemption.informed.wait()
         await scheduler.filter(asking, "n1")
         if why == "asked":
             assert await preempt(scheduler, asking, n1=uids("a"))

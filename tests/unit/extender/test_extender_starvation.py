@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from extender.starvation import MOST_BYTES, REMEMBERED, Starvation
+from extender.starvation import MOST_BYTES, MOST_EACH, MOST_TOGETHER, REMEMBERED, Starvation
 from kube.objects import OwnerReference, Pod
 from tests.builders import pod
 
@@ -96,3 +96,46 @@ def test_what_does_not_fit_a_config_map_is_what_was_longest_ago() -> None:
     back.remembered(starvation.written())
     assert back.spared(pod(f"{2 * REMEMBERED - 1:036}").build(), lambda _: 1)
     assert not back.spared(pod(f"{REMEMBERED + 1:036}").build(), lambda _: 1)
+
+
+def test_one_controller_that_loses_thousands_of_pods_makes_nobody_else_forgotten() -> None:
+    starvation = Starvation(lambda: 1000.0, times=2)
+    one = pod("a").build()
+    for times in range(2):
+        starvation.preempted(again(one, times))
+    for number in range(9_700):
+        starvation.preempted(owned(f"set-{number:040}", "ReplicaSet"))
+    back = Starvation(lambda: 1000.0, times=2)
+    back.remembered(starvation.written())
+    for known in (starvation, back):
+        assert known.spared(one, lambda _: 1)
+        assert known.spared(owned("set-x", "ReplicaSet"), lambda _: 9_700), "it has lost enough"
+        assert len(known) == MOST_EACH + 2
+
+
+def test_of_a_controller_the_last_preemptions_are_remembered() -> None:
+    now_s = [0.0]
+    starvation = Starvation(lambda: now_s[0], times=MOST_EACH, period_s=MOST_EACH)
+    for number in range(2 * MOST_EACH):
+        now_s[0] = number
+        starvation.preempted(owned(f"set-{number}", "ReplicaSet"))
+    assert starvation.spared(owned("set-x", "ReplicaSet"), lambda _: 1)
+    now_s[0] += 1
+    assert not starvation.spared(owned("set-x", "ReplicaSet"), lambda _: 1)
+    assert len(starvation) == MOST_EACH - 1
+
+
+def test_an_entry_that_is_too_long_is_left_out_and_no_other() -> None:
+    starvation = Starvation(lambda: 1000.0, times=1)
+    starvation.preempted(pod("a").build())
+    long = pod("b").build()
+    huge = msgspec.structs.replace(long, metadata=msgspec.structs.replace(long.metadata, uid="u" * MOST_BYTES))
+    starvation.preempted(huge)
+    assert set(msgspec.json.decode(starvation.written())) == {"default/a"}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    starvation = Starvation(lambda: 1000.0)
+    for number in range(2 * MOST_TOGETHER // 512):
+        starvation.remembered(msgspec.json.encode({f"of-{number}": {f"{number}-{at}": 1000 for at in range(512)}}))
+    assert len(starvation) == MOST_TOGETHER

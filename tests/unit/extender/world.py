@@ -80,6 +80,7 @@ class World:
         self.preemption = Preemption(self.server, self.state, chosen, self.ahead, clock=lambda: self.now_s)
         self.preemption.pods = cast("Any", self.pods)
         self.preemption.budgets.has_synced.set()
+        self.preemption.informed.set()
         for name, count in gpus.items():
             self.state.node_changed(None, node(name).with_gpus(count).build())
 
