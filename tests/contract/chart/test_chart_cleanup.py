@@ -105,11 +105,25 @@ def test_what_the_release_made_by_itself_goes(
 
 
 def test_where_nothing_is_made_nothing_is_to_delete(helm: Helm) -> None:
-    values = {"leaderElect": False, "replicas": 1, "preemption": {"enabled": False}}
-    objects = helm.objects({"scheduler": values})
+    objects = helm.objects({"scheduler": {"enabled": False}})
     (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
     assert len(container["command"]) == 3
     assert "tangram-cleanup" not in objects.of("Role")
+
+
+def test_who_was_preempted_is_deleted_also_where_preemption_is_off_by_now(helm: Helm) -> None:
+    values = {"leaderElect": False, "replicas": 1, "preemption": {"enabled": False}}
+    objects = helm.objects({"scheduler": values})
+    (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
+    (path,) = container["command"][3:]
+    (rule,) = objects.one("Role", "tangram-cleanup")["rules"]
+    assert rule["resourceNames"] == [path.rpartition("/")[2]] == ["tangram-scheduler-preempted"]
+
+
+def test_the_extender_may_do_with_the_config_map_what_it_does_and_no_more(helm: Helm) -> None:
+    rules = helm.objects().one("Role", "tangram-scheduler")["rules"]
+    named = [rule for rule in rules if rule.get("resourceNames") == ["tangram-scheduler-preempted"]]
+    assert [rule["verbs"] for rule in named] == [["list", "watch", "patch"]]
 
 
 def test_the_job_strips_the_annotation_of_the_charts_domain(helm: Helm) -> None:
