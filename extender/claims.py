@@ -8,7 +8,7 @@ Claims outlive their node's inventory: a node that goes, comes back, or changes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -47,11 +47,17 @@ def sizes_of(ask: PodAsk, assignment: Assignment, names: Names) -> dict[Size, fr
     return sizes
 
 
+def _nobody_asks(_uid: str, _node: str) -> None:
+    pass
+
+
 class Claims:
     """Every claim, and the fleet that they leave."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
+        self.on_move: Callable[[str, str], None] = _nobody_asks
+        """Told of the UID and the node of who comes to hold something there; of no node when it is given up."""
         self._claims: dict[str, Claim] = {}
         self._held: dict[str, dict[str, tuple[Slice, ...]]] = {}
         """Node -> pod UID -> slices."""
@@ -87,6 +93,7 @@ class Claims:
             self.fleet.debit(claim.node, piece)
         for size, uuids in claim.sizes.items():
             self._starting.setdefault(size, {}).setdefault(claim.node, {})[uid] = uuids
+        self.on_move(uid, claim.node)
 
     def release(self, uid: str) -> bool:
         """The pod holds nothing. Answers whether it held something."""
@@ -104,6 +111,7 @@ class Claims:
                 del nodes[claim.node]
             if not nodes:
                 del self._starting[size]
+        self.on_move(uid, "")
         return True
 
     def set_node(self, name: str, inventory: Inventory | None) -> None:

@@ -52,7 +52,7 @@ def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> Fi
         fit = fitting(state.fleet, ask, candidates, state.claims.only(ask, state.names))
         if len(fit) > 1:
             return FilterResult(fit)
-    answer = state.place(ask, candidates, wishes_of(pod, state.peers, state.claims))
+    answer = state.place(ask, candidates, wishes_of(pod, state.peers))
     if isinstance(answer, Placement):
         state.reserve(pod.uid, pod.key, ask, answer)
         return FilterResult([answer.node])

@@ -66,7 +66,7 @@ class State:
         self._blocked: dict[str, set[str]] = {}
         """Node -> UIDs of its pods whose assignment cannot be read."""
         self._processors = Processors()
-        self.peers = Peers()
+        self.peers = Peers(self.claims)
         self._seen_started = 0
 
     @property

@@ -79,8 +79,9 @@ def place(
     scores = policy.score(outcome)
     if wishes:
         best = _lowest(policy.grade(outcome, scores), best)
-        liked = liking(wishes, fleet, table.columns(best))
-        best = best[liked == liked.max()]
+        if len(best) > 1:  # else nothing is to be weighed
+            liked = liking(wishes, fleet, table.columns(best))
+            best = best[liked == liked.max()]
     for key in scores:
         best = _lowest(key, best)
     at = min(best.tolist(), key=table.names.__getitem__)

@@ -9,15 +9,17 @@ import msgspec
 import pytest
 
 from extender.filtering import filter_nodes, prioritize_nodes
+from extender.peers import Peers
 from extender.state import State, small_node
 from extender.wire import FilterArgs, FilterResult
-from extender.wishing import wishes_of
+from extender.wishing import MOST_KEYS, wishes_of
 from kube.objects import Node, Pod
 from tests.builders import PodBuilder, card, node, pod, share
 from vgpu.names import DEFAULT
 from vgpu.placement import NO_ROOM
 
 ZONE = "topology.kubernetes.io/zone"
+FULL_MIB = 81_920
 
 
 def spreading(built: PodBuilder, **constraint: Any) -> Pod:
@@ -57,7 +59,7 @@ class Cluster:
         self.state.pod_changed(None, built.on(on).assigned(share(card(0, node=on), 1024)).build())
 
     def counted(self, asking: Pod) -> dict[str, int]:
-        (spread,) = wishes_of(asking, self.state.peers, self.state.claims).spreads
+        (spread,) = wishes_of(asking, self.state.peers).spreads
         return dict(spread.peers)
 
 
@@ -139,7 +141,7 @@ def test_selectors_count_as_the_scheduler_does(
 
 def test_what_must_be_is_left_to_the_scheduler(cluster: Cluster) -> None:
     hard = spreading(of_app("x"), whenUnsatisfiable="DoNotSchedule")
-    assert not wishes_of(hard, cluster.state.peers, cluster.state.claims)
+    assert not wishes_of(hard, cluster.state.peers)
 
 
 def test_with_policy_scheduler_every_node_that_fits_is_answered_and_nothing_is_held(cluster: Cluster) -> None:
@@ -175,3 +177,65 @@ def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(clust
     large = pod("x").asking(mib=81_920, container="a").asking(mib=81_920, container="b").build()
     assert prioritize_nodes(cluster.state, FilterArgs(large, ("n1", "n2", "n3"))) == {"n1": 10, "n3": 10}
     assert prioritize_nodes(cluster.state, FilterArgs(pod("plain").build(), ("n1",))) == {}
+
+
+@pytest.mark.parametrize(
+    ("busy", "asking_mib", "looks"),
+    [(0, 10_240, 1), (1, 10_240, 0), (2, FULL_MIB, 0)],
+    ids=["several are as good", "one is best", "none fits"],
+)
+def test_others_are_counted_only_where_that_matters(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, busy: int, asking_mib: int, looks: int
+) -> None:
+    """One GPU that is in use is better than any that is free."""
+    taken = {0: [], 1: [("n3", 0)], 2: [(name, row) for name in ("n1", "n2", "n3") for row in range(2)]}
+    for name, row in taken[busy]:
+        built = pod(f"{name}-{row}").asking(mib=61_440).on(name)
+        cluster.state.pod_changed(None, built.assigned(share(card(row, node=name), 61_440)).build())
+    counted: list[object] = []
+    count = Peers.count
+    monkeypatch.setattr(Peers, "count", lambda *of: counted.append(of) or count(*of))
+    found = cluster.filter(spreading(pod("x").asking(mib=asking_mib)))
+    assert bool(found.node_names) is (busy < 2)
+    assert len(counted) == looks
+
+
+def test_a_pod_may_ask_about_so_many_labels_and_what_is_beyond_is_not_read(cluster: Cluster) -> None:
+    def asking(keys: int) -> Pod:
+        terms = [
+            {"weight": 1, "preference": {"matchExpressions": [{"key": f"odd-{at}", "operator": "Exists"}]}}
+            for at in range(keys)
+        ]
+        west = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["west"]}]}
+        preferred = [*terms, {"weight": 100, "preference": west}]
+        return with_spec(
+            of_app("x"),
+            affinity={"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}},
+        )
+
+    assert cluster.filter(asking(MOST_KEYS - 1)).node_names == ["n3"]
+    assert cluster.filter(asking(MOST_KEYS)).node_names == ["n1"]
+    assert len(cluster.state.fleet.labels._keys) == MOST_KEYS + 1
+
+
+def test_a_condition_that_names_too_many_labels_counts_no_pod_out(cluster: Cluster) -> None:
+    required = {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": f"odd-{at}", "operator": "Exists"} for at in range(MOST_KEYS)]},
+        {"matchExpressions": [{"key": ZONE, "operator": "Exists"}]},
+    ]}  # fmt: skip
+    spread = {
+        "maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {},
+    }  # fmt: skip
+    asking = with_spec(
+        of_app("x"),
+        topologySpreadConstraints=[spread],
+        affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+    )
+    assert wishes_of(asking, cluster.state.peers).required == ()
+    few = {"nodeSelectorTerms": required["nodeSelectorTerms"][1:]}
+    fewer = with_spec(
+        of_app("x"),
+        topologySpreadConstraints=[spread],
+        affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": few}},
+    )
+    assert len(wishes_of(fewer, cluster.state.peers).required) == 1

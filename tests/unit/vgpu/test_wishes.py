@@ -275,3 +275,14 @@ def test_keys_that_nobody_asks_about_any_more_are_forgotten() -> None:
         labels.say("a", {"odd-20": str(number)})
     assert len(labels.key("odd-20").numbers) <= 10, "values that came and went do not pile up"
     assert labels.key("zone").codes[0] == -1
+
+
+def test_keys_that_are_asked_about_again_and_again_are_made_once() -> None:
+    labels = Labels({"a": 0})
+    labels.grew(4)
+    wanted = [f"wanted-{number}" for number in range(MOST_KEYS // 2)]
+    first = {name: labels.key(name) for name in wanted}
+    for number in range(4 * MOST_KEYS):
+        labels.key(f"odd-{number}")
+        name = wanted[number % len(wanted)]
+        assert labels.key(name) is first[name]
