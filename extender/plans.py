@@ -1,16 +1,18 @@
 """Room that is planned for pods that the scheduler has not come to yet. It is held like any other, and given up like no other.
 
 A plan ends when the scheduler comes to its pod, which is then placed as every pod is; when the pod is bound or gone; or when time is up.
-It is no promise: for a pod that finds no room all plans for pods of lower priority are put aside, and of those of the same priority the
-last `EQUALS` made, whose pods come last; those are taken up again that still fit.
+It is no promise: for a pod that finds no room on some nodes all plans there for pods of lower priority are put aside, and of those of the
+same priority the last `EQUALS` made, whose pods come last; those are taken up again that still fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from extender.state import State
 from vgpu.placement import Placement
@@ -20,7 +22,7 @@ PREFIX: Final = "plan:"
 """Of the UID under which a plan has its claim: no UID of the API has a colon."""
 
 EQUALS: Final = 128
-"""Each takes 50 us to put aside and take up again (measured), and in a full cluster that is done for every pod that finds no room."""
+"""Each takes 10 us to put aside and take up again (measured), and in a full cluster that is done for every pod that finds no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +66,53 @@ class Plans:
         return [uid for uid, plan in self._by_uid.items() if plan.until_s <= now_s]
 
     @contextmanager
-    def aside(self, priority: int) -> Iterator[bool]:
-        """Plans that yield to a pod of this priority are out of the way meanwhile. Answers whether there are any. Do not await inside."""
+    def aside(self, priority: int, nodes: Sequence[str]) -> Iterator[bool]:
+        """Plans on these nodes that yield to a pod of this priority are out of the way meanwhile. Answers whether there are any.
+
+        Do not await inside.
+        """
         equals = [uid for uid, plan in self._by_uid.items() if plan.priority == priority][-EQUALS:]
         lower = [uid for uid, plan in self._by_uid.items() if plan.priority < priority]
-        some = {uid: self._by_uid[uid] for uid in (*lower, *equals)}
-        for uid in some:
-            self._state.give_back(PREFIX + uid)
+        some = self._on(nodes, [*equals, *lower])
+        lifted = self._state.lift(PREFIX + uid for uid in some)
         try:
             yield bool(some)
         finally:
-            for uid, plan in some.items():
-                self._hold(uid, plan)
-                if self._overbooked(plan.placement.node):
-                    self.drop(uid)
+            self._state.put_back(lifted)
+            for node in self._overbooked({self._by_uid[uid].placement.node for uid in some}):
+                self._take_up_anew([uid for uid in some if self._by_uid[uid].placement.node == node])
+
+    def _on(self, nodes: Sequence[str], uids: Sequence[str]) -> Sequence[str]:
+        """Those of these plans on the nodes named, and those whose node is gone."""
+        if not uids:
+            return uids
+        fleet = self._state.fleet
+        named = np.zeros(fleet.free_mib.shape[1], np.bool_)
+        named[fleet.look_up(nodes).columns] = True
+        at = ((uid, fleet.column.get(self._by_uid[uid].placement.node)) for uid in uids)
+        return [uid for uid, column in at if column is None or named[column]]
+
+    def _take_up_anew(self, uids: Sequence[str]) -> None:
+        """Of the plans on one node those that fit, the first first."""
+        for uid in uids:
+            self._state.give_back(PREFIX + uid)
+        for uid in uids:
+            plan = self._by_uid[uid]
+            self._hold(uid, plan)
+            if self._overbooked([plan.placement.node]):
+                self.drop(uid)
 
     def _hold(self, uid: str, plan: Plan) -> None:
         self._state.keep(PREFIX + uid, plan.key, plan.ask, plan.placement)
 
-    def _overbooked(self, node: str) -> bool:
-        """Is more given away there than there is? Also of a node that is gone."""
+    def _overbooked(self, nodes: Collection[str]) -> list[str]:
+        """On which of them is more given away than there is? Also those that are gone."""
         fleet = self._state.fleet
-        if node not in fleet:
-            return True
-        at = fleet.column[node]
-        cards = (fleet.free_mib[:, at] < 0).any() or (fleet.free_percent[:, at] < 0).any()
-        return bool(cards) or any(tenants > 1 for tenants in fleet.mig_tenants[node].values())
+        found = [node for node in nodes if node not in fleet]
+        there = [node for node in nodes if node in fleet]
+        columns = [fleet.column[node] for node in there]
+        least = np.minimum(fleet.free_mib[:, columns], fleet.free_percent[:, columns]).min(axis=0)
+        for node, left in zip(there, least.tolist(), strict=True):
+            if left < 0 or any(tenants > 1 for tenants in fleet.mig_tenants[node].values()):
+                found.append(node)
+        return found

@@ -71,6 +71,11 @@ class PreemptionArgs(msgspec.Struct, frozen=True):
         near = spec.affinity is not None and (spec.affinity.near or spec.affinity.far)
         return bool(ports or near or spec.spread or any("persistentVolumeClaim" in one for one in spec.volumes))
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where the scheduler proposes to evict."""
+        return tuple(self.by_uids if self.by_uids is not None else self.by_pods or ())
+
     def proposed(self) -> dict[str, MetaVictims]:
         """Node -> victims that the scheduler proposes."""
         if self.by_uids is not None:

@@ -202,7 +202,7 @@ class Preemption:
         with self.holds.lifted(uid):
             result = filter_nodes(self._state, args)
             if _nowhere(result):
-                with self.ahead.plans.aside(priority_of(args.pod)) as others:
+                with self.ahead.plans.aside(priority_of(args.pod), args.node_names or ()) as others:
                     result = filter_nodes(self._state, args, may_list=False) if others else result
         if self.enabled and _nowhere(result) and args.node_names is not None:
             self._evictor.no_room(args.pod, args.node_names)
@@ -226,7 +226,7 @@ class Preemption:
         if self._state.ask_of(pod) and (not self.enabled or self._is_gone(pod) or self._is_being_helped(pod.uid)):
             return PreemptionResult()
         self._state.expire()
-        with self.holds.lifted(pod.uid), self.ahead.plans.aside(priority_of(pod)):
+        with self.holds.lifted(pod.uid), self.ahead.plans.aside(priority_of(pod), args.nodes):
             result, plans = choose(self._state, self._books, args)
             for node, plan in plans.items():  # before plans come back: those whose room this takes do not
                 self._answered[pod.uid] = self._clock(), plans

@@ -82,6 +82,10 @@ class Processors:
             del self._taken[node]
         return {node}
 
+    def wanted(self, uid: str) -> int:
+        """What a pod has."""
+        return self._holders.get(uid, ("", 0))[1]
+
     def free_milli(self, name: str) -> int | None:
         """What is left, less than nothing included; None when nobody told what there is."""
         there = self._allocatable.get(name)

@@ -10,7 +10,7 @@ Runs in one event loop and never awaits, so that each change is whole before the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -242,6 +242,22 @@ class State:
         """The reverse of `keep`."""
         self.claims.release(uid)
         self._tell_cpu(self._processors.release(uid))
+
+    def lift(self, uids: Iterable[str]) -> Mapping[str, tuple[Claim, int]]:
+        """Give many back for a moment: `put_back` takes what is answered."""
+        lifted = {
+            uid: (claim, self._processors.wanted(uid)) for uid in uids if (claim := self.claims.get(uid)) is not None
+        }
+        for uid in lifted:
+            self.claims.release(uid)
+        self._tell_cpu(set().union(*map(self._processors.release, lifted)))
+        return lifted
+
+    def put_back(self, lifted: Mapping[str, tuple[Claim, int]]) -> None:
+        """The reverse of `lift`."""
+        for uid, (claim, _) in lifted.items():
+            self.claims.hold(uid, claim)
+        self._tell_cpu(set().union(*(self._processors.hold(uid, one.node, cpu) for uid, (one, cpu) in lifted.items())))
 
     def assume(self, pod: Pod) -> None:
         """The API says that this pod is bound; the watch will say so too, or has already. Until then the place is held.

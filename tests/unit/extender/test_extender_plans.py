@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from extender.filtering import filter_nodes
 from extender.plans import Plan, Plans
 from extender.state import State
 from extender.wire import FilterArgs
+from kube.objects import Pod
 from tests.builders import PodBuilder, mig_card, node, pod
 from vgpu.names import DEFAULT
 from vgpu.placement import Placement, place
@@ -63,7 +65,7 @@ class Machine(RuleBasedStateMachine):
         found = filter_nodes(self.state, FilterArgs(built.build(), NODES))
         if not found.node_names:
             before = {uid for uid in self.sizes if uid in self.plans}
-            with self.plans.aside(priority) as some:
+            with self.plans.aside(priority, NODES) as some:
                 assert some is any(self.plans._by_uid[one].priority <= priority for one in before)
                 found = filter_nodes(self.state, FilterArgs(built.build(), NODES)) if some else found
             for given_up in {one for one in before if one not in self.plans}:
@@ -102,7 +104,7 @@ def test_a_plan_yields_to_pods_of_the_same_or_a_higher_priority(priority: int, y
         assert plan(state, plans, pod(f"p{at}").asking(mib=FULL_MIB), 5)
     asking = FilterArgs(pod("late").asking(mib=FULL_MIB).build(), NODES)
     assert filter_nodes(state, asking).node_names == []
-    with plans.aside(priority) as some:
+    with plans.aside(priority, NODES) as some:
         found = filter_nodes(state, asking)
     assert some is yields
     assert bool(found.node_names) is yields
@@ -115,7 +117,7 @@ def test_a_plan_ends_with_its_node() -> None:
     found = plan(state, plans, pod("p").asking(mib=FULL_MIB), 5)
     assert found
     state.node_changed(node(found.node).build(), None)
-    with plans.aside(5):
+    with plans.aside(5, NODES):
         pass
     assert len(plans) == 0
     assert state.claims.get("plan:uid-default-p") is None
@@ -126,7 +128,7 @@ def test_an_instance_that_was_given_away_meanwhile_is_planned_no_more() -> None:
     plans = Plans(state)
     state.node_changed(None, node("n1").with_cards(mig_card(0, "1g.10gb")).build())
     assert plan(state, plans, pod("p").asking(mig="1g.10gb"))
-    with plans.aside(0):
+    with plans.aside(0, ["n1"]):
         assert filter_nodes(state, FilterArgs(pod("q").asking(mig="1g.10gb").build(), ["n1"])).node_names == ["n1"]
     assert len(plans) == 0
     assert state.fleet.overcommitted() == []
@@ -137,3 +139,50 @@ def test_time_is_up_for_those_whose_time_is_up() -> None:
     plan(state, plans, pod("p").asking(mib=1024))
     assert plans.lapsed(59.9) == []
     assert plans.lapsed(60.0) == ["uid-default-p"]
+
+
+def test_only_plans_on_the_nodes_named_are_put_aside_and_only_where_room_was_taken_given_up() -> None:
+    state, plans = cluster()
+    for at in range(4):
+        assert plan(state, plans, pod(f"p{at}").asking(mib=FULL_MIB), at)
+    asking = FilterArgs(pod("late").asking(mib=FULL_MIB).build(), ["n2"])
+    with plans.aside(5, ["n2"]) as some:
+        assert some
+        assert [row.tolist() for row in state.fleet.free_mib[:2, [state.fleet.column[one] for one in NODES]].T] == [
+            [0, 0], [FULL_MIB, FULL_MIB],
+        ]  # fmt: skip
+        assert filter_nodes(state, asking).node_names == ["n2"]
+    left = sorted(plans._by_uid[uid].placement.node for uid in plans._by_uid)
+    assert left == ["n1", "n1", "n2"]
+    assert state.fleet.overcommitted() == []
+
+
+@pytest.mark.parametrize("order", [("low", "equal"), ("equal", "low")])
+def test_of_plans_on_one_card_those_of_the_lowest_priority_are_given_up(order: tuple[str, ...]) -> None:
+    state, plans = cluster()
+    state.node_changed(None, node("n3").with_gpus(1).build())
+    half = FULL_MIB // 2
+    for name in order:
+        ask = state.ask_of(pod(name).asking(mib=half).build())
+        found = place(state.fleet, ask, ["n3"])
+        assert isinstance(found, Placement)
+        plans.put(name, Plan(name, {"low": 1, "equal": 5}[name], ask, found, 60.0))
+    with plans.aside(5, ["n3"]):
+        assert filter_nodes(state, FilterArgs(pod("late").asking(mib=half).build(), ["n3"])).node_names == ["n3"]
+    assert set(plans._by_uid) == {"equal"}
+
+
+def test_processors_are_left_as_they_were() -> None:
+    state, plans = cluster()
+    built = pod("p").asking(mib=1024).plain()
+    built["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "3"
+    ask = state.ask_of(msgspec.convert(built, Pod))
+    found = place(state.fleet, ask, ["n1"])
+    assert isinstance(found, Placement)
+    state._processors.set_node("n1", 8000)
+    plans.put("p", Plan("p", 1, ask, found, 60.0))
+    at = state.fleet.column["n1"]
+    assert state.fleet.free_cpu_milli[at] == 5000
+    with plans.aside(5, NODES):
+        assert state.fleet.free_cpu_milli[at] == 8000
+    assert state.fleet.free_cpu_milli[at] == 5000
