@@ -11,16 +11,16 @@ from typing import Final
 
 from kube.objects import Container, NodeStatus, PodSpec
 from vgpu.errors import BadAsk
-from vgpu.quantity import parse
+from vgpu.quantity import LARGEST_CPU_MILLI, parse
 
 CPU: Final = "cpu"
 
 
 @lru_cache(maxsize=4096)
 def milli(quantity: str | float) -> int:
-    """Thousandths of a processor, rounded up; 0 for what is no quantity: the API server lets none through."""
+    """Thousandths of a processor, rounded up, no more than are told apart; 0 for what is no quantity: the API server lets none through."""
     try:
-        return max(0, -int(-parse(str(quantity)) * 1000 // 1))
+        return min(LARGEST_CPU_MILLI, max(0, -int(-parse(str(quantity)) * 1000 // 1)))
     except BadAsk:
         return 0
 
@@ -33,7 +33,7 @@ def asked_milli(spec: PodSpec) -> int:
     for container in spec.init_containers:
         most = max(most, running + _requested(container))
         running += _requested(container) if container.restart_policy == "Always" else 0
-    return max(most, running + sum(map(_requested, spec.containers)))
+    return min(LARGEST_CPU_MILLI, max(most, running + sum(map(_requested, spec.containers))))
 
 
 def allocatable_milli(status: NodeStatus) -> int | None:
@@ -89,4 +89,4 @@ class Processors:
     def free_milli(self, name: str) -> int | None:
         """What is left, less than nothing included; None when nobody told what there is."""
         there = self._allocatable.get(name)
-        return None if there is None else there - self._taken.get(name, 0)
+        return None if there is None else max(-LARGEST_CPU_MILLI, there - self._taken.get(name, 0))

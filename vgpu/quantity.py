@@ -30,6 +30,9 @@ LARGEST: Final = 2**63 - 1
 LARGEST_CARD_MIB: Final = 2**24 - 1
 """16 TiB, some fifty times the largest GPU sold. 256 such cards still count below 2**32 MiB (`policy.SHIFT`)."""
 
+LARGEST_CPU_MILLI: Final = 2**31 - 1
+"""Thousandths of a processor that are told apart: two million processors. What is more counts as so many."""
+
 LONGEST_TEXT: Final = 64
 """Characters of a quantity that are read; Kubernetes writes at most 21. Guards against numbers of a million digits."""
 

@@ -1,10 +1,12 @@
-"""The whole of what the extender decides by, as one document: a bug report is a file, and a question about the past has an answer.
+"""What the extender decides by, as one document: a bug report is a file, and a question about the past has an answer.
 
     extender --GET /snapshot--> file --snapshot_from_json--> fleet_of --place, explain--> what it would have decided
 
 Inventories and assignments stand in it as they stand in their annotations, each with its own version, and are checked as strictly.
 What is free follows from both; the extender's own count of it is written beside, so that a wrong one shows (`drift`). Policies also go by
 what nodes' processors have left and by what pods asked for so far: both are in it since version 2. Older documents read as if nobody had told.
+Nodes' labels are not in it, nor pods' preferences: which of two nodes that are equally good for the GPUs a pod with preferences got, it does
+not say.
 """
 
 from __future__ import annotations
@@ -21,9 +23,14 @@ from vgpu.fleet import Fleet
 from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
 from vgpu.mix import Typical
+from vgpu.quantity import LARGEST_CARD_MIB, LARGEST_CPU_MILLI, MEMORY_UNITS_MIB
+from vgpu.request import FULL_CORE_PERCENT, MOST_CARDS
 
 VERSION: Final = 2
 OLDEST: Final = 1
+
+MOST_TIMES: Final = 2**31 - 1
+"""That one ask was seen. Counts are halved long before (`vgpu.mix`)."""
 
 STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound", "kept", "planned")
 """How far a pod is; `seen bound` is the only one that the API server has told of. The others are this extender's promises: `kept` is room
@@ -163,12 +170,18 @@ def snapshot_from_json(body: bytes) -> Snapshot:
             f"snapshot is of version {version}: this Tangram reads versions {OLDEST} to {VERSION}"
         )
     document: _Document = _decode(body, _Document)
+    if document.unit_mib not in MEMORY_UNITS_MIB.values():
+        known = ", ".join(map(str, MEMORY_UNITS_MIB.values()))
+        raise BadDocument(f"snapshot: unit_mib is {document.unit_mib}: it must be one of {known}")
+    mix = tuple(map(_asked, document.mix))
+    if len(dict(mix)) < len(mix):
+        raise BadDocument(f"snapshot: mix: only {len(dict(mix))} of {len(mix)} asks differ: each must stand in it once")
     return Snapshot(
         document.domain,
         document.unit_mib,
         tuple(_node(one) for one in document.nodes),
         tuple(_pod(one) for one in document.pods),
-        tuple(_asked(one) for one in document.mix),
+        mix,
     )
 
 
@@ -208,12 +221,21 @@ def _node(one: _Node) -> NodeRecord:
         raise BadDocument(
             f"snapshot: node {one.name[:80]}: free names {len(one.free)} cards: they must be the {len(cards)} that may be given, in the inventory's order"
         )
+    if one.cpu_free_milli is not None:
+        where = f"snapshot: node {one.name[:80]}"
+        _within(where, "cpu_free_milli", one.cpu_free_milli, -LARGEST_CPU_MILLI, LARGEST_CPU_MILLI)
     return NodeRecord(one.name, inventory, one.excluded, one.free, one.cpu_free_milli)
 
 
 def _asked(one: _Asked) -> tuple[Typical, int]:
-    if one.times < 1:
-        raise BadDocument(f"snapshot: mix: an ask was seen {one.times} times: it must be 1 or more")
+    for what, value, least, most in (
+        ("times", one.times, 1, MOST_TIMES),
+        ("cards", one.cards, 0, MOST_CARDS),
+        ("mib", one.mib, -1, LARGEST_CARD_MIB),
+        ("percent", one.percent, 0, FULL_CORE_PERCENT),
+        ("cpu_milli", one.cpu_milli, 0, LARGEST_CPU_MILLI),
+    ):
+        _within("snapshot: mix", what, value, least, most)
     return Typical(one.cards, one.mib, one.percent, one.cpu_milli, one.models), one.times
 
 
@@ -227,6 +249,11 @@ def _pod(one: _Pod) -> PodRecord:
     except BadDocument as error:
         raise BadDocument(f"snapshot: pod {one.key[:80]}: {error}") from None
     return PodRecord(one.uid, one.key, one.node, one.stage, assignment, one.starting)
+
+
+def _within(where: str, what: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise BadDocument(f"{where}: {what} is {value}: it must be {least} to {most}")
 
 
 def _decode(body: bytes, kind: type[Any]) -> Any:

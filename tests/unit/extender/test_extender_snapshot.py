@@ -119,7 +119,7 @@ def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: S
     snapshot = state.snapshot()()
     with pytest.raises(NewerVersion, match="snapshot is of version 3: this Tangram reads versions 1 to 2"):
         snapshot_from_json(wrong(snapshot, v=3))
-    with pytest.raises(BadDocument, match="mix: an ask was seen 0 times: it must be 1 or more"):
+    with pytest.raises(BadDocument, match="mix: times is 0: it must be 1 to 2147483647"):
         snapshot_from_json(wrong(snapshot, mix=[{"times": 0}]))
     with pytest.raises(BadDocument, match="version 0"):
         snapshot_from_json(wrong(snapshot, v=0))
@@ -137,3 +137,53 @@ def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: S
     nodes = tuple(replace(one, free=snapshot.nodes[0].free[:1]) for one in snapshot.nodes if one.name == "n3")
     with pytest.raises(BadDocument, match="node n3: free names 1 cards: they must be the 0"):
         snapshot_from_json(snapshot_to_json(replace(snapshot, nodes=nodes)))
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [
+        ("times", 2**31), ("cards", -1), ("cards", 17), ("mib", -2), ("mib", 2**24), ("mib", 2**70), ("percent", 101),
+        ("percent", -1), ("cpu_milli", -1), ("cpu_milli", 2**31),
+    ],
+)  # fmt: skip
+def test_an_ask_that_no_pod_can_have_is_refused(state: State, what: str, value: int) -> None:
+    with pytest.raises(
+        BadDocument, match=f"snapshot: mix: {what} is {value}: it must be -?[01] to [0-9]+|cannot be read"
+    ):
+        snapshot_from_json(wrong(state.snapshot()(), mix=[{"times": 1, what: value}]))
+
+
+def test_an_ask_that_stands_twice_is_refused_for_one_would_be_forgotten(state: State) -> None:
+    mix = [{"times": 3, "cards": 1}, {"times": 4, "cards": 2}, {"times": 5, "cards": 1}]
+    with pytest.raises(BadDocument, match="mix: only 2 of 3 asks differ: each must stand in it once"):
+        snapshot_from_json(wrong(state.snapshot()(), mix=mix))
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31), 2**70])
+def test_processors_that_no_node_can_have_are_refused(state: State, value: int) -> None:
+    nodes = [{"name": "n1", "cpu_free_milli": value}]
+    with pytest.raises(
+        BadDocument, match=f"node n1: cpu_free_milli is {value}: it must be -2147483647 to 2147483647|read"
+    ):
+        snapshot_from_json(wrong(state.snapshot()(), nodes=nodes))
+
+
+@pytest.mark.parametrize("unit", [0, -1024, 100])
+def test_a_unit_that_there_is_not_is_refused(state: State, unit: int) -> None:
+    with pytest.raises(BadDocument, match=f"unit_mib is {unit}: it must be one of"):
+        snapshot_from_json(wrong(state.snapshot()(), unit_mib=unit))
+
+
+def test_pods_that_want_more_processors_than_there_are_anywhere_are_written_down_and_read_back() -> None:
+    state = State(lambda: 0.0, names=DEFAULT)
+    state.node_changed(None, node("n").with_gpus(1).build())
+    state._processors.set_node("n", 1000)
+    for name in ("a", "b"):
+        plain = pod(name).asking(mib=1024).on("n").plain()
+        plain["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "9E"
+        state.pod_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Pod))
+    ask = state.ask_of(pod("x").asking(mib=8192).annotated(placement="fragmentation").build())
+    assert isinstance(state.place(ask, ["n"]), Placement)
+    read = snapshot_from_json(snapshot_to_json(state.snapshot()()))
+    assert [one.cpu_free_milli for one in read.nodes] == [-(2**31 - 1)]
+    assert isinstance(place(fleet_of(read), ask, ["n"]), Placement)
