@@ -80,7 +80,8 @@ class Nominator:
         self._suitable: dict[Needs, Sequence[str]] = {}
         self._in_vain: dict[tuple[PodAsk, Needs], float] = {}
         self._asked_at = float("-inf")
-        self._wake = asyncio.Event()
+        self._wake, self._rests = asyncio.Event(), asyncio.Event()
+        self._rests.set()
         self._writes: asyncio.Queue[Waiting[Needs]] = asyncio.Queue(WRITERS)
 
     # --- what the watch tells ---
@@ -185,7 +186,10 @@ class Nominator:
 
     async def _plan_ahead(self) -> None:
         while True:
+            if not self._wake.is_set():
+                self._rests.set()
             await self._wake.wait()
+            self._rests.clear()
             self._wake.clear()
             while (one := self._next()) is not None:
                 await self._plan(one)
@@ -256,7 +260,10 @@ class Nominator:
                 self._writes.task_done()
 
     async def flush(self) -> None:
-        """Return when all that was planned is written, or refused. For tests."""
+        """Return when it was seen who is to be planned, and all that was planned is written, or refused. For tests."""
+        if self._wake.is_set():
+            self._rests.clear()
+        await self._rests.wait()
         await self._writes.join()
 
     async def _nominate(self, one: Waiting[Needs]) -> None:

@@ -101,6 +101,7 @@ async def test_nobody_is_nominated_where_it_does_not_pay(api: FakeApi, why: str)
         built = await waiting(api, scheduler, count)  # one less wait once the first is come to
         for one in built[1:4]:
             await scheduler.filter(one, *NODES)
+        await scheduler.extender.ahead.flush()
         assert writes(api) == 0
         if why == "few":
             for at in range(8):
@@ -119,6 +120,7 @@ async def test_who_was_not_asked_lately_is_not_the_active_one(api: FakeApi) -> N
         for at in range(40):
             put(api, half(f"p{at:02}"))
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= 40)
+        await scheduler.extender.ahead.flush()
         assert writes(api) == 0
         await scheduler.filter(half("p00"), *NODES)
         await scheduler.comes_to_hold(lambda: writes(api) > 0)

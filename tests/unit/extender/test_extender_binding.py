@@ -101,3 +101,14 @@ async def test_room_that_is_not_enough_yet_stays_kept_when_bind_refuses() -> Non
     with pytest.raises(Refused, match="does not fit node n1 any more"):
         await binder(world).bind(world.binding(urgent, "n1"))
     assert world.filter(pod("other").asking(mib=1024), "n1").node_names == []
+
+
+async def test_room_planned_for_a_pod_is_not_in_its_way_when_it_is_bound() -> None:
+    world = World(n1=1)
+    planned = pod("p").asking(mib=FULL_MIB)
+    world.tell(planned)
+    world.plan(planned, "n1")
+    world.server.answer = lambda *_: planned.json()
+    assert await binder(world).bind(world.binding(planned, "n1")) == "bound"
+    assert len(world.ahead.plans) == 0
+    assert world.state.fleet.overcommitted() == []

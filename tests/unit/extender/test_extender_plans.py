@@ -186,3 +186,18 @@ def test_processors_are_left_as_they_were() -> None:
     with plans.aside(5, NODES):
         assert state.fleet.free_cpu_milli[at] == 8000
     assert state.fleet.free_cpu_milli[at] == 5000
+
+
+def test_of_plans_of_the_same_priority_the_last_made_yield_and_no_more_than_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extender.plans.EQUALS", 2)
+    state, plans = cluster()
+    for name in ("p0", "p1", "p2", "p3"):
+        assert plan(state, plans, pod(name).asking(mib=FULL_MIB), 5)
+    with plans.aside(5, NODES):
+        held = {uid for uid, _ in state.claims}
+        assert held == {"plan:uid-default-p0", "plan:uid-default-p1"}
+    with plans.aside(6, NODES):
+        assert len(state.claims) == 0, "of lower priority all"
+    assert len(plans) == len(state.claims) == 4

@@ -1,0 +1,123 @@
+"""Who plans ahead, and for how long an ask that fits nowhere is left alone: by a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from extender.nominating import ASKED_S, VAIN_S, Nominator
+from extender.state import State
+from kube.objects import Needs, Node, Pod
+from tests.builders import node, pod
+from tests.unit.extender.world import Pods, Server
+from vgpu.names import DEFAULT
+from vgpu.nominate import BACKLOG, FRONT
+from vgpu.placement import Placement
+
+FULL_MIB = 81_920
+
+
+class Nodes:
+    """Stands for the cache of nodes."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self._nodes = nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def items(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+
+class World:
+    """One node with eight cards, and pods that wait."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.made = 0
+        self.pods = Pods()
+        self.state = State(lambda: self.now_s, names=DEFAULT)
+        built = node("n1").with_gpus(8).build()
+        self.state.node_changed(None, built)
+        self.ahead = Nominator(
+            Server(), self.state, pod_of=self.pods.get, nodes=cast("Any", lambda: Nodes(built)),
+            clock=lambda: self.now_s, scheduler="tangram-scheduler", from_nodes=1,
+        )  # fmt: skip
+
+    def wait(self, count: int, mib: int = 1024) -> list[Pod]:
+        """So many more do."""
+        new = []
+        for _ in range(count):
+            self.made += 1
+            one = pod(f"p{self.made}").asking(mib=mib).build()
+            spec = msgspec.structs.replace(one.spec, scheduler_name="tangram-scheduler", needs=Needs())
+            one = msgspec.structs.replace(one, spec=spec)
+            self.pods.by_key[one.key] = one
+            self.ahead.pod_changed(None, one)
+            new.append(one)
+        return new
+
+    @asynccontextmanager
+    async def planning(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.ahead.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def looked(self) -> None:
+        async with asyncio.timeout(30):
+            await self.ahead.flush()
+
+
+async def test_who_is_not_asked_any_more_plans_no_more() -> None:
+    world = World()
+    first, *_ = world.wait(2 * BACKLOG)
+    async with world.planning():
+        await world.looked()
+        assert len(world.ahead.plans) == 0, "never asked"
+        world.ahead.asked(first)
+        await world.looked()
+        planned = len(world.ahead.plans)
+        assert planned > BACKLOG
+        world.now_s += ASKED_S
+        world.wait(2 * BACKLOG)
+        await world.looked()
+        assert len(world.ahead.plans) == planned, "another is asked by now"
+        world.now_s -= 0.1
+        world.wait(1)
+        await world.looked()
+        assert len(world.ahead.plans) > planned
+
+
+async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    tried: list[object] = []
+    place = Nominator._place
+
+    def counted(self: Nominator, *of: Any) -> Placement | None:
+        tried.append(of)
+        return place(self, *of)
+
+    monkeypatch.setattr(Nominator, "_place", counted)
+    first, *_ = world.wait(2 * BACKLOG, mib=FULL_MIB + 1024)
+    async with world.planning():
+        world.ahead.asked(first)
+        await world.looked()
+        assert len(tried) == 1, "one for all of them"
+        world.now_s += VAIN_S - 0.1
+        world.ahead.asked(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        await world.looked()
+        assert len(tried) == 1
+        world.now_s += 0.1
+        world.ahead.asked(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        await world.looked()
+        assert len(tried) == 2
+    assert len(world.ahead.plans) == 0
