@@ -264,6 +264,9 @@ class State:
 
         Not as the watch's own word: should it have told of the pod's deletion meanwhile, nobody would ever end the claim.
         """
+        if pod.finished:
+            self.cancel(pod.uid)
+            return
         claim, uid = self.claims.get(pod.uid), pod.uid
         if claim is not None and uid not in self.reservations:
             return

@@ -112,3 +112,13 @@ async def test_room_planned_for_a_pod_is_not_in_its_way_when_it_is_bound() -> No
     assert await binder(world).bind(world.binding(planned, "n1")) == "bound"
     assert len(world.ahead.plans) == 0
     assert world.state.fleet.overcommitted() == []
+
+
+async def test_a_pod_that_has_run_and_ended_by_the_time_it_is_read_holds_nothing() -> None:
+    """Found by the machine of the races."""
+    world = World(n1=1)
+    world.tell(LISTED)
+    ended = LISTED.on("n1").assigned(share(card(0), FULL_MIB)).with_phase("Succeeded")
+    world.server.answer = lambda *_: ended.json()
+    assert await binder(world).bind(world.binding(LISTED, "n1")) == "bound already"
+    assert len(world.state.claims) == len(world.state.reservations) == 0
