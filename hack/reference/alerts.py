@@ -21,7 +21,7 @@ ALERTS: Final = {
     "tangram_extender_overcommitted_cards": "`> 0` for 5 min: a GPU went or shrank under running pods",
     "tangram_extender_nodes_mended_total": "`increase(...[1h]) > 0`: the books were wrong, which is a fault of Tangram: please report it",
     "tangram_extender_cache_age_seconds": "`> 120`: the API server is not heard, and placement goes by old facts",
-    "tangram_extender_cache_synced": "`== 0` for 5 min: it cannot list pods or nodes, and answers no filter call",
+    "tangram_extender_cache_synced": "`== 0` of nodes or pods for 5 min: it cannot list them, and answers no filter call",
     "tangram_extender_cache_unknown_objects": "`> 0` for 15 min: objects that this version cannot decode; their last known state counts",
     "tangram_deviceplugin_call_seconds": "99th percentile > 1 s for 10 min: containers start slowly; the kubelet gives up at 30 s (PreStartContainer)",
     "tangram_deviceplugin_refusals_total": "`increase(...[10m]) > 0`: containers do not start; an Event on the pod says why",
