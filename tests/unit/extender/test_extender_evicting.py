@@ -214,3 +214,19 @@ async def test_a_pod_that_is_gone_when_no_way_was_found_is_not_remembered(monkey
     world.now_s = VAIN_S
     world.preemption.expire()
     assert in_vain == {}
+
+
+async def test_a_pod_that_nobody_can_make_room_for_is_looked_at_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(n1=1)
+    world.tell(bound("v", "n1", FULL_MIB, priority=5000))
+    world.tell(urgent())
+    world.filter(urgent(), "n1")
+    evictor = world.preemption._evictor
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+        for now_s, wanted in ((VAIN_S - 0.1, False), (VAIN_S, True)):
+            world.now_s = now_s
+            world.filter(urgent(), "n1")
+            assert ("uid-default-urgent" in evictor._wanting) is wanted
