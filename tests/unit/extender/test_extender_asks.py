@@ -1,0 +1,54 @@
+"""What the extender remembers of asks is what it would read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.state import State
+from kube.objects import Pod
+from tests.builders import pod
+from vgpu.errors import BadAsk
+from vgpu.names import DEFAULT
+from vgpu.policy import POLICIES
+from vgpu.request import PodAsk, pod_ask
+
+ANNOTATIONS = st.dictionaries(
+    st.sampled_from([DEFAULT.klass, DEFAULT.level, DEFAULT.placement, DEFAULT.assignment, "team"]),
+    st.sampled_from(["best-effort", "latency-critical", "3", "binpack", "spread", "x"]),
+)
+
+
+def decoded(mib: int, cpu: str, annotations: dict[str, str], name: str = "p") -> Pod:
+    plain = pod(name).asking(mib=mib).plain()
+    plain["metadata"]["annotations"] = annotations
+    plain["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+    return msgspec.convert(plain, Pod)
+
+
+def answer(read: Callable[[], PodAsk]) -> PodAsk | str:
+    try:
+        return read()
+    except BadAsk as error:
+        return str(error)
+
+
+@given(st.lists(st.tuples(st.sampled_from([1024, 2048]), st.sampled_from([1000, 250]), ANNOTATIONS), max_size=12))
+def test_pods_in_any_order_ask_for_what_each_says(pods: list[tuple[int, int, dict[str, str]]]) -> None:
+    state = State(time.monotonic, names=DEFAULT)
+    for at, (mib, milli, said) in enumerate(pods):
+        one = decoded(mib, f"{milli}m", said, f"p{at}")
+        wanted = answer(lambda one=one: pod_ask(one.plain(), names=DEFAULT, policies=POLICIES))  # type: ignore[misc]
+        found = answer(lambda one=one: state.ask_of(one))  # type: ignore[misc]
+        assert found == (wanted if isinstance(wanted, str) else replace(wanted, cpu_milli=milli))
+
+
+def test_pods_of_one_template_are_read_once() -> None:
+    state = State(time.monotonic, names=DEFAULT)
+    first = state.ask_of(decoded(1024, "1", {"team": "a"}, "first"))
+    assert state.ask_of(decoded(1024, "1", {"team": "b", DEFAULT.assignment: "{}"}, "second")) is first
