@@ -113,30 +113,43 @@ class Follower:
         self.told: list[Callable[[str, Thing], None]] = []
         self._api = api
         self._changed = asyncio.Event()
+        self._version = ""
+        """Of the last change."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Follower]:
         """From the pods that there are now on; there should be none."""
         listed = await self._api.call("GET", PODS)
         assert not listed["items"], "pods of another test are left"
-        path = f"{PODS}?watch=1&timeoutSeconds=3600&resourceVersion={listed['metadata']['resourceVersion']}"
-        async with self._api.session.get(path) as answer:
-            reading = asyncio.create_task(self._read(answer))
-            try:
-                yield self
-            finally:
-                reading.cancel()
-                if answer.connection is not None and answer.connection.transport is not None:
-                    answer.connection.transport.abort()  # a polite end of TLS would outlive the test
-                with suppress(asyncio.CancelledError):
-                    await reading
+        self._version = listed["metadata"]["resourceVersion"]
+        self._reading = asyncio.create_task(self._read())
+        self._reading.add_done_callback(lambda _: self._changed.set())
+        try:
+            yield self
+        finally:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
 
-    async def _read(self, answer: aiohttp.ClientResponse) -> None:
+    async def _read(self) -> None:
+        """The API server ends the watch of who is slow, and is asked for what came after the last change."""
+        while True:
+            path = f"{PODS}?watch=1&resourceVersion={self._version}"
+            async with self._api.session.get(path, timeout=aiohttp.ClientTimeout()) as answer:
+                answer.raise_for_status()
+                try:
+                    await self._read_changes(answer)
+                finally:
+                    if answer.connection is not None and answer.connection.transport is not None:
+                        answer.connection.transport.abort()  # a polite end of TLS would outlive the test
+
+    async def _read_changes(self, answer: aiohttp.ClientResponse) -> None:
         rest = b""
         async for chunk in answer.content.iter_any():
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 event = msgspec.json.decode(line)
+                assert event["type"] in ("ADDED", "MODIFIED", "DELETED"), event
+                self._version = event["object"]["metadata"]["resourceVersion"]
                 for tell in self.told:
                     tell(event["type"], event["object"])
             self._changed.set()
@@ -148,6 +161,8 @@ class Follower:
             async with asyncio.timeout(timeout_s):
                 while not true():
                     await self._changed.wait()
+                    if self._reading.done():
+                        self._reading.result()
         except TimeoutError:
             raise AssertionError(f"within {timeout_s:.0f} s it did not come to be that {what}") from None
 
@@ -158,9 +173,13 @@ class Kubelet:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._work: asyncio.Queue[tuple[str, Thing]] = asyncio.Queue()
+        self._workers: list[asyncio.Task[None]] = []
 
     def tell(self, kind: str, pod: Thing) -> None:
-        """As a Follower does."""
+        """As a Follower does. Raises what ended a worker: who waits for the follower is told."""
+        for worker in self._workers:
+            if worker.done():
+                worker.result()
         if kind == "DELETED" or "nodeName" not in pod["spec"]:
             return
         if "deletionTimestamp" in pod["metadata"]:
@@ -171,13 +190,13 @@ class Kubelet:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Kubelet]:
         """Until the end of the block."""
-        workers = [asyncio.create_task(self._run()) for _ in range(AT_ONCE // 4)]
+        self._workers = [asyncio.create_task(self._run()) for _ in range(AT_ONCE // 4)]
         try:
             yield self
         finally:
-            for worker in workers:
+            for worker in self._workers:
                 worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
