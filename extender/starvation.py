@@ -90,7 +90,7 @@ class Starvation:
         now_s = self._clock()
         for one, known in _READ.decode(text).items():
             self._note(
-                one, {uid: min(float(at_s), now_s) for uid, at_s in known.items() if at_s > now_s - self._period_s}
+                one, {uid: float(min(at_s, now_s)) for uid, at_s in known.items() if at_s > now_s - self._period_s}
             )
 
     def _note(self, one: str, seen: Mapping[str, float]) -> bool:

@@ -139,3 +139,10 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(2 * MOST_TOGETHER // 512):
         starvation.remembered(msgspec.json.encode({f"of-{number}": {f"{number}-{at}": 1000 for at in range(512)}}))
     assert len(starvation) == MOST_TOGETHER
+
+
+@pytest.mark.parametrize("digits", [20, 400, 4000])
+def test_a_time_of_many_digits_counts_as_now(digits: int) -> None:
+    starvation = Starvation(lambda: 1000.0, times=1)
+    starvation.remembered(f'{{"default/a": {{"uid": {"9" * digits}}}}}')
+    assert msgspec.json.decode(starvation.written()) == {"default/a": {"uid": 1000}}
