@@ -14,7 +14,7 @@ from rich.table import Table
 from tangramctl.cluster import kubectl, snapshot_at, snapshot_of
 from tangramctl.errors import BadOption
 from vgpu.errors import BadAsk, TangramError
-from vgpu.explain import Nearest, Row, need_of, rows_of, summary
+from vgpu.explain import Row, cards_of, need_of, rows_of, summary
 from vgpu.names import Names
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk, pod_ask
@@ -106,30 +106,56 @@ def _say_placed(placed: PodRecord, *, json: bool) -> None:
 
 def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
     fit = [row.node for row in rows if not row.reason]
-    need = need_of(ask)
-    wanted = f" asks for {need[0]} MiB and {need[1]} % of one GPU and" if need else ""
     verdict = f"fits {len(fit)} of {len(rows)} nodes: the scheduler has other reasons" if fit else "fits no node"
-    print(f"pod {name}{wanted} {verdict}")
+    print(f"pod {name} asks for {_wanted(ask)} and {verdict}")
+    for condition in _conditions(ask):
+        print(f"  {condition}")
     for reason, count in summary(rows).items():
         print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}")
     table = Table("NODE", "BEST GPU", "FREE", "LACKS", "WHY NOT", box=None, pad_edge=False)
     for row in rows[:SHOWN]:
         best = row.nearest
-        table.add_row(
-            row.node,
-            f"{best.index} {best.model}" if best else "-",
-            f"{best.free_mib} MiB, {best.free_percent} %" if best else "-",
-            _lacks(best),
-            row.reason or "fits",
-        )
+        free = f"{best.free_mib} MiB, {best.free_percent} %" if best else "-"
+        table.add_row(row.node, _best(row), free, _lacks(row), row.reason or "fits")
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
     if len(rows) > SHOWN:
         print(f"and {len(rows) - SHOWN} more nodes: --json shows all")
 
 
-def _lacks(best: Nearest | None) -> str:
+def _wanted(ask: PodAsk) -> str:
+    """What is asked of the cards, in words."""
+    need, cards = need_of(ask), cards_of(ask)
+    mig = sorted({f"MIG instances {part.profile}" for part in ask.containers if part.kind == "mig"})
+    if any(part.kind == "whole" for part in ask.containers):
+        parts = [f"{cards} whole GPU{'s' if cards > 1 else ''}", *([_share(need, 1)] if need else [])]
+    else:
+        parts = [_share(need, cards)] if need else []
+    return ", ".join([*parts, *mig])
+
+
+def _share(need: tuple[int, int], cards: int) -> str:
+    return f"{need[0]} MiB and {need[1]} % of {'one GPU' if cards == 1 else f'each of {cards} GPUs'}"
+
+
+def _conditions(ask: PodAsk) -> list[str]:
+    """The pod's conditions on cards, a line each."""
+    told = (("of model", ask.models), ("not of model", ask.not_models), ("", ask.uuids), ("not", ask.not_uuids))
+    return [f"only GPUs {how} {' or '.join(sorted(names))}".replace("  ", " ") for how, names in told if names]
+
+
+def _best(row: Row) -> str:
+    """The nearest card, or what the node has where the pod may have none of it."""
+    if row.nearest is not None:
+        return f"{row.nearest.index} {row.nearest.model}"
+    return f"none of {', '.join(row.models)}" if row.models else "-"
+
+
+def _lacks(row: Row) -> str:
+    best = row.nearest
     if best is None:
         return "-"
+    if row.lacks_cards:
+        return f"{row.lacks_cards} GPU{'s' if row.lacks_cards > 1 else ''}"
     parts = [f"{best.lacks_mib} MiB"] if best.lacks_mib else []
     parts += [f"{best.lacks_percent} %"] if best.lacks_percent else []
     return ", ".join(parts) or "nothing"

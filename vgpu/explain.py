@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card
-from vgpu.placement import explain
+from vgpu.placement import TOO_FEW, explain
 from vgpu.request import FULL_CORE_PERCENT, PodAsk, peak
 from vgpu.snapshot import Snapshot, fleet_of
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The card of a node that comes nearest to what a pod asks of one card."""
+    """The card of a node that comes nearest to what a pod asks of one card; of several cards, the last that would be taken."""
 
     uuid: str
     index: int
@@ -39,6 +39,10 @@ class Row:
     """Empty when the pod fits."""
     nearest: Nearest | None
     """None where no card may be shared with this pod at all, and for MIG instances."""
+    lacks_cards: int = 0
+    """How many more cards the node would need, of those that are large enough and allowed. 0 where that is not what it lacks."""
+    models: tuple[str, ...] = ()
+    """Of the cards that the node shares, whether the pod may have them or not."""
 
 
 def rows_of(snapshot: Snapshot, ask: PodAsk) -> list[Row]:
@@ -47,7 +51,7 @@ def rows_of(snapshot: Snapshot, ask: PodAsk) -> list[Row]:
     names = tuple(node.name for node in snapshot.nodes)
     excluded = {node.name: node.excluded for node in snapshot.nodes if node.excluded}
     reasons = explain(fleet, ask, names) | excluded
-    rows = [Row(name, reasons.get(name, ""), _nearest(fleet, name, ask)) for name in names]
+    rows = [_row(fleet, name, ask, reasons.get(name, "")) for name in names]
     return sorted(rows, key=lambda row: (row.reason != "", row.nearest is None, _distance(row.nearest), row.node))
 
 
@@ -59,21 +63,37 @@ def need_of(ask: PodAsk) -> tuple[int, int] | None:
     return max(((part.mib, part.core_percent) for part in shares), default=None)
 
 
-def _nearest(fleet: Fleet, node: str, ask: PodAsk) -> Nearest | None:
-    if node not in fleet:
-        return None
+def cards_of(ask: PodAsk) -> int:
+    """Cards that a pod needs side by side for the container that wants most of them, or for all its whole ones."""
+    wholes = peak([part for part in ask.containers if part.kind == "whole"], lambda part: part.cards)
+    return max([wholes, *(part.cards for part in ask.containers if part.kind == "share")])
+
+
+def _row(fleet: Fleet, node: str, ask: PodAsk, reason: str) -> Row:
+    cards = fleet.inventory[node].cards if node in fleet else ()
+    models = tuple(sorted({card.model for card in cards if card.shareable}))
+    found, wanted = _usable(fleet, node, ask), cards_of(ask)
+    if not found:
+        return Row(node, reason, None, models=models)
+    lacks_cards = max(0, wanted - sum(large for _, large in found)) if reason == TOO_FEW else 0
+    return Row(node, reason, found[min(wanted, len(found)) - 1][0], lacks_cards, models)
+
+
+def _usable(fleet: Fleet, node: str, ask: PodAsk) -> list[tuple[Nearest, bool]]:
+    """The cards that the pod may have, nearest first, each with whether it would be large enough were it empty."""
     whole = any(part.kind == "whole" for part in ask.containers)
     need = need_of(ask)
-    if need is None and not whole:
-        return None
+    if node not in fleet or (need is None and not whole):
+        return []
     at, found = fleet.column[node], []
     for row, card in enumerate(fleet.inventory[node].cards):
         if card.shareable and _allowed(ask, card):
             mib, percent = (card.mib, FULL_CORE_PERCENT) if whole else need or (0, 0)
             free_mib, free_percent = int(fleet.free_mib[row, at]), int(fleet.free_percent[row, at])
             lacks = max(0, mib - free_mib), max(0, percent - free_percent)
-            found.append(Nearest(card.uuid, card.index, card.model, card.mib, free_mib, free_percent, *lacks))
-    return min(found, key=lambda one: (_distance(one), one.index), default=None)
+            one = Nearest(card.uuid, card.index, card.model, card.mib, free_mib, free_percent, *lacks)
+            found.append((one, mib <= card.mib))
+    return sorted(found, key=lambda item: (_distance(item[0]), item[0].index))
 
 
 def _distance(one: Nearest | None) -> float:

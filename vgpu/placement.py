@@ -11,7 +11,7 @@ it likes best (`policy`). What is promised about fitting stands in `table`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Final
 
@@ -28,13 +28,14 @@ from vgpu.wishes import Wishes, liking
 
 NO_INVENTORY: Final = "node has no GPUs that Tangram shares"
 TOO_LARGE: Final = "no GPU of the node is large enough or of an allowed model"
+TOO_FEW: Final = "node has too few GPUs that are large enough and of an allowed model"
 NO_ROOM: Final = "no single GPU has enough free gpu-mem and gpu-core"
 NO_WHOLE: Final = "too few GPUs are wholly free"
 NO_MIG: Final = "too few free MIG instances of the profile"
 NO_MIG_EVER: Final = "node has no such MIG instances"
 SWAP_RISK: Final = "a pod of the same size is starting on another GPU of the node"
 
-UNRESOLVABLE: Final = frozenset({NO_INVENTORY, TOO_LARGE, NO_MIG_EVER})
+UNRESOLVABLE: Final = frozenset({NO_INVENTORY, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
 """Reasons that no eviction can help against: the pod would not fit if the node were empty."""
 
 
@@ -124,6 +125,18 @@ def explain(
     return _no_room(Table(fleet, ask, asked, only), asked, only).reasons
 
 
+def _holds_largest(empty: Table, asked: Candidates) -> npt.NDArray[np.bool_]:
+    """(nodes,) has a card for the largest part of the pod, were it the only one. Such a node lacks cards, not size."""
+    if empty.fits.all():
+        return empty.fits
+    shares = [replace(part, cards=1) for part in empty.ask.containers if part.kind == "share"]
+    whole = [replace(part, cards=1) for part in empty.ask.containers if part.kind == "whole"]
+    if shares and not any(part.init for part in shares):  # else they all lie on one card
+        shares = [max(shares, key=lambda part: part.mib)]
+    alone = replace(empty.ask, containers=tuple(shares or whole[:1]))
+    return Table(empty.fleet, alone, asked, emptied=True).fits if alone else empty.fits
+
+
 def _no_room(table: Table, asked: Candidates, only: Mapping[str, Set[str]] | None) -> NoRoom:
     """Per candidate that does not fit, the reason that helps most."""
     fleet, ask = table.fleet, table.ask
@@ -133,7 +146,8 @@ def _no_room(table: Table, asked: Candidates, only: Mapping[str, Set[str]] | Non
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view] < 0).all(axis=0)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
-        (TOO_LARGE, ~empty.fits),
+        (TOO_LARGE, ~empty.fits & ~_holds_largest(empty, asked)),
+        (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),
         (NO_MIG, ~now.fits_mig),
         (NO_WHOLE if any(part.kind == "whole" for part in ask.containers) else NO_ROOM, full),

@@ -20,7 +20,7 @@ from tests.builders import PodBuilder, card, node, pod, share
 from vgpu.explain import rows_of
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
-from vgpu.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_LARGE, Placement, place
+from vgpu.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_FEW, TOO_LARGE, Placement, place
 from vgpu.request import Ask, PodAsk, pod_ask
 from vgpu.snapshot import NodeRecord, Snapshot, fleet_of, snapshot_to_json
 
@@ -72,6 +72,24 @@ def test_whole_gpus_lack_what_others_hold_of_them_and_mig_has_no_nearest() -> No
     assert rows["small"].reason == ""
     mig = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(mig="1g.10gb")))}
     assert (mig["n1"].reason, mig["n1"].nearest) == (NO_MIG_EVER, None)
+
+
+def test_of_several_cards_the_last_that_would_be_taken_and_how_many_are_missing() -> None:
+    rows = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(mib=48 * 1024).annotated(gpu_count=2)))}
+    two, one = rows["n1"], rows["n2"]
+    assert (two.reason, two.nearest and two.nearest.index, two.lacks_cards) == (NO_ROOM, 0, 0)
+    assert two.nearest
+    assert two.nearest.lacks_mib == 4 * 1024
+    assert (one.reason, one.lacks_cards) == (TOO_FEW, 1)
+    wholes = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(gpus=4)))}
+    assert (wholes["n1"].reason, wholes["n1"].lacks_cards, wholes["plain"].lacks_cards) == (TOO_FEW, 2, 0)
+
+
+def test_a_node_without_an_allowed_card_says_what_it_has() -> None:
+    asking = pod("p").asking(mib=1024).annotated(gpu_model="H200")
+    rows = {row.node: row for row in rows_of(cluster(), ask_of(asking))}
+    assert (rows["n1"].nearest, rows["n1"].models) == (None, (card(0).model,))
+    assert rows["plain"].models == ()
 
 
 @given(st.lists(st.lists(st.integers(1, 100), max_size=3), max_size=4), st.integers(1, 110), st.integers(1, 2))
@@ -126,6 +144,29 @@ def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
     (line,) = [line for line in said.splitlines() if line.startswith("n2")]
     assert "40960 MiB, 10 %" in line
     assert "10240 MiB " in line
+
+
+def test_how_many_gpus_are_asked_for_and_missing_is_said(files: Path) -> None:
+    (files / "pod.json").write_bytes(pod("p").asking(mib=9 * 1024).annotated(gpu_count=3).json())
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert code == 3
+    assert said.startswith("pod default/p asks for 3072 MiB and 0 % of each of 3 GPUs and fits no node\n")
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    assert "  1 GPU  " in lines["n1"]
+    assert "  2 GPUs  " in lines["n2"]
+    assert lines["n1"].endswith(TOO_FEW)
+    (files / "pod.json").write_bytes(pod("p").asking(gpus=3).json())
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert said.startswith("pod default/p asks for 3 whole GPUs and fits no node\n")
+
+
+def test_conditions_that_no_gpu_meets_stand_beside_what_there_is(files: Path) -> None:
+    asking = pod("p").asking(mib=1024).annotated(gpu_model="H200", gpu_uuid="GPU-1")
+    (files / "pod.json").write_bytes(asking.json())
+    _, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert "\n  only GPUs of model H200\n  only GPUs GPU-1\n" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("n1")]
+    assert f"none of {card(0).model} " in line
 
 
 def test_one_that_would_fit_has_exit_code_0_and_a_document(files: Path) -> None:

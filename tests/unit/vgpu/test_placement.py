@@ -19,6 +19,7 @@ from vgpu.placement import (
     NO_ROOM,
     NO_WHOLE,
     SWAP_RISK,
+    TOO_FEW,
     TOO_LARGE,
     NoRoom,
     Placement,
@@ -248,7 +249,36 @@ def test_a_reason_that_eviction_cannot_help_is_told_from_one_that_it_can() -> No
     fleet.debit("full", Slice("full-0", 0, 8))
     assert explain(fleet, PodAsk((share("m", 8),)), ["full", "small"]) == {"full": NO_ROOM, "small": TOO_LARGE}
     assert explain(fleet, PodAsk((whole("m"),)), ["full"]) == {"full": NO_WHOLE}
-    assert explain(fleet, PodAsk((whole("m", 2),)), ["full"]) == {"full": TOO_LARGE}
+    assert explain(fleet, PodAsk((whole("m", 2),)), ["full"]) == {"full": TOO_FEW}
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ((share("m", 10, cards=2),), ""),
+        ((share("m", 10, cards=3),), TOO_FEW),
+        ((share("m", 11, cards=3),), TOO_LARGE),
+        ((whole("m", 3),), TOO_FEW),
+        ((whole("a"), whole("b"), whole("c")), TOO_FEW),
+        ((share("a", 10), share("b", 10), share("c", 10)), TOO_FEW),
+        ((share("a", 10), share("b", 11)), TOO_LARGE),
+        ((share("a", 6, cards=1, init=True), share("b", 10, cards=3)), TOO_FEW),
+        ((whole("a", 2), share("b", 10)), TOO_FEW),
+        ((whole("a", 2), share("b", 11)), TOO_LARGE),
+    ],
+)
+def test_too_few_cards_are_told_from_too_small_ones(parts: tuple[Ask, ...], reason: str) -> None:
+    assert explain(fleet_of(n=[10, 10]), PodAsk(parts), ["n"]) == ({"n": reason} if reason else {})
+
+
+def test_containers_that_must_lie_on_one_card_are_too_large_for_it_together() -> None:
+    ask = PodAsk((share("sidecar", 6), share("setup", 6, init=True)))
+    assert explain(fleet_of(n=[10, 10]), ask, ["n"]) == {"n": TOO_LARGE}
+
+
+def test_cards_of_a_model_that_is_not_allowed_are_none_and_not_too_few() -> None:
+    ask = PodAsk((share("m", 1, cards=2),), models=frozenset({"no such"}))
+    assert explain(fleet_of(n=[10, 10]), ask, ["n"]) == {"n": TOO_LARGE}
 
 
 def test_a_pod_of_the_same_size_that_is_starting_holds_the_others_to_its_card() -> None:
