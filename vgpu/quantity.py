@@ -74,17 +74,22 @@ def whole_number(text: str | int, *, what: str, at_most: int = LARGEST) -> int:
     return int(value)
 
 
-def memory_units(text: str | int, *, unit_mib: int, what: str) -> int:
+def memory_units(text: str | int, *, unit_mib: int, what: str, most: int = SMALLEST_BYTES - 1) -> int:
     """A gpu-mem quantity in the cluster's units, bytes rounded up to whole units.
 
-    Raises BadAsk when it is malformed, zero, negative or fractional, or so large that its units would read as bytes.
+    Raises BadAsk when it is malformed, zero, negative or fractional, or more than `most` units; more than the default would read as bytes.
     """
-    number = whole_number(text, what=what)
-    units = -(-number // (unit_mib * MIB)) if number >= SMALLEST_BYTES else number
-    if units >= SMALLEST_BYTES:
-        raise BadAsk(
-            f"{what} is {text}, which is {units} units of {unit_mib} MiB: it must be 1 to {SMALLEST_BYTES - 1} units"
-        )
+    try:
+        value = parse(text)
+    except BadAsk as error:
+        raise BadAsk(f"{what}: {error}") from None
+    if value.denominator != 1 or value < 1:
+        raise BadAsk(f"{what} is {text}: it must be a whole number, 1 to {most} units of {unit_mib} MiB, or bytes")
+    units = int(value if value < SMALLEST_BYTES else -(-value // (unit_mib * MIB)))
+    if units > most:
+        plain = str(text).isdigit() and value < SMALLEST_BYTES
+        hint = f"; a plain number counts units, so write {text}Mi for MiB" if plain else ""
+        raise BadAsk(f"{what} is {text}, which is {units} units of {unit_mib} MiB: it must be 1 to {most} units{hint}")
     return units
 
 

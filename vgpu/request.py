@@ -24,7 +24,7 @@ from vgpu.names import (
     Kind,
     Names,
 )
-from vgpu.quantity import LARGEST_CARD_MIB, memory_units, parse, whole_number
+from vgpu.quantity import LARGEST_CARD_MIB, SMALLEST_BYTES, memory_units, parse, whole_number
 
 MOST_CARDS: Final = 16
 """GPUs in the largest single machines sold (guessed to be enough; HGX boards have 8)."""
@@ -93,8 +93,10 @@ def pod_ask(
     unit_mib: int = 1024,
     policies: Iterable[str] = (DEFAULT_POLICY,),
     default_policy: str = DEFAULT_POLICY,
+    largest_card_mib: int = LARGEST_CARD_MIB,
 ) -> PodAsk:
     """The ask of a pod, given as decoded JSON. Falsy when it asks for nothing of ours. `default_policy` is for pods that name none.
+    A share may ask for `largest_card_mib` on each GPU at most.
 
     Raises BadAsk with a sentence for the user.
     """
@@ -106,7 +108,10 @@ def pod_ask(
     count = _gpu_count(annotations, names)
     in_order = [(container, container.get("restartPolicy") != "Always") for container in init_containers]
     in_order += [(container, False) for container in app_containers]
-    asks = [_container_ask(container, count, init=init, names=names, unit_mib=unit_mib) for container, init in in_order]
+    asks = [
+        _container_ask(container, count, largest_card_mib, init=init, names=names, unit_mib=unit_mib)
+        for container, init in in_order
+    ]
     return PodAsk(
         tuple(ask for ask in asks if ask),
         klass=one_of(annotations.get(names.klass, DEFAULT_CLASS), CLASSES, what=f"annotation {names.klass}"),
@@ -149,14 +154,16 @@ def one_of(value: str, allowed: tuple[_Word, ...], *, what: str) -> _Word:
     raise BadAsk(f"{what} is {value!r}: it must be one of {', '.join(allowed)}")
 
 
-def _container_ask(container: Mapping[str, Any], count: int, *, init: bool, names: Names, unit_mib: int) -> Ask | None:
+def _container_ask(
+    container: Mapping[str, Any], count: int, largest_mib: int, *, init: bool, names: Names, unit_mib: int
+) -> Ask | None:
     if not asks_for_ours(container, names):
         return None
     name = str(container.get("name", ""))
     limits = _limits(container, names)
     kinds = _kinds(limits, name, names)
     if kinds == {"share"}:
-        return _share(limits, name, count, init=init, names=names, unit_mib=unit_mib)
+        return _share(limits, name, count, largest_mib, init=init, names=names, unit_mib=unit_mib)
     (resource,) = limits
     cards = whole_number(limits[resource], what=f"container {name}: {resource}", at_most=MOST_CARDS)
     profile = names.mig_profile(resource)
@@ -206,21 +213,19 @@ def _kinds(limits: Mapping[str, str], name: str, names: Names) -> set[Kind]:
     return found
 
 
-def _share(limits: Mapping[str, str], name: str, count: int, *, init: bool, names: Names, unit_mib: int) -> Ask:
+def _share(
+    limits: Mapping[str, str], name: str, count: int, largest_mib: int, *, init: bool, names: Names, unit_mib: int
+) -> Ask:
     if names.gpu_mem not in limits:
         raise BadAsk(
             f"container {name} asks for {names.gpu_core} without {names.gpu_mem}: a share needs memory, such as {names.gpu_mem}: 8Gi"
         )
     what = f"container {name}: {names.gpu_mem}"
-    units = memory_units(limits[names.gpu_mem], unit_mib=unit_mib, what=what)
+    most = min(max(1, largest_mib // unit_mib) * count, SMALLEST_BYTES - 1)
+    units = memory_units(limits[names.gpu_mem], unit_mib=unit_mib, what=what, most=most)
     if units % count:
         raise BadAsk(
             f"{what} is {limits[names.gpu_mem]}, which is {units} units of {unit_mib} MiB: it does not divide over {count} GPUs ({names.gpu_count})"
-        )
-    most = LARGEST_CARD_MIB // unit_mib * count
-    if units > most:
-        raise BadAsk(
-            f"{what} is {limits[names.gpu_mem]}, which is {units} units of {unit_mib} MiB: it must be 1 to {most} units"
         )
     core = 0
     if names.gpu_core in limits:

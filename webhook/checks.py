@@ -10,13 +10,13 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 from vgpu.confinement import Rights, folder_behind, way_out
 from vgpu.contract import CONTAINER_DIR, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV, PRELOAD_FILE
 from vgpu.errors import BadAsk
 from vgpu.names import CLASSES, DEFAULT_CLASS, Names
-from vgpu.request import Ask, PodAsk
+from vgpu.request import PodAsk
 from webhook.objects import Capabilities, Container, Pod, SecurityContext
 from webhook.rules import EVERYWHERE, STOCK_SCHEDULER, Rules
 
@@ -25,6 +25,14 @@ NO_GPU_VALUES: Final = ("void", "none", "")
 
 MOST_URGENT: Final = CLASSES[0]
 NVIDIA_DOMAIN: Final = "nvidia.com/"
+UUID_PREFIXES: Final = ("GPU-", "MIG-")
+"""Of every UUID that NVML gives. Specified by NVIDIA."""
+MOST_SLICES: Final = 7
+"""Compute slices of a GPU in MIG mode: every one so far has 4 or 7. Specified by NVIDIA."""
+LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
+"""Annotation in which the API server says what a LimitRange set. Specified by Kubernetes (plugin/pkg/admission/limitranger)."""
+MOST_SAID: Final = 300
+"""Characters of it that are repeated."""
 _RESERVED: Final = (CONTAINER_DIR, f"/var{CONTAINER_DIR}", PRELOAD_FILE)
 """/var/run is a link to /run in most images."""
 
@@ -70,17 +78,36 @@ def past_the_scheduler(pod: Pod, rules: Rules) -> None:
         )
 
 
-def size(ask: Ask, container: Container, rules: Rules) -> None:
-    """A share that no GPU could hold."""
-    if ask.mib <= rules.largest_card_mib:
-        return
-    asked = str(((container.resources and container.resources.limits) or {}).get(rules.names.gpu_mem))
-    hint = (
-        f"; a plain number counts units of {rules.unit_mib} MiB, so write {asked}Mi for MiB" if asked.isdigit() else ""
-    )
-    raise BadAsk(
-        f"container {container.name}: {rules.names.gpu_mem} is {asked}, which is {ask.mib} MiB on each GPU: the largest GPU has {rules.largest_card_mib} MiB{hint}"
-    )
+def names_of_gpus(ask: PodAsk, names: Names) -> None:
+    """Names that no GPU can have. One that only this cluster's GPUs do not have is not seen here: such a pod waits."""
+    for key, uuids in ((names.gpu_uuid, ask.uuids), (names.not_gpu_uuid, ask.not_uuids)):
+        for uuid in sorted(uuids):
+            if not uuid.startswith(UUID_PREFIXES):
+                raise BadAsk(
+                    f"annotation {key} names {uuid!r}: it must be a UUID, which begins with {' or '.join(UUID_PREFIXES)}, as nvidia-smi -L prints it"
+                )
+    for part in ask.containers:
+        if part.kind == "mig" and int(part.profile.partition("g.")[0]) > MOST_SLICES:
+            raise BadAsk(
+                f"container {part.container} asks for {names.mig(part.profile)}: a GPU has at most {MOST_SLICES} compute slices, it must be {names.domain}/mig-1g.<memory>gb to mig-{MOST_SLICES}g.<memory>gb"
+            )
+
+
+def without_effect(pod: Pod, ask: PodAsk, names: Names) -> list[str]:
+    """What the pod says and nobody reads, a sentence each."""
+    if names.gpu_count in (pod.metadata.annotations or {}) and all(part.kind != "share" for part in ask.containers):
+        return [
+            f"annotation {names.gpu_count} has no effect: it is for {names.gpu_mem}; how many whole GPUs or instances, the limit says"
+        ]
+    return []
+
+
+def by_limit_range(document: Mapping[str, Any], names: Names) -> str:
+    """A clause for a pod that was given our resources by a LimitRange, which the API server writes into an annotation; else empty."""
+    said = ((document.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER)
+    if not isinstance(said, str) or names.domain not in said:
+        return ""
+    return f" (a LimitRange of the namespace gave the pod some of that: {said[:MOST_SAID]})"
 
 
 def foreign_gpus(container: Container) -> None:
@@ -184,12 +211,12 @@ def whole_pod(pod: Pod, ask: PodAsk, rules: Rules) -> None:
     """Every check on a pod that asks."""
     unknown_annotations(pod, rules.names)
     past_the_scheduler(pod, rules)
+    names_of_gpus(ask, rules.names)
     asks = {ask.container: ask for ask in ask.containers}
     for _, container in pod.located():
         wanted = asks.get(container.name)
         if wanted:
             foreign_gpus(container)
-            size(wanted, container, rules)
         if wanted and wanted.kind == "share":
             preload(container)
             mounts(container)

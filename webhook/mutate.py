@@ -59,15 +59,13 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
         raise BadAsk(f"this is no pod that Kubernetes would store: {error}") from None
     checks.own_annotations(pod, rules.names)
     checks.misplaced_asks(pod, rules.names)
-    ask = pod_ask(
-        document, names=rules.names, unit_mib=rules.unit_mib,
-        policies=rules.policies, default_policy=rules.default_policy,
-    )  # fmt: skip
+    ask = _ask(document, rules)
     if not ask:
         return Verdict()
     checks.whole_pod(pod, ask, rules)
     namespace = namespace or pod.metadata.namespace or DEFAULT_NAMESPACE
-    patch, warnings = Patch(), _confine(pod, ask, rules, namespace)
+    patch = Patch()
+    warnings = [*_confine(pod, ask, rules, namespace), *checks.without_effect(pod, ask, rules.names)]
     klass = checks.service_class(pod, rules, namespace)
     asks = {ask.container: ask for ask in ask.containers}
     for path, container in pod.located():
@@ -79,6 +77,16 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
             _inject(patch, path, container, wanted, rules)
     _pod_wide(patch, pod, klass, rules)
     return Verdict(tuple(patch.ops), tuple(warnings))
+
+
+def _ask(document: Mapping[str, Any], rules: Rules) -> PodAsk:
+    try:
+        return pod_ask(
+            document, names=rules.names, unit_mib=rules.unit_mib, policies=rules.policies,
+            default_policy=rules.default_policy, largest_card_mib=rules.largest_card_mib,
+        )  # fmt: skip
+    except BadAsk as error:
+        raise BadAsk(f"{error}{checks.by_limit_range(document, rules.names)}") from None
 
 
 def _normalise(patch: Patch, path: str, container: Container, ask: Ask, rules: Rules) -> list[str]:

@@ -75,7 +75,9 @@ def test_whole_gpus_lack_what_others_hold_of_them_and_mig_has_no_nearest() -> No
 
 
 def test_of_several_cards_the_last_that_would_be_taken_and_how_many_are_missing() -> None:
-    rows = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(mib=48 * 1024).annotated(gpu_count=2)))}
+    rows = {
+        row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(mib=48 * 1024).annotated(gpu_count="2")))
+    }
     two, one = rows["n1"], rows["n2"]
     assert (two.reason, two.nearest and two.nearest.index, two.lacks_cards) == (NO_ROOM, 0, 0)
     assert two.nearest
@@ -147,7 +149,7 @@ def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
 
 
 def test_how_many_gpus_are_asked_for_and_missing_is_said(files: Path) -> None:
-    (files / "pod.json").write_bytes(pod("p").asking(mib=9 * 1024).annotated(gpu_count=3).json())
+    (files / "pod.json").write_bytes(pod("p").asking(mib=9 * 1024).annotated(gpu_count="3").json())
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
     assert said.startswith("pod default/p asks for 3072 MiB and 0 % of each of 3 GPUs and fits no node\n")

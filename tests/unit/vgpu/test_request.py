@@ -22,8 +22,8 @@ def pod(limits: dict[str, Any], requests: dict[str, Any] | None = None, **annota
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (pod({MEM: "0"}), f"container main: {MEM} is 0: it must be a whole number, 1 or more"),
-        (pod({MEM: "-1Gi"}), f"container main: {MEM} is -1Gi: it must be a whole number, 1 or more"),
+        (pod({MEM: "0"}), f"container main: {MEM} is 0: it must be a whole number, 1 to 16383 units of 1024 MiB, or bytes"),
+        (pod({MEM: "-1Gi"}), f"container main: {MEM} is -1Gi: it must be a whole number, 1 to 16383 units of 1024 MiB, or bytes"),
         (pod({MEM: "8 GB"}), f"container main: {MEM}: '8 GB' is not a Kubernetes quantity"),
         (pod({MEM: 20000}), "which is 20000 units of 1024 MiB: it must be 1 to 16383 units"),
         (pod({MEM: 8, CORE: 101}), f"container main: {CORE} is 101: it must be a whole number, 1 to 100"),

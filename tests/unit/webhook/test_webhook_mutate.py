@@ -226,7 +226,7 @@ def test_a_denial_names_a_pod_that_has_only_the_prefix_of_a_name() -> None:
     assert (status["code"], status["reason"]) == (422, "Invalid")
     assert (
         status["message"]
-        == "pod ns/web-7f9c4-*: container c: tangram.sh/gpu-mem is 0: it must be a whole number, 1 or more"
+        == "pod ns/web-7f9c4-*: container c: tangram.sh/gpu-mem is 0: it must be a whole number, 1 to 1024 units of 1024 MiB, or bytes"
     )
 
 
