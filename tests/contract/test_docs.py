@@ -109,7 +109,9 @@ def test_every_alert_of_the_chart_has_a_row_that_says_where_to_look() -> None:
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("[0-9]*")), ids=lambda folder: folder.name)
 def test_every_example_has_a_readme_and_asks_for_what_can_be_asked(example: Path) -> None:
     assert (example / "README.md").read_text().startswith("# ")
-    pods = [thing for file in example.glob("*.yaml") for thing in yaml.safe_load_all(file.read_text())]
+    things = [thing for file in example.glob("*.yaml") for thing in yaml.safe_load_all(file.read_text())]
+    assert {thing["kind"] for thing in things} <= {"Pod", "Namespace", "ResourceQuota", "LimitRange"}
+    pods = [thing for thing in things if thing["kind"] == "Pod"]
     assert pods
     assert all(pod_ask(pod, policies=POLICIES) for pod in pods)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -18,16 +17,18 @@ EXAMPLE = ROOT / "examples/05-team-quota"
 MEM, CORE = "requests.tangram.sh/gpu-mem", "requests.tangram.sh/gpu-core"
 
 
-def objects() -> list[dict[str, Any]]:
-    """A ResourceQuota and a LimitRange, as the example's page shows them."""
-    (shown,) = re.findall(r"```yaml\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
-    return list(yaml.safe_load_all(shown))
+def example(kind: str) -> dict[str, Any]:
+    """The ResourceQuota or LimitRange of the example, for whatever namespace it is created in."""
+    files = [EXAMPLE / "namespace.yaml", EXAMPLE / "defaults.yaml"]
+    (found,) = [one for file in files for one in yaml.safe_load_all(file.read_text()) if one["kind"] == kind]
+    del found["metadata"]["namespace"]
+    return dict(found)
 
 
 @pytest.fixture
 def quota(cluster: Cluster, namespace: str) -> str:
     """A namespace with the quota, which is known to admission."""
-    cluster.create(namespace, objects()[0])
+    cluster.create(namespace, example("ResourceQuota"))
     eventually(lambda: used(cluster, namespace).get(MEM) == "0", "the quota is counted")
     return namespace
 
@@ -35,7 +36,7 @@ def quota(cluster: Cluster, namespace: str) -> str:
 @pytest.fixture
 def defaults(cluster: Cluster, namespace: str) -> str:
     """A namespace with the defaults, which are known to admission."""
-    cluster.create(namespace, objects()[1])
+    cluster.create(namespace, example("LimitRange"))
     eventually(lambda: "is 12, but limit is 13" in past_the_range(cluster, namespace), "the range is in force")
     return namespace
 
@@ -89,4 +90,6 @@ def test_a_container_that_names_no_limit_gets_the_default_of_its_namespace(clust
 def test_a_container_past_the_range_of_its_namespace_is_refused(cluster: Cluster, defaults: str) -> None:
     said = cluster.refused(defaults, share("past", "13Gi"))
     assert "maximum tangram.sh/gpu-mem usage per Container is 12, but limit is 13" in said
-    assert "either a share" in cluster.refused(defaults, pod("whole", container(gpu=1)))
+    said = cluster.refused(defaults, pod("whole", container(gpu=1)))
+    assert "either a share" in said
+    assert "a LimitRange of the namespace gave the pod some of that: LimitRanger plugin set: " in said
