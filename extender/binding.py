@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from extender.state import State
+from extender.turns import Turns
 from extender.wire import BindingArgs
 from kube import paths
 from kube.client import Client
@@ -25,13 +26,14 @@ from kube.objects import Pod
 from vgpu.codec import assignment_to_json
 from vgpu.contract import binding_annotations
 from vgpu.errors import BadAsk, Refused
-from vgpu.placement import Placement
+from vgpu.placement import SWAP_RISK, Placement
 
 
 class Binder:
     """Binds pods through `client`. Each call to the API may take `timeout_s`.
 
-    `making_way` takes out of the way what is kept for a pod (by UID) while its place is chosen.
+    `making_way` takes out of the way what is kept for a pod (by UID) while its place is chosen. A pod may wait for its turn for `wait_s`,
+    which is taken off the time that its write may take.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class Binder:
         *,
         timeout_s: float,
         making_way: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        wait_s: float = 0.0,
     ) -> None:
+        self._turns = Turns(state, wait_s)
         self._state, self._client, self._timeout_s, self._making_way = state, client, timeout_s, making_way
 
     async def bind(self, args: BindingArgs) -> str:
@@ -57,9 +61,10 @@ class Binder:
             if self._is_ours(pod, args) or self._was_seen_bound(args):
                 return "bound already"
             self._reserve_again(pod, args)
+        timeout_s = await self._turn(args)
         self._state.move(args.uid, "binding")
         try:
-            await self._post(args)
+            await self._post(args, timeout_s)
             self._state.move(args.uid, "bound")
             return "bound"
         except ApiError as error:
@@ -68,7 +73,20 @@ class Binder:
         finally:
             self._state.doubt(args.uid)
 
-    async def _post(self, args: BindingArgs) -> None:
+    async def _turn(self, args: BindingArgs) -> float:
+        """Return when the pod may be bound, with the seconds that are left for it. Raises Refused with nothing left held."""
+        if not self._turns.blocked(args.uid):
+            return self._timeout_s
+        came = await self._turns.come(args.uid)
+        reservation = self._state.reservations.get(args.uid)
+        if reservation is None or reservation.firm or reservation.node != args.node:
+            raise Refused(f"pod {args.key} has lost its place on node {args.node} while it waited for its turn")
+        if not came:
+            self._state.cancel(args.uid)
+            raise Refused(f"pod {args.key} is not bound to node {args.node} yet: {SWAP_RISK}")
+        return self._timeout_s - self._turns.patience_s
+
+    async def _post(self, args: BindingArgs, timeout_s: float) -> None:
         claim = self._state.claims.get(args.uid)
         metadata: dict[str, Any] = {"name": args.name, "namespace": args.namespace, "uid": args.uid}
         if claim is not None:
@@ -77,7 +95,7 @@ class Binder:
         target = {"apiVersion": "v1", "kind": "Node", "name": args.node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         path = paths.pod(args.namespace, args.name, "binding")
-        await self._client.send("POST", path, body, timeout_s=self._timeout_s)
+        await self._client.send("POST", path, body, timeout_s=timeout_s)
 
     async def _settle(self, args: BindingArgs, error: ApiError) -> None:
         """After an error: return if the pod is bound as we wanted, else raise. Gives the place back when no write can still happen."""

@@ -16,6 +16,7 @@ from vgpu.fleet import Fleet
 from vgpu.grant import Assignment, Slice
 from vgpu.inventory import Inventory
 from vgpu.names import Names
+from vgpu.policy import POLICIES
 from vgpu.request import PodAsk
 
 Size: TypeAlias = tuple[str, int]
@@ -58,6 +59,8 @@ class Claims:
         self.fleet = Fleet()
         self.on_move: Callable[[str, str], None] = _nobody_asks
         """Told of the UID and the node of who comes to hold something there; of no node when it is given up."""
+        self.on_started: Callable[[], object] = bool
+        """Told whenever a pod no longer is one that the kubelet could mistake another for."""
         self._claims: dict[str, Claim] = {}
         self._held: dict[str, dict[str, tuple[Slice, ...]]] = {}
         """Node -> pod UID -> slices."""
@@ -111,6 +114,8 @@ class Claims:
                 del nodes[claim.node]
             if not nodes:
                 del self._starting[size]
+        if claim.sizes:
+            self.on_started()
         self.on_move(uid, "")
         return True
 
@@ -128,8 +133,11 @@ class Claims:
     def only(self, ask: PodAsk, names: Names) -> dict[str, Set[str]]:
         """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting (contract.md section 3).
 
-        Only with access mode cdi: there the devices come from Allocate, which cannot tell the two pods apart.
+        Only with access mode cdi: there the devices come from Allocate, which cannot tell the two pods apart. A pod that is to have the
+        roomiest GPU is not held to another: it waits for its turn instead, when it is bound (`turns`).
         """
+        if POLICIES[ask.policy].order == "roomiest":
+            return {}
         narrowed: dict[str, Set[str]] = {}
         for part in ask.containers:
             for size in part.resources(names).items():
@@ -139,3 +147,13 @@ class Claims:
                         same = uuids if len(uuids) == part.cards else NOTHING
                         narrowed[node] = narrowed.get(node, same) & same
         return narrowed
+
+    def mistakable(self, uid: str) -> Iterator[str]:
+        """The UIDs of those whom the kubelet could mistake this pod for, to the harm of both: of its size, with other GPUs of its node."""
+        claim = self._claims.get(uid)
+        if claim is None or claim.node not in self._cdi:
+            return
+        for size, uuids in claim.sizes.items():
+            for other, theirs in self._starting[size][claim.node].items():
+                if other != uid and (theirs != uuids or not uuids):
+                    yield other

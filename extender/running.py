@@ -71,8 +71,9 @@ class Extender:
         self.nodes = Cache(client, NODES, Node, on_change=self._node_changed, shrink=small_node(names))
         self.metrics = Metrics(self.state, self.caches, lambda: self.preemption.evicted, self.ahead.counts)
         self._binder = Binder(
-            self.state, client, timeout_s=settings.bind_timeout_s, making_way=self.preemption.making_way
-        )
+            self.state, client, timeout_s=settings.bind_timeout_s, making_way=self.preemption.making_way,
+            wait_s=settings.bind_timeout_s / 2,
+        )  # fmt: skip
         self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
         self._sockets = [
             listen(settings.metrics_host, settings.metrics_port), listen(settings.host, settings.port),

@@ -13,6 +13,7 @@ from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with, hold, lose_reply
 from tests.integration.extender.scheduler import running
 from vgpu.codec import assignment_from_json
+from vgpu.placement import SWAP_RISK
 from vgpu.snapshot import snapshot_from_json
 
 FULL_MIB = 81_920
@@ -226,6 +227,43 @@ async def test_same_size_pods_that_come_at_once_never_share_memory_that_is_not_t
         assert sum(await asyncio.gather(*map(schedule, pods))) == 4
         assert scheduler.extender.state.fleet.overcommitted() == []
         assert (scheduler.free_mib("n1"), scheduler.free_mib("n2")) == (0, 0)
+
+
+async def test_same_size_pods_on_different_gpus_are_bound_one_after_the_other_where_the_kubelet_could_mix_them_up(
+    api: FakeApi,
+) -> None:
+    api.put(node("n3").with_gpus(2).with_access("cdi").plain())
+    first, second = (pod(name).asking(mib=8192).annotated(placement="spread") for name in ("a", "b"))
+    for built in (first, second):
+        api.put(built.plain())
+    async with running(api, bind_timeout_s=60) as scheduler:
+        for built in (first, second):
+            assert (await scheduler.filter(built, "n3"))["NodeNames"] == ["n3"]
+        assert await scheduler.bind(first, "n3") == ""
+        waiting = asyncio.create_task(scheduler.bind(second, "n3"))
+        await scheduler.comes_to_hold(lambda: not scheduler.extender.state.reservations.get("uid-default-a"))
+        assert (len(api.bindings), waiting.done()) == (1, False)
+        started = api.pod("default/a")
+        assert started is not None
+        api.put(started | {"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}})
+        assert await waiting == ""
+    texts = [binding["metadata"]["annotations"]["tangram.sh/assignment"] for binding in api.bindings]
+    uuids = [assignment_from_json(text).uuids("main") for text in texts]
+    assert len(set(uuids)) == 2
+
+
+async def test_who_waits_for_its_turn_in_vain_is_refused_with_the_reason_and_holds_nothing(api: FakeApi) -> None:
+    api.put(node("n3").with_gpus(2).with_access("cdi").plain())
+    first, second = (pod(name).asking(mib=8192).annotated(placement="spread") for name in ("a", "b"))
+    for built in (first, second):
+        api.put(built.plain())
+    async with running(api, bind_timeout_s=4) as scheduler:
+        for built in (first, second):
+            await scheduler.filter(built, "n3")
+        assert await scheduler.bind(first, "n3") == ""
+        said = await scheduler.bind(second, "n3")
+        assert said == f"pod default/b is not bound to node n3 yet: {SWAP_RISK}"
+        assert scheduler.extender.state.claims.get("uid-default-b") is None
 
 
 async def test_nothing_is_placed_before_pods_and_nodes_are_known(api: FakeApi) -> None:

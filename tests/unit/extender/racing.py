@@ -37,6 +37,7 @@ NODES = {
     "n1": node("n1").with_cards(card(0, CARD_MIB), card(1, CARD_MIB)).with_access("cdi"),
     "n2": node("n2").with_cards(card(0, CARD_MIB, "n2")),
 }
+POLICIES = st.sampled_from(["binpack", "spread"])
 SHRINK = small_pod_of(DEFAULT)
 CHOSEN = Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
 
@@ -117,11 +118,11 @@ class Races(RuleBasedStateMachine):
 
     # --- users and kubelets ---
 
-    @rule(gib=st.sampled_from([4, 8, 8, 16]), core=st.sampled_from([0, 60]))
-    def create(self, gib: int, core: int) -> None:
+    @rule(gib=st.sampled_from([4, 8, 8, 16]), core=st.sampled_from([0, 60]), policy=POLICIES)
+    def create(self, gib: int, core: int, policy: str) -> None:
         self.made += 1
         name = f"p{self.made}"
-        self.change(name, pod(name).asking(mib=gib * 1024, core=core).plain())
+        self.change(name, pod(name).asking(mib=gib * 1024, core=core).annotated(placement=policy).plain())
 
     @precondition(lambda self: self.truth)
     @rule(data=st.data())
@@ -151,10 +152,10 @@ class Races(RuleBasedStateMachine):
         if result.node_names:
             self.decided[name] = result.node_names[-1]
 
-    @rule(gib=st.sampled_from([8, 16]), names=st.sampled_from([["n1"], ["n2"], ["n1", "n2"]]))
-    def create_and_schedule(self, gib: int, names: list[str]) -> None:
+    @rule(gib=st.sampled_from([8, 16]), names=st.sampled_from([["n1"], ["n2"], ["n1", "n2"]]), policy=POLICIES)
+    def create_and_schedule(self, gib: int, names: list[str], policy: str) -> None:
         """What happens most, in one step: the machine gets further."""
-        self.create(gib, 0)
+        self.create(gib, 0, policy)
         name = f"p{self.made}"
         self.filter_one(name, names)
         if name in self.decided:

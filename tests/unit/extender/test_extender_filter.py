@@ -268,6 +268,13 @@ def test_the_same_size_over_another_number_of_cards_waits(cluster: Cluster) -> N
     assert cluster.filter(pod("b").asking(mib=8192), "n1").unresolvable == {SWAP_RISK: ["n1"]}
 
 
+def test_who_is_to_be_on_the_roomiest_card_is_not_held_to_where_its_size_is_starting(cluster: Cluster) -> None:
+    cluster.add(node("n1").with_gpus(2).with_access("cdi"))
+    for name in ("a", "b", "c", "d"):
+        cluster.filter(pod(name).asking(mib=8192).annotated(placement="spread"), "n1")
+    assert cluster.free_mib("n1") == [FULL_MIB - 16_384, FULL_MIB - 16_384]
+
+
 def test_with_nvidias_runtime_the_same_size_is_no_matter(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("nvidia"))
     for name in ("a", "b"):

@@ -18,6 +18,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from extender.plans import Plan
 from extender.preempting import PreemptionArgs
 from extender.state import State
+from extender.turns import Turns
 from extender.wire import BindingArgs
 from kube.objects import Pod
 from tests.builders import pod
@@ -70,8 +71,13 @@ class Crowded(Races):
         for uid, claim in self.state.claims:
             if other.claims.get(uid) is None and uid != thing["metadata"]["uid"]:
                 other.claims.hold(uid, claim)
-        found = other.place(other.ask_of(msgspec.convert(thing, Pod)), [where])
+        one = msgspec.convert(thing, Pod)
+        ask = other.ask_of(one)
+        found = other.place(ask, [where])
         if isinstance(found, Placement):
+            other.keep(one.uid, one.key, ask, found)
+            if Turns(other, 0).blocked(one.uid):
+                return
             thing["spec"]["nodeName"] = where
             thing["metadata"]["annotations"][DEFAULT.assignment] = assignment_to_json(found.assignment)
             self.change(name, thing)
@@ -186,13 +192,13 @@ def test_a_pod_that_was_bound_unheard_and_deleted_keeps_its_place_until_the_watc
     """Found by the machine above."""
     machine, first = Races(), cast("st.DataObject", First())
     machine.begin()
-    machine.create_and_schedule(8, ["n1"])
+    machine.create_and_schedule(8, ["n1"], "binpack")
     machine.deliver(1)
     machine.answer(first, "reply lost")
-    machine.create_and_schedule(8, ["n1"])
+    machine.create_and_schedule(8, ["n1"], "binpack")
     machine.delete(first)
     machine.answer(first, "done")
-    machine.create_and_schedule(8, ["n1"])
+    machine.create_and_schedule(8, ["n1"], "binpack")
     machine.deliver(1)
     machine.no_card_has_more_than_it_has()
     machine.deliver_all()
