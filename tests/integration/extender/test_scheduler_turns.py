@@ -1,0 +1,55 @@
+"""Replicas of one size that are to be spread over the GPUs of a node in access mode cdi, through the real kube-scheduler."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.builders import node, pod
+from tests.integration.extender.ledger import Ledger
+from tests.integration.extender.scheduling import Follower, Kubelet, Stack, Thing, node_object, pod_object
+
+PODS = "/api/v1/namespaces/default/pods"
+REPLICAS = 6
+
+
+class Mixing:
+    """Whether the kubelet could ever have mixed two pods up: both bound and not started, with different cards."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.could: list[set[str]] = []
+
+    def tell(self, _kind: str, _pod: Thing) -> None:
+        starting = [one["metadata"]["uid"] for one in self._ledger.bound() if "startTime" not in one["status"]]
+        cards = set[str]().union(*map(self._ledger.cards_of, starting))
+        if len(cards) > 1:
+            self.could.append(cards)
+
+
+def turned_away(one: Thing) -> bool:
+    """Was it refused, so that the scheduler has to come back to it?"""
+    return any(
+        condition["type"] == "PodScheduled" and condition["status"] == "False"
+        for condition in one["status"].get("conditions", ())
+    )
+
+
+async def test_replicas_are_spread_over_the_gpus_and_never_start_where_they_could_be_mixed_up(stack: Stack) -> None:
+    built = node("n0").with_gpus(2).with_access("cdi")
+    ledger = Ledger({"n0": {card.uuid: card.mib for card in built.cards}})
+    mixing, follower, kubelet = Mixing(ledger), Follower(stack.api), Kubelet(stack.api)
+    follower.told = [ledger.tell, mixing.tell]
+    async with follower.running(), kubelet.running():
+        await stack.api.create("/api/v1/nodes", [node_object(built)])
+        await stack.pair()
+        replicas = [pod(f"r{at}").asking(mib=4096).annotated(placement="spread") for at in range(REPLICAS)]
+        await stack.api.create(PODS, map(pod_object, replicas))
+        await follower.until(lambda: any(map(turned_away, ledger.waiting())), "one has waited for its turn in vain")
+        follower.told.append(kubelet.tell)
+        for one in ledger.bound():
+            kubelet.tell("MODIFIED", one)
+        await follower.until(lambda: len(ledger.held) == REPLICAS, "all of them are bound")
+        cards = Counter(card for uid in ledger.held for card in ledger.cards_of(uid))
+    assert sorted(cards.values()) == [REPLICAS // 2, REPLICAS // 2]
+    assert mixing.could == []
+    assert ledger.wrong == []
