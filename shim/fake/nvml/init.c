@@ -136,18 +136,42 @@ EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
     return nvmlSystemGetCudaDriverVersion(version);
 }
 
-EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
+static const char *slot_name(unsigned pid, bool foreign_only)
 {
-    TRY(ready());
-    CHECK(name != NULL && length > 0, NVML_ERROR_INVALID_ARGUMENT);
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *of = &nvml.client.page->slot[slot];
-        if (of->kind != FAKE_FREE && of->pid == (int)pid) {
-            snprintf(name, length, "%.63s", of->name);
-            return NVML_SUCCESS;
-        }
+        if (of->kind != FAKE_FREE && of->pid == (int)pid && (of->kind == FAKE_FOREIGN || !foreign_only))
+            return of->name;
     }
-    return NVML_ERROR_NOT_FOUND;
+    return NULL;
+}
+
+/* A process of this PID namespace, by its own name: who lists a container's processes names them as the container does. */
+static const char *name_here(unsigned pid, char name[64])
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    FILE *file = fopen(path, "re");
+    const size_t got = file == NULL ? 0 : fread(name, 1, 63, file);
+    if (file != NULL)
+        fclose(file);
+    name[got] = '\0';
+    return name[0] != '\0' ? name : NULL;
+}
+
+EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
+{
+    char here[64];
+    TRY(ready());
+    CHECK(name != NULL && length > 0, NVML_ERROR_INVALID_ARGUMENT);
+    const char *found = slot_name(pid, true);
+    if (found == NULL)
+        found = name_here(pid, here);
+    if (found == NULL)
+        found = slot_name(pid, false);
+    CHECK(found != NULL, NVML_ERROR_NOT_FOUND);
+    snprintf(name, length, "%.63s", found);
+    return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include "fake_nvml.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ const char *nvmlErrorString(nvmlReturn_t result);
 #define MIB (1ull << 20)
 #define INSTANCES 7u
 #define PROCESSES 1024u
+#define WIDTH 78
 
 static int quit(const char *what, nvmlReturn_t rc)
 {
@@ -52,6 +54,22 @@ static void list_card(unsigned index, nvmlDevice_t device)
     }
 }
 
+/* One line of the table, as wide as the box whatever stands in it. */
+static void __attribute__((format(printf, 1, 2))) boxed(const char *format, ...)
+{
+    char text[256];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    printf("| %-*.*s |\n", WIDTH, WIDTH, text);
+}
+
+static void rule(void)
+{
+    printf("+-%.*s-+\n", WIDTH, "------------------------------------------------------------------------------------------");
+}
+
 static void row(unsigned index, nvmlDevice_t device)
 {
     char name[96] = "", load[16] = "N/A";
@@ -64,9 +82,9 @@ static void row(unsigned index, nvmlDevice_t device)
     if (nvmlDeviceGetUtilizationRates(device, &rates) == NVML_SUCCESS)
         snprintf(load, sizeof load, "%u%%", rates.gpu);
     if (rc != NVML_SUCCESS)
-        printf("| %3u  %-28s %-17s  %-23s %6s |\n", index, name, pci.busId, nvmlErrorString(rc), load);
+        boxed("%3u  %-22.22s %-16s %23s %9s", index, name, pci.busId, nvmlErrorString(rc), load);
     else
-        printf("| %3u  %-28s %-17s %9lluMiB / %7lluMiB %6s |\n", index, name, pci.busId, memory.used / MIB, memory.total / MIB, load);
+        boxed("%3u  %-22.22s %-16s %7lluMiB / %7lluMiB %9s", index, name, pci.busId, memory.used / MIB, memory.total / MIB, load);
 }
 
 static void process_rows(unsigned index, nvmlDevice_t device, unsigned *printed)
@@ -78,32 +96,35 @@ static void process_rows(unsigned index, nvmlDevice_t device, unsigned *printed)
     for (unsigned i = 0; i < count; i++, (*printed)++) {
         char name[64] = "[Not Found]";
         nvmlSystemGetProcessName(infos[i].pid, name, sizeof name);
-        printf("| %3u  %10u  %-48.48s %9lluMiB |\n", index, infos[i].pid, name, infos[i].usedGpuMemory / MIB);
+        boxed("%3u  %10u  %-48.48s %9lluMiB", index, infos[i].pid, name, infos[i].usedGpuMemory / MIB);
     }
 }
 
 static int table(unsigned count)
 {
-    static const char line[] = "+--------------------------------------------------------------------------------+";
     char driver[64] = "";
     int cuda = 0;
     unsigned printed = 0;
     nvmlDevice_t device;
     nvmlSystemGetDriverVersion(driver, sizeof driver);
     nvmlSystemGetCudaDriverVersion(&cuda);
-    printf("%s\n| NVIDIA-SMI %-18s Driver Version: %-18s CUDA Version: %2d.%d     |\n%s\n", line, driver, driver, cuda / 1000,
-           cuda % 1000 / 10, line);
-    printf("| GPU  %-28s %-17s %25s %4s |\n%s\n", "Name", "Bus-Id", "Memory-Usage", "Util", line);
+    rule();
+    boxed("NVIDIA-SMI %-14s Driver Version: %-14s CUDA Version: %d.%d", driver, driver, cuda / 1000, cuda % 1000 / 10);
+    rule();
+    boxed("GPU  %-22s %-16s %23s %9s", "Name", "Bus-Id", "Memory-Usage", "GPU-Util");
+    rule();
     for (unsigned i = 0; i < count; i++)
         if (nvmlDeviceGetHandleByIndex_v2(i, &device) == NVML_SUCCESS)
             row(i, device);
-    printf("%s\n| GPU  %10s  %-48s %12s |\n%s\n", line, "PID", "Process name", "GPU Memory", line);
+    rule();
+    boxed("GPU  %10s  %-48s %12s", "PID", "Process name", "GPU Memory");
+    rule();
     for (unsigned i = 0; i < count; i++)
         if (nvmlDeviceGetHandleByIndex_v2(i, &device) == NVML_SUCCESS)
             process_rows(i, device, &printed);
     if (printed == 0)
-        printf("|  No running processes found %50s |\n", "");
-    printf("%s\n", line);
+        boxed("No running processes found");
+    rule();
     return 0;
 }
 

@@ -70,6 +70,16 @@ print(json.dumps([[p.pid, p.usedGpuMemory >> 20] for p in n.nvmlDeviceGetCompute
     assert nvml_python(driver, code) == [[4711, 2048], [one.process.pid, 150], [], "trainer", 2048 + 150 + 615]
 
 
+def test_a_process_of_a_container_is_named_by_its_pid_there(fake_driver):
+    driver = fake_driver("card h200")
+    code = "import os, pynvml as n; n.nvmlInit(); print(os.getpid(), n.nvmlSystemGetProcessName(os.getpid()))"
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
+        env=driver.env(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", sys.executable[:63]]
+
+
 def test_nvlinks_and_topology_are_as_wired(fake_driver, nvml_python):
     driver = fake_driver("card a100-40 count=3\nlink 0 1 4\nlink 1 2 2\ncard a10 numa=1")
     code = """
@@ -222,7 +232,9 @@ def test_nvidia_smi_lists_queries_and_draws(fake_driver, worker):
     assert query[:2] == ["memory.total [MiB], memory.used [MiB], uuid", f"1000 MiB, 200 MiB, {cards[0].uuid}"]
     table = smi()
     assert "200MiB /    1000MiB" in table
-    assert f"{one.process.pid}" in table
+    assert {len(line) for line in table.splitlines()} == {82}, "every line is as wide as the box"
+    (row,) = [line for line in table.splitlines() if f" {one.process.pid} " in line]
+    assert "python" in row
 
 
 def test_many_threads_may_initialise_and_shut_down_at_once(fake_driver, nvml_python):
