@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import shlex
 import subprocess
@@ -22,6 +23,7 @@ from rich.rule import Rule
 
 from hack.kubectl import ROOT, CommandFailed, Kubectl
 from hack.stack import NAMESPACE, NO_FAKE_DRIVER, install_chart, install_fake_driver
+from hack.waiting import NotSoon, eventually
 
 CARDS: Final = "card h200 count=2"
 """Two H200, as the fake driver is told."""
@@ -32,7 +34,10 @@ PODS: Final = "examples/01-shares/pods.yaml"
 GREEDY: Final = "examples/02-past-the-grant/pod.yaml"
 TRAIN: Final = "examples/03-no-single-gpu/train.yaml"
 EVALUATE: Final = "examples/03-no-single-gpu/evaluate.yaml"
+TIME: Final = "examples/06-gpu-time"
+WORKERS: Final = ("steady", "bulk", "live")
 DEMO: Final = "tangram-demo"
+IN_ARBITER: Final = ("-n", NAMESPACE, "exec", "ds/tangram-node", "-c", "arbiter", "--")
 
 REAL_GPU_VALUES: Final = {"driver": {"root": "/"}, "node": {"privileged": "auto", **NO_FAKE_DRIVER}}
 POD_COLUMNS: Final = (
@@ -66,13 +71,13 @@ class Demo:
         """What a command printed."""
         self.console.print(text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
 
-    def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = ()) -> None:
-        """Run kubectl and print what it says; `only` keeps the lines that match one of these."""
-        if not only:
+    def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = (), but: str = "") -> None:
+        """Run kubectl and print what it says; `only` keeps the lines that match one of these, `but` leaves out those with it."""
+        if not only and not but:
             self.say(kubectl(*arguments))
             return
-        pattern = shlex.quote("|".join(only))
-        self.say(kubectl.shell(f"{shlex.join(['kubectl', *arguments])} | grep -E {pattern}"))
+        pick = f"grep -E {shlex.quote('|'.join(only))}" if only else f"grep -v {shlex.quote(but)}"
+        self.say(kubectl.shell(f"{shlex.join(['kubectl', *arguments])} | {pick}"))
 
     def in_demo(self, kubectl: Kubectl, *arguments: str) -> None:
         """`show` in the demo's namespace."""
@@ -80,7 +85,10 @@ class Demo:
 
     def cluster(self) -> None:
         """Images and a cluster of our own."""
-        self.step("A Kubernetes cluster on this machine", "Built and started the first time; seconds when it is there.")
+        self.step(
+            "A Kubernetes cluster on this machine",
+            "The first time its programs and images are built, which takes some minutes; seconds when they are there.",
+        )
         for program in (["hack.prepare"], ["hack.cluster", "up"], ["hack.cluster", "load"]):
             self.tell(f"uv run python -m {' '.join(program)}")
             # the paths that it prints are for programs; what a person wants to see is on standard error
@@ -100,7 +108,8 @@ class Demo:
             )
             install_fake_driver(kubectl, CARDS)
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
-        self.show(kubectl, "-n", NAMESPACE, "get", "pods")
+        # those that an upgrade has just replaced say nothing of what is installed
+        self.show(kubectl, "-n", NAMESPACE, "get", "pods", but="Terminating")
         units = "" if real else f"={UNITS}"
         offered = f"--for=jsonpath={{.status.allocatable.tangram\\.sh/gpu-mem}}{units}"
         kubectl("wait", "node", "--all", offered, "--timeout=120s")
@@ -119,13 +128,23 @@ class Demo:
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
         self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
-        self.step("Each sees its own share, as CUDA and nvidia-smi tell it")
-        for pod in ("chat", "embed", "notebook"):
-            self.in_demo(kubectl, "exec", pod, "--", "gpuview")
+        self.step(
+            "Each sees its own share, as CUDA and nvidia-smi tell it",
+            "chat asked for 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), room for code that it may load later (0.2) and what\n"
+            "it has leased ahead (0.25) are inside its share: nvidia-smi counts all as used; the process may still use what it leased.",
+        )
+        self.in_demo(kubectl, "logs", "chat")
         self.in_demo(kubectl, "exec", "chat", "--", "nvidia-smi")
+        self.console.print(
+            "Asked from a second process, which has a context and room of its own (0.7 GiB) while it looks:",
+            style="dim",
+        )
+        for pod in ("embed", "notebook"):
+            self.in_demo(kubectl, "exec", pod, "--", "gpuview")
 
         self.step("The node's books")
         self.show(kubectl, "describe", node, only=("Allocated resources:", "  Resource ", "tangram.sh/gpu[^:]*$"))
+        self.show(kubectl, *IN_ARBITER, "tangramctl", "ps")
 
     def refuse(self, kubectl: Kubectl) -> None:
         """What is past a grant."""
@@ -154,13 +173,37 @@ class Demo:
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/evaluate", "--timeout=120s")
         self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
+    def share_time(self, kubectl: Kubectl) -> None:
+        """Three pods that compute on one GPU, and what each gets of its time."""
+        self.step(
+            "GPU time: 30 % and 60 % side by side, and short work that comes first",
+            "steady and bulk always have a next kernel of 20 ms. live is latency-critical: a kernel of 5 ms, ten times a second.",
+        )
+        self.in_demo(kubectl, "delete", "pod", "--all")
+        # on the fake driver each pod needs its kernel side, too
+        self.in_demo(kubectl, "apply", *(("-f", f"{TIME}/pods.yaml") if real_gpus_here() else ("-k", TIME)))
+        kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", *WORKERS, "--timeout=120s")
+        quiet = dataclasses.replace(kubectl, tell=lambda _command: None)
+        for pod in WORKERS:
+            eventually(functools.partial(quiet, "-n", DEMO, "logs", pod), f"pod {pod} computes")
+        self.show(kubectl, *IN_ARBITER, "tangramctl", "top", "--once")
+        for pod in WORKERS:
+            self.in_demo(kubectl, "logs", pod, "--tail=1")
+        self.console.print(
+            "GOT is what each had of the last second. Whoever is in the way of live is suspended in the middle of its kernel.",
+            style="dim",
+            highlight=False,
+        )
+
     def end(self, kubectl: Kubectl) -> None:
         """Where to go from here."""
         self.step("Done")
         self.console.print(
             f"The cluster stays up. Look around:\n\n"
             f"    export KUBECONFIG={kubectl.kubeconfig} PATH={kubectl.path.partition(':')[0]}:$PATH\n"
-            f"    kubectl -n {DEMO} get pods\n\n"
+            f"    kubectl -n {DEMO} get pods\n"
+            f"    kubectl {shlex.join(IN_ARBITER)} tangramctl top --once\n"
+            "    .venv/bin/tangramctl --help    # the same shares without a cluster: examples/04-no-cluster\n\n"
             "Clean up:\n\n    make cluster-down     # stops everything and leaves nothing behind but the build cache",
             highlight=False,
             soft_wrap=True,
@@ -189,6 +232,7 @@ def run(demo: Demo) -> None:
     demo.refuse(kubectl)
     if not real_gpus_here():  # the sizes are those of the two cards that the fake driver plays
         demo.wait_for_room(kubectl)
+    demo.share_time(kubectl)
     demo.end(kubectl)
 
 
@@ -201,7 +245,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:
         run(Demo(console))
-    except (CommandFailed, subprocess.CalledProcessError) as error:
+    except (CommandFailed, NotSoon, subprocess.CalledProcessError) as error:
         console.print(f"\nThe demo stopped: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0

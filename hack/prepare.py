@@ -1,16 +1,27 @@
 """Build the cluster's programs and Tangram's images at the same time: `python -m hack.prepare`.
 
 Compilers keep the processors busy and image builds mostly wait for downloads, so both together take little longer than the programs
-alone. What is built already costs nothing. The programs are built quietly: who waits for one of them says so.
+alone. What is built already costs nothing. The programs are built quietly: who waits for one of them says so, and at the end this does.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
+from hack.cluster import programs as cluster_programs
+from hack.cluster.build import results_folder
+from hack.cluster.console import Steps
+from hack.cluster.layout import cache_folder
 from hack.cluster.providers import docker_answers
 from hack.kubectl import ROOT
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    """Those of the cluster's programs, or of the named ones, that are not built yet."""
+    wanted = [module for module in cluster_programs.ALL if module.name in names] or cluster_programs.CLUSTER
+    return [module.name for module in wanted if not results_folder(cache_folder(), module).is_dir()]
 
 
 def main() -> int:
@@ -22,6 +33,9 @@ def main() -> int:
     )
     try:
         images = subprocess.run([sys.executable, "-m", "hack.images", "build"], cwd=ROOT, stdout=subprocess.DEVNULL)
+        if images.returncode == 0 and (ahead := missing(few)):
+            with Steps().step(f"build {' '.join(ahead)} for the cluster"):
+                programs.wait()
         return images.returncode or programs.wait()
     finally:
         programs.terminate()

@@ -1,6 +1,7 @@
 """Say what is being done, how long it took, and what to do next.
 
-On a terminal a spinner shows the step in progress; in CI each finished step is one plain line. Where TANGRAM_STEPS_CSV names a file,
+On a terminal a spinner shows the step in progress; elsewhere its begin and its end are one plain line each. A step that takes long says
+so twice a minute. Where TANGRAM_STEPS_CSV names a file,
 each step adds a row to it: what, wall seconds, processor seconds of the programs that it ran and waited for.
 """
 
@@ -8,13 +9,18 @@ from __future__ import annotations
 
 import csv
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
+
+SAY_EVERY_S: Final = 30.0
+"""How long a step may be silent. Guessed."""
 
 
 class Steps:
@@ -31,12 +37,17 @@ class Steps:
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         began, worked = time.monotonic(), os.times().children_user + os.times().children_system
+
+        def lasting() -> str:
+            return f"{escape(what)} [dim](for {time.monotonic() - began:.0f} s)[/]"
+
         if self.console.is_terminal:
-            with self.console.status(escape(what)):
+            with self.console.status(escape(what)) as status, _each(SAY_EVERY_S, lambda: status.update(lasting())):
                 yield
         else:
             self.console.print(f"  ... {what}", markup=False)
-            yield
+            with _each(SAY_EVERY_S, lambda: self.console.print(f"  ... {lasting()}")):
+                yield
         self._record(what, time.monotonic() - began, os.times().children_user + os.times().children_system - worked)
         self.console.print(f"  [green]ok[/] {escape(what)} [dim]({time.monotonic() - began:.1f} s)[/]")
 
@@ -48,3 +59,21 @@ class Steps:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
+
+
+@contextmanager
+def _each(seconds: float, call: Callable[[], object]) -> Iterator[None]:
+    """Calls again and again, so many seconds apart, until left."""
+    left = threading.Event()
+
+    def calling() -> None:
+        while not left.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=calling, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
