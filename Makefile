@@ -10,7 +10,7 @@ SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTH
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
-.PHONY: help demo test lint unit shim sanitized faults e2e images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized faults e2e images cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ lint: .venv/.synced ## style, types, layer contracts, generated files
 
 unit: .venv/.synced shim ## the tests that need no cluster
 	$(PYTEST)
+
+library: .venv/.synced ## the interception library and the fake driver alone: what tangramctl needs
+	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim lib fake
 
 shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
 	$(SHIM) lib fake unit asan tsan

@@ -23,12 +23,12 @@ _SEPARATORS: Final = " :$"
 def library(given: Path | None) -> Path:
     """The library to load into the command. Raises BadOption, Broken."""
     if given is not None and not given.is_file():
-        raise BadOption(f"--library is {given}: it must be a file, {LIBRARY} as `make shim` builds it")
+        raise BadOption(f"--library is {given}: it must be a file, {LIBRARY} as `make library` builds it")
     places = [HERE / "lib", HERE.parent / "build/shim", INSTALLED]
     path = given or next((folder / LIBRARY for folder in places if (folder / LIBRARY).is_file()), None)
     if path is None:
         looked = ", ".join(str(folder) for folder in places)
-        raise Broken(f"no {LIBRARY} in {looked}: build it with `make shim`, or name it with --library")
+        raise Broken(f"no {LIBRARY} in {looked}: build it with `make library`, or name it with --library")
     path = path.resolve()
     if any(c in str(path) for c in _SEPARATORS):
         raise Broken(
@@ -43,7 +43,7 @@ def fake_driver(library: Path | None) -> Path:
     for folder in places:
         if (folder / DAEMON).is_file():
             return folder.resolve()
-    raise Broken(f"no fake driver ({DAEMON}) in {', '.join(map(str, places))}: build it with `make shim`")
+    raise Broken(f"no fake driver ({DAEMON}) in {', '.join(map(str, places))}: build it with `make library`")
 
 
 def _fake_places(library: Path | None) -> Iterator[Path]:

@@ -290,6 +290,12 @@ def test_priority_classes_are_given_only_when_asked_for(local: Objects, nvidia: 
     ]  # fmt: skip
 
 
+def test_the_notes_name_the_image_that_nodes_must_be_able_to_pull(helm: Helm, api: ApiServer) -> None:
+    notes = helm.notes({"image": {"registry": "registry.example", "repository": "gpu", "tag": "7"}}, api.kubeconfig)
+    assert "registry.example/gpu:7" in notes
+    assert "ImagePullBackOff" in notes
+
+
 def test_an_existing_scheduler_is_told_what_it_needs(helm: Helm, api: ApiServer) -> None:
     example = EXAMPLES["own-scheduler"]
     objects, notes = helm.objects(example), helm.notes(example, api.kubeconfig)
