@@ -35,6 +35,7 @@ GREEDY: Final = "examples/02-past-the-grant/pod.yaml"
 TRAIN: Final = "examples/03-no-single-gpu/train.yaml"
 EVALUATE: Final = "examples/03-no-single-gpu/evaluate.yaml"
 TIME: Final = "examples/06-gpu-time"
+SHARERS: Final = ("chat", "embed", "notebook")
 WORKERS: Final = ("steady", "bulk", "live")
 DEMO: Final = "tangram-demo"
 IN_ARBITER: Final = ("-n", NAMESPACE, "exec", "ds/tangram-node", "-c", "arbiter", "--")
@@ -70,6 +71,14 @@ class Demo:
     def say(self, text: str) -> None:
         """What a command printed."""
         self.console.print(text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
+
+    def on_node(self, kubectl: Kubectl, command: str, pods: tuple[str, ...]) -> None:
+        """What tangramctl says of these pods in the arbiter's container: a table, of which the end of the lines may be left out."""
+        pick = shlex.quote("|".join(["RUN", *pods]))
+        for line in kubectl.shell(
+            f"kubectl {shlex.join(IN_ARBITER)} tangramctl {command} | grep -E {pick}"
+        ).splitlines():
+            self.console.print(line.rstrip(), highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
 
     def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = (), but: str = "") -> None:
         """Run kubectl and print what it says; `only` keeps the lines that match one of these, `but` leaves out those with it."""
@@ -130,7 +139,7 @@ class Demo:
 
         self.step(
             "Each sees its own share, as CUDA and nvidia-smi tell it",
-            "chat asked for 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), room for code that it may load later (0.2) and what\n"
+            "chat asked for 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), room for code that it may load later (0.2) and what "
             "it has leased ahead (0.25) are inside its share: nvidia-smi counts all as used; the process may still use what it leased.",
         )
         self.in_demo(kubectl, "logs", "chat")
@@ -144,7 +153,7 @@ class Demo:
 
         self.step("The node's books")
         self.show(kubectl, "describe", node, only=("Allocated resources:", "  Resource ", "tangram.sh/gpu[^:]*$"))
-        self.show(kubectl, *IN_ARBITER, "tangramctl", "ps")
+        self.on_node(kubectl, "ps", SHARERS)
 
     def refuse(self, kubectl: Kubectl) -> None:
         """What is past a grant."""
@@ -177,16 +186,16 @@ class Demo:
         """Three pods that compute on one GPU, and what each gets of its time."""
         self.step(
             "GPU time: 30 % and 60 % side by side, and short work that comes first",
-            "steady and bulk always have a next kernel of 20 ms. live is latency-critical: a kernel of 5 ms, ten times a second.",
+            "steady and bulk always have a next kernel of 20 ms. live is latency-critical: a kernel of 2 ms, ten times a second.",
         )
         self.in_demo(kubectl, "delete", "pod", "--all")
         # on the fake driver each pod needs its kernel side, too
         self.in_demo(kubectl, "apply", *(("-f", f"{TIME}/pods.yaml") if real_gpus_here() else ("-k", TIME)))
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", *WORKERS, "--timeout=120s")
-        quiet = dataclasses.replace(kubectl, tell=lambda _command: None)
+        # the first report has the start in it
         for pod in WORKERS:
-            eventually(functools.partial(quiet, "-n", DEMO, "logs", pod), f"pod {pod} computes")
-        self.show(kubectl, *IN_ARBITER, "tangramctl", "top", "--once")
+            eventually(functools.partial(has_said, kubectl, pod, 2), f"pod {pod} computes")
+        self.on_node(kubectl, "top --once", WORKERS)
         for pod in WORKERS:
             self.in_demo(kubectl, "logs", pod, "--tail=1")
         self.console.print(
@@ -213,6 +222,12 @@ class Demo:
 def real_gpus_here() -> bool:
     """Is there an NVIDIA driver on this machine?"""
     return Path("/dev/nvidiactl").exists() and Path("/proc/driver/nvidia").exists()
+
+
+def has_said(kubectl: Kubectl, pod: str, lines: int) -> bool:
+    """Has a pod of the demo logged so much?"""
+    quiet = dataclasses.replace(kubectl, tell=lambda _command: None)
+    return len(quiet("-n", DEMO, "logs", pod).splitlines()) >= lines
 
 
 def fresh_namespace(kubectl: Kubectl) -> None:
