@@ -12,13 +12,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
 import msgspec
 import numpy as np
 import structlog
 
+from extender.asks import Asks
 from extender.claims import Claim, Claims, sizes_of
 from extender.peers import Peers
 from extender.processors import CPU, Processors, allocatable_milli, asked_milli
@@ -42,9 +42,6 @@ UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 
 SAMPLE: Final = 8
 """Of the pods that had started before they were first seen, each how many-th is learnt from. Guessed: 50,000 take half a second."""
-
-TEMPLATES: Final = 1024
-"""Kinds of pods whose asks are remembered, 2 KB each: reading one takes 70 us, and a pod is asked about three times. Guessed."""
 
 log = structlog.get_logger("extender.state")
 
@@ -72,7 +69,7 @@ class State:
         self._processors = Processors()
         self.peers = Peers(self.claims)
         self._seen_started = 0
-        self._read_ask = lru_cache(TEMPLATES)(self._read)
+        self._asks = Asks(names, unit_mib)
 
     @property
     def fleet(self) -> Fleet:
@@ -207,14 +204,8 @@ class State:
     # --- what filter and bind need ---
 
     def ask_of(self, pod: Pod) -> PodAsk:
-        """What the pod asks for; the pods of one template are read once. Raises BadAsk."""
-        annotations = pod.metadata.annotations or {}
-        ours = {key: annotations[key] for key in annotations if self.names.ours(key) and key != self.names.assignment}
-        return self._read_ask(pod.asking(ours))
-
-    def _read(self, asking: bytes) -> PodAsk:
-        ask = pod_ask(msgspec.json.decode(asking), names=self.names, unit_mib=self.unit_mib, policies=POLICIES)
-        return replace(ask, cpu_milli=asked_milli(msgspec.json.decode(asking, type=Pod).spec)) if ask else ask
+        """What the pod asks for. Raises BadAsk."""
+        return self._asks.of(pod)
 
     def _ask_or_nothing(self, pod: Pod) -> PodAsk:
         try:
