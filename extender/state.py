@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -32,8 +31,7 @@ from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
 from vgpu.names import Names
 from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
-from vgpu.policy import POLICIES
-from vgpu.request import PodAsk, asks_for_ours, pod_ask
+from vgpu.request import PodAsk, asks_for_ours
 from vgpu.snapshot import Free, NodeRecord, PodRecord, Snapshot, Starting
 from vgpu.wishes import Wishes
 
