@@ -41,6 +41,7 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
     return rc;
 }
 
+/* find_pool sets `from`; false: it cannot be told who pays. */
 #define ALLOC_ASYNC(name, params, find_pool, per_thread, ...)                                                                  \
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
@@ -50,7 +51,9 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
             return tangram.driver.name(__VA_ARGS__);                                                                           \
         if (UNLIKELY(capturing(stream, per_thread)))                                                                           \
             return clear_captured(tangram.driver.name(__VA_ARGS__), at, bytes, stream, per_thread);                            \
-        struct pool *from = find_pool;                                                                                         \
+        struct pool *from = NULL;                                                                                              \
+        if (!(find_pool))                                                                                                      \
+            return CUDA_ERROR_INVALID_VALUE;                                                                                   \
         if (from == NULL || from->card == NULL || bytes == 0)                                                                  \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
         if (!growth_begin(&growth, from, bytes))                                                                               \
@@ -71,12 +74,13 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
         return rc;                                                                                                             \
     }
 
-ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * at, size_t bytes, CUstream stream), pool_of_stream(stream), false, at, bytes, stream)
-ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUstream stream), pool_of_stream(stream), true, at, bytes,
-            stream)
+ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * at, size_t bytes, CUstream stream), (from = pool_of_stream(stream), true), false,
+            at, bytes, stream)
+ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUstream stream), (from = pool_of_stream(stream), true), true,
+            at, bytes, stream)
 ALLOC_ASYNC(cuMemAllocFromPoolAsync, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream),
-            pool_of_handle(pool), false, at, bytes, pool, stream)
+            pool_of_handle(pool, &from), false, at, bytes, pool, stream)
 ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream),
-            pool_of_handle(pool), true, at, bytes, pool, stream)
+            pool_of_handle(pool, &from), true, at, bytes, pool, stream)
 FREE_ASYNC(cuMemFreeAsync, false)
 FREE_ASYNC(cuMemFreeAsync_ptsz, true)

@@ -29,7 +29,7 @@ static struct pool *find(CUmemoryPool handle, CUdevice device)
     return NULL;
 }
 
-static struct pool *find_handle(CUmemoryPool handle)
+struct pool *pool_known(CUmemoryPool handle)
 {
     for (struct pool *pool = atomic_load(&tangram.pools); pool != NULL; pool = pool->next)
         if (pool->handle == handle && !atomic_load_explicit(&pool->gone, memory_order_relaxed))
@@ -38,7 +38,7 @@ static struct pool *find_handle(CUmemoryPool handle)
 }
 
 /* The list only grows: a walk needs no lock. */
-static struct pool *add(CUmemoryPool handle, CUdevice device, struct card *card)
+struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card)
 {
     pthread_mutex_lock(&tangram.pools_lock);
     struct pool *pool = find(handle, device);
@@ -53,12 +53,6 @@ static struct pool *add(CUmemoryPool handle, CUdevice device, struct card *card)
     return pool;
 }
 
-bool pool_made(CUmemoryPool handle, CUdevice device, struct card *card)
-{
-    struct pool *pool = add(handle, device, card);
-    return pool != NULL;
-}
-
 struct pool *pool_of_stream(CUstream stream)
 {
     CUdevice device;
@@ -66,30 +60,14 @@ struct pool *pool_of_stream(CUstream stream)
     if (!device_of_stream(stream, &device) || tangram.driver.cuDeviceGetMemPool == NULL ||
         tangram.driver.cuDeviceGetMemPool(&handle, device) != CUDA_SUCCESS)
         return NULL;
-    struct pool *pool = find_handle(handle);
-    return pool != NULL ? pool : add(handle, device, card_of_device(device));
-}
-
-/* A pool that cuMemPoolCreate did not make in front of us is the default one of some device. */
-struct pool *pool_of_handle(CUmemoryPool handle)
-{
-    struct pool *pool = find_handle(handle);
-    int devices = 0;
-    CUmemoryPool its;
-    if (pool != NULL || handle == NULL)
-        return pool;
-    if (tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
-        devices = 0;
-    for (CUdevice device = 0; device < devices; device++)
-        if (tangram.driver.cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle)
-            return add(handle, device, card_of_device(device));
-    return NULL;
+    struct pool *pool = pool_known(handle);
+    return pool != NULL ? pool : pool_met(handle, device, card_of_device(device));
 }
 
 struct pool *pool_of_graphs(CUdevice device)
 {
     struct pool *pool = find(NULL, device);
-    return pool != NULL ? pool : add(NULL, device, card_of_device(device));
+    return pool != NULL ? pool : pool_met(NULL, device, card_of_device(device));
 }
 
 static bool ask(struct pool *pool, bool used, uint64_t *bytes)

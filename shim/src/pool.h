@@ -28,10 +28,17 @@ struct growth {
     uint64_t bytes, taken, promised;
 };
 
+#define NO_DEVICE ((CUdevice)-1)
+
 struct pool *pool_of_stream(CUstream stream);
-struct pool *pool_of_handle(CUmemoryPool handle);
 struct pool *pool_of_graphs(CUdevice device);
-bool pool_made(CUmemoryPool handle, CUdevice device, struct card *card);
+struct pool *pool_known(CUmemoryPool handle);                                         /* NULL: it was not met yet */
+struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card); /* NULL: there is no memory to note it */
+
+/* defaults.c: a pool that may not have been met yet. False: it cannot be told who pays for what is allocated from it. */
+bool pool_of_handle(CUmemoryPool handle, struct pool **pool);
+/* Managed memory without a place of its own is charged where it is made, as cuMemAllocManaged is. */
+struct card *card_of_managed(const CUmemLocation *location);
 
 bool growth_begin(struct growth *growth, struct pool *pool, uint64_t bytes); /* false: refuse the call */
 bool growth_again(struct growth *growth, struct pool *pool, uint64_t bytes); /* for a call that should not need any; always true */

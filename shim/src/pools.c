@@ -9,10 +9,9 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
     CUresult rc = tangram.driver.cuMemPoolCreate(pool, properties);
     if (rc != CUDA_SUCCESS || grant_ready() == GRANT_NONE)
         return rc;
-    struct card *card = card_of_location(&properties->location);
-    if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED && card == NULL)
-        card = current_card(); /* managed memory without a place is charged where it is made, as cuMemAllocManaged is */
-    if (pool_made(*pool, properties->location.id, card))
+    bool managed = properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    struct card *card = managed ? card_of_managed(&properties->location) : card_of_location(&properties->location);
+    if (pool_met(*pool, properties->location.id, card) != NULL)
         return rc;
     tangram.driver.cuMemPoolDestroy(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -23,7 +22,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
 {
     NEEDS(cuMemPoolDestroy);
-    struct pool *pool = pool_of_handle(handle);
+    struct pool *pool = pool_known(handle);
     if (pool == NULL || pool->card == NULL) {
         CUresult rc = tangram.driver.cuMemPoolDestroy(handle);
         if (rc == CUDA_SUCCESS && pool != NULL)
@@ -45,7 +44,7 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 {
     NEEDS(cuMemPoolTrimTo);
     CUresult rc = tangram.driver.cuMemPoolTrimTo(handle, keep);
-    struct pool *pool = rc == CUDA_SUCCESS ? pool_of_handle(handle) : NULL;
+    struct pool *pool = rc == CUDA_SUCCESS ? pool_known(handle) : NULL;
     if (pool != NULL && pool->card != NULL)
         pool_settle(pool);
     return rc;

@@ -184,6 +184,7 @@ typedef enum {
 
 typedef enum {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_ALLOCATION_TYPE_MANAGED = 2,
 } CUmemAllocationType;
 
 typedef enum {
@@ -196,7 +197,10 @@ typedef enum {
 } CUmemAllocationHandleType;
 
 typedef enum {
+    CU_MEM_LOCATION_TYPE_NONE = 0,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_LOCATION_TYPE_HOST = 2,
+    CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
 } CUmemLocationType;
 
 typedef enum {

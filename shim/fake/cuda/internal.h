@@ -110,6 +110,7 @@ struct CUfunc_st {
 struct CUmemPoolHandle_st {
     struct handle handle;
     int device;
+    bool host; /* its memory is none of a card's */
     uint64_t used, reserved, used_high, reserved_high, threshold, most;
     cuuint64_t attribute[16];
 };
@@ -139,6 +140,7 @@ struct device {
     unsigned primary_refs, primary_flags;
     uint32_t kernel_device; /* its handle in the kernel driver, 0 = none */
     CUmemoryPool default_pool, pool, graph_pool;
+    CUmemoryPool managed_pool, nowhere_pool, host_pool; /* defaults, too; the last two are device 0's for want of a place */
 };
 
 enum { STATE_NEW, STATE_READY, STATE_FORKED };

@@ -20,19 +20,29 @@ CUresult pool_new(CUmemoryPool *made, int device, uint64_t most)
     return CUDA_SUCCESS;
 }
 
+/* A default pool is made when it is asked for. */
+static CUmemoryPool made_once(CUmemoryPool *kept, int device, bool host)
+{
+    CUmemoryPool made = NULL;
+    if (*kept == NULL && pool_new(&made, device, 0) == CUDA_SUCCESS) {
+        made->host = host;
+        lock();
+        if (*kept == NULL)
+            *kept = made;
+        unlock();
+    }
+    return *kept;
+}
+
 static CUmemoryPool pool_default(int device)
 {
     struct device *of = &cuda.device[device];
-    CUmemoryPool made = NULL;
-    if (of->default_pool == NULL && pool_new(&made, device, 0) == CUDA_SUCCESS) {
-        lock();
-        if (of->default_pool == NULL)
-            of->default_pool = made;
-        if (of->pool == NULL)
-            of->pool = of->default_pool;
-        unlock();
-    }
-    return of->default_pool;
+    CUmemoryPool made = made_once(&of->default_pool, device, false);
+    lock();
+    if (of->pool == NULL)
+        of->pool = made;
+    unlock();
+    return made;
 }
 
 static bool pool_ok(CUmemoryPool pool)
@@ -40,25 +50,34 @@ static bool pool_ok(CUmemoryPool pool)
     return handle_is(pool, HANDLE_POOL);
 }
 
+static bool pool_take(CUmemoryPool pool, uint64_t bytes)
+{
+    return pool->host || take(pool->device, bytes);
+}
+
+static void pool_give(CUmemoryPool pool, uint64_t bytes)
+{
+    if (!pool->host)
+        give(pool->device, bytes);
+}
+
 void pool_shrink(CUmemoryPool pool, uint64_t keep)
 {
     const uint64_t floor = rounded(pool->used > keep ? pool->used : keep, STEP);
     if (pool->reserved <= floor)
         return;
-    give(pool->device, pool->reserved - floor);
+    pool_give(pool, pool->reserved - floor);
     pool->reserved = floor;
 }
 
 void pools_synchronized(int device)
 {
     struct device *of = &cuda.device[device];
-    if (of->default_pool == NULL && of->pool == NULL)
-        return;
+    const CUmemoryPool its[] = {of->default_pool, of->pool, of->managed_pool, of->nowhere_pool, of->host_pool};
     lock();
-    if (of->default_pool != NULL)
-        pool_shrink(of->default_pool, of->default_pool->threshold);
-    if (of->pool != NULL && of->pool != of->default_pool)
-        pool_shrink(of->pool, of->pool->threshold);
+    for (unsigned i = 0; i < sizeof its / sizeof *its; i++)
+        if (its[i] != NULL)
+            pool_shrink(its[i], its[i]->threshold);
     unlock();
 }
 
@@ -69,9 +88,9 @@ bool pool_grow(CUmemoryPool pool, uint64_t bytes)
         return false;
     if (reserved > pool->reserved) {
         /* At the brim a whole step may not be left: take what is. */
-        if (take(pool->device, reserved - pool->reserved))
+        if (pool_take(pool, reserved - pool->reserved))
             pool->reserved = reserved;
-        else if (used > pool->reserved && take(pool->device, used - pool->reserved))
+        else if (used > pool->reserved && pool_take(pool, used - pool->reserved))
             pool->reserved = used;
         else if (used > pool->reserved)
             return false;
@@ -178,14 +197,20 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *how)
     return pool_new(pool, how->location.id, how->maxSize);
 }
 
+static bool is_default(CUmemoryPool pool)
+{
+    const struct device *of = &cuda.device[pool->device];
+    return pool == of->default_pool || pool == of->managed_pool || pool == of->nowhere_pool || pool == of->host_pool;
+}
+
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     TRY(ready());
-    CHECK(pool_ok(pool) && pool != cuda.device[pool->device].default_pool, CUDA_ERROR_INVALID_VALUE);
+    CHECK(pool_ok(pool) && !is_default(pool), CUDA_ERROR_INVALID_VALUE);
     lock();
     if (cuda.device[pool->device].pool == pool)
         cuda.device[pool->device].pool = cuda.device[pool->device].default_pool;
-    give(pool->device, pool->reserved);
+    pool_give(pool, pool->reserved);
     unlock();
     handle_free(pool);
     return CUDA_SUCCESS;
@@ -213,6 +238,44 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     CHECK(pool_ok(pool) && pool->device == device, CUDA_ERROR_INVALID_VALUE);
     cuda.device[device].pool = pool;
     return CUDA_SUCCESS;
+}
+
+/* As driver 580 does, but for managed memory of the host. */
+static CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, bool current)
+{
+    TRY(ready());
+    CHECK(pool != NULL && at != NULL, CUDA_ERROR_INVALID_VALUE);
+    const bool managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    CHECK(managed || kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE);
+    switch ((int)at->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        TRY(device_ok(at->id));
+        if (!managed)
+            return current ? cuDeviceGetMemPool(pool, at->id) : cuDeviceGetDefaultMemPool(pool, at->id);
+        *pool = made_once(&cuda.device[at->id].managed_pool, at->id, false);
+        break;
+    case CU_MEM_LOCATION_TYPE_NONE:
+        CHECK(managed, CUDA_ERROR_INVALID_VALUE);
+        *pool = made_once(&cuda.device[0].nowhere_pool, 0, false);
+        break;
+    case CU_MEM_LOCATION_TYPE_HOST:
+        CHECK(!managed, CUDA_ERROR_NOT_SUPPORTED);
+        *pool = made_once(&cuda.device[0].host_pool, 0, true);
+        break;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA: return CUDA_ERROR_INVALID_VALUE; /* the host has no such nodes */
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return *pool != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *at, CUmemAllocationType kind)
+{
+    return pool_at(pool, at, kind, false);
+}
+
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *at, CUmemAllocationType kind)
+{
+    return pool_at(pool, at, kind, true);
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)

@@ -160,6 +160,12 @@ def pool_of(device: int = 0) -> list[int]:
     return [cuda.cuDeviceGetDefaultMemPool(byref(pool), device), pool.value or 0]
 
 
+def pool_default(location: int, kind: int, device: int = 0, name: str = "cuMemGetDefaultMemPool") -> list[int]:
+    """By the functions of CUDA 13: of a place and a kind of memory."""
+    pool = c_void_p()
+    return [getattr(cuda, name)(byref(pool), byref(Location(location, device)), kind), pool.value or 0]
+
+
 def pool_alloc(mib: float, pool: int, stream: int = 0, suffix: str = "") -> list[int]:
     at = c_uint64()
     call = getattr(cuda, f"cuMemAllocFromPoolAsync{suffix}")
@@ -190,12 +196,17 @@ def pool_export(pool: int, at: int) -> list[object]:
     return [rc or cuda.cuMemPoolExportPointer(byref(data), c_uint64(at)), os.getpid(), fd.value, bytes(data).hex()]
 
 
-def pool_import(pid: int, fd: int, data: str) -> list[int]:
-    pool, at = c_void_p(), c_uint64()
+def pool_open(pid: int, fd: int) -> list[int]:
+    pool = c_void_p()
     mine = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
-    rc = cuda.cuMemPoolImportFromShareableHandle(byref(pool), c_void_p(mine), 1, c_uint64(0))
+    return [cuda.cuMemPoolImportFromShareableHandle(byref(pool), c_void_p(mine), 1, c_uint64(0)), pool.value or 0]
+
+
+def pool_import(pid: int, fd: int, data: str) -> list[int]:
+    at = c_uint64()
+    rc, pool = pool_open(pid, fd)
     handle = IpcHandle.from_buffer_copy(bytes.fromhex(data))
-    return [rc or cuda.cuMemPoolImportPointer(byref(at), pool, byref(handle)), at.value]
+    return [rc or cuda.cuMemPoolImportPointer(byref(at), c_void_p(pool), byref(handle)), at.value]
 
 
 def create(mib: int, device: int = 0, handles: int = 0) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, OUT_OF_MEMORY, Stage
+from tests.integration.shim.conftest import CARDS, INVALID_VALUE, OUT_OF_MEMORY, Stage
 
 SUFFIXES = ("", "_ptsz")
 
@@ -110,6 +110,49 @@ def test_a_pool_on_another_card_is_charged_to_that_card(stage: Stage) -> None:
     assert gpu.ask(f"pool_alloc(200, {pool})")[0] == OUT_OF_MEMORY
     gpu.must(f"pool_alloc(100, {pool})")
     assert gpu.free_mib() == 1000, "the first card holds nothing"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("location", [1, 0], ids=["of a device", "without a place"])
+def test_managed_memory_of_a_default_pool_is_charged_as_far_as_the_pool_holds_it(
+    stage: Stage, location: int, suffix: str
+) -> None:
+    gpu = stage.worker()
+    pool = gpu.must(f"pool_default({location}, 2)")
+    assert gpu.must(f"pool_default({location}, 2, 0, 'cuMemGetMemPool')") == pool
+    at = gpu.must(f"pool_alloc(900, {pool}, 0, '{suffix}')")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (900, 100)
+    assert gpu.ask(f"pool_alloc(200, {pool}, 0, '{suffix}')")[0] == OUT_OF_MEMORY
+    assert stage.worker().ask("alloc(200)")[0] == OUT_OF_MEMORY
+    gpu.must(f"stream_free({at})")
+    gpu.must("context_sync()")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_managed_memory_of_another_cards_default_pool_is_charged_to_that_card(stage: Stage) -> None:
+    stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+    gpu = stage.worker()
+    pool = gpu.must("pool_default(1, 2, 1)")
+    assert gpu.ask(f"pool_alloc(200, {pool})")[0] == OUT_OF_MEMORY
+    gpu.must(f"pool_alloc(100, {pool})")
+    assert gpu.free_mib() == 1000
+
+
+def test_memory_of_the_hosts_default_pool_is_not_counted(stage: Stage) -> None:
+    gpu = stage.worker()
+    pool = gpu.must("pool_default(2, 1)")
+    gpu.must(f"pool_alloc(3000, {pool})")
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_pool_of_which_it_cannot_be_told_who_pays_gives_nothing(stage: Stage) -> None:
+    maker, gpu = stage.worker(), stage.worker()
+    pool = maker.must("pool_new()")
+    at = maker.must(f"pool_alloc(100, {pool})")
+    _, pid, fd, _ = maker.ask(f"pool_export({pool}, {at})")
+    imported = gpu.must(f"pool_open({pid}, {fd})")
+    assert gpu.ask(f"pool_alloc(10, {imported})")[0] == INVALID_VALUE
+    gpu.must(f"pool_end({imported})")
 
 
 def test_a_stream_of_another_card_allocates_from_that_cards_pool(stage: Stage) -> None:
