@@ -199,6 +199,8 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
         }
         answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
         *estimated = link_->context_answer.granted_bytes > 0;
+        if (answer == LINK_GRANTED) /* what the next arbiter is told, should this one end before it has measured */
+            atomic_store(&tangram.contexts.of[card->at].bytes, link_->context_answer.granted_bytes);
     }
     if (link_->begun)
         link_reader_needed();

@@ -21,7 +21,7 @@ struct card_contexts {
     unsigned count;         /* that live or are being made */
     bool open;              /* BEGIN was answered, and neither DONE nor GONE was said yet */
     bool estimated;         /* the arbiter held something for the first */
-    _Atomic uint64_t bytes; /* what they take, as the arbiter said last */
+    _Atomic uint64_t bytes; /* what they take, as the arbiter said last: measured, or held for them */
     _Atomic uint32_t chunk_seq; /* of the lease that was asked for ahead; 0 = none. Written under link.lock */
 };
 

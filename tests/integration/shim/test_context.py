@@ -131,6 +131,13 @@ def test_a_restarted_arbiter_lends_nothing_that_contexts_hold(own_measured: Stag
     one.must("alloc(100)")
     own_measured.stop_arbiter()
     own_measured.start_measuring_arbiter()
+    held = (100 * MIB, 2 * CONTEXT_MIB * MIB)
+
+    def both_are_back() -> bool:
+        card = own_measured.status().cards[0]
+        return card.leased_bytes >= held[0] and card.context_bytes == held[1]
+
+    wait_for(both_are_back, 60)  # the arbiter itself waits for them for its grace only
     left = 1000 - 2 * CONTEXT_MIB - 100
     assert two.ask(f"alloc({left + 1})")[0] == OUT_OF_MEMORY
     two.must(f"alloc({left})")
