@@ -115,6 +115,7 @@ static bool all_done(CUcontext context)
                      tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     struct activity_stream *of;
     bool done = is_clean(&activity_->crowded);
+    stream_context_check();
     EACH_STREAM(of)
         if (done || (context != NULL && atomic_load(&of->context) == context))
             done = stream_done(of) && done;
@@ -189,6 +190,7 @@ struct activity_before activity_sync_begins(CUstream stream, int ptds)
 {
     if (!atomic_load_explicit(&activity_->told, memory_order_relaxed))
         return (struct activity_before){0};
+    stream_context_check();
     struct activity_stream *of = stream_find(stream_name(stream, ptds));
     return of == NULL ? (struct activity_before){0} : (struct activity_before){of, atomic_load(&of->launches)};
 }
@@ -231,8 +233,9 @@ void activity_stream_ends(CUstream stream)
 void activity_context_ended(CUcontext context, bool last)
 {
     struct activity_stream *of;
+    CUcontext named = stream_context_named(context);
     EACH_STREAM(of)
-        if (last || (context != NULL && atomic_load(&of->context) == context))
+        if (last || (named != NULL && atomic_load(&of->context) == named))
             end_stream(of);
     if (last)
         clean_up_to(&activity_->crowded, atomic_load(&activity_->crowded.launches));
@@ -263,7 +266,7 @@ static bool is_of_none(struct activity_stream *of, const CUcontext *context, siz
 {
     bool none = atomic_load(&of->key) == STREAM_LEGACY;
     for (size_t c = 0; c < count; c++)
-        none = none && atomic_load(&of->context) != context[c];
+        none = none && atomic_load(&of->context) != stream_context_named(context[c]);
     return none;
 }
 

@@ -13,7 +13,7 @@ enum { ACTIVITY_STREAMS = 256, ACTIVITY_PROBES = 4 };
 
 struct activity_stream {
     _Atomic uintptr_t key;      /* 0 = free */
-    _Atomic(CUcontext) context; /* in which it lies; NULL = not known */
+    _Atomic(CUcontext) context; /* in which it lies, as streams.h names it; NULL = not known */
     _Atomic uint64_t launches;  /* ever */
     _Atomic uint64_t clean;     /* of them, known to be done */
 } __attribute__((aligned(32)));

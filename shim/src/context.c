@@ -21,12 +21,34 @@ EXPORT CUresult cuInit(unsigned int flags)
     return tangram.driver.cuInit(flags);
 }
 
+/* Locked. Another one is about to be made. */
+static void comes(void)
+{
+    if (contexts_->ever++ > 0)
+        atomic_store(&contexts_->several, true);
+}
+
+/* Locked. It was made. Its default stream was booked without its handle, if it is the first: so nobody has the handle yet. */
+static void came(CUcontext context)
+{
+    if (context != NULL && atomic_load(&contexts_->first) == NULL && !atomic_load(&contexts_->several))
+        atomic_store(&contexts_->first, context);
+}
+
+void contexts_are_several(void)
+{
+    pthread_mutex_lock(&contexts_->lock);
+    atomic_store(&contexts_->several, true);
+    pthread_mutex_unlock(&contexts_->lock);
+}
+
 /* Locked. False = there is no room for a context. */
 static bool begin(struct card *card)
 {
     struct card_contexts *of = &contexts_->of[card->at];
     if (of->count > 0) {
         of->count++;
+        comes();
         return true;
     }
     enum link_answer answer = link_context_begin(card, &of->estimated);
@@ -36,7 +58,15 @@ static bool begin(struct card *card)
         return false;
     of->open = true;
     of->count++;
+    comes();
     return true;
+}
+
+/* Locked. It could not be made. */
+static void failed(void)
+{
+    if (!atomic_load(&contexts_->several))
+        contexts_->ever--;
 }
 
 /* Locked. */
@@ -107,16 +137,20 @@ static struct card *charged_card(CUdevice device)
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         struct card *card = charged_card(device);                                                                              \
-        if (card == NULL)                                                                                                      \
+        if (card == NULL) {                                                                                                    \
+            contexts_are_several();                                                                                            \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
+        }                                                                                                                      \
         if (!lock_and_begin(card))                                                                                             \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
         pthread_mutex_lock(&contexts_->lock);                                                                                  \
         if (rc == CUDA_SUCCESS) {                                                                                              \
+            came(*context);                                                                                                    \
             remember(*context, card);                                                                                          \
             made(card);                                                                                                        \
         } else {                                                                                                               \
+            failed();                                                                                                          \
             gone(card);                                                                                                        \
         }                                                                                                                      \
         pthread_mutex_unlock(&contexts_->lock);                                                                                \
@@ -208,9 +242,11 @@ static void primary_settle(CUdevice device, struct card *card, CUresult rc, CUco
     if (rc == CUDA_SUCCESS) {
         if (device >= 0 && device < CONTEXT_DEVICES && context != NULL)
             atomic_store_explicit(&contexts_->primary[device], context, memory_order_release);
+        came(context);
         made(card);
     } else {
         atomic_store_explicit(&contexts_->primary[device], NULL, memory_order_release);
+        failed();
         gone(card);
     }
     pthread_mutex_unlock(&contexts_->lock);
@@ -221,8 +257,10 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     NEEDS(cuDevicePrimaryCtxRetain);
     bool first;
     struct card *card = charged_card(device);
-    if (card == NULL)
+    if (card == NULL) {
+        contexts_are_several();
         return tangram.driver.cuDevicePrimaryCtxRetain(context, device);
+    }
     if (!primary_begin(device, card, &first))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuDevicePrimaryCtxRetain(context, device);
@@ -268,6 +306,7 @@ MAY_END_PRIMARY(cuDevicePrimaryCtxReset_v2)
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {
     NEEDS(cuGreenCtxCreate);
+    contexts_are_several();
     bool first;
     struct card *card = charged_card(device);
     if (card == NULL)

@@ -31,9 +31,13 @@ struct contexts {
     struct context_made *made;
     size_t count, room;
     _Atomic(CUcontext) primary[CONTEXT_DEVICES]; /* that were retained and live; NULL = not */
+    unsigned ever;             /* contexts that were made, or are being made */
+    _Atomic(CUcontext) first;  /* NULL = not made yet, or there were two before its handle was known */
+    _Atomic bool several;      /* there was, or may be, another than the first; raised before that is made */
 };
 
 size_t contexts_list(CUcontext *list, size_t room); /* that live and whose handle is known; how many there are */
+void contexts_are_several(void);                    /* one is made, or was, of which nothing else is kept */
 void contexts_forget_all(void);                     /* in a forked child */
 
 #endif

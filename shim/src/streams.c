@@ -6,11 +6,32 @@
 static _Thread_local uint64_t thread_anchor __attribute__((tls_model("initial-exec"))); /* no __tls_get_addr: musl keeps it elsewhere */
 #define BEING_NAMED ((uintptr_t)3)
 
-CUcontext stream_context_now(void)
+static CUcontext current(void)
 {
     CUcontext context = NULL;
     bool known = tangram.driver.cuCtxGetCurrent != NULL && tangram.driver.cuCtxGetCurrent(&context) == CUDA_SUCCESS;
     return known ? context : NULL;
+}
+
+CUcontext stream_context_named(CUcontext context)
+{
+    return context != NULL && context == atomic_load(&tangram.contexts.first) ? CONTEXT_FIRST : context;
+}
+
+CUcontext stream_context_now(void)
+{
+    if (!atomic_load_explicit(&tangram.contexts.several, memory_order_acquire))
+        return CONTEXT_FIRST;
+    return stream_context_named(current());
+}
+
+void stream_context_check(void)
+{
+    if (atomic_load_explicit(&tangram.contexts.several, memory_order_relaxed))
+        return;
+    CUcontext context = current();
+    if (context != NULL && context != atomic_load(&tangram.contexts.first))
+        contexts_are_several();
 }
 
 uintptr_t stream_key_of_thread(void)
@@ -50,7 +71,7 @@ static CUcontext context_of(CUstream stream)
 {
     CUcontext context = NULL;
     bool known = tangram.driver.cuStreamGetCtx != NULL && tangram.driver.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS;
-    return known ? context : NULL;
+    return known ? stream_context_named(context) : NULL;
 }
 
 /* Two threads that name one default stream at once may take two places for it: each is asked, so that both come clean. */

@@ -3,6 +3,8 @@
  * A stream that the program made has a handle unlike any other's. The default ones are known by their context as well: each context
  * has its own, and those of a thread, which only that thread can ask, differ from thread to thread: an odd key, unlike any
  * handle. The legacy default stream has two names.
+ *
+ * The first context is CONTEXT_FIRST here, not its handle: while a process has had no other, a launch need not ask in which it is.
  */
 #ifndef TANGRAM_STREAMS_H
 #define TANGRAM_STREAMS_H
@@ -10,6 +12,7 @@
 #include "activity.h"
 
 #define STREAM_LEGACY ((uintptr_t)1)
+#define CONTEXT_FIRST ((CUcontext)(uintptr_t)2) /* unlike any handle */
 
 struct stream_name {
     uintptr_t key;
@@ -19,6 +22,9 @@ struct stream_name {
 /* As the calling thread and its context mean it. */
 struct stream_name stream_name(CUstream stream, int ptds);
 CUcontext stream_context_now(void); /* NULL = none */
+CUcontext stream_context_named(CUcontext context);
+/* Is the calling thread's context one that was not seen being made? A launch does not look. */
+void stream_context_check(void);
 uintptr_t stream_key_of_thread(void);
 
 static inline bool stream_is_default(uintptr_t key)

@@ -78,6 +78,21 @@ static void read_all_that_was_told(void)
         continue;
 }
 
+static unsigned asked_for_current;
+
+static CUresult count_current(CUcontext *context)
+{
+    asked_for_current++;
+    return get_current(context);
+}
+
+/* The first is made before there are several. */
+static void another_comes(int context)
+{
+    atomic_store(&tangram.contexts.several, true);
+    atomic_store(&tangram.contexts.primary[context], handle_of(context));
+}
+
 static void begin(int contexts)
 {
     fresh();
@@ -91,14 +106,19 @@ static void begin(int contexts)
     tangram.driver.cuCtxPushCurrent_v2 = push;
     tangram.driver.cuCtxPopCurrent_v2 = pop;
     memset(queued, 0, sizeof queued);
+    atomic_store(&tangram.contexts.several, false);
+    atomic_store(&tangram.contexts.first, handle_of(0));
     for (int c = 0; c < contexts; c++)
         atomic_store(&tangram.contexts.primary[c], handle_of(c));
+    atomic_store(&tangram.contexts.several, contexts > 1);
 }
 
 static void end(void)
 {
     for (int c = 0; c < CONTEXTS; c++)
         atomic_store(&tangram.contexts.primary[c], NULL);
+    atomic_store(&tangram.contexts.several, false);
+    atomic_store(&tangram.contexts.first, NULL);
     memset(&tangram.driver, 0, sizeof tangram.driver);
     activity_forget();
     read_all_that_was_told();
@@ -206,6 +226,49 @@ static void a_context_that_was_not_seen_being_made_is_done_when_the_others_are(v
     end();
 }
 
+static void a_launch_asks_for_its_context_only_where_there_was_more_than_one(void)
+{
+    begin(1);
+    tangram.driver.cuCtxGetCurrent = count_current;
+    asked_for_current = 0;
+    launch(0, NULL, 0);
+    launch(0, NULL, 1);
+    assert(asked_for_current == 0);
+    another_comes(1);
+    launch(1, NULL, 0);
+    assert(asked_for_current == 1);
+    end();
+}
+
+static void what_was_launched_before_another_context_came_is_of_the_first(int ptds)
+{
+    begin(1);
+    launch(0, NULL, ptds);
+    another_comes(1);
+    launch(1, NULL, ptds);
+    wait_for(1, NULL, ptds);
+    wait_for_context(1);
+    look();
+    assert(activity_is_told());
+    wait_for(0, NULL, ptds);
+    assert(!activity_is_told());
+    end();
+}
+
+/* One that was not seen being made, where one was. */
+static void a_wait_in_a_context_that_was_not_seen_says_nothing_of_the_first(void)
+{
+    begin(1);
+    launch(0, NULL, 0);
+    wait_for(1, NULL, 0);
+    assert(activity_is_told());
+    wait_for_context(1);
+    assert(activity_is_told());
+    wait_for(0, NULL, 0);
+    assert(!activity_is_told());
+    end();
+}
+
 static void many_contexts_are_too_many_to_ask(void)
 {
     enum { MANY = 300 };
@@ -232,9 +295,12 @@ static void many_contexts_are_too_many_to_ask(void)
 static void idleness_is_never_said_of_a_process_with_work(void)
 {
     unsigned seed = 11;
-    begin(CONTEXTS);
+    int contexts = 1;
+    begin(contexts);
     for (unsigned step = 0; step < 100000; step++) {
-        int context = rand_r(&seed) % CONTEXTS, which = rand_r(&seed) % QUEUES;
+        if (step % 10000 == 9999 && contexts < CONTEXTS)
+            another_comes(contexts++);
+        int context = rand_r(&seed) % contexts, which = rand_r(&seed) % QUEUES;
         CUstream stream = which < 2 ? NULL : stream_of(context, which - 2);
         switch (rand_r(&seed) % 4) {
         case 0:
@@ -273,6 +339,10 @@ void contexts_are_told_apart(void)
     a_context_that_ends_takes_only_its_own_work_along();
     work_that_nobody_waits_for_is_found_in_each_context();
     a_context_that_was_not_seen_being_made_is_done_when_the_others_are();
+    a_launch_asks_for_its_context_only_where_there_was_more_than_one();
+    what_was_launched_before_another_context_came_is_of_the_first(0);
+    what_was_launched_before_another_context_came_is_of_the_first(1);
+    a_wait_in_a_context_that_was_not_seen_says_nothing_of_the_first();
     many_contexts_are_too_many_to_ask();
     idleness_is_never_said_of_a_process_with_work();
 }
