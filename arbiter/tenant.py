@@ -17,6 +17,7 @@ from arbiter.seat import Runs, Seat
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
+from vgpu.healing import Healing
 from vgpu.names import CLASSES
 from vgpu.status import TurnStatus
 from vgpu.trace import Begin, End, Event, Hint, Idle, Tenant, Work
@@ -110,7 +111,7 @@ class TenantTurns:
         self.ineffective = 0
         """Suspends during which its work ended all the same."""
         self.heals = 0
-        self.healed_at_s = at_s
+        self.healing = Healing(at_s)
         self.off_since_s = inf
         self.unheard = False
         """It has used its budget up and is not listened to: meanwhile it counts as working."""
@@ -202,7 +203,7 @@ class TenantTurns:
         self._add_up(at_s)
         self.shown_on = on
         self.off_since_s = inf if on else at_s
-        self.healed_at_s = at_s
+        self.healing.heard(at_s)
 
     def news(self, at_s: float) -> list[Event]:
         """Whether it has work, when that is not what the policy was told last."""

@@ -162,7 +162,8 @@ class Turns:
 
     def hear(self, tenant: TenantTurns, connection: Connection, message: wire.Message, fd: int | None) -> None:
         """A message of a process, with a descriptor that is ours then. Raises BadDocument."""
-        at_s = tenant.healed_at_s = now_s()
+        at_s = now_s()
+        tenant.healing.heard(at_s)
         match message:
             case wire.Channels():
                 tenant.sits(connection.number, message, fd)
@@ -241,10 +242,10 @@ class Turns:
             if (
                 tenant.wanted
                 and tenant.tells_work()
-                and at_s - tenant.healed_at_s >= self._heal_s
+                and at_s >= tenant.healing.due_s(card, self._heal_s)
                 and tenant.seats(card)
             ):
-                tenant.healed_at_s = at_s
+                tenant.healing.healed(card, at_s, self._heal_s)
                 tenant.heals += 1
                 self.counts.heals += 1
                 return tenant
@@ -254,8 +255,8 @@ class Turns:
         """When `heal` has something to do at the earliest; inf = not before somebody says something."""
         if not self._heal_s:
             return inf
-        due = (t.healed_at_s for t in self.tenants.values() if t.wanted and t.tells_work() and t.seats(card))
-        return min(due, default=inf) + self._heal_s
+        ill = (t.healing for t in self.tenants.values() if t.wanted and t.tells_work() and t.seats(card))
+        return min((healing.due_s(card, self._heal_s) for healing in ill), default=inf)
 
     @property
     def ask_again_s(self) -> float:
