@@ -4,7 +4,8 @@
  * reserved for the device's graphs until it is trimmed. So what a graph allocates is added up when it is instantiated, taken
  * from the lease before its first launch, and settled against what the driver says it holds for graphs (pool.c). A graph
  * that was launched since the last trim has its memory mapped and is never refused for want of it: such a refusal would end
- * a program that did nothing new. A process whose graphs allocate nothing pays one load a launch.
+ * a program that did nothing new. Graphs that share their memory, as they ran one after another, may so need more when they are launched
+ * at once, and pass the limit (docs/limits.md). A process whose graphs allocate nothing pays one load a launch.
  */
 #include "hook.h"
 #include "memory.h"
