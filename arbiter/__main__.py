@@ -14,6 +14,7 @@ import structlog
 
 from arbiter.container import Limits
 from arbiter.contexts import Measuring
+from arbiter.files import connections_of, raise_limit
 from arbiter.meter import Meter
 from arbiter.metrics import serve_metrics
 from arbiter.server import Server
@@ -42,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(settings: ArbiterSettings) -> None:
     log = structlog.get_logger()
     os.umask(0o022)
+    connections = connections_of(settings.connections_limit, raise_limit())
+    if connections < settings.connections_limit:
+        log.warning(
+            "the limit of open files lowers the connections of one container",
+            wished=settings.connections_limit,
+            connections=connections,
+        )
     grants = settings.grants_dir.absolute()
     named_in = grants if settings.grants_in_environment else None
     meter = Meter(settings.driver_root, grants, named_in=named_in)
@@ -59,8 +67,9 @@ def _run(settings: ArbiterSettings) -> None:
         driver=driver,
         copies=settings.suspend_copies,
         hold_untold=settings.hold_untold,
+        processes=connections,
     )
-    server = Server(settings.grants_dir, _limits(settings), measuring=measuring, turns=turns)
+    server = Server(settings.grants_dir, _limits(settings, connections), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
@@ -92,12 +101,12 @@ def driver_version() -> str:
         return ""
 
 
-def _limits(settings: ArbiterSettings) -> Limits:
+def _limits(settings: ArbiterSettings, connections: int) -> Limits:
     return Limits(
         recall_wait_s=settings.recall_wait_ms / 1000,
         grant_wait_s=settings.grant_wait_ms / 1000,
         grace_s=settings.grace_ms / 1000,
-        connections=settings.connections_limit,
+        connections=connections,
         mount_needed=settings.mount_needed,
         context_room_bytes=settings.context_room_mib * 2**20,
     )

@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from arbiter.files import is_spare
 from vgpu import wire
 
 _CREDENTIALS = struct.Struct("3i")
@@ -54,7 +55,10 @@ class Connection:
         return wire.decode(packet)
 
     def receive_with_fd(self) -> tuple[int | None, wire.Message] | None:
-        """The next message with the descriptor that came along, which is the caller's then. Raises Gone, BadDocument."""
+        """The next message with the descriptor that came along, which is the caller's then; none when there are too few left.
+
+        Raises Gone, BadDocument.
+        """
         try:
             packet, passed, _, _ = self.sock.recvmsg(wire.REQUEST_LIMIT + 1, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -71,7 +75,7 @@ class Connection:
             if not packet:
                 raise Gone("hung up")
             _, message = wire.decode(packet)
-            return (fds.pop(0) if fds else None), message
+            return (fds.pop(0) if fds and not is_spare(fds[0]) else None), message
         finally:
             for fd in fds:
                 os.close(fd)

@@ -19,6 +19,7 @@ import structlog
 from arbiter import host, overlimit
 from arbiter.connection import Connection, Gone, bound_socket, peer_pid
 from arbiter.contexts import Contexts, Measuring, Waiting
+from arbiter.files import is_spare
 from arbiter.grant_file import read_grant, same_place, uuid_bytes
 from arbiter.meter import Reading
 from arbiter.page import Page
@@ -129,10 +130,10 @@ class Container:
             self._answer_hello(connection)
 
     def accept(self) -> Connection | None:
-        """The next process that connects; None when there is none, or it is one too many."""
+        """The next process that connects; None when there is none, or it is one too many. Raises OSError when it is short of files."""
         try:
             sock, _ = self.listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionAbortedError):
             return None
         sock.setblocking(False)
         self._numbers += 1
@@ -145,6 +146,9 @@ class Container:
             return None
         if len(self.connections) > self._limits.connections:
             self._refuse(connection, TOO_MANY, f"more than {self._limits.connections} processes of one container")
+            return None
+        if is_spare(sock.fileno()):
+            self._refuse(connection, TOO_MANY, "more processes on this node than the arbiter may have files open")
             return None
         return connection
 

@@ -6,6 +6,7 @@ ends there.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -31,6 +32,8 @@ ACCEPTS_A_TURN: Final = 16
 """So that many processes that start at once do not keep those that run waiting. Guessed."""
 RESCAN_S: Final = 1.0
 """The folder is looked at this often even when inotify says nothing. Guessed: an event is hardly ever lost."""
+SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""Errors that pass: too many files are open, or there is too little memory. What needed one is done at the next rescan."""
 _log = structlog.get_logger()
 
 
@@ -69,6 +72,8 @@ class Server:
         """Of those containers that wait for something. Kept in step by `_settle`, so that a turn costs the same with one
         container and with hundreds."""
         self._broken: set[str] = set()
+        self._paused: set[Container] = set()
+        """Nobody is accepted there before the next rescan: files are short, and who waits would keep the loop turning."""
         self._rescan(opens_at_s=clock() + self._limits.grace_s)
         self._rescan_at_s = clock() + RESCAN_S
 
@@ -147,7 +152,15 @@ class Server:
 
     def _rescan(self, opens_at_s: float = 0.0) -> None:
         """Bring the containers in step with the folder."""
-        there = {entry.name: entry.inode() for entry in os.scandir(self._folder) if entry.is_dir(follow_symlinks=False)}
+        self._accept_again()
+        try:
+            with os.scandir(self._folder) as entries:
+                there = {entry.name: entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
+        except OSError as error:
+            if error.errno not in SHORT:
+                raise
+            _log.error("the grants folder cannot be read now", reason=str(error))
+            return
         for name, container in list(self.containers.items()):
             if there.get(name) != container.inode:  # gone, or made anew under the same name
                 self._remove(name)
@@ -170,11 +183,31 @@ class Server:
         self._broken.discard(name)
         self.containers[name] = container
         self._settle(container)
+        self._listen(container)
+
+    def _listen(self, container: Container) -> None:
         self._poller.register(container.listener, selectors.EVENT_READ, lambda: self._accept(container))
+
+    def _accept_again(self) -> None:
+        while self._paused:
+            self._listen(self._paused.pop())
+
+    def _next_of(self, container: Container) -> Connection | None:
+        try:
+            return container.accept()
+        except OSError as error:
+            if not self._paused:
+                _log.error("nobody can be accepted now", grant=container.folder.name, reason=str(error))
+            self._paused.add(container)
+            self._poller.unregister(container.listener)
+            return None
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)
-        self._poller.unregister(container.listener)
+        if container in self._paused:
+            self._paused.discard(container)
+        else:
+            self._poller.unregister(container.listener)
         if self.turns is not None:
             self.turns.drop(name)
         container.close()
@@ -187,7 +220,7 @@ class Server:
     def _accept(self, container: Container) -> None:
         """All who wait, and what each has said already: HELLO comes with the connection."""
         for _ in range(ACCEPTS_A_TURN):
-            connection = container.accept()
+            connection = self._next_of(container)
             if connection is None:
                 break
             self._folder_changed()  # a grant that was there before the process is read before it is welcomed

@@ -55,7 +55,10 @@ class ArbiterSettings(ProgramSettings):
         description="after a start, how long processes have to state what they hold before new leases",
     )
     connections_limit: int = Field(
-        1024, ge=1, le=65_536, description="processes of one container that may be connected"
+        1024,
+        ge=1,
+        le=65_536,
+        description="processes of one container that may be connected; at most an eighth of the files that the arbiter may have open",
     )
     mount_needed: bool = Field(
         False,

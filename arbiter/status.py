@@ -25,6 +25,8 @@ from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus,
 
 SEND_S: Final = 2.0
 """A reader that takes longer for one document is hung up on. Guessed."""
+AGAIN_S: Final = 1.0
+"""After an accept that failed, as it does when too many files are open. Guessed."""
 _log = structlog.get_logger()
 
 
@@ -36,11 +38,13 @@ class StatusSocket:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._listener = bound_socket(path, socket.SOCK_STREAM, 0o600)
         self._inode = path.stat().st_ino
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End the thread, and take the socket away unless another arbiter has put its own there."""
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -53,8 +57,11 @@ class StatusSocket:
         while True:
             try:
                 reader, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closing.wait(AGAIN_S):
+                    return
+                _log.error("nobody can be told the status now", reason=str(error))
+                continue
             with reader:
                 reader.settimeout(SEND_S)
                 try:

@@ -51,6 +51,7 @@ class Turns:
         driver: str = "",
         copies: bool = False,
         hold_untold: bool = False,
+        processes: int = PROCESSES_LIMIT,
     ) -> None:
         self.lock = threading.Lock()
         self.share = Share(settings)
@@ -62,7 +63,7 @@ class Turns:
         self.checked_at_s = -inf
         """When what tenants say was last compared with what the driver counts."""
         self._failed, self._spin, self._heal_s, self._copies = failed, spin, heal_s, copies
-        self._hold_untold = hold_untold
+        self._hold_untold, self._processes = hold_untold, processes
         self._driver = "" if rm.is_tried(driver) else driver
         """Its version, where nobody has tried it; empty = known, or there is none."""
         self._lanes: dict[str, Lane] = {}
@@ -76,8 +77,9 @@ class Turns:
                 tenant = self.tenants[name] = TenantTurns(
                     name, grant, page, now_s(), untried=bool(self._driver), copies=self._copies, holds=self._hold_untold
                 )
-            if self.ending or len(tenant.processes) >= PROCESSES_LIMIT:
-                refuse(connection, PROCESSES_LIMIT)
+            most = min(self._processes, PROCESSES_LIMIT)
+            if self.ending or len(tenant.processes) >= most:
+                refuse(connection, most)
                 return
             tenant.processes[connection.number] = Process(connection.pid)
             self._lane(grant.cards[0].uuid).take(tenant, connection)
