@@ -26,6 +26,8 @@ from tangramctl.errors import Broken
 
 SOCKET_PATH_LIMIT: Final = 107
 """Characters of a unix socket's path. Specified by Linux (sun_path)."""
+GRANTS_MODE: Final = 0o711
+"""Opened by name, and listed by its owner alone."""
 _LONGEST_BELOW: Final = len("/fake/0123456789ab/grants/0123456789abcdef/.arbiter.sock.new")
 
 
@@ -118,12 +120,18 @@ def found(root: Path) -> Machine | None:
 
 
 def make(root: Path) -> None:
-    """The folders of a state root. What root gives out, a command that drops its rights must reach; a user's is his own."""
+    """The folders of a state root. What root gives out, a command that drops its rights must reach; a user's is his own.
+
+    Nobody else may list the grants: a run is served whoever knows its name, which is 64 random bits.
+    """
     mode = 0o755 if os.geteuid() == 0 else 0o700
     try:
         root.mkdir(mode=mode, parents=True, exist_ok=True)
         _check(root)
-        (root / "grants").mkdir(mode=0o755, exist_ok=True)
+        grants = root / "grants"
+        grants.mkdir(mode=GRANTS_MODE, exist_ok=True)
+        if stat.S_IMODE(grants.stat().st_mode) != GRANTS_MODE:  # the umask, or an earlier version
+            grants.chmod(GRANTS_MODE)
     except OSError as error:
         raise Broken(f"state folder {root} cannot be made: {error.strerror}") from None
 

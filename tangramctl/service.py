@@ -58,6 +58,7 @@ def ensure(machine: Machine, idle_s: float) -> bool:
             *programs,
         ]
         with machine.log.open("w") as log:
+            os.fchmod(log.fileno(), 0o600)  # it names grants
             starter = subprocess.Popen(
                 command, env=_environment(), cwd="/", pass_fds=[lock], start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -48,6 +48,15 @@ def test_a_run_is_in_the_book_with_a_grant_that_says_the_same(machine: Machine) 
     assert machine.grant(run.key).stat().st_mode & 0o777 == 0o444
 
 
+def test_nobody_else_can_list_the_grants_and_who_knows_a_name_gets_through(machine: Machine) -> None:
+    assert machine.grants.stat().st_mode & 0o777 == 0o711
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    assert (machine.grants / run.key).stat().st_mode & 0o777 == 0o755
+    machine.grants.chmod(0o755)  # of an earlier version
+    prepared(machine.root)
+    assert machine.grants.stat().st_mode & 0o777 == 0o711
+
+
 def test_a_run_whose_process_ended_is_taken_out(machine: Machine) -> None:
     run = book.write(machine, ("x",), PIECE, TERMS)
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
