@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import secrets
 import shutil
+import stat
 import time
 from typing import Final
 
 import msgspec
 
-from tangramctl.errors import Broken
 from tangramctl.machine import Machine
 from tangramctl.proc import boot_id, carried, start_ticks
-from vgpu.codec import grant_to_text
+from vgpu.codec import grant_from_text, grant_to_text
+from vgpu.errors import BadDocument
 from vgpu.grant import Grant, GrantCard, Slice
 
 VERSION: Final = 1
@@ -61,6 +63,12 @@ class Run(msgspec.Struct, frozen=True, rename={"klass": "class"}):
         return Slice(self.uuid, self.index, self.mib, self.core_percent)
 
 
+class Unread(Run, frozen=True):
+    """A run whose run.json cannot be read: it holds what its grant says, until its process and all that carry its grant have ended."""
+
+    why: str = ""
+
+
 class Terms(msgspec.Struct, frozen=True):
     """What a run was given beside its slice."""
 
@@ -71,9 +79,11 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 def runs(machine: Machine) -> list[Run]:
-    """The runs that live, oldest first. Directories of those that do not are taken away."""
+    """The runs that live, oldest first. Directories of those that do not are taken away; what is no directory is not ours."""
     found = []
     for folder in machine.grants.iterdir():
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            continue
         run = None if folder.name.startswith(".") else _read(machine, folder.name)
         if run is None:  # torn in the making, which happens under this lock, or in being taken away
             shutil.rmtree(folder)
@@ -96,19 +106,44 @@ def _read(machine: Machine, key: str) -> Run | None:
         run = msgspec.json.decode(path.read_bytes(), type=Run)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        return _unread(machine, key, f"{path} cannot be read: {error.strerror}")
     except msgspec.MsgspecError as error:
-        raise Broken(f"{path} cannot be read: {error}; when nothing runs any more, remove that folder") from None
+        return _unread(machine, key, f"{path} cannot be read: {error}")
+    if run.key != key:
+        return _unread(machine, key, f"{path} is of the run {run.key[:80]!r}")
     if run.version > VERSION:
-        raise Broken(f"{path} is of version {run.version}: this tangramctl reads up to version {VERSION}")
+        return _unread(
+            machine, key, f"{path} is of version {run.version}: this tangramctl reads up to version {VERSION}"
+        )
     return run
+
+
+def _unread(machine: Machine, key: str, why: str) -> Unread:
+    """What its grant says of it; where that cannot be read either, it counts as holding nothing."""
+    path = machine.grant(key)
+    try:
+        grant = grant_from_text(path.read_text())
+    except (OSError, UnicodeDecodeError, BadDocument) as error:
+        why += f"; nor can its grant ({error}), so what it holds is not known"
+        grant = Grant(NAMESPACE, "run-0", key, "run", (GrantCard("", 0),))
+    (card, *_) = grant.cards
+    pid = int(grant.pod.removeprefix("run-")) if re.fullmatch("run-[0-9]{1,9}", grant.pod) else 0
+    about = path.parent.stat()
+    return Unread(
+        key=key, pid=pid, start_ticks=start_ticks(pid) or 0, boot=boot_id(), user=_user(about.st_uid), command=("?",),
+        started_unix=int(about.st_mtime), uuid=card.uuid, index=-1, model="", mib=card.mib, core_percent=card.core_percent,
+        klass=grant.klass, level=grant.level, why=f"{why}; when nothing runs in it any more, remove that folder",
+    )  # fmt: skip
 
 
 def write(machine: Machine, command: tuple[str, ...], piece: Slice, terms: Terms) -> Run:
     """Grant a slice to this process and what it becomes. The directory appears whole."""
     key = secrets.token_hex(8)
     pid = os.getpid()
+    readable = tuple(os.fsencode(word).decode(errors="replace") for word in command)
     run = Run(
-        key=key, pid=pid, start_ticks=start_ticks(pid) or 0, boot=boot_id(), user=_user(), command=command, started_unix=int(time.time()),
+        key=key, pid=pid, start_ticks=start_ticks(pid) or 0, boot=boot_id(), user=_user(os.geteuid()), command=readable, started_unix=int(time.time()),
         uuid=piece.uuid, index=piece.index, model=terms.model, mib=piece.mib, core_percent=piece.core_percent,
         klass=terms.klass, level=terms.level,
     )  # fmt: skip
@@ -116,16 +151,20 @@ def write(machine: Machine, command: tuple[str, ...], piece: Slice, terms: Terms
     grant = Grant(NAMESPACE, f"run-{pid}", key, "run", (card,), terms.klass, terms.level, clear=terms.clear)
     fresh = machine.grants / f".{key}"
     fresh.mkdir(mode=0o755)
-    fresh.chmod(0o755)  # whatever the umask: a command that drops its rights reaches its socket
-    (fresh / "grant").write_text(grant_to_text(grant))
-    (fresh / "grant").chmod(0o444)
-    (fresh / "run.json").write_bytes(msgspec.json.encode(run))
-    fresh.rename(machine.grants / key)
+    try:
+        fresh.chmod(0o755)  # whatever the umask: a command that drops its rights reaches its socket
+        (fresh / "grant").write_text(grant_to_text(grant))
+        (fresh / "grant").chmod(0o444)
+        (fresh / "run.json").write_bytes(msgspec.json.encode(run))
+        fresh.rename(machine.grants / key)
+    except OSError:
+        shutil.rmtree(fresh)
+        raise
     return run
 
 
-def _user() -> str:
+def _user(uid: int) -> str:
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(os.geteuid())
+        return str(uid)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from tangramctl import fake, service
-from tangramctl.book import Run, runs
+from tangramctl.book import Run, Unread, runs
 from tangramctl.errors import Broken
 from tangramctl.machine import Machine
 from vgpu.errors import BadDocument
@@ -103,7 +103,7 @@ def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], l
         there = runs(machine)
     if not there:
         return [], []
-    notes: list[str] = []
+    notes = [run.why for run in there if isinstance(run, Unread)]
     told: dict[str, ContainerStatus] = {}
     try:
         service.await_socket(machine, machine.status_socket, service.IDLE_S)
@@ -131,8 +131,8 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Ent
     said = found.get(run.uuid)
     card = CardView(
         uuid=run.uuid,
-        index=run.index,
-        model=run.model,
+        index=None if isinstance(run, Unread) else run.index,
+        model=None if isinstance(run, Unread) else run.model,
         limit_bytes=run.mib * 2**20,
         core_percent=run.core_percent,
         leased_bytes=said.leased_bytes if said else None,

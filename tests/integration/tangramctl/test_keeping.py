@@ -113,6 +113,23 @@ def test_an_arbiter_that_cannot_live_is_said_and_nothing_is_left(ctl: Ctl) -> No
     assert ctl.run("1Gi", "true").returncode == 0
 
 
+def test_a_run_that_cannot_be_read_takes_the_arbiter_from_nobody(ctl: Ctl) -> None:
+    probe, other = ctl.probe("3Gi", ["--gpu", "1"]), ctl.probe("1Gi", ["--gpu", "0"])
+    keeper = ctl.keeper()
+    (broken,) = [entry["key"] for entry in ctl.ps() if entry["pid"] == probe.process.pid]
+    (ctl.machine() / "grants" / broken / "run.json").write_text("{")
+    full = ctl.run("2Gi", "true", options=["--gpu", "1"])
+    assert full.returncode == 75
+    assert f"3072 MiB granted to pid {probe.process.pid}, ?" in full.stderr
+    assert "run.json cannot be read" in ctl.call("ps").stdout
+    kill(keeper["arbiter_pid"])
+    assert other.alloc(1000) == 0  # waits for the new one
+    assert probe.alloc(3000) == 0
+    assert ctl.keeper()["pid"] == keeper["pid"]
+    kill(probe.process.pid)
+    wait_for(lambda: len(ctl.ps()) == 1)
+
+
 def test_stop_spares_an_arbiter_with_runs_unless_forced(ctl: Ctl) -> None:
     status = ctl.call("arbiter", "status")
     assert (status.returncode, "no arbiter runs" in status.stdout) == (3, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -107,14 +108,93 @@ def test_what_a_kill_in_the_middle_of_writing_left_is_taken_away(machine: Machin
     assert [folder.name for folder in machine.grants.iterdir()] == [run.key]
 
 
-def test_a_run_that_cannot_be_read_or_is_newer_stops_everything_rather_than_being_given_away(machine: Machine) -> None:
+def unreadable(path: Path, how: str) -> None:
+    if how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "newer":
+        path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {"version": 2}))
+    else:
+        path.write_text(how)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("", "cannot be read: Input data was truncated"),
+        ("{}", "cannot be read: Object missing required field"),
+        ("folder", "cannot be read: Is a directory"),
+        ("newer", "version 2: this tangramctl reads up to version 1"),
+    ],
+)
+def test_a_run_that_cannot_be_read_holds_what_its_grant_says_for_as_long_as_it_lives(
+    machine: Machine, how: str, why: str
+) -> None:
+    other = book.write(machine, ("y",), PIECE, TERMS)
     run = book.write(machine, ("x",), PIECE, TERMS)
-    rewrite(machine, run, version=2)
-    with pytest.raises(Broken, match="version 2: this tangramctl reads up to version 1"):
-        book.runs(machine)
+    unreadable(machine.grants / run.key / "run.json", how)
+    (found,) = [there for there in book.runs(machine) if there != other]
+    assert isinstance(found, book.Unread)
+    assert why in found.why
+    assert (found.key, found.pid, found.uuid, found.mib, found.core_percent) == (
+        run.key,
+        os.getpid(),
+        PIECE.uuid,
+        1024,
+        30,
+    )
+
+
+def test_a_run_that_cannot_be_read_is_taken_out_when_nothing_of_it_lives(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    folder = machine.grants / run.key
+    (folder / "run.json").write_text("{")
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    text = (folder / "grant").read_text().replace(f"run-{os.getpid()}", f"run-{ended.pid}")
+    (folder / "grant").unlink()
+    (folder / "grant").write_text(text)
+    env = os.environ | {"TANGRAM_GRANT": str(machine.grant(run.key))}
+    with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE) as child:
+        assert [there.key for there in book.runs(machine)] == [run.key]
+        child.communicate()
+    assert book.runs(machine) == []
+    assert not folder.exists()
+
+
+def test_a_run_whose_grant_cannot_be_read_either_holds_nothing_that_is_known(machine: Machine) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
     (machine.grants / run.key / "run.json").write_text("{")
-    with pytest.raises(Broken, match="cannot be read"):
-        book.runs(machine)
+    machine.grant(run.key).unlink()
+    env = os.environ | {"TANGRAM_GRANT": str(machine.grant(run.key))}
+    with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE) as child:
+        (found,) = book.runs(machine)
+        assert isinstance(found, book.Unread)
+        assert (found.mib, "what it holds is not known" in found.why) == (0, True)
+        child.communicate()
+
+
+def test_a_plain_file_among_the_grants_is_nobodys(machine: Machine) -> None:
+    (machine.grants / "notes").write_text("x")
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    assert book.runs(machine) == [run]
+    assert (machine.grants / "notes").exists()
+
+
+def test_a_command_line_that_is_no_utf_8_is_written_as_far_as_it_can_be_read(machine: Machine) -> None:
+    run = book.write(machine, ("ls", os.fsdecode(b"caf\xe9")), PIECE, TERMS)
+    assert book.runs(machine) == [run]
+    assert run.name == "ls caf\ufffd"
+
+
+def test_a_run_that_cannot_be_written_leaves_nothing_behind(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        book.write(machine, ("x",), PIECE, TERMS)
+    assert list(machine.grants.iterdir()) == []
 
 
 def test_a_command_line_is_shown_without_what_a_terminal_would_obey(machine: Machine) -> None:

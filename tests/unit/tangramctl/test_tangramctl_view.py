@@ -98,6 +98,17 @@ def test_an_arbiter_that_cannot_be_started_costs_its_numbers_and_a_note(
     assert "no arbiter answers" in seen.notes[0]
 
 
+def test_a_run_that_cannot_be_read_stands_among_the_others_with_a_note(machine: Machine) -> None:
+    run = book.write(machine, ("python", "x"), PIECE, TERMS)
+    (machine.grants / run.key / "run.json").write_text("{")
+    with arbiter(machine.status_socket, encode_status(Status((told(run.key),)))):
+        seen = view.look(machine, Path("/nonexistent"))
+    (entry,) = seen.entries
+    assert (entry.key, entry.command, entry.cards[0].limit_bytes) == (run.key, "?", 1024 * MIB)
+    assert (entry.cards[0].index, entry.cards[0].used_bytes) == (None, 500 * MIB)
+    assert "run.json cannot be read" in seen.notes[0]
+
+
 def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machine: Machine) -> None:
     node = machine.root / "node.sock"
     with arbiter(node, encode_status(Status((told("k", "team/pod"),)))):
