@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from tangramctl import parameters
-from tangramctl.errors import Trouble
+from tangramctl.errors import Broken, Trouble
 
 ABOUT = """Give a command a share of a GPU, on any Linux machine, and see who holds what.
 
@@ -285,19 +285,57 @@ def stop(
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Trouble inside is a sentence and an exit code. An interrupt ends this process as it ends any other."""
+    """Trouble inside is a sentence and an exit code. An interrupt, or a reader that hung up, ends this process as it ends any other."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            _flush()
     except Trouble as trouble:
-        print(f"tangramctl: {trouble}", file=sys.stderr)
-        raise typer.Exit(trouble.code) from None
+        _fail(trouble)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        _die_of(signal.SIGINT)
+    except BrokenPipeError:
+        _die_of(signal.SIGPIPE)
+    except OSError as error:
+        _fail(Broken(f"{str(error.filename)[:200]}: {error.strerror}" if error.filename else str(error)))
+
+
+def _flush() -> None:
+    """Here, where it can be said that it failed, and not at the very end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is lost
+        raise Broken(f"standard output: {error.strerror}") from None
+
+
+def _fail(trouble: Trouble) -> NoReturn:
+    print(f"tangramctl: {trouble}", file=sys.stderr)
+    raise typer.Exit(trouble.code) from None
+
+
+def _die_of(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _open_standard() -> None:
+    """A file that is opened must not get the number of a stream that the caller closed. A command finds it closed, as its caller did."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def main() -> None:
     """The console script, also as a kubectl plugin."""
+    _open_standard()
     app(prog_name="kubectl tangram" if Path(sys.argv[0]).name == "kubectl-tangram" else "tangramctl")
 
 

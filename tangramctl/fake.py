@@ -31,11 +31,10 @@ def faked(machine: Machine, file: Path, programs: Path) -> Machine:
     with machine.locked():
         make(machine.root / "fake")
         make(found.root)
-        if not found.driver_config.exists():
-            found.driver_config.write_bytes(text)
-            (found.root / "driver").mkdir(exist_ok=True)
+        _write(found.driver_config, text)
+        (found.root / "driver").mkdir(exist_ok=True)
         _point(found.root / "driver/lib", programs)
-        (found.root / "description").write_text(f"{file.resolve()}\n")
+        _write(found.root / "description", bytes(file.resolve()) + b"\n")
     return found
 
 
@@ -47,8 +46,17 @@ def all_of(machine: Machine | None) -> list[tuple[Machine, str | None]]:
     for root in sorted((machine.root / "fake").glob("[0-9a-f]*")):
         described, lib = root / "description", root / "driver/lib"
         if described.exists() and lib.is_symlink():
-            found.append((Machine(root, lib.readlink()), described.read_text().strip()))
+            found.append((Machine(root, lib.readlink()), described.read_bytes().decode(errors="replace").strip()))
     return found
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Whole or not at all: a disk may be full."""
+    if path.exists() and path.read_bytes() == text:
+        return
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_bytes(text)
+    fresh.rename(path)
 
 
 def _point(link: Path, target: Path) -> None:

@@ -54,6 +54,8 @@ class Keeper:
         self._vain_starts = 0
         """Arbiters started since one answered."""
         self._busy_until_s = time.monotonic()
+        self._told = True
+        self._said = ""
 
     def keep(self) -> None:
         """Until it is told to stop, or idle. Raises GaveUp."""
@@ -66,6 +68,8 @@ class Keeper:
             if not self._still_ours():
                 return  # the session is over and took its folder along
             self._mend()
+            if not self._told:
+                self._tell()
             with self._machine.locked():
                 if self._idle():
                     self._stop_children()  # before a new run can take the arbiter for one that stays
@@ -98,7 +102,12 @@ class Keeper:
 
     def _idle(self) -> bool:
         """No run for the whole of the idle time."""
-        if runs(self._machine):
+        try:
+            busy = bool(runs(self._machine))
+        except OSError as error:  # one folder's trouble is not everybody's
+            self._say(f"the runs of {self._machine.root} cannot be told: {error}")
+            busy = True
+        if busy:
             self._busy_until_s = time.monotonic()
         return time.monotonic() - self._busy_until_s >= self._idle_s
 
@@ -133,7 +142,7 @@ class Keeper:
             env["TANGRAM_ARBITER_DRIVER_ROOT"] = str(machine.root / "driver")
         self._arbiter = subprocess.Popen(command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL)
         self._vain_starts += 1
-        self._tell(self._arbiter.pid)
+        self._tell()
 
     def _start_driver(self) -> None:
         machine = self._machine
@@ -154,12 +163,28 @@ class Keeper:
                 raise GaveUp(f"the fake driver does not start: {why}")
             signal.sigtimedwait({signal.SIGCHLD}, DRIVER_LOOK_S)
 
-    def _tell(self, arbiter_pid: int) -> None:
+    def _tell(self) -> None:
+        """Who runs. Where it cannot be written, as on a full disk, the arbiter is of use all the same: later, then."""
+        if self._arbiter is None:
+            return
         pid = os.getpid()
         fresh = self._machine.keeper_file.with_suffix(".new")
-        told = {"pid": pid, "start_ticks": start_ticks(pid), "arbiter_pid": arbiter_pid, "idle_s": self._idle_s}
-        fresh.write_text(json.dumps(told))
-        fresh.rename(self._machine.keeper_file)
+        told = {"pid": pid, "start_ticks": start_ticks(pid), "arbiter_pid": self._arbiter.pid, "idle_s": self._idle_s}
+        try:
+            fresh.write_text(json.dumps(told))
+            fresh.rename(self._machine.keeper_file)
+        except OSError as error:
+            self._told = False
+            self._say(f"{self._machine.keeper_file} cannot be written: {error.strerror}")
+        else:
+            self._told = True
+
+    def _say(self, text: str) -> None:
+        """In the log, once in a row: it lies on the same disk."""
+        if text != self._said:
+            self._said = text
+            with contextlib.suppress(OSError):
+                print(f"keeper: {text}", file=sys.stderr, flush=True)
 
 
 def _die_with_parent() -> None:

@@ -105,7 +105,7 @@ def running(machine: Machine) -> Keepers | None:
         told = json.loads(machine.keeper_file.read_text())
         if start_ticks(told["pid"]) == told["start_ticks"]:
             return Keepers(told["pid"], told["arbiter_pid"], told["idle_s"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):  # TypeError: it is no object
         return None
     return None
 
@@ -140,9 +140,10 @@ def _environment() -> dict[str, str]:
 
 def _why(machine: Machine) -> str:
     try:
-        return machine.trouble.read_text().strip()
+        text = machine.trouble.read_text(errors="replace").strip()
     except FileNotFoundError:
-        return f"the arbiter of {machine.root} does not stay up: {_tail(machine.log)}"
+        text = ""
+    return text or f"the arbiter of {machine.root} does not stay up: {_tail(machine.log)}"
 
 
 def _tail(log: Path) -> str:
