@@ -89,7 +89,7 @@ def memory_units(text: str | int, *, unit_mib: int, what: str, most: int = SMALL
     if units > most:
         plain = str(text).isdigit() and value < SMALLEST_BYTES
         hint = f"; a plain number counts units, so write {text}Mi for MiB" if plain else ""
-        raise BadAsk(f"{what} is {text}, which is {units} units of {unit_mib} MiB: it must be 1 to {most} units{hint}")
+        raise BadAsk(f"{what} is {text}, which is {counted(units)} of {unit_mib} MiB: it must be 1 to {most} units{hint}")
     return units
 
 
@@ -102,3 +102,8 @@ def rounds_up(text: str | int, *, unit_mib: int) -> bool:
 def _shown(text: str) -> str:
     """The text, or its beginning when it would flood an error."""
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+
+
+def counted(units: int) -> str:
+    """`1 unit`, `2 units`."""
+    return "1 unit" if units == 1 else f"{units} units"

@@ -24,7 +24,7 @@ from vgpu.names import (
     Kind,
     Names,
 )
-from vgpu.quantity import LARGEST_CARD_MIB, SMALLEST_BYTES, memory_units, parse, whole_number
+from vgpu.quantity import LARGEST_CARD_MIB, SMALLEST_BYTES, counted, memory_units, parse, whole_number
 
 MOST_CARDS: Final = 16
 """GPUs in the largest single machines sold (guessed to be enough; HGX boards have 8)."""
@@ -225,7 +225,7 @@ def _share(
     units = memory_units(limits[names.gpu_mem], unit_mib=unit_mib, what=what, most=most)
     if units % count:
         raise BadAsk(
-            f"{what} is {limits[names.gpu_mem]}, which is {units} units of {unit_mib} MiB: it does not divide over {count} GPUs ({names.gpu_count})"
+            f"{what} is {limits[names.gpu_mem]}, which is {counted(units)} of {unit_mib} MiB: it does not divide over {count} GPUs ({names.gpu_count})"
         )
     core = 0
     if names.gpu_core in limits:

@@ -27,7 +27,7 @@ import msgspec
 from vgpu.contract import CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
 from vgpu.errors import BadAsk
 from vgpu.names import DEFAULT_POLICY
-from vgpu.quantity import rounds_up
+from vgpu.quantity import counted, rounds_up
 from vgpu.request import Ask, PodAsk, pod_ask
 from webhook import checks
 from webhook.objects import Container, Pod, Resources, pod_of
@@ -100,7 +100,7 @@ def _normalise(patch: Patch, path: str, container: Container, ask: Ask, rules: R
     if asked is None or not rounds_up(str(asked), unit_mib=rules.unit_mib):
         return []
     return [
-        f"container {container.name}: {rules.names.gpu_mem} {asked} is rounded up to {ask.units} units of {rules.unit_mib} MiB ({ask.units * rules.unit_mib} MiB)"
+        f"container {container.name}: {rules.names.gpu_mem} {asked} is rounded up to {counted(ask.units)} of {rules.unit_mib} MiB ({ask.units * rules.unit_mib} MiB)"
     ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.errors import BadAsk
-from vgpu.quantity import memory_units, parse, rounds_up, whole_number
+from vgpu.quantity import counted, memory_units, parse, rounds_up, whole_number
 
 SUFFIXES = {
     "": "1", "n": "1e-9", "u": "1e-6", "m": "1e-3", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15", "E": "1e18",
@@ -70,3 +70,7 @@ def test_a_number_out_of_range_is_named_with_its_range(text: str, sentence: str)
     with pytest.raises(BadAsk) as caught:
         whole_number(text, what="x")
     assert str(caught.value) == sentence
+
+
+def test_one_unit_is_counted_as_one() -> None:
+    assert (counted(1), counted(2), counted(0)) == ("1 unit", "2 units", "0 units")
