@@ -7,6 +7,7 @@ person who asks, with that person's rights: tangramctl has no client of its own.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import urllib.error
 import urllib.request
@@ -21,6 +22,8 @@ from vgpu.snapshot import NodeRecord, PodRecord, Snapshot
 EXTENDER_TIMEOUT_S: Final = 10.0
 KUBECTL_TIMEOUT_S: Final = 120.0
 """10,000 pods take some seconds. Guessed."""
+_LOGGED: Final = re.compile(r"[IWEF][0-9]{4} ")
+"""How a line of klog begins."""
 
 UNREADABLE: Final = "node's GPU inventory or a pod's GPU assignment there cannot be read"
 
@@ -54,8 +57,16 @@ def kubectl(*words: str) -> Any:
     except subprocess.TimeoutExpired:
         raise BadOption(f"kubectl {' '.join(words)} has not answered for {KUBECTL_TIMEOUT_S:g} s") from None
     if done.returncode:
-        raise BadOption(f"kubectl {' '.join(words)}: {done.stderr.decode(errors='replace').strip()[:500]}")
+        why = complaint(done.stderr.decode(errors="replace"), done.returncode)
+        raise BadOption(f"kubectl {' '.join(words)}: {why}")
     return json.loads(done.stdout)
+
+
+def complaint(said: str, code: int) -> str:
+    """The sentence that kubectl ends with, without the log lines of its library before it."""
+    lines = said.strip().splitlines()
+    sentences = [line for line in lines if not _LOGGED.match(line)]
+    return (sentences or lines or [f"exit code {code}"])[-1][:500]
 
 
 def snapshot_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], names: Names) -> Snapshot:

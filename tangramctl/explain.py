@@ -115,7 +115,7 @@ def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
     table = Table("NODE", "BEST GPU", "FREE", "LACKS", "WHY NOT", box=None, pad_edge=False)
     for row in rows[:SHOWN]:
         best = row.nearest
-        free = f"{best.free_mib} MiB, {best.free_percent} %" if best else "-"
+        free = free_text(best) if best else "-"
         table.add_row(row.node, _best(row), free, _lacks(row), row.reason or "fits")
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
     if len(rows) > SHOWN:
@@ -148,6 +148,14 @@ def _best(row: Row) -> str:
     if row.nearest is not None:
         return f"{row.nearest.index} {row.nearest.model}"
     return f"none of {', '.join(row.models)}" if row.models else "-"
+
+
+def free_text(card: Nearest) -> str:
+    """What is free of it; less than nothing where a card shrank below what was granted."""
+    parts = (card.free_mib, "MiB"), (card.free_percent, "%")
+    return ", ".join(
+        f"{free} {unit}" if free >= 0 else f"0 {unit} ({-free} too much is granted)" for free, unit in parts
+    )
 
 
 def _lacks(row: Row) -> str:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tangramctl.__main__ import app
-from tangramctl.cluster import UNREADABLE, snapshot_of
+from tangramctl.cluster import UNREADABLE, complaint, snapshot_of
+from tangramctl.explain import free_text
 from tests.builders import PodBuilder, card, node, pod, share
-from vgpu.explain import rows_of
+from vgpu.explain import Nearest, rows_of
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
 from vgpu.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_FEW, TOO_LARGE, Placement, place
@@ -258,6 +259,34 @@ def test_without_an_extender_the_api_is_read(extender: str, tmp_path: Path, monk
     assert json.loads(said)["why_not"] == {UNREADABLE: 1, NO_ROOM: 1}
     assert told.startswith(f"no extender at {nowhere}: reading the API")
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "get pod p -n default -o json"
+
+
+NO_CLUSTER = (
+    'E1121 18:22:01.123456    4711 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list: refused"\n'
+    * 3
+    + "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            NO_CLUSTER,
+            "The connection to the server localhost:8080 was refused - did you specify the right host or port?",
+        ),
+        ('Error from server (NotFound): pods "p" not found\n', 'Error from server (NotFound): pods "p" not found'),
+        ("E1121 18:22:01.1 7 a.go:1] told nothing else\n", "E1121 18:22:01.1 7 a.go:1] told nothing else"),
+        ("", "exit code 1"),
+    ],
+)
+def test_what_kubectl_complains_of_is_one_sentence(text: str, sentence: str) -> None:
+    assert complaint(text, 1) == sentence
+
+
+def test_a_card_that_holds_more_than_it_has_is_said_to() -> None:
+    assert free_text(Nearest("u", 0, "m", 1, -30720, 40, 1, 0)) == "0 MiB (30720 too much is granted), 40 %"
+    assert free_text(Nearest("u", 0, "m", 1, 512, -5, 1, 0)) == "512 MiB, 0 % (5 too much is granted)"
 
 
 def test_without_kubectl_it_says_what_to_give(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
