@@ -14,6 +14,7 @@ import typer
 
 from tangramctl import parameters
 from tangramctl.errors import Broken, Trouble
+from tangramctl.proc import called_by_kubectl
 
 ABOUT = """Give a command a share of a GPU, on any Linux machine, and see who holds what.
 
@@ -181,7 +182,10 @@ def simulate(
     arrive: Annotated[
         float, typer.Option("--arrive", metavar="TIMES", help="How much arrives, times the capacity.")
     ] = 1.3,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Seeds replayed at once.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", metavar="N", parser=parameters.whole("--jobs", 1, 64), help="Seeds replayed at once."),
+    ] = 1,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the curve.")] = None,
     snapshot: Annotated[
         Path | None, typer.Option("--snapshot", metavar="FILE", help="What the extender's GET /snapshot answered.")
@@ -190,7 +194,13 @@ def simulate(
         str | None, typer.Option("--gpu-mem", metavar="SIZE", help="With --snapshot: memory on each GPU.")
     ] = None,
     gpu_core: Annotated[
-        int, typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="With --snapshot: of each GPU.")
+        int,
+        typer.Option(
+            "--gpu-core",
+            metavar="PERCENT",
+            parser=parameters.whole("--gpu-core", 0, 100),
+            help="With --snapshot: of each GPU.",
+        ),
     ] = 0,
     gpu_count: Annotated[int, typer.Option("--gpu-count", metavar="N", help="With --snapshot: GPUs.")] = 1,
     gpu_model: Annotated[
@@ -336,7 +346,7 @@ def _open_standard() -> None:
 def main() -> None:
     """The console script, also as a kubectl plugin."""
     _open_standard()
-    app(prog_name="kubectl tangram" if Path(sys.argv[0]).name == "kubectl-tangram" else "tangramctl")
+    app(prog_name="kubectl tangram" if called_by_kubectl() else "tangramctl")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,15 @@ def memory_mib(text: str) -> int:
         raise BadOption(str(error)) from None
     mib = -(-number // MIB) if number >= SMALLEST_BYTES else number * GIB_MIB
     if mib > LARGEST_CARD_MIB:
-        raise BadOption(f"--gpu-mem is {text}, which is {mib} MiB: it must be 1 to {LARGEST_CARD_MIB} MiB")
+        raise BadOption(
+            f"--gpu-mem is {text}, which is {mib} MiB: it must be 1 to {LARGEST_CARD_MIB} MiB{plain_hint(text)}"
+        )
     return mib
+
+
+def plain_hint(text: str) -> str:
+    """For the end of an error: what a plain number means; empty where a unit was given."""
+    return f"; a plain number is GiB: write {text}Mi for MiB" if text.isdigit() and int(text) < SMALLEST_BYTES else ""
 
 
 def ask(mib: int, core_percent: int, klass: str, level: int, uuids: frozenset[str]) -> PodAsk:

@@ -29,8 +29,11 @@ class Holding:
     """For a person: `pid 4711, python train.py`."""
 
 
-def choose(ask: PodAsk, inventory: Inventory, holdings: Iterable[Holding], foreign_mib: Mapping[str, int]) -> Slice:
-    """The slice to grant. Raises BadOption when no card is large enough even when empty, NoRoom when one would be."""
+def choose(
+    ask: PodAsk, inventory: Inventory, holdings: Iterable[Holding], foreign_mib: Mapping[str, int], hint: str = ""
+) -> Slice:
+    """The slice to grant. Raises BadOption, with `hint` at its end, when no card is large enough even when empty, and NoRoom when one
+    would be."""
     held = list(holdings)
     rows = {card.uuid: card.index for card in inventory.cards}
     foreign = [Slice(uuid, rows[uuid], mib) for uuid, mib in foreign_mib.items() if mib > 0 and uuid in rows]
@@ -43,7 +46,7 @@ def choose(ask: PodAsk, inventory: Inventory, holdings: Iterable[Holding], forei
     (wanted,) = ask.containers
     allowed = [card for card in inventory.cards if not ask.uuids or card.uuid in ask.uuids]
     if answer.reasons[HERE] == TOO_LARGE:
-        raise BadOption(_too_large(wanted.mib, allowed))
+        raise BadOption(_too_large(wanted.mib, allowed, hint))
     free = {card.uuid: _free(fleet, row) for row, card in enumerate(inventory.cards)}
     cap = f" and {wanted.core_percent} % of its time" if wanted.core_percent else ""
     lines = [f"no GPU has {wanted.mib} MiB{cap} free:"]
@@ -57,14 +60,14 @@ def _free(fleet: Fleet, row: int) -> tuple[int, int]:
     return max(0, int(fleet.free_mib[row, column])), max(0, int(fleet.free_percent[row, column]))
 
 
-def _too_large(mib: int, allowed: list[Card]) -> str:
+def _too_large(mib: int, allowed: list[Card], hint: str) -> str:
     shared = [card for card in allowed if card.shareable]
     if not shared:
         return f"--gpu-mem is {mib} MiB: none of the {len(allowed)} GPUs may be shared (ill, or in MIG mode)"
     largest = max(shared, key=lambda card: card.mib)
     return (
         f"--gpu-mem is {mib} MiB: it must be 1 to {largest.mib} MiB, "
-        f"what GPU {largest.index} ({largest.model}, the largest here) has"
+        f"what GPU {largest.index} ({largest.model}, the largest here) has{hint}"
     )
 
 

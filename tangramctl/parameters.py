@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+
+from tangramctl.errors import BadOption
+
+
+def whole(option: str, least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number. What is none, or out of range, is named with the range."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            _refuse(f"{option} is {text!r}: it must be a whole number, {least} to {most}")
+        if not least <= number <= most:
+            _refuse(f"{option} is {number}: it must be a whole number, {least} to {most}")
+        return number
+
+    return read
+
+
+def number(option: str, least: float, most: float) -> Callable[[str], float]:
+    """Reads a number, as `whole` does."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            _refuse(f"{option} is {text!r}: it must be a number, {least:g} to {most:g}")
+        if not least <= found <= most:
+            _refuse(f"{option} is {text}: it must be a number, {least:g} to {most:g}")
+        return found
+
+    return read
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"tangramctl: {sentence}", file=sys.stderr)
+    raise typer.Exit(BadOption.code)
+
 
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")]
 GpuMem = Annotated[
@@ -14,10 +54,20 @@ GpuMem = Annotated[
 ]  # fmt: skip
 GpuCore = Annotated[
     int,
-    typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="GPU time, percent of one GPU. 0: no cap."),
+    typer.Option(
+        "--gpu-core",
+        metavar="PERCENT",
+        parser=whole("--gpu-core", 0, 100),
+        help="GPU time, percent of one GPU. 0: no cap.",
+    ),
 ]
 Class = Annotated[str, typer.Option("--class", metavar="CLASS", help="latency-critical, standard or best-effort.")]
-Level = Annotated[int, typer.Option("--level", metavar="N", help="Order inside the class, 0 first, 0 to 4.")]
+Level = Annotated[
+    int,
+    typer.Option(
+        "--level", metavar="N", parser=whole("--level", 0, 4), help="Order inside the class, 0 first, 0 to 4."
+    ),
+]
 Gpu = Annotated[
     str | None,
     typer.Option(
@@ -51,8 +101,7 @@ IdleS = Annotated[
         "--idle-s",
         envvar="TANGRAMCTL_IDLE_S",
         metavar="SECONDS",
-        min=0,
-        max=86400,
+        parser=number("--idle-s", 0, 86400),
         help="How long an arbiter started now stays after the last run.",
     ),
 ]

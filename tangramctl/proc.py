@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
 GRANT_VARIABLE = "TANGRAM_GRANT"
+
+
+def called_by_kubectl() -> bool:
+    """Was this program started as `kubectl tangram`?"""
+    return Path(sys.argv[0]).name == "kubectl-tangram"
 
 
 def start_ticks(pid: int) -> int | None:

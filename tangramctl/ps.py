@@ -16,28 +16,27 @@ WATCH_S: Final = 1.0
 
 def ps(state: Path | None, *, json: bool, watch: bool) -> None:
     """Print the view once, or each second until interrupted."""
-    root = state or default_root()
     pause = threading.Event()
     if json:
-        _print_json(root)
+        _print_json(state)
         while watch:
             pause.wait(WATCH_S)
-            _print_json(root)
+            _print_json(state)
         return
     from tangramctl import screen
 
     console = screen.console()
     if not watch:
-        screen.show(view.look(found(root)), console)
+        screen.show(view.seen_at(state), console)
         return
     with screen.watching(console) as show:
         while True:
-            show(view.look(found(root)))
+            show(view.seen_at(state))
             pause.wait(WATCH_S)
 
 
-def _print_json(root: Path) -> None:
-    sys.stdout.write(view.encode(view.look(found(root))).decode() + "\n")
+def _print_json(state: Path | None) -> None:
+    sys.stdout.write(view.encode(view.seen_at(state)).decode() + "\n")
     sys.stdout.flush()
 
 
@@ -53,12 +52,16 @@ def arbiter_status(state: Path | None) -> bool:
         one_runs |= keeper is not None
         what = f"{machine.root}" + (f" (fake: {described})" if described else "")
         if keeper is None:
-            print(f"{what}: no arbiter; {count} runs")
+            print(f"{what}: no arbiter; {_runs(count)}")
         else:
-            print(f"{what}: arbiter {keeper.arbiter_pid}, kept by {keeper.pid}; {count} runs; log {machine.log}")
+            print(f"{what}: arbiter {keeper.arbiter_pid}, kept by {keeper.pid}; {_runs(count)}; log {machine.log}")
     if not one_runs:
         print("no arbiter runs")
     return one_runs
+
+
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
 
 
 def arbiter_stop(state: Path | None, *, force: bool) -> None:
@@ -69,8 +72,9 @@ def arbiter_stop(state: Path | None, *, force: bool) -> None:
             alive = book.runs(machine)
         if alive and not force and service.running(machine) is not None:
             pids = ", ".join(str(run.pid) for run in alive)
+            verb, them = ("lives", "it") if len(alive) == 1 else ("live", "them")
             raise BadOption(
-                f"{len(alive)} runs live (process {pids}) and could get no more memory: end them, or give --force"
+                f"{_runs(len(alive))} {verb} (process {pids}) and could get no more memory: end {them}, or give --force"
             )
     stopped = 0
     for machine, _ in machines:

@@ -20,7 +20,7 @@ from nvml.errors import NvmlError
 from tangramctl import ask as asking
 from tangramctl import book, cards, service
 from tangramctl.choose import Holding, choose
-from tangramctl.errors import BadOption, CannotRun, NoGpu, NoRoom, NotFound
+from tangramctl.errors import BadOption, Broken, CannotRun, NoGpu, NoRoom, NotFound
 from tangramctl.fake import faked
 from tangramctl.library import fake_driver, library
 from tangramctl.machine import Machine, prepared
@@ -94,7 +94,15 @@ def _machine(options: Options, programs: Path | None) -> Machine:
     if options.fake is None or programs is None:
         return machine
     machine = faked(machine, options.fake, programs)
-    service.await_socket(machine, machine.driver_socket, options.idle_s)
+    try:
+        service.await_socket(machine, machine.driver_socket, options.idle_s)
+    except Broken as error:
+        _, named, why = str(error).partition(f"{machine.driver_config}:")
+        if not named:
+            raise
+        raise BadOption(
+            f"--fake is {options.fake}, line {why}; it must be a description of cards (docs/reference/fake-driver.md)"
+        ) from None
     return machine
 
 
@@ -139,7 +147,7 @@ def _grant(machine: Machine, inventory: Inventory, ask: PodAsk, options: Options
         raise NoGpu(f"the GPUs of this machine cannot be read: {error}") from None
     with machine.locked():
         held = [Holding(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in book.runs(machine)]
-        piece = choose(ask, inventory, held, foreign)
+        piece = choose(ask, inventory, held, foreign, asking.plain_hint(options.gpu_mem))
         terms = book.Terms(ask.klass, ask.level, options.clear, _model(inventory, piece))
         return book.write(machine, options.command, piece, terms)
 

@@ -104,8 +104,9 @@ def would_fit(snapshot: Path, *, policy: str, gpu_mem: str, gpu_core: int, cards
         raise BadOption(f"--policy is {policy!r}: it must be one of {', '.join(POLICIES)}")
     if not 1 <= cards <= MOST_CARDS:
         raise BadOption(f"--gpu-count is {cards}: it must be 1 to {MOST_CARDS}")
+    body = _bytes(snapshot, "--snapshot")
     try:
-        known = snapshot_from_json(_bytes(snapshot, "--snapshot"))
+        known = snapshot_from_json(body)
     except TangramError as error:
         raise BadOption(f"{snapshot}: {error}") from None
     mib = -(-memory_mib(gpu_mem) // known.unit_mib) * known.unit_mib

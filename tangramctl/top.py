@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from tangramctl import view
-from tangramctl.machine import default_root, found
 from tangramctl.view import Entry, View
 
 PERIOD_S: Final = 1.0
@@ -106,13 +105,13 @@ def _state(working: bool, on: bool, *, capped: bool) -> str:
 
 def top(state: Path | None, *, json: bool, once: bool) -> None:
     """Show what the last second was like, each second until interrupted."""
-    root, pause = state or default_root(), threading.Event()
-    before, before_s = view.look(found(root)), time.monotonic()
+    pause = threading.Event()
+    before, before_s = view.seen_at(state), time.monotonic()
 
     def next_table() -> Table:
         nonlocal before, before_s
         pause.wait(PERIOD_S)
-        now, now_s = view.look(found(root)), time.monotonic()
+        now, now_s = view.seen_at(state), time.monotonic()
         table = between(before, now, now_s - before_s)
         before, before_s = now, now_s
         return table

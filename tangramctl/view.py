@@ -15,13 +15,15 @@ import msgspec
 from tangramctl import fake, service
 from tangramctl.book import Run, Unread, runs
 from tangramctl.errors import Broken
-from tangramctl.machine import Machine
+from tangramctl.machine import Machine, default_root, found
+from tangramctl.proc import called_by_kubectl
 from vgpu.errors import BadDocument
 from vgpu.status import ContainerStatus, Status, TurnStatus, decode_status
 
 VERSION: Final = 1
 CLUSTER_SOCKET: Final = Path("/var/lib/tangram/status.sock")
 """Of the arbiter of a cluster's node; root alone may read it."""
+PODS_SEEN_BY: Final = "kubectl -n tangram-system exec ds/tangram-node -c arbiter -- tangramctl ps"
 ANSWER_S: Final = 2.0
 DOCUMENT_LIMIT: Final = 16 * 2**20
 
@@ -79,6 +81,19 @@ class View(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
+def seen_at(state: Path | None) -> View:
+    """`look` at a state folder; None = this user's own. Where it shows nothing, the notes say where else to look. Raises Broken."""
+    root = state or default_root()
+    machine = found(root)
+    view = look(machine, CLUSTER_SOCKET)
+    notes = []
+    if machine is None and state is not None:
+        notes.append(f"there is no state folder {root.absolute()}: nothing has run with it")
+    if called_by_kubectl() and not os.access(CLUSTER_SOCKET, os.W_OK):
+        notes.append(f"only runs of this machine are seen here; the pods of one node: {PODS_SEEN_BY}")
+    return msgspec.structs.replace(view, notes=(*view.notes, *notes))
+
+
 def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View:
     """Everything that holds a share here. Starts an arbiter for runs that lost theirs. Raises Broken.
 
@@ -87,8 +102,8 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
     entries: list[Entry] = []
     notes: list[str] = []
     for place, described in fake.all_of(machine):
-        found, note = _of_machine(place, described)
-        entries += found
+        there, note = _of_machine(place, described)
+        entries += there
         notes += note
     if os.access(cluster_socket, os.W_OK):
         try:
@@ -127,8 +142,8 @@ def asked(path: Path) -> Status:
 
 
 def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Entry:
-    found = {card.uuid: card for card in status.cards} if status is not None else {}
-    said = found.get(run.uuid)
+    cards = {card.uuid: card for card in status.cards} if status is not None else {}
+    said = cards.get(run.uuid)
     card = CardView(
         uuid=run.uuid,
         index=None if isinstance(run, Unread) else run.index,

@@ -210,8 +210,9 @@ def test_runs_with_the_same_description_share_its_cards_and_with_another_do_not(
 def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ctl) -> None:
     ctl.cards.write_text("card t4\nkard t4\n")
     done = ctl.run("1Gi", "true")
-    assert done.returncode == 70
-    assert ':2: the first word is "kard"' in done.stderr
+    assert done.returncode == 2
+    assert f'--fake is {ctl.cards}, line 2: the first word is "kard"' in done.stderr
+    assert "/s/fake/" not in done.stderr
 
 
 def test_nvidia_smi_on_fake_cards_is_theirs(ctl: Ctl) -> None:
@@ -225,9 +226,14 @@ def test_nvidia_smi_on_fake_cards_is_theirs(ctl: Ctl) -> None:
     [
         (["--gpu-mem", "8GB"], "'8GB' is not a Kubernetes quantity"),
         (["--gpu-mem", "0"], "--gpu-mem is 0: it must be a whole number, 1 or more"),
-        (["--gpu-mem", "1Gi", "--gpu-core", "101"], "'--gpu-core'"),
+        (["--gpu-mem", "1500"], "the largest here) has; a plain number is GiB: write 1500Mi for MiB"),
+        (["--gpu-mem", "1Gi", "--gpu-core", "130"], "--gpu-core is 130: it must be a whole number, 0 to 100"),
+        (["--gpu-mem", "1Gi", "--gpu-core", "x"], "--gpu-core is 'x': it must be a whole number, 0 to 100"),
+        (["--gpu-mem", "1Gi", "--idle-s", "999999"], "--idle-s is 999999: it must be a number, 0 to 86400"),
+        (["--gpu-mem", "1Gi", "--idle-s", "nan"], "--idle-s is nan: it must be a number, 0 to 86400"),
+        (["--gpu-mem", "1Gi", "--level", "x"], "--level is 'x': it must be a whole number, 0 to 4"),
         (["--gpu-mem", "1Gi", "--class", "urgent"], "--class is 'urgent': it must be one of latency-critical, "),
-        (["--gpu-mem", "1Gi", "--level", "5"], "--level is 5: it must be 0 to 4"),
+        (["--gpu-mem", "1Gi", "--level", "5"], "--level is 5: it must be a whole number, 0 to 4"),
         (
             ["--gpu-mem", "1Gi", "--gpu", "2"],
             "--gpu is '2', which names no card: it must be the index or UUID of one of 0",

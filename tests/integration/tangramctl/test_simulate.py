@@ -125,6 +125,14 @@ def test_a_snapshot_of_a_newer_version_is_refused(snapshot: Path) -> None:
     assert "of version 9: this Tangram reads versions 1 to 2" in done.stderr
 
 
+def test_a_snapshot_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    done = simulate("--snapshot", tmp_path / "nope", "--gpu-mem", "8Gi")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"tangramctl: --snapshot {tmp_path}/nope: No such file or directory\n",
+    )
+
+
 def test_a_snapshot_and_a_workload_are_two_questions(snapshot: Path, files: list[str | Path]) -> None:
     assert "--snapshot needs --gpu-mem" in simulate("--snapshot", snapshot).stderr
     assert "--nodes and --pods" in simulate(*files[:2]).stderr

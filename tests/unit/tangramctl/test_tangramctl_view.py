@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -115,6 +116,23 @@ def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machin
         (entry,) = view.look(machine, node).entries
     assert (entry.kind, entry.name, entry.pid, entry.command) == ("container", "team/pod/main", None, "python x")
     assert (entry.cards[0].limit_bytes, entry.cards[0].shared_bytes) == (1024 * MIB, 16 * MIB)
+
+
+def test_as_a_kubectl_plugin_it_says_how_pods_are_seen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "CLUSTER_SOCKET", Path("/nonexistent"))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tangramctl"])
+    assert view.seen_at(machine.root) == view.View(())
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-tangram"])
+    (note,) = view.seen_at(machine.root).notes
+    assert note.endswith("kubectl -n tangram-system exec ds/tangram-node -c arbiter -- tangramctl ps")
+
+
+def test_a_state_folder_that_is_not_there_is_said_when_it_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "default_root", lambda: Path("/nonexistent/default"))
+    assert view.seen_at(None).notes == ()
+    assert view.seen_at(Path("/nonexistent/s")).notes == (
+        "there is no state folder /nonexistent/s: nothing has run with it",
+    )
 
 
 def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: Machine) -> None:
