@@ -14,7 +14,7 @@ from rich.table import Table
 from tangramctl.cluster import kubectl, snapshot_at, snapshot_of
 from tangramctl.errors import BadOption
 from vgpu.errors import BadAsk, TangramError
-from vgpu.explain import Row, cards_of, need_of, rows_of, summary
+from vgpu.explain import Nearest, Row, cards_of, need_of, rows_of, summary
 from vgpu.names import Names
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk, pod_ask

@@ -89,7 +89,9 @@ def memory_units(text: str | int, *, unit_mib: int, what: str, most: int = SMALL
     if units > most:
         plain = str(text).isdigit() and value < SMALLEST_BYTES
         hint = f"; a plain number counts units, so write {text}Mi for MiB" if plain else ""
-        raise BadAsk(f"{what} is {text}, which is {counted(units)} of {unit_mib} MiB: it must be 1 to {most} units{hint}")
+        raise BadAsk(
+            f"{what} is {text}, which is {counted(units)} of {unit_mib} MiB: it must be 1 to {most} units{hint}"
+        )
     return units
 
 
