@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_it_tells_limits_leases_and_processes(node: Node, told: Callable[[], Sta
     )
     (seen,) = container.processes
     assert (seen.pid, seen.pid_in_container) == (os.getpid(), 1)
-    assert "pytest" in seen.command
+    assert seen.command.startswith(sys.executable)
     assert seen.cards == (ProcessCard(CARD, 200 * MIB, 0), ProcessCard(OTHER_CARD, 0, 0))
 
 
