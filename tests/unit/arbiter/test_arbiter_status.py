@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
