@@ -86,7 +86,7 @@ class ArbiterSettings(ProgramSettings):
     )
     suspend_copies: bool = Field(
         False,
-        description="stop the copy channels of best-effort containers together with their compute channels; not tried on a GPU yet",
+        description="stop the copy channels of best-effort containers together with their compute channels",
     )
     check_idle: bool = Field(
         True,
@@ -94,7 +94,7 @@ class ArbiterSettings(ProgramSettings):
     )
     hold_untold: bool = Field(
         False,
-        description="what check-idle finds has effect: such a container counts as working best-effort; not tried on a GPU yet",
+        description="what check-idle finds has effect: such a container counts as working best-effort; on a GPU honest ones were found, too",
     )
     spin: bool = Field(
         False, description="a thread for each card that never sleeps: 0.1 ms less latency for a whole processor core"

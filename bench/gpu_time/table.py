@@ -67,6 +67,32 @@ def _models(rows: list[Row]) -> list[str]:
 KEPT = "neighbour's steps of alone"
 
 
+def _copies(rows: list[Row]) -> list[str]:
+    found = {case.partition(": ")[2]: of for case, of in _figures(rows, "copies").items() if ": " in case}
+    if not found:
+        return []
+    lines = [
+        "| requests that copy in and out, beside a neighbour that does nothing but copy | p50 us | p99 us | neighbour's copies, GB/s each way |",
+        "|---|---|---|---|",
+    ]
+    for case, of in found.items():
+        words = [f"{float(of[name]['value']):,.0f}" if name in of else "" for name in QUANTILES]
+        rate = f"{float(of[COPIED]['value']):.1f}" if COPIED in of else ""
+        lines.append(f"| {case} | {' | '.join(words)} | {rate} |")
+    return lines
+
+
+COPIED = "neighbour copies in each direction"
+
+
+def _accused(rows: list[Row]) -> list[str]:
+    return [
+        f"Taken for liars by NVML's count in the run of {row['commit']}, of tenants that were all honest: {float(row['value']):.0f}."
+        for row in rows
+        if row["figure"] == "taken for liars"
+    ]
+
+
 def _limits(rows: list[Row]) -> list[str]:
     lines = ["| core limit | GPU time % | throughput, % of no limit |", "|---|---|---|"]
     for case, of in _figures(rows, "caps").items():
@@ -105,7 +131,16 @@ def tables(rows: list[Row]) -> str:
     commits = ", ".join(f"{part} {row['commit']}" for part, row in {row["part"]: row for row in rows}.items())
     about = "{gpu}, driver {driver}, {date}; commits: ".format(**rows[0]) + commits
     head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
-    blocks = [[head], _latency(rows), _models(rows), _limits(rows), _switches(rows), _sums(rows)]
+    blocks = [
+        [head],
+        _latency(rows),
+        _models(rows),
+        _limits(rows),
+        _copies(rows),
+        _switches(rows),
+        _sums(rows),
+        _accused(rows),
+    ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
