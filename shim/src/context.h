@@ -36,6 +36,7 @@ struct contexts {
     _Atomic bool several;      /* there was, or may be, another than the first; raised before that is made */
 };
 
+void contexts_measure(struct card *card); /* NVML is read, and who holds what is charged, before this returns (half a second at most) */
 size_t contexts_list(CUcontext *list, size_t room); /* that live and whose handle is known; how many there are */
 void contexts_are_several(void);                    /* one is made, or was, of which nothing else is kept */
 void contexts_forget_all(void);                     /* in a forked child */

@@ -4,7 +4,8 @@
  * A block is charged to the card it lies on, `prop->location`, when it is made, and is held until its last handle is released
  * and its last mapping is gone: the driver keeps the memory that long. The driver may give a handle's number out again while
  * a mapping of the old block lives, so blocks are told apart by us and not by their handles. The size of an imported block is
- * not told before it is mapped: it is charged then, to this process as well as to the one that made it.
+ * not told before it is mapped: it is charged then, to this process as well as to the one that made it. A block that was exported
+ * and is released here may live on in a process that imported it and maps nothing: all is measured before its room is free.
  */
 #include "hook.h"
 #include "memory.h"
@@ -16,6 +17,7 @@ struct block {
     uint64_t bytes, holders; /* handles and mappings */
     struct card *card;
     bool imported; /* its size grows with what is mapped of it */
+    bool exported; /* another process may hold it without our hearing of it */
     bool clean;    /* nothing of another tenant can be in it */
 };
 
@@ -65,6 +67,8 @@ static void let_go(struct block *block, uint64_t holders)
     bool last = (block->holders -= holders) == 0;
     pthread_mutex_unlock(&vmm->lock);
     if (last) {
+        if (block->exported) /* who holds it still is charged before it is free here */
+            contexts_measure(block->card);
         lease_give_back(block->card, block->bytes);
         free(block);
     }
@@ -119,6 +123,18 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     if (rc != CUDA_SUCCESS)
         let_go(block, 1);
     return rc;
+}
+
+EXPORT CUresult cuMemExportToShareableHandle(void *os_handle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                                             unsigned long long flags)
+{
+    NEEDS(cuMemExportToShareableHandle);
+    pthread_mutex_lock(&vmm->lock);
+    struct handle *known = find(handle);
+    if (known != NULL)
+        known->block->exported = true; /* before: it may be imported as soon as the driver has named it */
+    pthread_mutex_unlock(&vmm->lock);
+    return tangram.driver.cuMemExportToShareableHandle(os_handle, handle, type, flags);
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, CUmemAllocationHandleType type)

@@ -126,6 +126,18 @@ def test_a_process_that_allocates_nothing_gives_its_first_chunk_back(measured: S
     fills(worker, 1000 - CONTEXT_MIB)
 
 
+def test_a_block_that_lives_on_where_it_is_not_mapped_is_charged_before_its_maker_lets_go(measured: Stage) -> None:
+    owner, guest = measured.worker(), measured.worker()
+    block = owner.must("create(200, 0, 1)")
+    _, pid, fd = owner.ask(f"export_block({block})")
+    handle = guest.must(f"import_block({pid}, {fd})")
+    owner.must(f"release({block})")
+    (card,) = measured.status().cards
+    assert card.leased_bytes + card.context_bytes >= (2 * CONTEXT_MIB + 400) * MIB, "its maker may have 200 anew"
+    guest.must(f"release({handle})")
+    wait_for(lambda: owner.ask("alloc(300)")[0] == 0)
+
+
 def test_a_restarted_arbiter_lends_nothing_that_contexts_hold(own_measured: Stage) -> None:
     one, two = own_measured.worker(), own_measured.worker()
     one.must("alloc(100)")
