@@ -50,8 +50,12 @@ class World:
         who was evicted for the witness.
         """
         await self.follower.until(
-            lambda: uid in self.ledger.alive and any(
-                one.get("reason") == "Unschedulable" for one in self.ledger.alive[uid]["status"].get("conditions", [])
+            lambda: (
+                uid in self.ledger.alive
+                and any(
+                    one.get("reason") == "Unschedulable"
+                    for one in self.ledger.alive[uid]["status"].get("conditions", [])
+                )
             ),
             "it is told that it fits nowhere",
         )
