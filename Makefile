@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/.cache/tools/bin:$(PATH)
 export UV_PYTHON_DOWNLOADS := never
 RUN := uv run --frozen --no-sync
 # tests of one file share fixtures that take seconds, so files are what is dealt out
-PYTEST := $(RUN) pytest -n auto --dist loadfile
+PYTEST := TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim $(RUN) pytest -n auto --dist loadfile
 SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python"
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')

@@ -47,6 +47,7 @@ struct hammering {
     CUcontext context;
     u64 bytes, rounds;
     _Atomic u64 failed;
+    pthread_barrier_t all_hold; /* in the last round, what they could get: on one processor they might run one after another */
 };
 
 static void *hammer_one(void *given)
@@ -60,6 +61,8 @@ static void *hammer_one(void *given)
             got++;
         if (got < 8)
             work->failed++;
+        if (round + 1 == work->rounds)
+            pthread_barrier_wait(&work->all_hold);
         while (got > 0)
             if (p_cuMemFree_v2(kept[--got]) != CUDA_SUCCESS)
                 abort();
@@ -73,11 +76,13 @@ static void hammer(unsigned threads, u64 rounds, u64 bytes)
     pthread_t thread[64];
     work.bytes = bytes;
     work.rounds = rounds;
+    pthread_barrier_init(&work.all_hold, NULL, threads < 64 ? threads : 64);
     p_cuDevicePrimaryCtxRetain(&work.context, 0);
     for (unsigned i = 0; i < threads && i < 64; i++)
         pthread_create(&thread[i], NULL, hammer_one, &work);
     for (unsigned i = 0; i < threads && i < 64; i++)
         pthread_join(thread[i], NULL);
+    pthread_barrier_destroy(&work.all_hold);
     printf("0 %llu\n", (u64)work.failed);
 }
 
