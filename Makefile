@@ -4,8 +4,10 @@ SHELL := /bin/sh
 export PATH := $(CURDIR)/.cache/tools/bin:$(PATH)
 export UV_PYTHON_DOWNLOADS := never
 RUN := uv run --frozen --no-sync
-# tests of one file share fixtures that take seconds, so files are what is dealt out
-PYTEST := TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim $(RUN) pytest -n auto --dist loadfile
+PYTEST := TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim $(RUN) pytest
+# on all processors: tests of one file share fixtures that take seconds, so files are dealt out; what measures shares of time runs alone
+UNCLUSTERED := $(PYTEST) -n auto --dist loadfile --ignore=tests/integration/turns tests/unit tests/contract tests/integration || status=$$?; \
+	$(PYTEST) tests/integration/turns || status=$$?
 SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python"
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
@@ -24,7 +26,7 @@ demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown 
 	@$(RUN) python -m hack.demo
 
 test: lint shim sanitized cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
-	@status=0; $(PYTEST) tests/unit tests/contract tests/integration || status=$$?; \
+	@status=0; $(UNCLUSTERED); \
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
@@ -38,7 +40,7 @@ lint: .venv/.synced ## style, types, layer contracts, generated files
 	hack/verify-reference
 
 unit: .venv/.synced shim ## the tests that need no cluster
-	$(PYTEST)
+	@status=0; $(UNCLUSTERED); exit $$status
 
 library: .venv/.synced ## the interception library and the fake driver alone: what tangramctl needs
 	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim lib fake
