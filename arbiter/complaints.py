@@ -1,4 +1,4 @@
-"""What the log says of tenants of GPU time, and what a process is told that is turned away. Decides nothing."""
+"""What the log says of tenants of GPU time. Decides nothing."""
 
 from __future__ import annotations
 
@@ -6,24 +6,11 @@ from typing import Final
 
 import structlog
 
-from arbiter.connection import Connection, Gone
 from arbiter.tenant import PARTIAL, TenantTurns
-from vgpu import wire
 
 COMPLAIN_S: Final = 10.0
 """A tenant that cannot be suspended is logged this often, however often it tells of other channels."""
-_TOO_MANY: Final = 3
-"""Code of ERROR, as docs/reference/protocol.md lists them."""
 _log = structlog.get_logger()
-
-
-def refuse(connection: Connection, limit: int) -> None:
-    """One process too many: say so and hang up."""
-    try:
-        connection.send(0, wire.Error(_TOO_MANY, f"more than {limit} processes of one container"))
-    except Gone as gone:
-        _log.debug("peer gone before its error", pid=connection.pid, reason=str(gone))
-    connection.sock.close()
 
 
 def tell_of_doubt(tenant: TenantTurns) -> None:

@@ -10,8 +10,14 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
 from arbiter.files import is_spare
 from vgpu import wire
+
+BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
+"""Codes of ERROR, as docs/reference/protocol.md lists them."""
+_log = structlog.get_logger()
 
 _CREDENTIALS = struct.Struct("3i")
 _ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
@@ -87,6 +93,13 @@ class Connection:
             self.sock.sendmsg([wire.encode(seq, message)], passed, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError as error:
             raise Gone(f"cannot be sent a packet: {error}") from None
+
+    def refuse(self, code: int, text: str) -> None:
+        """Send ERROR, to one who may be gone. To hang up is the caller's."""
+        try:
+            self.send(0, wire.Error(code, text))
+        except Gone as gone:
+            _log.debug("peer gone before its error", pid=self.pid, reason=str(gone))
 
 
 def _fds(data: bytes) -> array.array[int]:

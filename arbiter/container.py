@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from arbiter import host, overlimit
-from arbiter.connection import Connection, Gone, bound_socket, peer_pid
+from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone, bound_socket, peer_pid
 from arbiter.contexts import Contexts, Measuring, Waiting
 from arbiter.files import is_spare
 from arbiter.grant_file import read_grant, same_place, uuid_bytes
@@ -36,9 +36,6 @@ PACKETS_A_TURN: Final = 16
 QUIET_S: Final = 1.0
 """A tenant that sends garbage fills its own metric and not the log."""
 _log = structlog.get_logger()
-
-BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
-"""Codes of ERROR, as docs/reference/protocol.md lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,10 +365,7 @@ class Container:
             self._refuse(connection, BAD_PACKET, str(error))
 
     def _refuse(self, connection: Connection, code: int, text: str) -> None:
-        try:
-            connection.send(0, wire.Error(code, text))
-        except Gone as gone:
-            _log.debug("peer gone before its error", pid=connection.pid, reason=str(gone))
+        connection.refuse(code, text)
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:

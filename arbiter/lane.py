@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from arbiter.budget import CHANNELS_COST
-from arbiter.connection import Connection, Gone
+from arbiter.connection import BAD_PACKET, Connection, Gone
 from arbiter.seat import Runs, Seat
 from arbiter.tenant import TenantTurns
 from arbiter.timer import Timer, now_s
@@ -36,7 +36,6 @@ HEAL_S: Final = 0.01
 PACKETS_A_TURN: Final = 16
 QUIET_S: Final = 1.0
 """A tenant that sends garbage fills its own metric and not the log."""
-_BAD_PACKET: Final = 1
 _log = structlog.get_logger()
 
 
@@ -171,8 +170,7 @@ class Lane:
             _log.warning(
                 "bad packet on a connection for turns", grant=tenant.name, pid=connection.pid, reason=str(error)
             )
-        with suppress(Gone):
-            connection.send(0, wire.Error(_BAD_PACKET, str(error)))
+        connection.refuse(BAD_PACKET, str(error))
 
     def _lose(self, fd: int, *, lives: bool) -> None:
         tenant, connection = self._connections.pop(fd)

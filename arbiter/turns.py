@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final
 
-from arbiter.complaints import refuse, tell_of_doubt, tell_of_no_effect, tell_of_partial, tell_of_trouble
-from arbiter.connection import Connection
+from arbiter.complaints import tell_of_doubt, tell_of_no_effect, tell_of_partial, tell_of_trouble
+from arbiter.connection import TOO_MANY, Connection
 from arbiter.counts import Counts
 from arbiter.lane import Lane
 from arbiter.page import Page
@@ -79,7 +79,8 @@ class Turns:
                 )
             most = min(self._processes, PROCESSES_LIMIT)
             if self.ending or len(tenant.processes) >= most:
-                refuse(connection, most)
+                connection.refuse(TOO_MANY, f"more than {most} processes of one container")
+                connection.sock.close()
                 return
             tenant.processes[connection.number] = Process(connection.pid)
             self._lane(grant.cards[0].uuid).take(tenant, connection)
