@@ -43,16 +43,16 @@ unit: .venv/.synced shim ## the tests that need no cluster
 	@status=0; $(UNCLUSTERED); exit $$status
 
 library: .venv/.synced ## the interception library and the fake driver alone: what tangramctl needs
-	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim lib fake
+	$(SHIM) lib fake
 
 shim: .venv/.synced ## the interception library, the fake driver and their C tests under sanitizers
 	$(SHIM) lib fake unit asan tsan
 
-sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about three minutes)
+sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about two minutes)
 	$(SHIM) sanitized
 
 faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn, ROUNDS=1000 times in the order of SEED=1 (about ten minutes)
-	$(MAKE) -C shim BUILD=$(CURDIR)/build/shim lib
+	$(SHIM) lib
 	TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim TANGRAM_FAULT_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
 	$(RUN) pytest tests/integration/turns/test_fault_matrix.py
 

@@ -5,38 +5,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
 from tangramctl.errors import BadOption
 
+_Number = TypeVar("_Number", int, float)
+
 
 def whole(option: str, least: int, most: int) -> Callable[[str], int]:
     """Reads a whole number. What is none, or out of range, is named with the range."""
-
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            _refuse(f"{option} is {text!r}: it must be a whole number, {least} to {most}")
-        if not least <= number <= most:
-            _refuse(f"{option} is {number}: it must be a whole number, {least} to {most}")
-        return number
-
-    return read
+    return _reader(int, f"{option} is {{}}: it must be a whole number, {least} to {most}", least, most)
 
 
 def number(option: str, least: float, most: float) -> Callable[[str], float]:
     """Reads a number, as `whole` does."""
+    return _reader(float, f"{option} is {{}}: it must be a number, {least:g} to {most:g}", least, most)
 
-    def read(text: str) -> float:
+
+def _reader(kind: type[_Number], sentence: str, least: _Number, most: _Number) -> Callable[[str], _Number]:
+    def read(text: str) -> _Number:
         try:
-            found = float(text)
+            found = kind(text)
         except ValueError:
-            _refuse(f"{option} is {text!r}: it must be a number, {least:g} to {most:g}")
+            _refuse(sentence.format(repr(text)))
         if not least <= found <= most:
-            _refuse(f"{option} is {text}: it must be a number, {least:g} to {most:g}")
+            _refuse(sentence.format(text))
         return found
 
     return read
