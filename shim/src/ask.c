@@ -89,18 +89,8 @@ void link_settle(struct card *card)
     quiet_end(quiet);
 }
 
-/* Locked. */
-static bool chunk_is_enough(struct card *card, uint64_t need_bytes)
-{
-    if (!chunk_came(card))
-        return false;
-    if (lease_take(card, need_bytes))
-        return true;
-    return_unused(card, UINT64_MAX);
-    return false;
-}
-
-/* Asks for at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. */
+/* Asks for at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. What is unused goes back first, in
+ * every try: an arbiter that was away when this began has not got it yet, and would count it as held. */
 enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
@@ -113,10 +103,11 @@ enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_
             answer = LINK_REFUSED; /* the arbiter's grant does not name it */
             break;
         }
-        if (chunk_is_enough(card, need_bytes)) {
+        if (chunk_came(card) && lease_take(card, need_bytes)) {
             answer = LINK_GRANTED;
             break;
         }
+        return_unused(card, UINT64_MAX);
         if (!link_->connected)
             continue;
         link_->lease = (struct awaited){.seq = link_next_seq()};

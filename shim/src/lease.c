@@ -42,7 +42,6 @@ static bool ask(struct card *card, uint64_t bytes)
 {
     if (bytes > atomic_load(&card->limit_bytes)) /* no answer could be yes */
         return false;
-    link_return(card, UINT64_MAX);
     switch (link_ask(card, bytes, bytes + lease_chunk_bytes(card))) {
     case LINK_GRANTED:
         return true;

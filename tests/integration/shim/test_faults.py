@@ -87,6 +87,17 @@ def test_while_the_arbiter_is_away_what_is_leased_can_be_used(own_stage: Stage) 
     assert probe.alloc(900) == OUT_OF_MEMORY
 
 
+def test_what_was_leased_and_unused_when_the_arbiter_went_is_no_obstacle_to_an_allocation_that_waits_for_it(
+    own_stage: Stage,
+) -> None:
+    probe = own_stage.probe()
+    assert probe.alloc(1) == 0
+    own_stage.stop_arbiter()
+    probe.start("alloc", 999 * MIB)
+    own_stage.start_arbiter("--grace-ms", "200")
+    assert probe.finish()[0] == 0
+
+
 def test_a_restarted_arbiter_learns_what_is_held_and_lends_only_the_rest(own_stage: Stage) -> None:
     one, two = own_stage.probe(), own_stage.probe()
     assert one.alloc(600) == 0
