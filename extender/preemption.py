@@ -47,6 +47,10 @@ BY_THE_SCHEDULER = "PreemptionByScheduler"
 READ_S: Final = 5.0
 """For so long nobody is evicted before it is known who was preempted lately. Guessed: it is one small list."""
 
+MEET_S: Final = 1.0
+"""For so long a preemptor that is not known yet is waited for: the scheduler, which has a watch of its own, may hear of a pod first. Answered
+too early, it would not ask again for minutes. Guessed: a watch is milliseconds behind, and the scheduler places nobody meanwhile."""
+
 log = structlog.get_logger("extender.preemption")
 
 
@@ -215,8 +219,13 @@ class Preemption:
         with self.holds.lifted(uid):
             yield
 
+    async def meet(self, pod: Pod) -> None:
+        """Return when the watch has told of a preemptor, or has had its time: then the pod is gone."""
+        if self.enabled and self.pods is not None:
+            await self.pods.wait_for(lambda: None if self._is_gone(pod) else pod, timeout_s=MEET_S)
+
     def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """The preempt verb. Raises BadAsk."""
+        """The preempt verb, once `meet` has returned. Raises BadAsk."""
         pod = args.pod
         if self.enabled and not self.informed.is_set():
             log.warning(
@@ -234,7 +243,7 @@ class Preemption:
         return result
 
     def _is_gone(self, pod: Pod) -> bool:
-        """Is it not there, or not yet? Then nothing would ever end what is kept for it."""
+        """Is it not there? Then nothing would ever end what is kept for it."""
         known = self._pod_of(pod.key)
         return known is None or known.uid != pod.uid
 

@@ -27,7 +27,7 @@ def scheduler_app(verbs: Verbs) -> App:
             case "POST", "/prioritize":
                 return HTTPStatus.OK, _JSON, verbs.prioritize(body)
             case "POST", "/preempt":
-                return HTTPStatus.OK, _JSON, verbs.preempt(body)
+                return HTTPStatus.OK, _JSON, await verbs.preempt(body)
             case "POST", "/bind":
                 return HTTPStatus.OK, _JSON, await verbs.bind(body)
             case "GET", "/snapshot":

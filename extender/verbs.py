@@ -102,7 +102,7 @@ class Verbs:
         self._metrics.count("bind", outcome, time.perf_counter() - started)
         return self._encoder.encode(BindingResult(error))
 
-    def preempt(self, body: bytes) -> bytes:
+    async def preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: in trouble nobody is evicted, and the log says why."""
         started, result, outcome = time.perf_counter(), PreemptionResult(), "error"
         try:
@@ -110,7 +110,9 @@ class Verbs:
             if missing:
                 log.warning("nobody is evicted", reason=missing)
             else:
-                result = self._preemption.preempt(self._preemption_args.decode(body))
+                args = self._preemption_args.decode(body)
+                await self._preemption.meet(args.pod)
+                result = self._preemption.preempt(args)
                 outcome = "victims" if result.nodes else "nobody"
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             log.warning("preempt: the request cannot be read", error=str(wrong))

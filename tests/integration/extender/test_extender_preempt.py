@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from extender import evicting
+from kube.objects import Pod
 from tests.builders import PodBuilder, card, node, pod, share
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
@@ -83,6 +84,36 @@ async def test_the_victims_are_those_of_one_card_not_those_of_the_totals(api: Fa
         assert answer == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}, (
             "n2 has room: an empty list is an error there"
         )
+
+
+async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With "nobody" for an answer kube-scheduler would not ask again for minutes."""
+    for name, row in (("a", 0), ("b", 1)):
+        api.put(bound(name, "n1", row, HALF_MIB).plain())
+    async with running(api) as scheduler:
+        begun, preemption = asyncio.Event(), scheduler.extender.preemption
+        meet = preemption.meet
+
+        async def meeting(preemptor: Pod) -> None:
+            begun.set()
+            await meet(preemptor)
+
+        monkeypatch.setattr(preemption, "meet", meeting)
+        asked = asyncio.create_task(preempt(scheduler, urgent(), n1=uids("a")))
+        await begun.wait()
+        api.put(urgent().plain())
+        assert await asked == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
+
+
+async def test_nobody_is_evicted_for_a_preemptor_that_is_not_there(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.preemption.MEET_S", 0.01)
+    api.put(bound("a", "n1", 0, FULL_MIB).plain())
+    async with running(api) as scheduler:
+        assert await preempt(scheduler, urgent(), n1=uids("a")) == {}
 
 
 async def test_an_empty_list_is_filled_where_totals_fit_and_no_card_does(api: FakeApi) -> None:
