@@ -122,6 +122,10 @@ class Fleet:
             known = [self.column[name] for name in asked if name in self.column]
             return Candidates(np.array(known, np.intp), [name for name in asked if name not in self.column])
 
+    def known(self, asked: Sequence[str]) -> list[str]:
+        """Those of these nodes that are known, for who keeps them: the fleet's own strings, and nothing of the text they were read from."""
+        return [self.names[at] for at in self.look_up(asked).columns.tolist()]
+
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
         """(node, row) of every card with this UUID, or that carries the MIG instance with it.
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory, MigInstance
+from vgpu.roster import Quoted
 
 NODES, ROWS = ("a", "b"), 3
 slices = st.builds(
@@ -74,6 +75,20 @@ def test_a_node_that_leaves_is_not_among_the_candidates_and_its_column_is_clean_
     fleet.set_node("new", Inventory((Card("e", 0, "t4", 10),)))
     assert fleet.look_up(("old", "new")).strangers == ["old"]
     assert not fleet.shareable[1, fleet.column["new"]]
+
+
+def test_the_known_nodes_of_a_text_are_named_by_the_strings_that_the_fleet_has() -> None:
+    fleet = Fleet()
+    for name in ("a", "b", "c"):
+        fleet.set_node(name, Inventory((Card("c", 0, "t4", 10),)))
+    fleet.remove_node("b")
+    text = b'{"n":["c","b","a"]}'
+    known = fleet.known(Quoted(text, 6, len(text) - 2))
+    assert known == ["c", "a"]
+    assert all(
+        name is own for name, own in zip(known, [fleet.names[fleet.column[name]] for name in known], strict=True)
+    )
+    assert fleet.known(("a", "other")) == ["a"]
 
 
 def test_two_holders_of_one_card_or_instance_are_reported() -> None:
