@@ -48,6 +48,13 @@ class Holds:
         """What is kept for a pod."""
         return self._by_uid.get(uid)
 
+    def is_whole(self, uid: str) -> bool:
+        """Has all of the room that is kept for a pod come free?"""
+        hold, claim = self._by_uid.get(uid), self._state.claims.get(PREFIX + uid)
+        return (
+            hold is not None and claim is not None and tuple(claim.assignment.held()) == tuple(hold.assignment.held())
+        )
+
     def put(self, uid: str, hold: Hold) -> None:
         """Keep room from now on, in place of what was kept for this pod before."""
         self.drop(uid)

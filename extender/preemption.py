@@ -48,8 +48,17 @@ READ_S: Final = 5.0
 """For so long nobody is evicted before it is known who was preempted lately. Guessed: it is one small list."""
 
 MEET_S: Final = 1.0
-"""For so long a preemptor that is not known yet is waited for: the scheduler, which has a watch of its own, may hear of a pod first. Answered
-too early, it would not ask again for minutes. Guessed: a watch is milliseconds behind, and the scheduler places nobody meanwhile."""
+"""The scheduler has a watch of its own, and may hear of a pod first. Answered too early that nothing can be done, it would not ask again for
+minutes. So a preemptor that is not known yet is waited for. Guessed: a watch is milliseconds behind, and the scheduler places nobody meanwhile."""
+
+ROOM_S: Final = 0.5
+"""The same for the room made for a preemptor, when the scheduler thinks that its victims are gone. Guessed."""
+
+BACK_S: Final = 2.0
+"""Within so long of an eviction the preemptor is expected where its room is; later another reason may keep it out. Guessed."""
+
+HEAR_S: Final = 0.001
+"""The same for what may have come free elsewhere. Guessed: enough to read what has arrived, and little beside the scheduler's own cycle."""
 
 log = structlog.get_logger("extender.preemption")
 
@@ -79,6 +88,8 @@ class Preemption:
         self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
         self._known_before, self._read_s = False, read_s
+        self._told = 0
+        """Changes of pods so far."""
         self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
         self._evictor = Evictor(
@@ -125,6 +136,7 @@ class Preemption:
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         """A pod came, changed or went."""
+        self._told += 1
         self._state.pod_changed(old, new)
         self.ahead.pod_changed(old, new)
         if new is None or new.finished:
@@ -212,6 +224,18 @@ class Preemption:
             self._evictor.no_room(args.pod, args.node_names)
         return result
 
+    async def hears_more(self, args: FilterArgs, result: FilterResult) -> bool:
+        """Before `filter` turns a pod away: is there news that the scheduler may have heard and we had not?"""
+        pod, names = args.pod, args.node_names
+        if not _nowhere(result) or not names or self.pods is None:
+            return False
+        hold = self.holds.get(pod.uid)
+        if hold is not None and not hold.nominated and hold.node in names:
+            return await self.pods.wait_for(lambda: self.holds.is_whole(pod.uid) or None, timeout_s=ROOM_S) is not None
+        before = self._told
+        await asyncio.sleep(HEAR_S)
+        return self._told != before
+
     @contextmanager
     def making_way(self, uid: str) -> Iterator[None]:
         """Bind chooses a place for this pod: what is kept for it is not in its way meanwhile. Do not await inside."""
@@ -220,9 +244,12 @@ class Preemption:
             yield
 
     async def meet(self, pod: Pod) -> None:
-        """Return when the watch has told of a preemptor, or has had its time: then the pod is gone."""
+        """Return when the watch has told of a preemptor and of the first of its victims, if there are any yet, or has had its time."""
         if self.enabled and self.pods is not None:
-            await self.pods.wait_for(lambda: None if self._is_gone(pod) else pod, timeout_s=MEET_S)
+            await self.pods.wait_for(lambda: not self._is_gone(pod) or None, timeout_s=MEET_S)
+            hold = self.holds.get(pod.uid)
+            if hold is not None and not hold.nominated:
+                await self.pods.wait_for(lambda: self._is_being_helped(pod.uid) or None, timeout_s=ROOM_S)
 
     def preempt(self, args: PreemptionArgs) -> PreemptionResult:
         """The preempt verb, once `meet` has returned. Raises BadAsk."""
@@ -249,7 +276,10 @@ class Preemption:
 
     def _is_being_helped(self, uid: str) -> bool:
         hold = self.holds.get(uid)
-        return hold is not None and (hold.nominated or bool(self._books.terminating(hold.node)))
+        if hold is None:
+            return False
+        comes_back = self._clock() < hold.until_s - self._hold_s + BACK_S and self.holds.is_whole(uid)
+        return hold.nominated or comes_back or bool(self._books.terminating(hold.node))
 
     def expire(self) -> None:
         """Once a second: end what has lapsed, take what came free."""

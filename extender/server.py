@@ -23,7 +23,7 @@ def scheduler_app(verbs: Verbs) -> App:
     async def answer(method: str, path: str, body: bytes) -> tuple[HTTPStatus, bytes, bytes]:
         match method, path:
             case "POST", "/filter":
-                return HTTPStatus.OK, _JSON, verbs.filter(body)
+                return HTTPStatus.OK, _JSON, await verbs.filter(body)
             case "POST", "/prioritize":
                 return HTTPStatus.OK, _JSON, verbs.prioritize(body)
             case "POST", "/preempt":

@@ -44,12 +44,18 @@ class Verbs:
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
 
-    def filter(self, body: bytes) -> bytes:
+    async def filter(self, body: bytes) -> bytes:
         """ExtenderArgs -> ExtenderFilterResult."""
         started = time.perf_counter()
         try:
             missing = self._not_ready()
-            result = FilterResult(error=missing) if missing else self._preemption.filter(self._filter_args.read(body))
+            if missing:
+                result = FilterResult(error=missing)
+            else:
+                args = self._filter_args.read(body)
+                result = self._preemption.filter(args)
+                if await self._preemption.hears_more(args, result):
+                    result = self._preemption.filter(args)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             result = FilterResult(error=f"filter: the request cannot be read: {error}")
         except Exception as error:

@@ -53,6 +53,7 @@ class Keyed(Protocol):
 
 
 T = TypeVar("T", bound=Keyed)
+Found = TypeVar("Found")
 
 
 class _ListMeta(Slim, frozen=True):
@@ -153,7 +154,7 @@ class Cache(Generic[T]):
         """Return after the next change of any object."""
         await self._changed.wait()
 
-    async def wait_for(self, found: Callable[[], T | None], *, timeout_s: float) -> T | None:
+    async def wait_for(self, found: Callable[[], Found | None], *, timeout_s: float) -> Found | None:
         """What `found` answers as soon as it is not None, asked now and after each change; None when time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

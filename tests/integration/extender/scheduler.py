@@ -12,7 +12,7 @@ import httpx
 
 from extender.running import Extender
 from extender.settings import Settings
-from tests.builders import PodBuilder, pod
+from tests.builders import PodBuilder
 from tests.fake_api import FakeApi
 
 
@@ -47,9 +47,7 @@ class Scheduler:
 
     async def comes_to_hold(self, true: Callable[[], bool]) -> None:
         """Return when this holds, asked after each change that the watch tells of."""
-        proof = pod("proof").build()
-        pods = self.extender.pods
-        assert await pods.wait_for(lambda: proof if true() else None, timeout_s=10) is proof, "it never came to hold"
+        assert await self.extender.pods.wait_for(lambda: true() or None, timeout_s=10), "it never came to hold"
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from extender import evicting
-from kube.objects import Pod
 from tests.builders import PodBuilder, card, node, pod, share
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
@@ -86,6 +85,18 @@ async def test_the_victims_are_those_of_one_card_not_those_of_the_totals(api: Fa
         )
 
 
+def entered(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, method: str) -> asyncio.Event:
+    """Set when the extender begins to wait for its watch."""
+    begun, wait = asyncio.Event(), getattr(scheduler.extender.preemption, method)
+
+    async def waiting(*args: object) -> object:
+        begun.set()
+        return await wait(*args)
+
+    monkeypatch.setattr(scheduler.extender.preemption, method, waiting)
+    return begun
+
+
 async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,18 +104,61 @@ async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
     for name, row in (("a", 0), ("b", 1)):
         api.put(bound(name, "n1", row, HALF_MIB).plain())
     async with running(api) as scheduler:
-        begun, preemption = asyncio.Event(), scheduler.extender.preemption
-        meet = preemption.meet
-
-        async def meeting(preemptor: Pod) -> None:
-            begun.set()
-            await meet(preemptor)
-
-        monkeypatch.setattr(preemption, "meet", meeting)
+        begun = entered(scheduler, monkeypatch, "meet")
         asked = asyncio.create_task(preempt(scheduler, urgent(), n1=uids("a")))
         await begun.wait()
         api.put(urgent().plain())
         assert await asked == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
+
+
+async def test_a_preemptor_that_comes_back_before_its_victim_is_known_to_be_gone_finds_its_room(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler would evict for it once more."""
+    victims = [bound(name, "n1", row, FULL_MIB) for name, row in (("a", 0), ("b", 1))]
+    for one in victims:
+        api.put(one.plain())
+    api.put(urgent().plain())
+    async with running(api) as scheduler:
+        assert list(await preempt(scheduler, urgent(), n1=uids("a"))) == ["n1"]
+        begun = entered(scheduler, monkeypatch, "hears_more")
+        asked = asyncio.create_task(scheduler.filter(urgent(), "n1"))
+        await begun.wait()
+        api.remove(victims[0].plain())
+        assert (await asked)["NodeNames"] == ["n1"]
+
+
+async def test_a_preemptor_that_asks_again_before_its_victim_is_known_to_leave_gets_no_second_one(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victims = [bound(name, "n1", row, FULL_MIB) for name, row in (("a", 0), ("b", 1))]
+    for one in victims:
+        api.put(one.plain())
+    api.put(urgent().plain())
+    async with running(api) as scheduler:
+        assert await preempt(scheduler, urgent(), n1=uids("a")) == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
+        for news in (api.put, api.remove):
+            begun = entered(scheduler, monkeypatch, "meet")
+            asked = asyncio.create_task(preempt(scheduler, urgent(), n1=uids("b")))
+            await begun.wait()
+            news(victims[0].terminating().plain())
+            assert await asked == {}
+
+
+async def test_what_comes_free_while_a_pod_is_being_turned_away_is_found(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.preemption.HEAR_S", 0.5)
+    both = [bound(name, "n1", row, FULL_MIB) for name, row in (("a", 0), ("b", 1))]
+    for one in both:
+        api.put(one.plain())
+    async with running(api) as scheduler:
+        assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
+        begun = entered(scheduler, monkeypatch, "hears_more")
+        asked = asyncio.create_task(scheduler.filter(urgent(), "n1"))
+        await begun.wait()
+        api.remove(both[0].plain())
+        assert (await asked)["NodeNames"] == ["n1"]
 
 
 async def test_nobody_is_evicted_for_a_preemptor_that_is_not_there(
