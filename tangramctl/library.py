@@ -29,12 +29,14 @@ def library(given: Path | None) -> Path:
     if path is None:
         looked = ", ".join(str(folder) for folder in places)
         raise Broken(f"no {LIBRARY} in {looked}: build it with `make library`, or name it with --library")
-    path = path.resolve()
-    if any(c in str(path) for c in _SEPARATORS):
-        raise Broken(
-            f"{LIBRARY} lies at {str(path)!r}: LD_PRELOAD cannot name a path with a blank, a colon or a $ in it"
-        )
-    return path
+    return _preloadable(path, LIBRARY)
+
+
+def _preloadable(path: Path, what: str) -> Path:
+    found = path.resolve()
+    if any(c in str(found) for c in _SEPARATORS):
+        raise Broken(f"{what} lies at {str(found)!r}: LD_PRELOAD cannot name a path with a blank, a colon or a $ in it")
+    return found
 
 
 def fake_driver(library: Path | None) -> Path:
@@ -42,7 +44,7 @@ def fake_driver(library: Path | None) -> Path:
     places = list(_fake_places(library))
     for folder in places:
         if (folder / DAEMON).is_file():
-            return folder.resolve()
+            return _preloadable(folder, "the fake driver")
     raise Broken(f"no fake driver ({DAEMON}) in {', '.join(map(str, places))}: build it with `make library`")
 
 

@@ -26,6 +26,10 @@ from tangramctl.errors import Broken
 
 SOCKET_PATH_LIMIT: Final = 107
 """Characters of a unix socket's path. Specified by Linux (sun_path)."""
+DRIVER_LISTS: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
+"""What `driver_env` says of these comes before what they are already."""
+FAKE_KERNEL: Final = "libfake-kernel.so"
+"""The kernel's side of the fake driver: channels that can be stopped."""
 GRANTS_MODE: Final = 0o711
 """Opened by name, and listed by its owner alone."""
 _LONGEST_BELOW: Final = len("/fake/0123456789ab/grants/0123456789abcdef/.arbiter.sock.new")
@@ -76,10 +80,15 @@ class Machine:
         return self.grants / key / "grant"
 
     def driver_env(self) -> dict[str, str]:
-        """What a program needs in its environment to meet the fake driver; nothing for the real one."""
+        """What a program needs in its environment to meet the fake driver; nothing for the real one. Lists, by colons, are in
+        `DRIVER_LISTS`."""
         if self.programs is None:
             return {}
-        return {"TANGRAM_FAKE_DRIVER": str(self.driver_socket), "LD_LIBRARY_PATH": str(self.programs)}
+        return {
+            "TANGRAM_FAKE_DRIVER": str(self.driver_socket),
+            "LD_LIBRARY_PATH": str(self.programs),
+            "LD_PRELOAD": str(self.programs / FAKE_KERNEL),
+        }
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from tangramctl.choose import Holding, choose
 from tangramctl.errors import BadOption, Broken, CannotRun, NoGpu, NoRoom, NotFound
 from tangramctl.fake import faked
 from tangramctl.library import fake_driver, library
-from tangramctl.machine import Machine, prepared
+from tangramctl.machine import DRIVER_LISTS, Machine, prepared
 from tangramctl.proc import GRANT_VARIABLE
 from vgpu.grant import Slice
 from vgpu.inventory import Inventory
@@ -177,7 +177,7 @@ def _environment(machine: Machine, granted: book.Run, preload: Path) -> dict[str
     """The command's: the caller's own, with the library, the grant and the card."""
     env = _own_environment()
     for name, value in machine.driver_env().items():
-        env[name] = _before(value, env.get(name)) if name == "LD_LIBRARY_PATH" else value
+        env[name] = _before(value, env.get(name)) if name in DRIVER_LISTS else value
     if machine.programs is not None:
         env["PATH"] = _before(str(machine.programs), env.get("PATH"))  # nvidia-smi
     env["LD_PRELOAD"] = _before(str(preload), env.get("LD_PRELOAD"))

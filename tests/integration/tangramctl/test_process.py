@@ -103,7 +103,7 @@ def test_the_environment_is_the_callers_with_library_grant_and_card(ctl: Ctl) ->
     assert found == ctl.environment | {
         "CUDA_VISIBLE_DEVICES": SMALL,
         "LD_LIBRARY_PATH": f"{ctl.build}/fake:/own",
-        "LD_PRELOAD": f"{ctl.build}/libtangram.so",
+        "LD_PRELOAD": f"{ctl.build}/libtangram.so:{ctl.build}/fake/libfake-kernel.so",
         "PATH": f"{ctl.build}/fake:{os.environ['PATH']}",
         "TANGRAM_FAKE_DRIVER": f"{machine}/driver.sock",
     }
@@ -113,7 +113,7 @@ def test_the_callers_preloads_stay_behind_the_library(ctl: Ctl) -> None:
     chain = ctl.build / "tests/libchain.so"
     ctl.env["LD_PRELOAD"] = str(chain)
     done = ctl.run("1Gi", "sh", "-c", "echo $LD_PRELOAD")
-    assert done.stdout.strip() == f"{ctl.build}/libtangram.so:{chain}"
+    assert done.stdout.strip() == f"{ctl.build}/libtangram.so:{ctl.build}/fake/libfake-kernel.so:{chain}"
 
 
 def test_a_command_that_is_not_there_and_one_that_cannot_run_answer_as_a_shell_does(ctl: Ctl, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,25 @@ def test_a_program_of_a_run_that_goes_around_the_library_is_seen(ctl: Ctl) -> No
     assert [process["pid"] for process in entry["processes"]] == [outside.pid]
     assert within.alloc(2048) == 0, "the other run is as it was"
     outside.communicate()
+
+
+GPU_PROGRAM = Path(__file__).parents[1] / "turns/program.py"
+
+
+def test_a_run_is_held_to_its_part_of_a_cards_time(ctl: Ctl) -> None:
+    busy = ctl.start("1Gi", sys.executable, GPU_PROGRAM, options=["--gpu-core", 25])
+    assert busy.stdin is not None
+    busy.stdin.write("[launch(2000) or wait() for _ in range(10**6)]\n")
+    busy.stdin.flush()
+
+    def turn() -> dict[str, Any]:
+        found: list[dict[str, Any]] = [entry["turn"] for entry in ctl.ps()]
+        return found[0] if found and found[0] else {"suspends": 0}
+
+    wait_for(lambda: turn()["suspends"] >= 10)
+    assert turn()["mode"] == "suspend"
+    assert turn()["capped_s"] > 0
+    assert turn()["trouble"] == ""
 
 
 def test_the_card_with_least_room_that_has_enough_is_chosen(ctl: Ctl) -> None:
