@@ -5,6 +5,7 @@
  */
 #include "process.h"
 
+#include <errno.h>
 #include <pthread.h>
 
 enum {
@@ -41,6 +42,13 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
     }
     awaited->seq = 0;
     return awaited->answered;
+}
+
+/* Can an answer to this come? Not when the arbiter reads nothing. When it has gone, the thread that reads will find that out: waiting
+ * for the answer is waiting for that. */
+static bool reached(bool sent)
+{
+    return sent || errno != EAGAIN;
 }
 
 /* Locked. Up to so much of the unused lease goes back. Without an arbiter it stays ours. */
@@ -111,7 +119,7 @@ enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_
         if (!link_->connected)
             continue;
         link_->lease = (struct awaited){.seq = link_next_seq()};
-        if (!wire_send(link_->fd, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease))
+        if (!reached(wire_send(link_->fd, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease)))
             break;
         if (!answered_in_time(&link_->lease, PATIENCE_MS)) {
             if (link_->connected)
@@ -178,7 +186,7 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
             break;
         }
         link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
-        if (!link_say_context(card, WIRE_BEGIN, link_->context.seq))
+        if (!reached(link_say_context(card, WIRE_BEGIN, link_->context.seq)))
             break;
         ask_chunk_ahead(card);
         if (!link_->threaded)
@@ -213,7 +221,7 @@ enum link_answer link_hold(struct card *card, struct wire_shared *said)
         }
         said->card = (uint32_t)atomic_load(&card->wire);
         link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
-        if (!wire_send(link_->fd, WIRE_HOLD, link_->hold.seq, said, sizeof *said))
+        if (!reached(wire_send(link_->fd, WIRE_HOLD, link_->hold.seq, said, sizeof *said)))
             break;
         if (!answered_in_time(&link_->hold, PATIENCE_MS)) {
             if (!link_->connected)

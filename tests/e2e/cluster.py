@@ -44,6 +44,16 @@ class Cluster:
     def drop_namespace(self, name: str) -> None:
         self.kubectl("delete", "namespace", name, "--wait", "--timeout=120s")
 
+    def pods_with_gpus(self) -> list[str]:
+        """Namespace and name of every pod that asks for any of our resources and has not ended."""
+        pods = json.loads(self.kubectl("get", "pods", "-A", "-o", "json", "--field-selector=status.phase!=Succeeded"))
+        return [
+            f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+            for pod in pods["items"]
+            if pod["status"]["phase"] != "Failed"
+            and '"tangram.sh/' in json.dumps([c["resources"] for c in pod["spec"]["containers"]])
+        ]
+
     def find(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """The object, or None when there is none."""
         where = ("-n", namespace) if namespace else ()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hack.demo import DEMO
 from hack.kubectl import Kubectl
 from hack.stack import install_chart, install_fake_driver
 from tests.e2e.cards import CARDS
@@ -36,7 +37,10 @@ def bare() -> Cluster:
 
 @pytest.fixture(scope="session")
 def cluster(bare: Cluster) -> Cluster:
-    """The cluster with the fake driver and Tangram in access mode `cdi`."""
+    """The cluster with the fake driver and Tangram in access mode `cdi`. The demo's pods leave it; others' are in the way."""
+    bare.kubectl("delete", "namespace", DEMO, "--ignore-not-found", "--wait", "--timeout=120s")
+    if others := bare.pods_with_gpus():
+        pytest.exit(f"the tests need every GPU of the cluster, and these pods ask for some: {', '.join(others)}", 1)
     install_fake_driver(bare.kubectl, CARDS)
     install_chart(bare.kubectl)
     bare.wait_for_gpus()

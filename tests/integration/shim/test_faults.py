@@ -87,6 +87,17 @@ def test_while_the_arbiter_is_away_what_is_leased_can_be_used(own_stage: Stage) 
     assert probe.alloc(900) == OUT_OF_MEMORY
 
 
+def test_an_allocation_that_begins_before_the_end_of_the_arbiter_is_noticed_waits_for_the_next(
+    own_stage: Stage,
+) -> None:
+    probe = own_stage.probe(LD_PRELOAD=f"{own_stage.library}:{own_stage.build}/tests/libslow_poll.so")
+    assert probe.alloc(1) == 0
+    own_stage.stop_arbiter()
+    probe.start("alloc", 500 * MIB)
+    own_stage.start_arbiter("--grace-ms", "1000")
+    assert probe.finish()[0] == 0
+
+
 def test_what_was_leased_and_unused_when_the_arbiter_went_is_no_obstacle_to_an_allocation_that_waits_for_it(
     own_stage: Stage,
 ) -> None:
