@@ -227,7 +227,7 @@ class Preemption:
     async def hears_more(self, args: FilterArgs, result: FilterResult) -> bool:
         """Before `filter` turns a pod away: is there news that the scheduler may have heard and we had not?"""
         pod, names = args.pod, args.node_names
-        if not _nowhere(result) or not names or self.pods is None:
+        if not _nowhere(result) or names is None or self.pods is None:
             return False
         hold = self.holds.get(pod.uid)
         if hold is not None and not hold.nominated and hold.node in names:

@@ -42,7 +42,13 @@ class Cluster:
         eventually(lambda: self.find("serviceaccount", "default", name), f"service account of namespace {name}")
 
     def drop_namespace(self, name: str) -> None:
-        self.kubectl("delete", "namespace", name, "--wait", "--timeout=120s")
+        """Return when its pods are gone; the rest of it takes some seconds more, in which nobody has to wait."""
+        self.kubectl("delete", "namespace", name, "--wait=false")
+        eventually(
+            lambda: not self.kubectl("-n", name, "get", "pods", "-o", "name"),
+            f"the pods of {name} are gone",
+            timeout_s=120,
+        )
 
     def pods_with_gpus(self) -> list[str]:
         """Namespace and name of every pod that asks for any of our resources and has not ended."""
