@@ -230,9 +230,14 @@ def has_said(kubectl: Kubectl, pod: str, lines: int) -> bool:
     return len(quiet("-n", DEMO, "logs", pod).splitlines()) >= lines
 
 
+def clear_away(kubectl: Kubectl) -> None:
+    """Return when nothing of an earlier run is left."""
+    kubectl("delete", "namespace", DEMO, "--ignore-not-found", "--wait", "--timeout=120s")
+
+
 def fresh_namespace(kubectl: Kubectl) -> None:
     """The demo's namespace, without what an earlier run left."""
-    kubectl("delete", "namespace", DEMO, "--ignore-not-found", "--wait", "--timeout=120s")
+    clear_away(kubectl)
     kubectl("create", "namespace", DEMO)
     kubectl("-n", DEMO, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
 

@@ -21,6 +21,7 @@ from hack.kubectl import CommandFailed, Kubectl
 from hack.stack import NAMESPACE, install_chart
 from hack.waiting import NotSoon, eventually
 from vgpu.contract import uuid_of
+from vgpu.names import DEFAULT
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -52,12 +53,13 @@ class Cluster:
 
     def pods_with_gpus(self) -> list[str]:
         """Namespace and name of every pod that asks for any of our resources and has not ended."""
-        pods = json.loads(self.kubectl("get", "pods", "-A", "-o", "json", "--field-selector=status.phase!=Succeeded"))
+        alive = "--field-selector=status.phase!=Succeeded,status.phase!=Failed"
         return [
             f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-            for pod in pods["items"]
-            if pod["status"]["phase"] != "Failed"
-            and '"tangram.sh/' in json.dumps([c["resources"] for c in pod["spec"]["containers"]])
+            for pod in json.loads(self.kubectl("get", "pods", "-A", "-o", "json", alive))["items"]
+            if any(
+                DEFAULT.ours(name) for one in pod["spec"]["containers"] for name in one["resources"].get("limits", {})
+            )
         ]
 
     def find(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.demo import DEMO
+from hack.demo import clear_away
 from hack.kubectl import Kubectl
 from hack.stack import install_chart, install_fake_driver
 from tests.e2e.cards import CARDS
@@ -38,7 +38,7 @@ def bare() -> Cluster:
 @pytest.fixture(scope="session")
 def cluster(bare: Cluster) -> Cluster:
     """The cluster with the fake driver and Tangram in access mode `cdi`. The demo's pods leave it; others' are in the way."""
-    bare.kubectl("delete", "namespace", DEMO, "--ignore-not-found", "--wait", "--timeout=120s")
+    clear_away(bare.kubectl)
     if others := bare.pods_with_gpus():
         pytest.exit(f"the tests need every GPU of the cluster, and these pods ask for some: {', '.join(others)}", 1)
     install_fake_driver(bare.kubectl, CARDS)
