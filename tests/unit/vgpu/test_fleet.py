@@ -82,8 +82,8 @@ def test_the_known_nodes_of_a_text_are_named_by_the_strings_that_the_fleet_has()
     for name in ("a", "b", "c"):
         fleet.set_node(name, Inventory((Card("c", 0, "t4", 10),)))
     fleet.remove_node("b")
-    text = b'{"n":["c","b","a"]}'
-    known = fleet.known(Quoted(text, 6, len(text) - 2))
+    text = b'{"names":["c","b","a"]}'
+    known = fleet.known(Quoted(text, 10, len(text) - 2))
     assert known == ["c", "a"]
     assert all(
         name is own for name, own in zip(known, [fleet.names[fleet.column[name]] for name in known], strict=True)
