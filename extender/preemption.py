@@ -54,11 +54,11 @@ minutes. So a preemptor that is not known yet is waited for. Guessed: a watch is
 ROOM_S: Final = 0.5
 """The same for the room made for a preemptor, when the scheduler thinks that its victims are gone. Guessed."""
 
-BACK_S: Final = 2.0
-"""Within so long of an eviction the preemptor is expected where its room is; later another reason may keep it out. Guessed."""
-
 HEAR_S: Final = 0.001
 """The same for what may have come free elsewhere. Guessed: enough to read what has arrived, and little beside the scheduler's own cycle."""
+
+BACK_S: Final = 2.0
+"""Within so long of an eviction the preemptor is expected where its room is; later another reason may keep it out. Guessed."""
 
 log = structlog.get_logger("extender.preemption")
 
@@ -88,8 +88,6 @@ class Preemption:
         self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
         self._known_before, self._read_s = False, read_s
-        self._told = 0
-        """Changes of pods so far."""
         self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
         self._evictor = Evictor(
@@ -136,7 +134,6 @@ class Preemption:
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         """A pod came, changed or went."""
-        self._told += 1
         self._state.pod_changed(old, new)
         self.ahead.pod_changed(old, new)
         if new is None or new.finished:
@@ -232,9 +229,7 @@ class Preemption:
         hold = self.holds.get(pod.uid)
         if hold is not None and not hold.nominated and hold.node in names:
             return await self.pods.wait_for(lambda: self.holds.is_whole(pod.uid) or None, timeout_s=ROOM_S) is not None
-        before = self._told
-        await asyncio.sleep(HEAR_S)
-        return self._told != before
+        return await self.pods.changes_within(HEAR_S)
 
     @contextmanager
     def making_way(self, uid: str) -> Iterator[None]:

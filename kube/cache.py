@@ -154,6 +154,12 @@ class Cache(Generic[T]):
         """Return after the next change of any object."""
         await self._changed.wait()
 
+    async def changes_within(self, seconds: float) -> bool:
+        """Return when so much time has passed: did any object change meanwhile?"""
+        next_change = self._changed
+        await asyncio.sleep(seconds)
+        return next_change.is_set()
+
     async def wait_for(self, found: Callable[[], Found | None], *, timeout_s: float) -> Found | None:
         """What `found` answers as soon as it is not None, asked now and after each change; None when time is up."""
         with suppress(TimeoutError):

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from extender import evicting
-from tests.builders import PodBuilder, card, node, pod, share
+from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
+from tests.integration.extender.preempting import FULL_MIB, HALF_MIB, bound, preempt, two_nodes, uids, urgent
 from tests.integration.extender.scheduler import Scheduler, running
 from vgpu.request import PodAsk
 from vgpu.snapshot import snapshot_from_json
-
-FULL_MIB = 81_920
-HALF_MIB = FULL_MIB // 2
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +30,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def api() -> AsyncIterator[FakeApi]:
-    async with FakeApi() as server:
-        for name in ("n1", "n2"):
-            server.put(node(name).with_gpus(2).plain())
+    async with two_nodes() as server:
         yield server
-
-
-def bound(name: str, at: str, row: int, mib: int, **annotations: str) -> PodBuilder:
-    """A pod that runs on a card."""
-    asking = pod(name).asking(mib=mib).annotated(**annotations).on(at).with_phase("Running")
-    return asking.assigned(share(card(row, node=at), mib))
 
 
 def budget(name: str, allowed: int, **labels: str) -> dict[str, Any]:
@@ -50,24 +40,6 @@ def budget(name: str, allowed: int, **labels: str) -> dict[str, Any]:
         "spec": {"selector": {"matchLabels": labels}},
         "status": {"disruptionsAllowed": allowed},
     }
-
-
-def uids(*names: str) -> list[dict[str, str]]:
-    return [{"UID": f"uid-default-{name}"} for name in names]
-
-
-async def preempt(scheduler: Scheduler, preemptor: PodBuilder, **nodes: list[dict[str, str]] | None) -> dict[str, Any]:
-    """As kube-scheduler 1.36 writes it with nodeCacheCapable."""
-    victims = {name: {"Pods": pods, "NumPDBViolations": 0} for name, pods in nodes.items()}
-    body = {"Pod": preemptor.plain(), "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
-    async with asyncio.timeout(10):
-        await scheduler.extender.preemption.informed.wait()
-    answer: dict[str, Any] = (await scheduler.call("preempt", body))["NodeNameToMetaVictims"]
-    return answer
-
-
-def urgent(mib: int = FULL_MIB) -> PodBuilder:
-    return pod("urgent").asking(mib=mib).of_priority(1000)
 
 
 # --- the verb ---
@@ -83,91 +55,6 @@ async def test_the_victims_are_those_of_one_card_not_those_of_the_totals(api: Fa
         assert answer == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}, (
             "n2 has room: an empty list is an error there"
         )
-
-
-def entered(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, method: str) -> asyncio.Event:
-    """Set when the extender begins to wait for its watch."""
-    begun, wait = asyncio.Event(), getattr(scheduler.extender.preemption, method)
-
-    async def waiting(*args: object) -> object:
-        begun.set()
-        return await wait(*args)
-
-    monkeypatch.setattr(scheduler.extender.preemption, method, waiting)
-    return begun
-
-
-async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With "nobody" for an answer kube-scheduler would not ask again for minutes."""
-    for name, row in (("a", 0), ("b", 1)):
-        api.put(bound(name, "n1", row, HALF_MIB).plain())
-    async with running(api) as scheduler:
-        begun = entered(scheduler, monkeypatch, "meet")
-        asked = asyncio.create_task(preempt(scheduler, urgent(), n1=uids("a")))
-        await begun.wait()
-        api.put(urgent().plain())
-        assert await asked == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
-
-
-async def test_a_preemptor_that_comes_back_before_its_victim_is_known_to_be_gone_finds_its_room(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scheduler would evict for it once more."""
-    victims = [bound(name, "n1", row, FULL_MIB) for name, row in (("a", 0), ("b", 1))]
-    for one in victims:
-        api.put(one.plain())
-    api.put(urgent().plain())
-    async with running(api) as scheduler:
-        assert list(await preempt(scheduler, urgent(), n1=uids("a"))) == ["n1"]
-        begun = entered(scheduler, monkeypatch, "hears_more")
-        asked = asyncio.create_task(scheduler.filter(urgent(), "n1"))
-        await begun.wait()
-        api.remove(victims[0].plain())
-        assert (await asked)["NodeNames"] == ["n1"]
-
-
-async def test_a_preemptor_that_asks_again_before_its_victim_is_known_to_leave_gets_no_second_one(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victims = [bound(name, "n1", row, FULL_MIB) for name, row in (("a", 0), ("b", 1))]
-    for one in victims:
-        api.put(one.plain())
-    api.put(urgent().plain())
-    async with running(api) as scheduler:
-        assert await preempt(scheduler, urgent(), n1=uids("a")) == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
-        for news in (api.put, api.remove):
-            begun = entered(scheduler, monkeypatch, "meet")
-            asked = asyncio.create_task(preempt(scheduler, urgent(), n1=uids("b")))
-            await begun.wait()
-            news(victims[0].terminating().plain())
-            assert await asked == {}
-
-
-async def test_what_comes_free_while_a_pod_is_being_turned_away_is_found(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("extender.preemption.HEAR_S", 0.5)
-    both = [bound(name, "n1", row, FULL_MIB) for name, row in (("a", 0), ("b", 1))]
-    for one in both:
-        api.put(one.plain())
-    async with running(api) as scheduler:
-        assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
-        begun = entered(scheduler, monkeypatch, "hears_more")
-        asked = asyncio.create_task(scheduler.filter(urgent(), "n1"))
-        await begun.wait()
-        api.remove(both[0].plain())
-        assert (await asked)["NodeNames"] == ["n1"]
-
-
-async def test_nobody_is_evicted_for_a_preemptor_that_is_not_there(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("extender.preemption.MEET_S", 0.01)
-    api.put(bound("a", "n1", 0, FULL_MIB).plain())
-    async with running(api) as scheduler:
-        assert await preempt(scheduler, urgent(), n1=uids("a")) == {}
 
 
 async def test_an_empty_list_is_filled_where_totals_fit_and_no_card_does(api: FakeApi) -> None:
