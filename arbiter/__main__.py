@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.turns import Turns
 from arbiter.witness import Witness
+from observe import collecting
 from observe.log import log_json
 from observe.options import read
 from vgpu import rm
@@ -81,8 +81,7 @@ def _run(settings: ArbiterSettings) -> None:
     log.info(
         "serving", grants=str(settings.grants_dir), metrics_port=http.server_port, directories=len(server.containers)
     )
-    gc.collect()
-    gc.freeze()  # what is there now stays: a full collection would keep leases waiting for it
+    collecting.set_aside()
     server.run()
     turns.close()  # first: nobody stays suspended for NVML's sake
     witness.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -34,16 +33,13 @@ from kube.cache import Cache
 from kube.client import Client, connect
 from kube.events import Recorder, about
 from kube.objects import Pod
+from observe import collecting
 from observe.signals import on_stop_signal
 from vgpu.inventory import Inventory
 
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
 INSTALL_RETRY_S: Final = 5.0
-
-YOUNG: Final = 20_000
-"""New containers between looks for garbage by allocation: an admission makes some thousand that die at once."""
-NEVER: Final = 1_000_000
 
 COMPONENT: Final = "tangram-deviceplugin"
 
@@ -119,6 +115,7 @@ class DevicePlugin:
                     self.guard.run,
                     self.followers.run,
                     self._to_kubelet,
+                    collecting.keep_tidy,
                 ):
                     group.create_task(part())
         finally:
@@ -189,7 +186,7 @@ class DevicePlugin:
             await restore(self.books, self.pods, self.ledger, self.grants, self._names)
         except KubeletSilent as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
-        set_aside()
+        collecting.set_aside()
         await self.kubelet.run()
 
     async def _install(self) -> None:
@@ -217,13 +214,3 @@ class DevicePlugin:
         root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
         if cdi.write(self.settings.cdi_dir, inventory, root):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
-
-
-def set_aside() -> None:
-    """What is there now stays: Python need not look through it for garbage, which takes 30 ms in the middle of some admission.
-
-    Afterwards looks by allocation are rare and young; `upkeep` takes a whole one on its clock.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG, NEVER, NEVER)

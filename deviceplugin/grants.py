@@ -94,6 +94,8 @@ class Grants:
         self._installed = state_root / "lib" / "none" / LIBRARY
         self._damaged: dict[str, str] = {}
         """Key -> what is wrong with its book, as it was told."""
+        self._owners: dict[str, str] | None = None
+        """Key -> UID of the pod that its book names, as far as it can be read. None until somebody asks: nobody else writes books."""
 
     def folder(self, key: str) -> Path:
         """Of one allocation."""
@@ -122,7 +124,7 @@ class Grants:
             (folder / GRANT).unlink(missing_ok=True)
             (folder / RECORD).unlink(missing_ok=True)
         self._link_library(folder)
-        write_whole(folder / RECORD, msgspec.json.encode(record), 0o600)
+        self.update(record)
         return key
 
     def restore(self, key: str) -> list[str]:
@@ -172,13 +174,21 @@ class Grants:
         return key in self._damaged
 
     def update(self, record: Record) -> None:
-        """Write our book about an allocation anew. Raises OSError."""
+        """Write our book about an allocation. Raises OSError."""
         write_whole(self.folder(record.key) / RECORD, msgspec.json.encode(record), 0o600)
+        if self._owners is not None:
+            self._owners[record.key] = record.uid
 
     def keys(self) -> Iterator[str]:
         """Every allocation that has a folder."""
         with suppress(FileNotFoundError):
             yield from sorted(entry.name for entry in (self._root / "grants").iterdir() if entry.is_dir())
+
+    def of_pods(self, uids: Collection[str]) -> list[tuple[str, str]]:
+        """(key, UID) of the allocations that our books say these pods have. Files are read at the first call only."""
+        if self._owners is None:
+            self._owners = {key: record.uid for key in self.keys() if (record := self.record(key))}
+        return [(key, uid) for key, uid in self._owners.items() if uid in uids]
 
     def age_s(self, key: str, now: float) -> float:
         """Since the folder last changed."""
@@ -191,6 +201,8 @@ class Grants:
         """An allocation that no container has any longer."""
         folder = self.folder(key)
         self._damaged.pop(key, None)
+        if self._owners is not None:
+            self._owners.pop(key, None)
         for name in (GRANT, RECORD):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)

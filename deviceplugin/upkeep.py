@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -76,7 +75,6 @@ class Upkeep:
                 await self.once()
             except (KubeletSilent, OSError) as error:
                 log.warning("upkeep was left out this time", error=str(error))
-            gc.collect()  # not by allocation, which would be in the middle of an admission
 
     async def once(self) -> None:
         """Collect garbage and compare the books. Raises KubeletSilent, OSError."""

@@ -14,7 +14,6 @@ from typing import Final
 
 import structlog
 
-from extender import collecting
 from extender.binding import Binder
 from extender.metrics import Metrics
 from extender.nominating import Nominator
@@ -28,6 +27,7 @@ from kube.client import Client, connect
 from kube.needs import WholePod
 from kube.objects import Node, Pod
 from kube.paths import NODES, PODS
+from observe import collecting
 from observe.pages import Pages
 from observe.serving import Server, listen, operations_app
 from observe.signals import on_stop_signal
@@ -105,7 +105,6 @@ class Extender:
 
     async def run(self) -> None:
         """Until `stopping` is set."""
-        collecting.begin()
         sys.setswitchinterval(SWITCH_S)
         operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
         verbs = Server(scheduler_app(self._verbs))
@@ -122,6 +121,7 @@ class Extender:
                     self.preemption.run(),
                     self.ahead.run(),
                     self._keep_house(),
+                    collecting.keep_tidy(),
                     self._note_sync(),
                 )
             ]
@@ -151,7 +151,6 @@ class Extender:
             self.state.expire()
             self.preemption.expire()
             self.ahead.expire()
-            collecting.tidy(turn)
             nodes = list(self.state.fleet.column)
             if nodes:
                 self.state.mend(nodes[turn % len(nodes)])

@@ -18,6 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -51,6 +53,7 @@ class Client:
     def __init__(self, load: Load, access: Access, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
         self._load, self._access, self._session, self._clock = load, access, session, clock
         self._read_at = clock()
+        self._environments_proxy = _environments_proxy(access.server)
 
     @property
     def server(self) -> str:
@@ -133,8 +136,8 @@ class Client:
         if self._access.tls is not None:
             options["ssl"] = self._access.tls
             options["server_hostname"] = self._access.tls_name
-        if self._access.proxy:
-            options["proxy"] = self._access.proxy
+        if proxy := self._access.proxy or self._environments_proxy:
+            options["proxy"] = proxy
         return options
 
     async def _refresh(self) -> None:
@@ -151,8 +154,14 @@ async def connect(
     """A client of the cluster this process runs in, or that `kubeconfig` (or $KUBECONFIG) names. Raises NoClusterError."""
     load = load or loader(kubeconfig)
     access = await load()
-    async with aiohttp.ClientSession(auto_decompress=True, trust_env=True) as session:
+    async with aiohttp.ClientSession(auto_decompress=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield Client(load, access, session, clock)
+
+
+def _environments_proxy(server: str) -> str | None:
+    """What $HTTPS_PROXY, $HTTP_PROXY and $NO_PROXY say of this server. Asked once: aiohttp asks in a thread at every call."""
+    where = urlsplit(server)
+    return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
 
 
 def _refusal(answer: aiohttp.ClientResponse, body: bytes, verb: str, path: str) -> ApiError:

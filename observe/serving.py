@@ -21,6 +21,7 @@ KEEP_ALIVE_S: Final = 120
 OPTIONS: Final[dict[str, Any]] = {
     "log_config": None, "access_log": False, "lifespan": "off", "server_header": False, "date_header": False,
     "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": 10, "http": "httptools", "ws": "none",
+    "proxy_headers": False,
 }  # fmt: skip
 
 Message = MutableMapping[str, Any]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,7 @@ from typing import Any, Final
 import httpx
 
 from hack.cluster.pki import Identity, kubeconfig_text, make_authority, make_certificate
+from tests.ports import free_port
 
 START_PATIENCE_S: Final = 60.0
 """It takes 6 s on 2 cores; the rest is for busy ones."""
@@ -111,7 +111,7 @@ class ApiServer:
 @contextlib.contextmanager
 def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ApiServer]:
     """From start to end; both processes are gone afterwards."""
-    client_port, peer_port, port = _free_ports(3)
+    client_port, peer_port, port = free_port(), free_port(), free_port()
     pki = folder / "pki"
     make_authority(pki)
     make_certificate(pki, Identity("apiserver", "kube-apiserver", dns_names=("localhost",), addresses=("127.0.0.1",)))
@@ -193,11 +193,3 @@ def _await_ready(http: httpx.Client, program: Program) -> None:
                 return
         time.sleep(0.2)
     raise RuntimeError(f"kube-apiserver is not ready:\n{program.log.read_text(errors='replace')[-3000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

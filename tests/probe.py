@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 
+from tests.signals import send_signal
+
 MIB = 2**20
 
 
@@ -44,7 +46,7 @@ class Probe:
         return free / MIB, total / MIB
 
     def stop(self) -> None:
-        os.kill(self.process.pid, signal.SIGSTOP)
+        send_signal(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)

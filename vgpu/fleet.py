@@ -110,10 +110,7 @@ class Fleet:
     def look_up(self, asked: Sequence[str]) -> Candidates:
         """Which of these nodes are known, and where. Raises as `Quoted` does."""
         if isinstance(asked, Quoted):
-            if self._roster is None:
-                self._roster = Roster(self.column)
-                self.names = _side_by_side(self.names)
-            found = self._roster.find(asked)
+            found = self._listed().find(asked)
             if found is not None:
                 return Candidates(found.columns, found.strangers)
         try:
@@ -121,6 +118,17 @@ class Fleet:
         except KeyError:
             known = [self.column[name] for name in asked if name in self.column]
             return Candidates(np.array(known, np.intp), [name for name in asked if name not in self.column])
+
+    def all_if_most(self, asked: Quoted) -> Candidates | None:
+        """Every node there is, when a text is long enough to name half of them or more."""
+        roster = self._listed()
+        return Candidates(roster.columns, ()) if roster.are_mostly_in(asked) else None
+
+    def _listed(self) -> Roster:
+        if self._roster is None:
+            self._roster = Roster(self.column)
+            self.names = _side_by_side(self.names)
+        return self._roster
 
     def known(self, asked: Sequence[str]) -> list[str]:
         """Those of these nodes that are known, for who keeps them: the fleet's own strings, and nothing of the text they were read from."""

@@ -20,9 +20,11 @@ import numpy.typing as npt
 
 from vgpu.fleet import Candidates, Columns, Fleet
 from vgpu.grant import Assignment
+from vgpu.outcome import Scores
 from vgpu.policies.scheduler import BEST, scheduler
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk
+from vgpu.roster import Quoted
 from vgpu.table import Table
 from vgpu.wishes import Wishes, liking
 
@@ -37,6 +39,9 @@ SWAP_RISK: Final = "a pod of the same size is starting on another GPU of the nod
 
 UNRESOLVABLE: Final = frozenset({NO_INVENTORY, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
 """Reasons that no eviction can help against: the pod would not fit if the node were empty."""
+
+GUESSES: Final = 4
+"""Nodes that are looked for among the candidates before all candidates are looked up. Guessed: each takes a tenth of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +77,51 @@ def place(
     `only` narrows a node's cards to the UUIDs given: a pod of the same size is starting there, and the kubelet may swap
     the two pods' devices (contract.md section 3).
     """
+    if not wishes and isinstance(candidates, Quoted) and (named := _best_if_named(fleet, ask, candidates, only)):
+        return named
     policy, asked = POLICIES[ask.policy], _look_up(fleet, candidates)
     table = Table(fleet, ask, asked, only, order=policy.order)
     if not table.fits.any():
         return _no_room(table, asked, only)
-    best, outcome = np.flatnonzero(table.fits), table.outcome()
+    fit, outcome = np.flatnonzero(table.fits), table.outcome()
     scores = policy.score(outcome)
     if wishes:
-        best = _lowest(policy.grade(outcome, scores), best)
-        if len(best) > 1:  # else nothing is to be weighed
-            liked = liking(wishes, fleet, table.columns(best))
-            best = best[liked == liked.max()]
+        fit = _lowest(policy.grade(outcome, scores), fit)
+        if len(fit) > 1:  # else nothing is to be weighed
+            liked = liking(wishes, fleet, table.columns(fit))
+            fit = fit[liked == liked.max()]
+    best = _best(table, scores, fit)
+    return Placement(table.names[best], table.assignment(best))
+
+
+def _best_if_named(
+    fleet: Fleet, ask: PodAsk, candidates: Quoted, only: Mapping[str, Set[str]] | None
+) -> Placement | None:
+    """The best candidate, looked for from the other end: of all nodes the best, or one of the next, is mostly a candidate.
+
+    Finding every name takes as long as everything else. None where this does not settle it. Names that nobody asked about are
+    not read, so that a list which is none in other places is answered too.
+    """
+    everyone, policy = fleet.all_if_most(candidates), POLICIES[ask.policy]
+    if everyone is None:
+        return None
+    table = Table(fleet, ask, everyone, only, order=policy.order)
+    fit = np.flatnonzero(table.fits)
+    scores = policy.score(table.outcome()) if len(fit) else ()
+    for _ in range(min(GUESSES, len(fit))):
+        best = _best(table, scores, fit)
+        if candidates.says(table.names[best]):
+            return Placement(table.names[best], table.assignment(best))
+        fit = fit[fit != best]
+    return None
+
+
+def _best(table: Table, scores: Scores, fit: Columns) -> int:
+    """Of some nodes, the one with the lowest scores and then the smallest name."""
     for key in scores:
-        best = _lowest(key, best)
-    at = min(best.tolist(), key=table.names.__getitem__)
-    return Placement(table.names[at], table.assignment(at))
+        fit = _lowest(key, fit)
+    best: int = min(fit.tolist(), key=table.names.__getitem__)
+    return best
 
 
 def fitting(

@@ -11,8 +11,9 @@ The rules, in their order
     share      Equals take turns: least served for its weight goes first, a turn is its weight's part of a frame. Equals without caps
                and with equal weights are all left on: the driver slices time between them well, and a turn would only cost switches.
     gangs      A tenant with several cards is on with all of them or with none: its parts spin waiting for each other otherwise.
-    idleness   A card is never kept from one who has work and may run. Who has no work keeps being on or off as it is: a switch
-               costs half a millisecond and gains nothing.
+    idleness   A card is kept from one who has work and may run for no longer than a switch takes: a tenant whose turn it is pauses
+               between two kernels, and would be switched off and on for each pause. It pays for that time. Who has no work keeps
+               being on or off as it is: a switch costs half a millisecond and gains nothing.
 
 Only time on with work is paid for, at its `pace`. A switch is paid by the one who is switched off, as the GPU is his until that is done.
 
@@ -22,17 +23,16 @@ Units: seconds of any one clock that never goes back, percent of one card's time
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from vgpu.names import CLASSES
+from vgpu.standing import EWMA, Standing
 from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work
 from vgpu.usage import Usage
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
-EWMA: Final = 0.1
-"""Part of a new measurement in the expected time of a switch. Guessed: ten switches forget an outlier."""
 LITTLE_S: Final = 1e-9
 """Below this a time left is rounding."""
 
@@ -74,43 +74,12 @@ class Decision:
     """One word or two for each tenant, for traces and people."""
 
 
-@dataclass(slots=True)
-class _State:
-    tenant: Tenant
-    credit_s: float
-    served: float
-    """Seconds on, for each unit of weight. Orders equals."""
-    on: bool = True
-    working: bool = False
-    idle_at_s: float = -inf
-    claim_from_s: float = inf
-    claim_until_s: float = -inf
-    claim_due_s: float = inf
-    """When work was announced to come; inf = no hint claims the card."""
-    worked_before: bool = False
-    """Had it work when it hinted? The end of that is not the end of what was announced."""
-    turn_s: float = 0.0
-    """What is left of its turn."""
-    waits_since_s: float | None = None
-    slice_s: float = 0.0
-    """What is left of the slice it was given against starvation."""
-    usage: Usage = field(default_factory=Usage)
-
-    @property
-    def urgency(self) -> tuple[int, int]:
-        return CLASSES.index(self.tenant.klass), self.tenant.level
-
-    @property
-    def cap(self) -> float:
-        return self.tenant.cap_percent / 100
-
-
 class Share:
     """The tenants of a node and what they have had. See the module."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings if settings is not None else Settings()
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, Standing] = {}
         self._now_s = -inf
         self._wanted: frozenset[str] | None = None
         """Who is to be on, as decided last."""
@@ -149,7 +118,7 @@ class Share:
                 state.claim_from_s, state.claim_until_s = event.at_s, event.at_s + self._settings.section_s
                 state.claim_due_s = inf
             case End():
-                self._end_claim(state)
+                state.end_claim()
             case Switched():
                 self._switched(state, event)
 
@@ -159,7 +128,7 @@ class Share:
         why: dict[str, str] = {}
         ready = []
         for name, state in self._states.items():
-            if not self._active(state):
+            if not state.active(self._now_s):
                 why[name] = "idle"
             elif not self._solvent(state):
                 why[name], state.turn_s, state.waits_since_s = "no credit", 0.0, None
@@ -187,27 +156,32 @@ class Share:
             known.tenant = event.tenant
             known.credit_s = min(known.credit_s, self._credit_most_s(known))
             return
-        state = _State(event.tenant, 0.0, self._least_served(event.tenant))
+        state = Standing(event.tenant, 0.0, self._least_served(event.tenant))
         state.credit_s = state.cap * self._settings.frame_s
         self._states[event.name] = state
 
-    def _work(self, state: _State) -> None:
+    def _work(self, state: Standing) -> None:
         if not state.working:
-            if not self._active(state):  # back from idleness: no saved-up right to be first
-                state.served = max(state.served, self._least_served(state.tenant))
-            state.working = True
-            state.usage.arrivals += 1
+            if not state.active(self._now_s):
+                # back from idleness: no saved-up right to be first, nor what was left of a turn
+                state.served, state.turn_s = max(state.served, self._least_served(state.tenant)), 0.0
+            state.begin(self._now_s)
 
-    def _idle(self, state: _State) -> None:
+    def _idle(self, state: Standing) -> None:
         if state.working and not state.worked_before and state.claim_due_s <= self._now_s:
-            self._end_claim(state)  # what was announced came and is done; its grace holds
-        state.working, state.worked_before, state.idle_at_s, state.turn_s = False, False, self._now_s, 0.0
+            state.end_claim()  # what was announced came and is done; its grace holds
+        state.end(self._now_s, self._kept_s(state))
 
-    @staticmethod
-    def _end_claim(state: _State) -> None:
-        state.claim_from_s, state.claim_until_s, state.claim_due_s = inf, -inf, inf
+    def _kept_s(self, state: Standing) -> float:
+        """How long one whose work ends keeps the card: a request's grace, or a pause in its turn while equals wait for the card."""
+        if state.urgency[0] == LATENCY_CRITICAL:
+            return self._settings.grace_s
+        if not (state.on and state.turn_s and state.pause_s < self.suspend_s):
+            return 0.0
+        waiting = (other for other in self._states.values() if other.working and other.waits_since_s is not None)
+        return self.suspend_s if any(state.takes_turns_with(other) for other in waiting) else 0.0
 
-    def _switched(self, state: _State, event: Switched) -> None:
+    def _switched(self, state: Standing, event: Switched) -> None:
         if state.on and not event.on:
             state.usage.suspends += 1
             self.suspend_s += EWMA * (event.took_s - self.suspend_s)
@@ -217,10 +191,8 @@ class Share:
 
     def _least_served(self, tenant: Tenant) -> float:
         """Of those it will take turns with."""
-        rivals = [
-            s.served for s in self._states.values() if self._active(s) and not s.tenant.cards.isdisjoint(tenant.cards)
-        ]
-        return min(rivals, default=0.0)
+        here = (state for state in self._states.values() if state.active(self._now_s))
+        return min((state.served for state in here if not state.tenant.cards.isdisjoint(tenant.cards)), default=0.0)
 
     def _advance(self, now_s: float) -> None:
         """Time passed: earn, pay and age, by how things stood until now."""
@@ -232,7 +204,7 @@ class Share:
         crowd, late = self._crowd(), self._late()
         for name, state in self._states.items():
             state.usage.suspended_s += 0.0 if state.on else passed_s
-            if self._active(state):
+            if state.active(self._now_s):
                 self._pass_active(state, passed_s, max(crowd.get(card, 1) for card in state.tenant.cards))
                 if state.on and late and self._is_wanted(name) and not late.isdisjoint(state.tenant.cards):
                     state.usage.clearing_s += passed_s
@@ -240,7 +212,7 @@ class Share:
                 state.credit_s = min(state.credit_s + state.cap * passed_s, self._credit_most_s(state))
         self._now_s = now_s
 
-    def _pass_active(self, state: _State, passed_s: float, crowd: int) -> None:
+    def _pass_active(self, state: Standing, passed_s: float, crowd: int) -> None:
         if not state.on:
             if self._solvent(state):
                 state.usage.off_s += passed_s
@@ -258,7 +230,7 @@ class Share:
         """How many tenants with work are on, for each card: the driver slices its time between them."""
         crowd: dict[str, int] = {}
         for state in self._states.values():
-            if state.on and self._active(state):
+            if state.on and state.active(self._now_s):
                 for card in state.tenant.cards:
                     crowd[card] = crowd.get(card, 0) + 1
         return crowd
@@ -269,18 +241,12 @@ class Share:
     def _late(self) -> set[str]:
         """Cards on which somebody with work is still on who is to be off."""
         states = [state for name, state in self._states.items() if state.on and not self._is_wanted(name)]
-        return {card for state in states if self._active(state) for card in state.tenant.cards}
+        return {card for state in states if state.active(self._now_s) for card in state.tenant.cards}
 
-    def _credit_most_s(self, state: _State) -> float:
+    def _credit_most_s(self, state: Standing) -> float:
         return state.cap * self._settings.frame_s * self._settings.frames_kept
 
-    def _active(self, state: _State) -> bool:
-        """Has it work, or is it about to have some?"""
-        if state.working or state.claim_from_s <= self._now_s < state.claim_until_s:
-            return True
-        return state.urgency[0] == LATENCY_CRITICAL and self._now_s < state.idle_at_s + self._settings.grace_s
-
-    def _solvent(self, state: _State) -> bool:
+    def _solvent(self, state: Standing) -> bool:
         """On, it stays until its credit pays just the suspend; off, it waits for a frame's worth: each run costs a switch."""
         if not 0 < state.cap < 1:
             return True
@@ -328,7 +294,7 @@ class Share:
 
     def _cards_by_turns(self, ready: Iterable[str]) -> dict[str, bool]:
         """Card -> must its most urgent tenants take turns on it?"""
-        first: dict[str, list[_State]] = {}
+        first: dict[str, list[Standing]] = {}
         for name in ready:
             state = self._states[name]
             for card in state.tenant.cards:
@@ -340,7 +306,7 @@ class Share:
         return {card: self._unequal(states) for card, states in first.items()}
 
     @staticmethod
-    def _unequal(states: list[_State]) -> bool:
+    def _unequal(states: list[Standing]) -> bool:
         weights = {state.tenant.weight for state in states}
         return len(weights) > 1 or any(state.cap or len(state.tenant.cards) > 1 for state in states)
 
@@ -348,16 +314,12 @@ class Share:
         state = self._states[name]
         return not state.slice_s, state.urgency, not (state.on and state.turn_s), state.served, name
 
-    def _take_turn(self, state: _State, ready: Iterable[str], lent_s: float) -> None:
+    def _take_turn(self, state: Standing, ready: Iterable[str], lent_s: float) -> None:
         """Go on with its turn or start one, no longer than the card is lent for."""
         if state.on and state.turn_s:
             return
-        rivals = [
-            other.tenant.weight
-            for other in map(self._states.__getitem__, ready)
-            if other.urgency == state.urgency and not other.tenant.cards.isdisjoint(state.tenant.cards)
-        ]
-        part = state.tenant.weight / sum(rivals)
+        others = map(self._states.__getitem__, ready)
+        part = state.tenant.weight / sum(other.tenant.weight for other in others if state.takes_turns_with(other))
         state.turn_s = min(lent_s, max(self._settings.turn_least_s, part * self._settings.frame_s))
 
     def _left_s(self, on: Iterable[str], card: str) -> float:
@@ -372,10 +334,10 @@ class Share:
         """When this tenant alone gives cause to decide anew."""
         state, now_s, times = self._states[name], self._now_s, [inf]
         times += [at for at in (state.claim_from_s, state.claim_until_s) if now_s < at < inf]
-        if not state.working and self._active(state):
-            times.append(state.idle_at_s + self._settings.grace_s)
-        if not self._active(state):
+        if not state.active(now_s):
             return min(at for at in times if at > now_s)
+        if not state.working:
+            times.append(state.kept_until_s)
         if 0 < state.cap < 1:
             frame_s = state.cap * self._settings.frame_s
             if state.on and self._solvent(state):

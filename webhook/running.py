@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 from kube.client import connect
+from observe import collecting
 from observe.pages import Pages
 from observe.serving import Server, listen, operations_app
 from observe.signals import on_stop_signal
@@ -58,6 +59,7 @@ class Webhook:
         async with _keeper(self._settings, self.serving) as keeper, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._operations.serve([self._sockets[0]]))
             keeping = tasks.create_task(keep(keeper, self.metrics, self._settings.cert_check_s))
+            tidying = tasks.create_task(collecting.keep_tidy())
             stop = tasks.create_task(self.stopping.wait())
             certificate = tasks.create_task(self.serving.loaded.wait())
             await asyncio.wait([stop, certificate], return_when=asyncio.FIRST_COMPLETED)
@@ -66,12 +68,14 @@ class Webhook:
                 opened = tasks.create_task(admission.up.wait())
                 await asyncio.wait([stop, opened], return_when=asyncio.FIRST_COMPLETED)
                 opened.cancel()
+                collecting.set_aside()
                 self.accepting.set()
             await stop
             certificate.cancel()
             admission.drain()
             await asyncio.sleep(self._settings.drain_s)
             keeping.cancel()
+            tidying.cancel()
             self._operations.should_exit = admission.should_exit = True
         for sock in self._sockets:
             sock.close()  # the port for admission may never have opened

@@ -29,6 +29,7 @@ import numpy as np
 
 from tests.builders import NodeBuilder, node, pod, share
 from tests.fake_api import FakeApi
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 SIZES_MIB = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
@@ -40,12 +41,6 @@ RUNS = (
     ("same", "share", 0), ("chunks", "share", 0), ("chunks", "share", 200), ("chunks", "full", 0), ("chunks", "mig", 0),
 )  # fmt: skip
 TARGETS_MS = {1_000: (1.0, 3.0), 5_000: (2.0, 6.0), 10_000: (4.0, 10.0)}
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 AS_IN_A_POD = """

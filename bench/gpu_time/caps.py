@@ -47,6 +47,7 @@ def loads(per_us: int) -> tuple[Load, ...]:
         Load("1 ms kernels", (1000, per_us)),
         Load("60 ms kernels", (60_000, per_us), asked=(30,), pair=False),
         Load("8192^3 bf16 matmul", ("matmul",), torch=True),
+        Load("8192^3 bf16 matmul, waited for", ("waited",), torch=True, asked=(30,)),
         Load("graph of 20 matmuls", ("graph",), torch=True),
     )
 

@@ -128,8 +128,9 @@ def _sums(rows: list[Row]) -> list[str]:
 
 
 def tables(rows: list[Row]) -> str:
-    commits = ", ".join(f"{part} {row['commit']}" for part, row in {row["part"]: row for row in rows}.items())
-    about = "{gpu}, driver {driver}, {date}; commits: ".format(**rows[0]) + commits
+    of_part = {row["part"]: row for row in rows}
+    commits = ", ".join("{part} {commit} of {date}".format(**row) for row in of_part.values())
+    about = "{gpu}, driver {driver}; commits: ".format(**rows[0]) + commits
     head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
     blocks = [
         [head],

@@ -1,6 +1,7 @@
 """A tenant's PyTorch program that keeps the GPU busy; obeys run.py as load.c does.
 
-["start", "matmul"] or ["start", "graph"], ["count"], ["stop"]: each answered by one line of JSON.
+["start", "matmul"], ["start", "waited"] or ["start", "graph"], ["count"], ["stop"]: each answered by one line of JSON. `waited` are
+matrix products of which each is waited for before the next is launched, as in a loop with a synchronise; of the others some are queued.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Load:
         self.done = 0
         self._busy = False
         self._thread = threading.Thread()
-        self._steps: dict[str, Callable[[], Any]] = {"matmul": self._matmul(), "graph": self._graph()}
+        matmul = self._matmul()
+        self._steps: dict[str, Callable[[], Any]] = {"matmul": matmul, "waited": matmul, "graph": self._graph()}
 
     @staticmethod
     def _matrices(side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -45,10 +47,10 @@ class Load:
                 torch.matmul(one, other, out=out)
         return lambda: graph.replay()
 
-    def _run(self, step: Callable[[], Any]) -> None:
+    def _run(self, step: Callable[[], Any], most: int) -> None:
         queued: deque[torch.cuda.Event] = deque()
         while self._busy or queued:
-            while self._busy and len(queued) < QUEUED:
+            while self._busy and len(queued) < most:
                 step()
                 event = torch.cuda.Event(blocking=True)
                 event.record()
@@ -58,7 +60,7 @@ class Load:
 
     def start(self, kind: str) -> dict[str, Any]:
         self._busy = True
-        self._thread = threading.Thread(target=self._run, args=(self._steps[kind],))
+        self._thread = threading.Thread(target=self._run, args=(self._steps[kind], 1 if kind == "waited" else QUEUED))
         self._thread.start()
         return {"ok": 1}
 

@@ -1,6 +1,9 @@
-"""Throughput of kube-scheduler with the extender and without, and a cold start: writes throughput.csv and cold.csv beside this file.
+"""kube-scheduler with the extender: pods a second with it and without, a cold start, and a trace. Writes CSV beside this file.
 
-python -m bench.scheduler [--nodes 1000 --pods 2000 --repeats 2] [--cold-nodes 10000 --cold-pods 50000] [--only throughput|cold]
+python -m bench.scheduler [--nodes 1000 --pods 2000 --repeats 2] [--cold-nodes 10000 --cold-pods 50000]
+    [--openb FOLDER --lists default --policies fragmentation --seed 42] [--only throughput|cold|openb]
+
+The trace is replayed when its folder is named.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
-from bench.scheduler import cold, place
+from bench.scheduler import cold, openb, place
 from hack.cluster.build import build
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES, kubernetes_version
 
 HERE = Path(__file__).parent
-MODES = ("alone", "extender")
+MODES = ("alone", "extender", "ahead")
 
 
 def throughput(programs: dict[str, Path], folder: Path, nodes: Sequence[int], pods: int, repeats: int) -> None:
@@ -47,6 +51,21 @@ def cold_start(programs: dict[str, Path], folder: Path, nodes: int, pods: int, r
         write(HERE / "cold.csv", rows)
 
 
+def trace(programs: dict[str, Path], folder: Path, asked: argparse.Namespace) -> None:
+    """Every list with every policy, one seed, as it is and without the pods that ask for no GPU."""
+    rows = []
+    for name in asked.lists:
+        for policy, gpu_only in product(asked.policies, (False, True)):
+            where = folder / f"{name}-{policy}-{gpu_only}"
+            run = openb.measure(programs, where, asked.openb, name, policy, asked.seed, gpu_only=gpu_only)
+            print(
+                f"{name}, {policy}, {run.without_gpu} pods without a GPU: {run.allocation} % allocated, simulated {run.simulated} (as published {run.simulated_as_published}) %, {run.took_s} s",
+                flush=True,
+            )
+            rows.append({**asdict(run), "machine": machine()})
+            write(HERE / "openb.csv", rows)
+
+
 def machine() -> str:
     """What it ran on."""
     python = platform.python_version()
@@ -69,14 +88,20 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cold-nodes", type=int, default=10_000)
     parser.add_argument("--cold-pods", type=int, default=50_000)
-    parser.add_argument("--only", choices=["throughput", "cold"])
+    parser.add_argument("--openb", type=Path)
+    parser.add_argument("--lists", nargs="*", default=["default"])
+    parser.add_argument("--policies", nargs="*", default=["fragmentation"])
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--only", choices=["throughput", "cold", "openb"])
     asked = parser.parse_args()
     programs = build(cache_folder(), [KUBERNETES, ETCD, HELM], Steps())
     with tempfile.TemporaryDirectory() as name:
-        if asked.only != "cold":
+        if asked.only in (None, "throughput"):
             throughput(programs, Path(name), asked.nodes, asked.pods, asked.repeats)
-        if asked.only != "throughput":
+        if asked.only in (None, "cold"):
             cold_start(programs, Path(name), asked.cold_nodes, asked.cold_pods, asked.repeats)
+        if asked.openb and asked.only in (None, "openb"):
+            trace(programs, Path(name), asked)
     return 0
 
 

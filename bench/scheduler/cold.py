@@ -24,8 +24,8 @@ import httpx
 from hack.kubectl import ROOT
 from tests.apiserver import ApiServer, running
 from tests.builders import node, pod, share
-from tests.integration.extender.harness import free_port
 from tests.integration.extender.scheduling import Thing, node_object, pod_object
+from tests.ports import free_port
 
 CARDS: Final = 8
 A_TRANSACTION: Final = 100

@@ -3,8 +3,9 @@
 etcd (without fsync), kube-apiserver, kube-scheduler as the chart configures it (all nodes are looked at) and the extender are processes
 of this machine; nodes with 8 GPUs are objects. All pods are there before kube-scheduler starts, so that nothing but scheduling is
 measured: the time is that between its first tenth and its last, by its own metrics, asked four times a second. `alone` is the same
-configuration without the extender: pods are placed by the node's totals and no GPU is chosen. Both may call the API server as often as they
-like, where kube-scheduler's default of 50 calls a second would be all that is seen. Processor time is that of the two programs, a pod.
+configuration without the extender: pods are placed by the node's totals and no GPU is chosen. `ahead` is with the extender, which
+nominates pods that wait ahead of their turn. All may call the API server as often as they like, where kube-scheduler's default of 50
+calls a second would be all that is seen. Processor time is that of the two programs, a pod.
 """
 
 from __future__ import annotations
@@ -18,17 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx
-
+from bench.scheduler.stage import staged
 from tests.apiserver import ApiServer, running
 from tests.builders import node, pod
-from tests.contract.chart.rendering import Helm
-from tests.integration.extender.scheduling import Api, Pair, Stack, connected, node_object, pod_object, prepare
+from tests.integration.extender.scheduling import Api, Pair, Stack, node_object, pod_object
 
 CARDS: Final = 8
 SIZES_MIB: Final = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
-PODS: Final = "/api/v1/namespaces/default/pods"
-NODES: Final = "/api/v1/nodes"
 ASKED_EACH_S: Final = 0.25
 WRITES: Final = ("POST", "PUT", "PATCH", "DELETE")
 SCHEDULED: Final = re.compile(r'scheduler_schedule_attempts_total\{.*result="scheduled"\} (\d+)')
@@ -63,24 +60,16 @@ def measure(programs: dict[str, Path], folder: Path, mode: str, nodes: int, pods
 
 
 async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, mode: str, nodes: int, pods: int) -> Run:
-    async with connected(server) as api, httpx.AsyncClient(trust_env=False, timeout=60) as http:
-        await prepare(api)
-        stack = Stack(server, programs["kube-scheduler"], Helm(programs["helm"]), folder, api, http)
-        built = (node(f"node-{at:05}").with_gpus(CARDS) for at in range(nodes))
-        await api.create(NODES, map(node_object, built))
-        asking = (pod(f"p{at:05}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)) for at in range(pods))
-        await api.create(PODS, map(pod_object, asking))
-        load, before = os.getloadavg()[0], await _writes(api)
-        try:
-            pair = await stack.pair(alone=mode == "alone")
-            pids = [pair.pid(), *([pair.extender.pid] if pair.extender else [])]
-            started = list(map(_cpu_s, pids))
-            points = await _watch(stack, pair, pods)
-            spent = [(_cpu_s(pid) - at) * 1000 / pods for pid, at in zip(pids, started, strict=True)]
-            writes = await _writes(api) - before
-        finally:
-            for one in stack.pairs:
-                await one.kill()
+    built = (node(f"node-{at:05}").with_gpus(CARDS) for at in range(nodes))
+    asking = (pod(f"p{at:05}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)) for at in range(pods))
+    async with staged(programs, server, folder, map(node_object, built), map(pod_object, asking)) as stack:
+        load, before = os.getloadavg()[0], await _writes(stack.api)
+        pair = await stack.pair(alone=mode == "alone", ahead_from_nodes=nodes if mode == "ahead" else 0)
+        pids = [pair.pid(), *([pair.extender.pid] if pair.extender else [])]
+        started = list(map(_cpu_s, pids))
+        points = await _watch(stack, pair, pods)
+        spent = [(_cpu_s(pid) - at) * 1000 / pods for pid, at in zip(pids, started, strict=True)]
+        writes = await _writes(stack.api) - before
     return Run(
         mode, nodes, pods, round(rate(points, pods), 1), round(spent[0], 2), round(spent[1], 2) if spent[1:] else 0.0,
         " ".join(f"{what}={count / pods:.2f}" for what, count in writes.most_common() if count >= pods // 20),

@@ -5,7 +5,8 @@
  * and its last mapping is gone: the driver keeps the memory that long. The driver may give a handle's number out again while
  * a mapping of the old block lives, so blocks are told apart by us and not by their handles. The size of an imported block is
  * not told before it is mapped: it is charged then, to this process as well as to the one that made it. A block that was exported
- * and is released here may live on in a process that imported it and maps nothing: all is measured before its room is free.
+ * and is released here may live on in a process that imported it and maps nothing: all is measured before its room is free, and
+ * once more when that process lets go, for what is measured is charged until the next measure.
  */
 #include "hook.h"
 #include "memory.h"
@@ -67,7 +68,8 @@ static void let_go(struct block *block, uint64_t holders)
     bool last = (block->holders -= holders) == 0;
     pthread_mutex_unlock(&vmm->lock);
     if (last) {
-        if (block->exported) /* who holds it still is charged before it is free here */
+        bool unmapped = block->imported && block->bytes == 0;
+        if (block->exported || unmapped) /* who holds it still is charged before it is free here; or it is free now */
             contexts_measure(block->card);
         lease_give_back(block->card, block->bytes);
         free(block);

@@ -20,6 +20,7 @@ from hack.cluster.layout import Layout
 from hack.kubectl import CommandFailed, Kubectl
 from hack.stack import NAMESPACE, install_chart
 from hack.waiting import NotSoon, eventually
+from tests.signals import send_signal
 from vgpu.contract import uuid_of
 from vgpu.names import DEFAULT
 
@@ -192,7 +193,7 @@ class Cluster:
         """The first node's kubelet sees and does nothing meanwhile. Local cluster only."""
         pid = processes.pid_of(Layout(), Layout().node(1).process("kubelet"))
         assert pid is not None, "no local kubelet runs"
-        os.kill(pid, signal.SIGSTOP)
+        send_signal(pid, signal.SIGSTOP)
         try:
             yield
         finally:
@@ -203,7 +204,7 @@ class Cluster:
         pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if runs_in_a_container(folder, program)]
         assert pids, f"no process of the cluster runs {program}"
         for pid in pids:
-            os.kill(pid, number)
+            send_signal(pid, number)
 
     def assigned_amounts(self, namespace: str) -> dict[tuple[str, str], int]:
         """(GPU UUID, resource) -> units that the assignments of a namespace's pods add up to."""

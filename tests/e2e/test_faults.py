@@ -22,8 +22,15 @@ def test_a_container_restarted_in_place_keeps_its_gpu(cluster: Cluster, namespac
 
 def test_a_killed_process_gives_its_memory_back(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("mortal", 8))
-    hold = "gpuview hold 6Gi & pid=$!; until gpuview grab 2Gi | grep -q OUT_OF_MEMORY; do :; done; kill -9 $pid; wait $pid; until gpuview grab 6Gi; do :; done"
-    printed = cluster.exec(namespace, "mortal", "timeout", "60", "sh", "-c", hold)
+    steps = (
+        "gpuview hold 6Gi > /tmp/held & pid=$!",
+        "until grep holds /tmp/held; do sleep 0.1; done",
+        "gpuview grab 2Gi && exit 1",
+        "kill -9 $pid; wait $pid",
+        "until gpuview grab 6Gi; do :; done",
+    )
+    printed = cluster.exec(namespace, "mortal", "timeout", "60", "sh", "-c", "; ".join(steps))
+    assert "after 0 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in printed
     assert "took 6.0 GiB" in printed
 
 

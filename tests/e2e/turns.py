@@ -61,13 +61,18 @@ def computing(
     return pod
 
 
-def container_of(cluster: Cluster, namespace: str, name: str) -> ContainerStatus | None:
-    """What the arbiter says of a pod's container; None while it does not know of it."""
+def containers_of(cluster: Cluster, namespace: str) -> dict[str, ContainerStatus]:
+    """What the arbiter says of the pods of a namespace, at one moment; those that it does not know of are left out."""
     printed = cluster.kubectl(
         "-n", NAMESPACE, "exec", "daemonset/tangram-node", "-c", "arbiter", "--", "python3", "-c", STATUS
     )
-    found = decode_status(printed.encode()).containers
-    return next((one for one in found if one.pod == f"{namespace}/{name}"), None)
+    found = ((one.pod.split("/", 1), one) for one in decode_status(printed.encode()).containers)
+    return {name: one for (where, name), one in found if where == namespace}
+
+
+def container_of(cluster: Cluster, namespace: str, name: str) -> ContainerStatus | None:
+    """What the arbiter says of a pod's container; None while it does not know of it."""
+    return containers_of(cluster, namespace).get(name)
 
 
 def turn_of(cluster: Cluster, namespace: str, name: str) -> TurnStatus | None:

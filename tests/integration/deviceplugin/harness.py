@@ -20,6 +20,7 @@ from tests.built import REPOSITORY
 from tests.fake import FakeDriver
 from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.kubelet import PATIENCE_S, Kubelet
+from tests.ports import free_port
 from vgpu.contract import SOCKET
 from vgpu.names import DEFAULT
 
@@ -87,9 +88,7 @@ class Node:
     async def start_plugin(self, *options: str) -> None:
         kubeconfig = self.folder / "kubeconfig"
         kubeconfig.write_text(json.dumps(_kubeconfig(self.api.port)))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         command = [
             sys.executable, "-m", "deviceplugin", "--node-name", NODE, "--state-root", str(self.state),
             "--driver-root", str(self.folder / "driver"), "--host-driver-root", "/host/driver",

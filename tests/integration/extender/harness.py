@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -24,6 +23,7 @@ from aiohttp import web
 from tests.apiserver import ApiServer
 from tests.builders import NodeBuilder, PodBuilder
 from tests.fake_api import Fault, Handler, hang_up
+from tests.ports import free_port
 from vgpu.codec import assignment_from_json
 from vgpu.names import DEFAULT
 from vgpu.snapshot import Snapshot, drift, snapshot_from_json
@@ -296,9 +296,3 @@ def _new(thing: dict[str, Any]) -> dict[str, Any]:
 
 def _path(pod: dict[str, Any]) -> str:
     return f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port

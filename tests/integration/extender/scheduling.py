@@ -28,7 +28,8 @@ from hack.kubectl import ROOT
 from tests.apiserver import MERGE, ApiServer, Program
 from tests.builders import NodeBuilder, PodBuilder
 from tests.contract.chart.rendering import NAMESPACE, Helm, env
-from tests.integration.extender.harness import Extender, free_port
+from tests.integration.extender.harness import Extender
+from tests.ports import free_port
 from vgpu.names import DEFAULT
 
 Thing = dict[str, Any]
@@ -252,14 +253,19 @@ class Stack:
         self._scheduler, self._helm, self._folder, self._http = scheduler, helm, folder, http
         self.pairs: list[Pair] = []
 
-    async def pair(self, *, elected: bool = False, alone: bool = False, lease_s: int = 9) -> Pair:
-        """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender."""
+    async def pair(
+        self, *, elected: bool = False, alone: bool = False, lease_s: int = 9, ahead_from_nodes: int = 0
+    ) -> Pair:
+        """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender;
+        `ahead_from_nodes`: pods that wait are nominated ahead of their turn in clusters of so many nodes.
+        """
         port, metrics_port, secure_port = free_port(), free_port(), free_port()
         values = {
             "scheduler": {
                 "leaderElect": elected,
                 "replicas": 2 if elected else 1,
                 "leaseDurationSeconds": lease_s,
+                "nominateAheadFromNodes": ahead_from_nodes,
                 "extender": {"port": port, "metricsPort": metrics_port},
             }
         }

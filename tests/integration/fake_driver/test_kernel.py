@@ -6,6 +6,7 @@ import array
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from tests.built import fake_build
 from tests.fake import FakeDriver
+from tests.signals import send_signal
 
 PROCESS = """
 import array, ctypes, fcntl, json, os, socket, sys, time
@@ -212,7 +214,7 @@ def test_one_that_was_sent_the_descriptor_can_suspend_even_a_stopped_process(dri
         one.answer()
     fd = array.array("i", data)[0]
     one.do("launch(200_000)")
-    one.process.send_signal(19)
+    send_signal(one.process.pid, signal.SIGSTOP)
     code = f"""
 import ctypes, fcntl
 from vgpu import rm

@@ -26,6 +26,7 @@ import pytest
 
 from tests.built import shim_build
 from tests.probe import Probe
+from tests.signals import send_signal
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import ContainerStatus, decode_status
@@ -97,6 +98,14 @@ class Worker:
             assert "Sanitizer" not in errors, errors
 
 
+ARBITER = """
+import json, sys
+from arbiter.__main__ import main
+print("loaded", file=sys.stderr, flush=True)
+main(json.loads(sys.stdin.readline()))
+"""
+
+
 @dataclass
 class Stage:
     """One container's surroundings. Its driver and arbiter are its own, or the session's."""
@@ -111,6 +120,7 @@ class Stage:
     _probes: list[Probe] = field(default_factory=list, repr=False)
     _driver: subprocess.Popen[bytes] | None = None
     _arbiter: subprocess.Popen[str] | None = None
+    _standby: subprocess.Popen[str] | None = None
     _drain: threading.Thread = field(default_factory=threading.Thread, repr=False)
 
     @property
@@ -133,18 +143,24 @@ class Stage:
         """Contexts have no room beside them unless a test asks for it: then a MiB more or less is seen."""
         if "--context-room-mib" not in options:
             options = ("--context-room-mib", "0", *options)
-        self._arbiter = subprocess.Popen(
-            [sys.executable, "-m", "arbiter", "--grants-dir", self.folder / "grants", "--metrics-port", "0", *options],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock")},
-        )  # fmt: skip
+        self._arbiter, self._standby = self._standby or self._load_arbiter(), None
+        assert self._arbiter.stdin is not None
         assert self._arbiter.stderr is not None
+        given = ["--grants-dir", str(self.folder / "grants"), "--metrics-port", "0", *options]
+        print(json.dumps(given), file=self._arbiter.stdin, flush=True)
         for line in self._arbiter.stderr:
             self.arbiter_log.append(line)
             if '"serving"' in line:
                 break
         self._drain = threading.Thread(target=self.arbiter_log.extend, args=(self._arbiter.stderr,), daemon=True)
         self._drain.start()
+
+    def _load_arbiter(self) -> subprocess.Popen[str]:
+        """One that has everything loaded, and waits for its options."""
+        return subprocess.Popen(
+            [sys.executable, "-c", ARBITER], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock")},
+        )  # fmt: skip
 
     @property
     def measuring(self) -> tuple[str, str]:
@@ -158,7 +174,7 @@ class Stage:
 
     def signal_arbiter(self, number: int) -> None:
         assert self._arbiter is not None
-        self._arbiter.send_signal(number)
+        send_signal(self._arbiter.pid, number)
 
     def status(self) -> ContainerStatus:
         """What the arbiter tells of this container."""
@@ -169,7 +185,14 @@ class Stage:
         (found,) = [c for c in decode_status(document).containers if c.key == self.key]
         return found
 
-    def stop_arbiter(self) -> None:
+    def stop_arbiter(self, *, another: bool = False) -> None:
+        """SIGKILL. With `another` one that is loaded is there to be started: a machine may take seconds for that, and the library
+        waits 5 for one that went away.
+        """
+        if another:
+            self._standby = self._load_arbiter()
+            assert self._standby.stderr is not None
+            assert self._standby.stderr.readline() == "loaded\n"
         if self._arbiter is not None:
             self._arbiter.kill()
             self._arbiter.wait()

@@ -92,7 +92,7 @@ def test_an_allocation_that_begins_before_the_end_of_the_arbiter_is_noticed_wait
 ) -> None:
     probe = own_stage.probe(LD_PRELOAD=f"{own_stage.library}:{own_stage.build}/tests/libslow_poll.so")
     assert probe.alloc(1) == 0
-    own_stage.stop_arbiter()
+    own_stage.stop_arbiter(another=True)
     probe.start("alloc", 500 * MIB)
     own_stage.start_arbiter("--grace-ms", "1000")
     assert probe.finish()[0] == 0
@@ -103,7 +103,7 @@ def test_what_was_leased_and_unused_when_the_arbiter_went_is_no_obstacle_to_an_a
 ) -> None:
     probe = own_stage.probe()
     assert probe.alloc(1) == 0
-    own_stage.stop_arbiter()
+    own_stage.stop_arbiter(another=True)
     probe.start("alloc", 999 * MIB)
     own_stage.start_arbiter("--grace-ms", "200")
     assert probe.finish()[0] == 0
@@ -112,7 +112,7 @@ def test_what_was_leased_and_unused_when_the_arbiter_went_is_no_obstacle_to_an_a
 def test_a_restarted_arbiter_learns_what_is_held_and_lends_only_the_rest(own_stage: Stage) -> None:
     one, two = own_stage.probe(), own_stage.probe()
     assert one.alloc(600) == 0
-    own_stage.stop_arbiter()
+    own_stage.stop_arbiter(another=True)
     own_stage.start_arbiter()
     assert two.alloc(500) == OUT_OF_MEMORY
     assert two.alloc(400) == 0
@@ -126,7 +126,7 @@ def test_an_arbiter_restarted_under_load_lends_nothing_twice(own_stage: Stage) -
     control = own_stage.probe()
     for _ in range(3):
         wait_for(lambda: control.alloc(1) == 0)
-        own_stage.stop_arbiter()
+        own_stage.stop_arbiter(another=True)
         own_stage.start_arbiter("--grace-ms", "500")
     wait_for(lambda: control.alloc(1) == 0)
     control.kill()
@@ -155,7 +155,7 @@ def test_an_arbiter_killed_at_random_moments_lends_nothing_twice(own_measured: S
     most, lives = 0, 0
     until = time.monotonic() + 8
     while time.monotonic() < until:
-        own_measured.stop_arbiter()
+        own_measured.stop_arbiter(another=True)
         for _ in range(dice.randrange(1, 4)):
             most = max(most, own_measured.true_mib(*workers))
         own_measured.start_arbiter(*own_measured.measuring, "--grace-ms", GRACE_MS)

@@ -152,7 +152,7 @@ def test_without_an_arbiter_nobody_opens_what_his_own_lease_does_not_pay_for(own
 def test_an_arbiter_that_comes_back_is_told_who_has_what(own_stage: Stage, meanwhile: str) -> None:
     company = Company(own_stage, "ipc", 2)
     company.open()
-    own_stage.stop_arbiter()
+    own_stage.stop_arbiter(another=True)
     if meanwhile != "nothing":
         company.let_go(0 if meanwhile == "maker" else 1, "let go")
     if meanwhile == "maker":

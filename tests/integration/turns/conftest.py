@@ -19,6 +19,7 @@ import pytest
 
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import start_fake_driver
+from tests.signals import send_signal
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import TurnStatus, decode_status
@@ -62,7 +63,7 @@ class Program:
         return self.finish()
 
     def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        send_signal(self.process.pid, number)
 
     def end(self) -> None:
         self.process.kill()

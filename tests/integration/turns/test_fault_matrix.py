@@ -16,6 +16,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.integration.turns.conftest import Node, Program, until
+from tests.signals import send_signal
 
 ROUNDS = int(os.environ.get("TANGRAM_FAULT_ROUNDS", "100"))
 SEED = int(os.environ.get("TANGRAM_FAULT_SEED", "1"))
@@ -68,7 +69,7 @@ class Matrix:
 
     def fault(self, victim: str, number: signal.Signals) -> None:
         if victim == "arbiter":
-            self.node.arbiter.send_signal(number)
+            send_signal(self.node.arbiter.pid, number)
             if number != signal.SIGSTOP:
                 self.node.arbiter.wait()
         elif number == signal.SIGSTOP:

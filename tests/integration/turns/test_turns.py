@@ -16,6 +16,7 @@ from deviceplugin.pods import NodePods
 from deviceplugin.terms import Followers
 from tests.builders import pod
 from tests.integration.turns.conftest import CARDS, Node, until
+from tests.signals import send_signal
 from vgpu.codec import assignment_to_json
 from vgpu.grant import Assignment, Slice
 from vgpu.names import DEFAULT
@@ -199,7 +200,7 @@ def suspended(node):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_nobody_stays_suspended_for_a_second_when_the_arbiter_dies_or_stops(node, suspended, number):
     background, _ = suspended
-    node.arbiter.send_signal(number)
+    send_signal(node.arbiter.pid, number)
     ran = node.ran_us(background)
     assert until(lambda: node.ran_us(background) > ran, 3) < 1.2
     assert not node.misuses()
@@ -219,7 +220,7 @@ def test_a_fresh_arbiter_takes_over(node, suspended):
 
 def test_an_arbiter_that_was_stopped_takes_hold_again(node, suspended):
     background, _ = suspended
-    node.arbiter.send_signal(signal.SIGSTOP)
+    send_signal(node.arbiter.pid, signal.SIGSTOP)
     until(lambda: not node.held(background), 3)
     node.arbiter.send_signal(signal.SIGCONT)
     until(lambda: node.held(background), 3)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import mkdtemp
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from deviceplugin.grants import RECORD, Grants, Record
@@ -130,3 +133,48 @@ def test_folders_that_nobody_needs_go_and_those_that_are_young_or_needed_stay(gr
     os.utime(grants.folder(young), (1900, 1900))
     assert grants.collect({kept}, now=2000.0, older_than_s=300.0) == [old]
     assert sorted(grants.keys()) == sorted([kept, young])
+
+
+def restarted(root: Path) -> Grants:
+    grants = Grants(root, root / "image.so")
+    grants.install()
+    return grants
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["prepare", "update", "remove", "ask", "restart"]),
+            st.integers(0, 2),
+            st.sampled_from("abc"),
+        )
+    )
+)
+def test_the_allocations_of_a_pod_are_those_whose_books_name_it(
+    tmp_path: Path, steps: list[tuple[str, int, str]]
+) -> None:
+    root = Path(mkdtemp(dir=tmp_path))
+    (root / "image.so").write_bytes(b"version 1")
+    grants = restarted(root)
+    for step, slot, pod in steps:
+        if step == "restart":
+            grants = restarted(root)
+        elif step == "remove":
+            grants.remove(record(slot).key)
+        elif step == "prepare" or (step == "update" and grants.record(record(slot).key)):
+            getattr(grants, step)(record(slot, pod=pod))
+        elif step == "ask":
+            books = [(key, book.uid) for key in grants.keys() if (book := grants.record(key))]  # noqa: SIM118
+            asked = {"uid-a", f"uid-{pod}"}
+            assert sorted(grants.of_pods(asked)) == [(key, uid) for key, uid in books if uid in asked]
+
+
+def test_whose_an_allocation_is_is_read_once(grants: Grants, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = grants.prepare(record(0))
+    assert grants.of_pods({"uid-a"}) == [(key, "uid-a")]
+    monkeypatch.setattr("deviceplugin.grants.read_record", None)
+    other = grants.prepare(record(1, pod="b"))
+    assert grants.of_pods({"uid-b"}) == [(other, "uid-b")]
+    grants.remove(key)
+    assert grants.of_pods({"uid-a", "uid-b"}) == [(other, "uid-b")]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import weakref
 from typing import Any
 
 import msgspec
@@ -12,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender import collecting
 from extender.wire import FilterReader, FilterResult
 from kube.objects import Pod
 from tests.builders import pod
@@ -79,33 +76,3 @@ def test_an_answer_says_the_reason_of_every_node_and_no_more(kept: list[str], lo
 
 def test_an_answer_without_nodes_says_an_empty_list_and_not_null() -> None:
     assert json.loads(FilterResult().to_json())["NodeNames"] == []
-
-
-class Ring:
-    """Refers to itself: only a look for cycles can free it."""
-
-    def __init__(self) -> None:
-        self.me = self
-
-
-def test_what_was_set_aside_is_not_looked_at_again_until_the_hour() -> None:
-    before = gc.get_threshold()
-    try:
-        collecting.begin()
-        assert gc.get_threshold()[0] == collecting.YOUNG
-        gc.unfreeze()
-        collecting.tidy(1)
-        assert gc.get_freeze_count() == 0
-        collecting.tidy(collecting.EACH_S)
-        assert gc.get_freeze_count() > 0
-        ring = Ring()
-        gc.freeze()
-        gone = weakref.ref(ring)
-        del ring
-        collecting.tidy(collecting.EACH_S)
-        assert gone() is not None
-        collecting.tidy(collecting.WHOLE_EACH_S)
-        assert gone() is None
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*before)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -141,6 +143,49 @@ def test_no_cluster_at_all_is_said_with_the_file_that_was_looked_for(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(NoClusterError, match="none does not exist"):
         loader(None)
+
+
+@pytest.mark.parametrize(("bypassed", "asked_for"), [("", b"GET http://cluster.test/version "), ("cluster.test", None)])
+async def test_the_environment_names_a_proxy_and_who_goes_past_it(
+    bypassed: str, asked_for: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append(await reader.readline())
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async def load() -> Access:
+        return Access("http://cluster.test", None)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", bypassed)
+        async with connect(load=load) as client:
+            if asked_for is None:
+                with pytest.raises(ApiError, match="Unreachable"):
+                    await client.get("/version")
+                assert not lines
+            else:
+                assert await client.get("/version") == b"{}"
+                assert lines[0].startswith(asked_for)
+
+
+async def test_a_call_waits_for_no_thread() -> None:
+    async with FakeApi() as api, api.client() as client:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(Refuses(max_workers=1))
+        assert b"items" in await client.get(PODS)
+
+
+class Refuses(ThreadPoolExecutor):
+    """An executor that nobody may use."""
+
+    def submit(self, *_args: object, **_options: object) -> NoReturn:
+        raise AssertionError("a call to the API server goes to a thread")
 
 
 async def test_annotations_go_out_as_a_merge_patch() -> None:

@@ -14,16 +14,20 @@ from math import inf
 from vgpu.share import Decision, Settings, Share
 from vgpu.trace import Event, Hint, Idle, Join, Switched, Tenant, Work
 
+LC, STANDARD, BE = "latency-critical", "standard", "best-effort"
+
 
 @dataclass
 class Program:
-    """What a tenant does: `always` busy, or requests at given times that need so much GPU time each."""
+    """What a tenant does: `always` busy, requests at given times that need so much GPU time each, or a loop that waits for each."""
 
     tenant: Tenant
     always: bool = False
     requests: list[tuple[float, float]] = field(default_factory=list)
     hints: list[tuple[float, float]] = field(default_factory=list)
     """(when, how long ahead)."""
+    loop: tuple[float, float] | None = None
+    """(GPU time, pause): so long after the end of a request the next one of this length comes."""
     left_s: float = 0.0
     on: bool = True
     arrived: list[float] = field(default_factory=list)
@@ -51,6 +55,8 @@ class Node:
             self._tell(Join(0.0, name, program.tenant))
             if program.always:
                 self._tell(Work(0.0, name))
+            if program.loop:
+                program.requests = [(0.0, program.loop[0])]
 
     def run(self, until_s: float) -> None:
         while self.now_s < until_s:
@@ -110,6 +116,8 @@ class Node:
                 program.left_s = 0.0
                 program.latencies_s += [self.now_s - at for at in program.arrived]
                 program.arrived.clear()
+                if program.loop:
+                    program.requests.append((self.now_s + program.loop[1], program.loop[0]))
                 self._tell(Idle(self.now_s, name))
             while program.hints and program.hints[0][0] <= self.now_s:
                 self._tell(Hint(self.now_s, name, program.hints.pop(0)[1]))
@@ -124,3 +132,28 @@ class Node:
             self.programs[name].on = on
             self._switch = None
             self._tell(Switched(self.now_s, name, on, ended_s - began_s))
+
+
+def tenant(klass: str = STANDARD, cap: float = 0, weight: float = 1, cards: str = "0", level: int = 2) -> Tenant:
+    return Tenant(frozenset(cards), klass, level, cap, weight)
+
+
+def always(klass: str = STANDARD, cap: float = 0, weight: float = 1, cards: str = "0") -> Program:
+    return Program(tenant(klass, cap, weight, cards), always=True)
+
+
+def requests(klass: str, period_s: float, work_s: float, until_s: float, cap: float = 0) -> Program:
+    times = [(0.1 + at * period_s, work_s) for at in range(int((until_s - 0.1) / period_s))]
+    return Program(tenant(klass, cap), requests=times)
+
+
+def share_with(**tenants: Tenant) -> Share:
+    share = Share()
+    for name, one in tenants.items():
+        share.apply(Join(0.0, name, one))
+    return share
+
+
+def looping(cap: float, pause_s: float, work_s: float = 0.0014) -> Program:
+    """One that waits for each kernel, as a loop with a synchronise does."""
+    return Program(tenant(STANDARD, cap, weight=cap or 1), loop=(work_s, pause_s))

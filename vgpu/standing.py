@@ -1,0 +1,81 @@
+"""How one tenant stands in the sharing of GPU time: what `vgpu.share` remembers of it between two events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from vgpu.names import CLASSES
+from vgpu.trace import Tenant
+from vgpu.usage import Usage
+
+EWMA: Final = 0.1
+"""Part of a new measurement, of a pause or a switch, in what is expected. Guessed: ten forget an outlier."""
+LONG_PAUSE_S: Final = 0.003
+"""Longer ones count as this: one rest of seconds is forgotten as fast as any other. Guessed: four times what a switch costs."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """See the module. Times are those of the events."""
+
+    tenant: Tenant
+    credit_s: float
+    served: float
+    """Seconds on, for each unit of weight. Orders equals."""
+    on: bool = True
+    working: bool = False
+    idle_since_s: float | None = None
+    """When its last work ended."""
+    kept_until_s: float = -inf
+    """Until then it has the card as if its last work went on."""
+    pause_s: float = 0.0
+    """Between the end of work and the next, as is usual of late."""
+    claim_from_s: float = inf
+    claim_until_s: float = -inf
+    claim_due_s: float = inf
+    """When work was announced to come; inf = no hint claims the card."""
+    worked_before: bool = False
+    """Had it work when it hinted? The end of that is not the end of what was announced."""
+    turn_s: float = 0.0
+    """What is left of its turn."""
+    waits_since_s: float | None = None
+    slice_s: float = 0.0
+    """What is left of the slice it was given against starvation."""
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Less is more urgent."""
+        return CLASSES.index(self.tenant.klass), self.tenant.level
+
+    @property
+    def cap(self) -> float:
+        """Part of a card's time; 0 = none was asked for."""
+        return self.tenant.cap_percent / 100
+
+    def active(self, now_s: float) -> bool:
+        """Has it work, is it about to have some, or does it keep the card after some?"""
+        return self.working or self.claim_from_s <= now_s < self.claim_until_s or now_s < self.kept_until_s
+
+    def takes_turns_with(self, other: Standing) -> bool:
+        """Are they equals on one card? So is each with itself."""
+        return self.urgency == other.urgency and not self.tenant.cards.isdisjoint(other.tenant.cards)
+
+    def begin(self, now_s: float) -> None:
+        """Work came after idleness."""
+        if self.idle_since_s is not None:
+            self.pause_s += EWMA * (min(now_s - self.idle_since_s, LONG_PAUSE_S) - self.pause_s)
+        self.working = True
+        self.usage.arrivals += 1
+
+    def end(self, now_s: float, kept_s: float) -> None:
+        """It has no more work, and keeps the card for so long."""
+        if self.working:
+            self.idle_since_s, self.kept_until_s = now_s, now_s + kept_s
+        self.working, self.worked_before = False, False
+
+    def end_claim(self) -> None:
+        """What was announced is over."""
+        self.claim_from_s, self.claim_until_s, self.claim_due_s = inf, -inf, inf
