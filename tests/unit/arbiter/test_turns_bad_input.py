@@ -153,8 +153,8 @@ def test_a_list_that_is_replaced_or_given_up_leaves_no_descriptor_and_no_enable_
     before = node.device_descriptors()
     for more in range(5):
         background.tells_channels(compute=tuple(range(3, 5 + more)))
-    wait_for(lambda: driver.off(background) and node.seats("be") == 1)
-    wait_for(lambda: node.device_descriptors() <= before)
+    wait_for(lambda: driver.channels_off(background.client) == {3, 4, 5, 6, 7, 8})
+    wait_for(lambda: node.seats("be") == 1 and node.device_descriptors() <= before)
     driver.free(background)
     background.tells_channels(compute=())
     wait_for(lambda: node.seats("be") == 0 and node.device_descriptors() == before - 1)

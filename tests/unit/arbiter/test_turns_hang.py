@@ -94,8 +94,8 @@ def test_who_went_on_by_himself_on_another_card_too_is_stopped_there_again(node:
     go_on = hang(driver, urgent)
     try:
         wait_for(lambda: silent_s(node, "gang") > SILENCE_S, 30)
-        driver.free(gang, there)
-        driver.free(gang)
+        driver.goes_on_by_itself(gang, there)
+        driver.goes_on_by_itself(gang)
     finally:
         go_on.set()
     wait_for(lambda: driver.off(gang) and driver.off(gang, there), 30)

@@ -87,7 +87,7 @@ def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: Tur
 
 def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: TurnsNode, driver: Driver, stopped):
     background, _ = stopped
-    driver.free(background)  # as if it had enabled its own channels while nobody showed that he lives
+    driver.goes_on_by_itself(background)  # as nobody showed that he lives
     lane = next(iter(node.turns._lanes.values()))
     with node.turns.lock:
         lane._beat_at_s -= GAP_S + 1

@@ -74,13 +74,21 @@ class Driver:
         self._refused[tenant.client, True] = status
         self._refused[tenant.client, False] = status if starts else rm.OK
 
-    def free(self, tenant: Tenant, client: int | None = None) -> None:
-        """The process freed its channels, or enabled them itself."""
-        wanted = tenant.client if client is None else client
+    def free(self, tenant: Tenant) -> None:
+        """The process freed its channels: whatever is asked about them from now on is refused."""
         with self._lock:
-            for of, channel in list(self._count):
-                if of == wanted:
-                    del self._count[of, channel]
+            self.refuse(tenant, self.nobody)
+            self._start(tenant.client)
+
+    def goes_on_by_itself(self, tenant: Tenant, client: int | None = None) -> None:
+        """The process enabled its channels."""
+        with self._lock:
+            self._start(tenant.client if client is None else client)
+
+    def _start(self, client: int) -> None:
+        for of, channel in list(self._count):
+            if of == client:
+                del self._count[of, channel]
 
     def stop_behind_its_back(self, tenant: Tenant) -> None:
         with self._lock:
@@ -89,9 +97,11 @@ class Driver:
                     self._count[client, channel] += 1
 
     def off(self, tenant: Tenant, client: int | None = None) -> bool:
-        wanted = tenant.client if client is None else client
+        return bool(self.channels_off(tenant.client if client is None else client))
+
+    def channels_off(self, client: int) -> set[int]:
         with self._lock:
-            return any(count for (of, _), count in self._count.items() if of == wanted)
+            return {channel for (of, channel), count in self._count.items() if of == client and count}
 
     def owed(self) -> int:
         """Enables."""
