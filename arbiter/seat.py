@@ -55,8 +55,8 @@ class Seat:
 
     def __init__(self, channels: Channels, fd: int, *, copies: bool = False) -> None:
         self.channels = channels
-        self.runs = Runs.UNSURE
-        """An arbiter before this one may have stopped it."""
+        self.runs = Runs.ON if channels.fresh else Runs.UNSURE
+        """Unsure: an arbiter before this one may have stopped it."""
         self.partial = channels.unlisted
         """There are more channels than a list holds: it is never suspended, as the rest would run on."""
         self.owes = False

@@ -227,16 +227,18 @@ class TenantTurns:
                     f"packet CHANNELS names one client too many: at most {SEATS_LIMIT} of a process and {ALL_SEATS_LIMIT} of a container"
                 )
             taken, fd = fd, None
-            fresh = Seat(channels, taken, copies=self._copies) if taken is not None else None
+            new = Seat(channels, taken, copies=self._copies) if taken is not None else None
         finally:
             if fd is not None:
                 os.close(fd)
         old = seats.pop(key, None)
         if old is not None:
             self.left.append(old)
-            old.owes = fresh is not None and fresh.partial and old.runs is not Runs.ON
-        if fresh is not None:
-            seats[key] = fresh
+            old.owes = new is not None and new.partial and old.runs is not Runs.ON
+        if new is not None:
+            if old is not None:
+                new.runs = Runs.UNSURE  # whatever it says of itself: we may have stopped what the old list names
+            seats[key] = new
 
     def sweep(self) -> list[Seat]:
         """Lists that were replaced, to be closed by the caller without the lock. What of them is still there is in the new list,

@@ -154,6 +154,8 @@ class Channels:
     copy: tuple[int, ...]
     unlisted: bool = False
     """There are more compute channels than fit: they cannot be suspended whole."""
+    fresh: bool = False
+    """The process never told an arbiter of channels before: so none has suspended these."""
 
 
 class What(IntEnum):

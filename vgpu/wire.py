@@ -57,6 +57,9 @@ TURN_AT: Final = 1024
 """Where in the page the container's turn is: u64 beat_ms, u32 off, u32 gate."""
 CHANNELS_LIMIT: Final = 64
 """Of one kind, of one client on one card; the kernel driver's own limit for a list."""
+UNLISTED: Final = 1
+FRESH: Final = 2
+"""Flags of a CHANNELS."""
 FOR_TURNS: Final = 1
 """Flag of a HELLO: this connection tells of channels and of work, and leases nothing."""
 PAGE_BYTES: Final = 4096
@@ -125,8 +128,8 @@ def _body(message: Message) -> bytes:
             return _MEASURED.pack(card, int(known), context, unleased)
         case Processes(card):
             return _CARD_ONLY.pack(card, 0)
-        case Channels(card, client, subdevice, compute, copy, unlisted):
-            counts = len(compute), len(copy), int(unlisted)
+        case Channels(card, client, subdevice, compute, copy, unlisted, fresh):
+            counts = len(compute), len(copy), UNLISTED * unlisted | FRESH * fresh
             return _CHANNELS.pack(card, client, subdevice, *counts, *_list(compute), *_list(copy))
         case Activity(what, value):
             return _ACTIVITY.pack(what, 0, value)
@@ -244,7 +247,7 @@ def _channels(
     if computes > CHANNELS_LIMIT or copies > CHANNELS_LIMIT:
         raise BadDocument(f"packet CHANNELS of {computes} and {copies} channels: at most {CHANNELS_LIMIT} of a kind")
     compute, copy = channels[:computes], channels[CHANNELS_LIMIT : CHANNELS_LIMIT + copies]
-    return Channels(_card(card), client, subdevice, compute, copy, bool(flags & 1))
+    return Channels(_card(card), client, subdevice, compute, copy, bool(flags & UNLISTED), bool(flags & FRESH))
 
 
 def _what(what: int) -> What:

@@ -183,8 +183,10 @@ static bool tell(struct seat *seat, size_t count)
             return false;
     }
     capture_->tolds = 0;
+    const bool fresh = !atomic_load(&capture_->ever);
     for (size_t at = 0; at < count; at++) {
-        const struct capture_channels *of = &seat[at].channels;
+        struct capture_channels *of = &seat[at].channels;
+        of->fresh = fresh;
         if (!find_uuid(&seat[at])) {
             warn_once("the GPU driver does not say which card a channel is on: this process cannot be suspended");
             continue;
@@ -193,6 +195,7 @@ static bool tell(struct seat *seat, size_t count)
             continue;
         if (!turn_channels(of, seat[at].fd))
             return false;
+        atomic_store(&capture_->ever, true);
         struct capture_told *told = &capture_->told[capture_->tolds++];
         *told = (struct capture_told){.client = of->client, .subdevice = of->subdevice};
         memcpy(told->uuid, of->uuid, sizeof told->uuid);
@@ -200,8 +203,15 @@ static bool tell(struct seat *seat, size_t count)
     return true;
 }
 
+static bool is_too_early(void)
+{
+    return atomic_load(&tangram.contexts.making) > 0 && !atomic_load(&capture_->ever);
+}
+
 void capture_tell(void)
 {
+    if (is_too_early())
+        return;
     if (!atomic_load_explicit(&capture_->changed, memory_order_acquire) || pthread_mutex_trylock(&capture_->telling) != 0)
         return;
     struct seat *seat = calloc(CAPTURE_SEATS, sizeof *seat);
@@ -258,5 +268,6 @@ void capture_forget_all(void)
     capture_->telling = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     capture_->book = (struct objects){0};
     capture_->tolds = 0;
+    atomic_store(&capture_->ever, false);
     atomic_store(&capture_->changed, false);
 }

@@ -18,6 +18,7 @@ struct capture_channels {
     uint32_t client, subdevice;
     uint32_t computes, copies;
     bool unlisted; /* there are more than a list holds: this client cannot be suspended whole */
+    bool fresh;    /* no arbiter was told of any channel before: so none has suspended these */
     uint32_t compute[RM_CHANNELS], copy[RM_CHANNELS];
 };
 
@@ -34,9 +35,11 @@ struct capture {
     pthread_mutex_t telling; /* guards what follows */
     struct capture_told told[CAPTURE_SEATS];
     size_t tolds;
+    _Atomic bool ever; /* has an arbiter been told of any channel? */
 };
 
-/* Tell the arbiter what changed since it was told last; nothing when nothing did or it is away. Makes system calls. */
+/* Tell the arbiter what changed since it was told last; nothing when nothing did or it is away, and not while the first context is
+ * being made: its channels come one by one, and nothing runs on them yet. Makes system calls. */
 void capture_tell(void);
 
 /* The arbiter is new: it knows nothing yet. */

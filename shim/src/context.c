@@ -24,8 +24,15 @@ EXPORT CUresult cuInit(unsigned int flags)
 /* Locked. Another one is about to be made. */
 static void comes(void)
 {
+    atomic_fetch_add(&contexts_->making, 1);
     if (contexts_->ever++ > 0)
         atomic_store(&contexts_->several, true);
+}
+
+/* The driver has answered. */
+static void tried(void)
+{
+    atomic_fetch_sub(&contexts_->making, 1);
 }
 
 /* Locked. It was made. Its default stream was booked without its handle, if it is the first: so nobody has the handle yet. */
@@ -152,6 +159,7 @@ static struct card *charged_card(CUdevice device)
         if (!lock_and_begin(card))                                                                                             \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
+        tried();                                                                                                               \
         pthread_mutex_lock(&contexts_->lock);                                                                                  \
         if (rc == CUDA_SUCCESS) {                                                                                              \
             came(*context);                                                                                                    \
@@ -244,7 +252,9 @@ static bool primary_begin(CUdevice device, struct card *card, bool *first)
 
 static void primary_settle(CUdevice device, struct card *card, CUresult rc, CUcontext context, bool first)
 {
-    if (!first && (rc != CUDA_SUCCESS || primary_of(device) != PENDING))
+    if (first)
+        tried();
+    else if (rc != CUDA_SUCCESS || primary_of(device) != PENDING)
         return;
     pthread_mutex_lock(&contexts_->lock);
     if (rc == CUDA_SUCCESS) {

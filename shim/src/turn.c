@@ -154,7 +154,7 @@ bool turn_channels(const struct capture_channels *of, int fd)
                                      .subdevice = of->subdevice,
                                      .computes = of->computes,
                                      .copies = of->copies,
-                                     .flags = of->unlisted ? WIRE_UNLISTED : 0};
+                                     .flags = (of->unlisted ? WIRE_UNLISTED : 0) | (of->fresh ? WIRE_FRESH : 0)};
     memcpy(channels.compute, of->compute, sizeof channels.compute);
     memcpy(channels.copy, of->copy, sizeof channels.copy);
     pthread_mutex_lock(&turn_->lock);

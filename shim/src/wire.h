@@ -44,7 +44,7 @@ enum wire_activity {
 enum wire_held { WIRE_MADE = 1, WIRE_OPENED = 2, WIRE_STILL_OPEN = 3 };
 enum wire_space { WIRE_IPC = 1, WIRE_POOL = 2 };
 
-enum { WIRE_UNLISTED = 1, WIRE_CHANNELS_LIMIT = 64 };
+enum { WIRE_UNLISTED = 1, WIRE_FRESH = 2, WIRE_CHANNELS_LIMIT = 64 };
 
 enum wire_step { WIRE_BEGIN = 1, WIRE_DONE = 2, WIRE_GONE = 3 };
 

@@ -150,6 +150,8 @@ struct told next_told(void)
         memcpy(&told.fd, CMSG_DATA(passed), sizeof(int));
     told.any = true;
     told.channels = packet.channels;
+    told.fresh = (told.channels.flags & WIRE_FRESH) != 0;
+    told.channels.flags &= ~(uint32_t)WIRE_FRESH;
     return told;
 }
 

@@ -34,6 +34,7 @@ void make_group(uint32_t client, uint32_t device, uint32_t group, uint32_t engin
 struct told {
     bool any;
     int fd; /* -1: none came */
+    bool fresh; /* taken out of the flags */
     struct wire_channels channels;
 };
 struct told next_told(void);

@@ -49,6 +49,45 @@ static void copy_channels_are_told_apart_and_contexts_added_up(void)
     expect(CLIENT, DEVICE + 1, both, 16, range(0x5c000101, 4), 4);
 }
 
+static void only_the_first_list_is_said_to_be_fresh(void)
+{
+    fresh();
+    make_device(CLIENT, DEVICE);
+    make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 2);
+    capture_tell();
+    struct told told = next_told();
+    assert(told.any && told.fresh);
+    close(told.fd);
+    make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 2);
+    capture_tell();
+    told = next_told();
+    assert(told.any && !told.fresh);
+    close(told.fd);
+    capture_arbiter_is_new(); /* the one before it may have suspended them */
+    told = next_told();
+    assert(told.any && !told.fresh);
+    close(told.fd);
+}
+
+static void channels_of_a_first_context_are_told_when_it_is_made(void)
+{
+    fresh();
+    atomic_store(&tangram.contexts.making, 1);
+    make_device(CLIENT, DEVICE);
+    make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 2);
+    expect_silence();
+    capture_arbiter_is_new();
+    expect_silence();
+    atomic_store(&tangram.contexts.making, 0);
+    capture_tell();
+    expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 2), 2, NULL, 0);
+    atomic_store(&tangram.contexts.making, 1); /* of a second one they are told at once */
+    make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 1);
+    capture_tell();
+    assert(next_told().channels.computes == 3);
+    atomic_store(&tangram.contexts.making, 0);
+}
+
 static void what_is_freed_is_told_at_once_and_with_all_under_it(void)
 {
     fresh();
@@ -226,6 +265,8 @@ int main(void)
     set_up();
     channels_are_learnt_from_every_form_of_the_allocation();
     copy_channels_are_told_apart_and_contexts_added_up();
+    only_the_first_list_is_said_to_be_fresh();
+    channels_of_a_first_context_are_told_when_it_is_made();
     what_is_freed_is_told_at_once_and_with_all_under_it();
     clients_that_do_not_compute_are_left_alone();
     a_card_that_is_not_shared_is_not_told_of();

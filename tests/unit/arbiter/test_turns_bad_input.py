@@ -45,6 +45,31 @@ def test_a_tenant_is_stopped_for_a_more_urgent_one_and_started_again(node: Turns
     assert driver.owed() == 0
 
 
+def test_who_told_no_arbiter_of_channels_before_is_not_enabled(node: TurnsNode, driver: Driver):
+    fresh, known = node.tenant("fresh", "best-effort", channels=False), node.tenant("known")
+    fresh.tells_channels(fresh=True)
+    urgent = node.tenant("lc", "latency-critical")
+    urgent.works()
+    fresh.works()
+    wait_for(lambda: driver.off(fresh))
+    assert (known.client, False) in driver.calls
+    assert [disable for client, disable in driver.calls if client == fresh.client] == [True]
+
+
+def test_a_list_that_says_again_that_it_is_fresh_leaves_nothing_stopped(node: TurnsNode, driver: Driver):
+    liar, urgent = node.tenant("be", "best-effort", channels=False), node.tenant("lc", "latency-critical")
+    liar.tells_channels(fresh=True)
+    liar.works()
+    urgent.works()
+    wait_for(lambda: driver.off(liar))
+    liar.tells_channels(compute=(3, 4, 5), fresh=True)
+    wait_for(lambda: driver.channels_off(liar.client) == {3, 4, 5})
+    assert driver.owed() == 3, "each was stopped once"
+    urgent.idles()
+    wait_for(lambda: not driver.off(liar))
+    assert driver.owed() == 0
+
+
 @pytest.mark.parametrize("status", [0x21, 0x1F, -1], ids=["bad handle", "bad argument", "no ioctl at all"])
 def test_handles_that_the_driver_refuses_leave_their_tenant_running_and_its_work_held_back(
     node: TurnsNode, driver: Driver, status: int

@@ -142,8 +142,9 @@ class Tenant:
         client: int | None = None,
         *,
         unlisted: bool = False,
+        fresh: bool = False,
     ) -> None:
-        message = Channels(card, client or self.client, 2, compute, (), unlisted=unlisted)
+        message = Channels(card, client or self.client, 2, compute, (), unlisted=unlisted, fresh=fresh)
         self.send(message, (fd or self.node.device) if compute else None)
 
     def works(self) -> None:

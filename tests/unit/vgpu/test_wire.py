@@ -37,7 +37,7 @@ MESSAGES = st.one_of(
     st.builds(wire.Context, CARD, st.sampled_from(wire.Step), U64),
     st.builds(wire.Measured, CARD, st.booleans(), U64, U64),
     st.builds(wire.Processes, CARD),
-    st.builds(wire.Channels, CARD, U32, U32, CHANNELS, CHANNELS, st.booleans()),
+    st.builds(wire.Channels, CARD, U32, U32, CHANNELS, CHANNELS, st.booleans(), st.booleans()),
     st.builds(wire.Hold, CARD, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Drop, CARD, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Activity, st.sampled_from(wire.What), U64),
