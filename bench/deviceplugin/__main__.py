@@ -2,10 +2,11 @@
 
     uv run python -m bench.deviceplugin [--rounds 300] [--csv bench/deviceplugin/admission.csv]
 
-A real plugin process on the fake driver (8 x H200: 1,128 memory IDs), a kubelet made of real gRPC servers in this one, an API server
-over HTTP whose watch shows each pod before it is admitted. A third of the node is in use. Each round is one container with gpu-mem
-and gpu-core: two preferred, two Allocate, one PreStart call; the figure is the time that the kubelet waits for answers. The arbiter
-is a listening socket, there before PreStart as the arbiter's own is (it takes milliseconds in a process of its own).
+A real plugin process on the fake driver (8 x H200: 1,128 memory IDs); the kubelet's side of the calls in Go, with the kubelet's own
+messages and gRPC (bench/deviceplugin/kubelet); an API server over HTTP whose watch shows each pod before it is admitted. A third of the
+node is in use. Each round is one container with gpu-mem and gpu-core: two preferred, two Allocate, one PreStart call; the figure is the
+time that the kubelet waits for answers. The arbiter is a listening socket, there before PreStart as the arbiter's own is (it takes
+milliseconds in a process of its own).
 
 The plugin's resident memory is that with a kubeconfig, which takes some 20 MiB to read; in a pod there is none.
 """
@@ -16,16 +17,24 @@ import argparse
 import asyncio
 import csv
 import gc
+import json
 import os
 import platform
 import shutil
 import statistics
+import subprocess
 import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hack.cluster.build import SHARED_FLAGS
+from hack.cluster.layout import cache_folder
+from hack.cluster.toolchain import find_go
 from tests.builders import PodBuilder, pod
 from tests.fake import start_fake_driver
-from tests.integration.deviceplugin.harness import Node, node
+from tests.integration.deviceplugin.harness import PluginNode, plugin_node
 from vgpu.codec import inventory_from_json
 from vgpu.grant import Slice
 from vgpu.inventory import Inventory
@@ -38,6 +47,36 @@ CALLS = 5
 """Of a round."""
 WATCH_S = 0.02
 """The watch brings a pod within this; the kubelet's own watch takes as long."""
+SOURCE = Path(__file__).with_name("kubelet")
+
+
+@dataclass
+class Kubelet:
+    """The Go program, asked line by line."""
+
+    folder: Path
+    process: asyncio.subprocess.Process
+
+    @classmethod
+    async def start(cls, program: Path, folder: Path) -> Kubelet:
+        pipe = asyncio.subprocess.PIPE
+        return cls(folder, await asyncio.create_subprocess_exec(program, folder, stdin=pipe, stdout=pipe))
+
+    async def does(self, what: str, pod: str = "", *, times: int = 0, **limits: int) -> dict[str, Any]:
+        """Its answer. Raises RuntimeError with what the plugin refused."""
+        assert self.process.stdin
+        assert self.process.stdout
+        named = {getattr(DEFAULT, name): count for name, count in limits.items()}
+        ask = {"do": what, "pod": pod, "container": "main", "limits": named, "times": times}
+        self.process.stdin.write(json.dumps(ask).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(await self.process.stdout.readline())
+        if "error" in answer:
+            raise RuntimeError(f"kubelet: {what} {pod}: {answer['error']}")
+        return answer
+
+    async def stop(self) -> None:
+        self.process.kill()
+        await self.process.wait()
 
 
 def share(name: str, on: Inventory, card: int) -> PodBuilder:
@@ -46,55 +85,54 @@ def share(name: str, on: Inventory, card: int) -> PodBuilder:
     return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
 
 
-async def one_round(made: Node, one: PodBuilder) -> tuple[float, float]:
+async def one_round(made: PluginNode, kubelet: Kubelet, one: PodBuilder) -> tuple[float, float]:
     """Seconds of admission (preferred, Allocate) and of PreStart."""
     made.api.put(one.plain())
     await asyncio.sleep(WATCH_S)
-    made.kubelet.waited_s = 0.0
-    await made.kubelet.admit(one.plain())
-    admitted, made.kubelet.waited_s = made.kubelet.waited_s, 0.0
-    made.arbiter_listens(one.name)
-    await made.kubelet.start_container(one.name, "main")
-    return admitted, made.kubelet.waited_s
+    admitted = await kubelet.does("admit", one.name, gpu_mem=UNITS, gpu_core=CORE)
+    (folder,) = [path for path in map(Path, admitted["mounts"]) if path.parent.name == "grants"]
+    made.arbiter_listens_in(folder)
+    started = await kubelet.does("start", one.name)
+    return admitted["took_us"] / 1e6, started["took_us"] / 1e6
 
 
-async def measure(rounds: int, folder: Path) -> tuple[int, list[tuple[float, float]], list[float], float, float]:
+async def measure(
+    rounds: int, folder: Path, program: Path
+) -> tuple[int, list[tuple[float, float]], list[float], float, float]:
     """(memory IDs, seconds of each round, seconds of as many empty calls, MiB of resident memory afterwards, ms of the plugin's CPU time a round)."""
     driver = start_fake_driver(CARDS, folder)
-    try:
-        async with node(driver, folder / "node", access="nvidia") as made:
-            await made.start_plugin("--log-level", "warning", "--health-s", "5")
-            await made.ready()
-            assert made.api.inventory
-            has = inventory_from_json(made.api.inventory)
-            for number in range(48):
-                resident = share(f"resident-{number}", has, number % 8)
-                await one_round(made, resident)
-                made.api.put(resident.with_phase("Running").plain())
-            assert made.process
-            gc.freeze()  # collections of this process are not the plugin's time
-            taken, cpu_before_s = [], cpu_s(made.process.pid)
-            for number in range(rounds):
-                one = share(f"p{number}", has, number % 8)
-                taken.append(await one_round(made, one))
-                made.kubelet.remove("default", one.name)
-                made.api.remove(one.plain())
-            cpu_ms = 1000 * (cpu_s(made.process.pid) - cpu_before_s) / rounds
-            empty = await empty_calls(made, rounds)
-            return len(made.kubelet.healthy(DEFAULT.gpu_mem)), taken, empty, resident_mib(made.process.pid), cpu_ms
-    finally:
-        driver.stop()
+    async with AsyncExitStack() as stack:
+        stack.callback(driver.stop)
+        kubelet = await Kubelet.start(program, folder / "node" / "kubelet")
+        stack.push_async_callback(kubelet.stop)
+        made = await stack.enter_async_context(plugin_node(driver, folder / "node", kubelet.folder, access="nvidia"))
+        await made.start_plugin("--log-level", "warning", "--health-s", "5")
+        offered = await kubelet.does("ready", gpu_mem=1, gpu_core=1)
+        await made.published()
+        assert made.process
+        assert made.api.inventory
+        has = inventory_from_json(made.api.inventory)
+        for number in range(48):
+            resident = share(f"resident-{number}", has, number % 8)
+            await one_round(made, kubelet, resident)
+            made.api.put(resident.with_phase("Running").plain())
+        gc.freeze()  # collections of this process are not the plugin's time
+        taken, cpu_before_s = [], cpu_s(made.process.pid)
+        for number in range(rounds):
+            one = share(f"p{number}", has, number % 8)
+            taken.append(await one_round(made, kubelet, one))
+            await kubelet.does("remove", one.name)
+            made.api.remove(one.plain())
+        cpu_ms = 1000 * (cpu_s(made.process.pid) - cpu_before_s) / rounds
+        empty = [(await kubelet.does("options", times=CALLS, gpu_mem=1))["took_us"] / 1e6 for _ in range(rounds)]
+        return offered["devices"][DEFAULT.gpu_mem], taken, empty, resident_mib(made.process.pid), cpu_ms
 
 
-async def empty_calls(made: Node, rounds: int) -> list[float]:
-    """Seconds of five calls that decide nothing, as many as a round has: what gRPC itself costs here."""
-    made.kubelet.waited_s, taken = 0.0, []
-    for _ in range(rounds):
-        for _ in range(CALLS):
-            await made.kubelet.ask_options(DEFAULT.gpu_mem)
-        taken.append(made.kubelet.waited_s)
-        made.kubelet.waited_s = 0.0
-    return taken
+def build_kubelet() -> Path:
+    """The Go program. What it shares with the kubelet of the local cluster is compiled once for both."""
+    program = cache_folder() / "bench" / "kubelet"
+    subprocess.run([find_go(cache_folder()), "build", *SHARED_FLAGS, "-o", program, "."], cwd=SOURCE, check=True)
+    return program
 
 
 def resident_mib(pid: int) -> float:
@@ -119,7 +157,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        ids, taken, empty, rss_mib, cpu_ms = asyncio.run(measure(options.rounds, folder))
+        ids, taken, empty, rss_mib, cpu_ms = asyncio.run(measure(options.rounds, folder, build_kubelet()))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = []

@@ -81,6 +81,29 @@ static void launches(void)
     printf("cuLaunchKernel,%.1f\n", median(batch));
 }
 
+/* With the caches as a program leaves them that does something between two launches: the library's data and the driver's are not in
+ * the nearest one any more. */
+static void launches_in_the_cold(void)
+{
+    enum { OTHER = 512 * 1024, LINE = 64, LAUNCHES = 1000 };
+    static unsigned char other[OTHER];
+    double batch[BATCHES];
+    unsigned sum = 0;
+    for (unsigned b = 0; b < BATCHES; b++) {
+        double taken = 0;
+        for (unsigned i = 0; i < LAUNCHES; i++) {
+            for (unsigned at = 0; at < OTHER; at += LINE)
+                sum += other[at]++;
+            double start = now_ns();
+            launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+            taken += now_ns() - start;
+        }
+        batch[b] = taken / LAUNCHES;
+        synchronize();
+    }
+    printf("cuLaunchKernel_in_the_cold,%.1f\n", median(batch) + 0 * sum);
+}
+
 static void infos(void)
 {
     double batch[BATCHES];
@@ -199,6 +222,7 @@ static void calls(void)
     look_ups();
     fflush(stdout);
     launches();
+    launches_in_the_cold();
     infos();
     allocations(FEW);
     allocations(MANY);

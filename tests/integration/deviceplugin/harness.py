@@ -65,14 +65,14 @@ class Api(FakeApi):
         return await super()._answer(request)
 
 
-@dataclass
-class Node:
-    """A node with a device plugin."""
+@dataclass(kw_only=True)
+class PluginNode:
+    """A node with a device plugin, and a kubelet that is somebody else's."""
 
     folder: Path
     driver: FakeDriver
     api: Api
-    kubelet: Kubelet
+    kubelet_folder: Path
     access: str = "cdi"
     port: int = 0
     process: asyncio.subprocess.Process | None = None
@@ -92,7 +92,7 @@ class Node:
         command = [
             sys.executable, "-m", "deviceplugin", "--node-name", NODE, "--state-root", str(self.state),
             "--driver-root", str(self.folder / "driver"), "--host-driver-root", "/host/driver",
-            "--kubelet-dir", str(self.kubelet.folder), "--access", self.access, "--cdi-dir", str(self.folder / "cdi"),
+            "--kubelet-dir", str(self.kubelet_folder), "--access", self.access, "--cdi-dir", str(self.folder / "cdi"),
             "--library", str(self.folder / "libtangram.so"), "--kubeconfig", str(kubeconfig),
             "--metrics-host", "127.0.0.1", "--metrics-port", str(self.port), "--health-s", "0.1", *options,
         ]  # fmt: skip
@@ -121,10 +121,8 @@ class Node:
                 self._logged.clear()
                 await self._logged.wait()
 
-    async def ready(self) -> None:
-        """Return when the kubelet has devices of the three shared resources, and the node its annotation."""
-        names = (DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu)
-        await self.kubelet.until(lambda: all(self.kubelet.healthy(name) for name in names))
+    async def published(self) -> None:
+        """Return when the node has its annotation."""
         async with asyncio.timeout(PATIENCE_S):
             while not self.api.inventory:
                 await self.api.news.wait()
@@ -133,9 +131,8 @@ class Node:
         async with ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as answer:
             return answer.status, await answer.text()
 
-    def arbiter_listens(self, pod: str, container: str = "main") -> Path:
-        """Do as the arbiter does: a socket in the grant folder. Answers the folder."""
-        folder = self.grant_folder(pod, container)
+    def arbiter_listens_in(self, folder: Path) -> Path:
+        """Do as the arbiter does: a socket in a grant folder. Answers the folder."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         (folder / SOCKET).unlink(missing_ok=True)
         listening.bind(str(folder / SOCKET))
@@ -154,12 +151,6 @@ class Node:
         (self.state / "status.sock").unlink(missing_ok=True)
         return await asyncio.start_unix_server(answer, self.state / "status.sock")
 
-    def grant_folder(self, pod: str, container: str = "main") -> Path:
-        answer = self.kubelet.answers[pod, container, DEFAULT.gpu_mem]
-        (mount,) = [m for m in answer.mounts if m.container_path == "/run/tangram"]
-        assert mount.read_only
-        return Path(mount.host_path)
-
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr
         async for line in process.stderr:
@@ -170,26 +161,74 @@ class Node:
             self._logged.set()
 
 
+@dataclass(kw_only=True)
+class Node(PluginNode):
+    """A node with a device plugin and our kubelet."""
+
+    kubelet: Kubelet
+
+    async def ready(self) -> None:
+        """Return when the kubelet has devices of the three shared resources, and the node its annotation."""
+        names = (DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu)
+        await self.kubelet.until(lambda: all(self.kubelet.healthy(name) for name in names))
+        await self.published()
+
+    def arbiter_listens(self, pod: str, container: str = "main") -> Path:
+        """As `arbiter_listens_in`."""
+        return self.arbiter_listens_in(self.grant_folder(pod, container))
+
+    def grant_folder(self, pod: str, container: str = "main") -> Path:
+        answer = self.kubelet.answers[pod, container, DEFAULT.gpu_mem]
+        (mount,) = [m for m in answer.mounts if m.container_path == "/run/tangram"]
+        assert mount.read_only
+        return Path(mount.host_path)
+
+
+@asynccontextmanager
+async def plugin_node(
+    driver: FakeDriver, folder: Path, kubelet_folder: Path, *, access: str
+) -> AsyncIterator[PluginNode]:
+    """A node whose API server runs; the plugin is the caller's to start."""
+    _install(driver, folder)
+    async with Api() as api:
+        made = PluginNode(folder=folder, driver=driver, api=api, kubelet_folder=kubelet_folder, access=access)
+        try:
+            yield made
+        finally:
+            await _end(made)
+
+
 @asynccontextmanager
 async def node(driver: FakeDriver, folder: Path, *, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
     """A node whose kubelet and API server run; the plugin is the test's to start."""
+    _install(driver, folder)
+    async with Api() as api:
+        kubelet = Kubelet(folder / "kubelet", random.Random(seed))
+        await kubelet.start()
+        made = Node(
+            folder=folder, driver=driver, api=api, kubelet_folder=kubelet.folder, access=access, kubelet=kubelet
+        )
+        try:
+            yield made
+        finally:
+            await _end(made)
+            await kubelet.stop()
+
+
+def _install(driver: FakeDriver, folder: Path) -> None:
+    """The driver's libraries under the root that the plugin looks in, and a library of ours."""
     root = folder / "driver"
     (root / "lib").mkdir(parents=True, exist_ok=True)
     for path in sorted(driver.libraries.glob("lib*.so*")):
         (root / "lib" / path.name).symlink_to(path.resolve() if not path.is_symlink() else path.readlink())
     (folder / "libtangram.so").write_bytes(b"a library\n")
-    async with Api() as api:
-        kubelet = Kubelet(folder / "kubelet", random.Random(seed))
-        await kubelet.start()
-        made = Node(folder, driver, api, kubelet, access)
-        try:
-            yield made
-        finally:
-            if made.process is not None:
-                await made.stop_plugin()
-            for listening in made.arbiters:
-                listening.close()
-            await kubelet.stop()
+
+
+async def _end(made: PluginNode) -> None:
+    if made.process is not None:
+        await made.stop_plugin()
+    for listening in made.arbiters:
+        listening.close()
 
 
 def _kubeconfig(port: int) -> dict[str, Any]:
