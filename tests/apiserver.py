@@ -42,6 +42,7 @@ class ApiServer:
     admin: ssl.SSLContext
     """Knows the server and carries the administrator's certificate."""
     program: Program
+    etcd_program: Program
     etcd: str
 
     def __call__(
@@ -82,6 +83,10 @@ class ApiServer:
         """Merge patch."""
         return self("PATCH", path, body, user=user, node=node, content_type=MERGE)
 
+    def pids(self) -> list[int]:
+        """Of the API server and of etcd."""
+        return [one.process.pid for one in (self.program, self.etcd_program) if one.process]
+
     def stop(self) -> None:
         """Kill it. etcd stays, and with it everything that was written."""
         self.program.kill()
@@ -118,10 +123,8 @@ def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ApiServer]:
     make_certificate(pki, Identity("admin", "kubernetes-admin", ("system:masters",)))
     etcd = f"http://127.0.0.1:{client_port}"
     apiserver = Program(_apiserver(pki, etcd, port), folder / "apiserver.log", programs["kube-apiserver"])
-    with (
-        Program(_etcd(programs["etcd"], folder, etcd, f"http://127.0.0.1:{peer_port}"), folder / "etcd.log"),
-        apiserver,
-    ):
+    storage = Program(_etcd(programs["etcd"], folder, etcd, f"http://127.0.0.1:{peer_port}"), folder / "etcd.log")
+    with storage, apiserver:
         server = f"https://127.0.0.1:{port}"
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(kubeconfig_text(pki, "admin", server))
@@ -130,7 +133,7 @@ def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ApiServer]:
         admin.load_cert_chain(pki / "admin.crt", pki / "admin.key")
         with httpx.Client(base_url=server, verify=admin, timeout=30, trust_env=False) as http:
             _await_ready(http, apiserver)
-            yield ApiServer(http, kubeconfig, trust, admin, apiserver, etcd)
+            yield ApiServer(http, kubeconfig, trust, admin, apiserver, storage, etcd)
 
 
 def _etcd(program: Path, folder: Path, client: str, peer: str) -> list[str]:

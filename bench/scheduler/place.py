@@ -46,6 +46,8 @@ class Run:
     scheduler_cpu_ms: float
     """A pod."""
     extender_cpu_ms: float
+    api_cpu_ms: float
+    """Of the API server and etcd, a pod."""
     writes: str
     """API writes a pod, by verb and resource."""
     load: float
@@ -65,13 +67,17 @@ async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, m
     async with staged(programs, server, folder, map(node_object, built), map(pod_object, asking)) as stack:
         load, before = os.getloadavg()[0], await _writes(stack.api)
         pair = await stack.pair(alone=mode == "alone", ahead_from_nodes=nodes if mode == "ahead" else 0)
-        pids = [pair.pid(), *([pair.extender.pid] if pair.extender else [])]
-        started = list(map(_cpu_s, pids))
+        its = {
+            "scheduler": [pair.pid()],
+            "extender": [pair.extender.pid] if pair.extender else [],
+            "api": server.pids(),
+        }
+        started = {name: sum(map(_cpu_s, pids)) for name, pids in its.items()}
         points = await _watch(stack, pair, pods)
-        spent = [(_cpu_s(pid) - at) * 1000 / pods for pid, at in zip(pids, started, strict=True)]
+        spent = {name: (sum(map(_cpu_s, pids)) - started[name]) * 1000 / pods for name, pids in its.items()}
         writes = await _writes(stack.api) - before
     return Run(
-        mode, nodes, pods, round(rate(points, pods), 1), round(spent[0], 2), round(spent[1], 2) if spent[1:] else 0.0,
+        mode, nodes, pods, round(rate(points, pods), 1), *(round(ms, 2) for ms in spent.values()),
         " ".join(f"{what}={count / pods:.2f}" for what, count in writes.most_common() if count >= pods // 20),
         round(load, 1),
     )  # fmt: skip
