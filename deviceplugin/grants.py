@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -184,11 +184,15 @@ class Grants:
         with suppress(FileNotFoundError):
             yield from sorted(entry.name for entry in (self._root / "grants").iterdir() if entry.is_dir())
 
-    def of_pods(self, uids: Collection[str]) -> list[tuple[str, str]]:
-        """(key, UID) of the allocations that our books say these pods have. Files are read at the first call only."""
+    def owners(self) -> Mapping[str, str]:
+        """Key -> UID of the pod that our book says has this allocation. Files are read at the first call only."""
         if self._owners is None:
             self._owners = {key: record.uid for key in self.keys() if (record := self.record(key))}
-        return [(key, uid) for key, uid in self._owners.items() if uid in uids]
+        return self._owners
+
+    def of_pods(self, uids: Collection[str]) -> list[tuple[str, str]]:
+        """(key, UID) of the allocations that our books say these pods have."""
+        return [(key, uid) for key, uid in self.owners().items() if uid in uids]
 
     def age_s(self, key: str, now: float) -> float:
         """Since the folder last changed."""
@@ -207,12 +211,22 @@ class Grants:
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def collect(self, kept: Collection[str], *, now: float, older_than_s: float) -> list[str]:
+    def collect(
+        self,
+        kept: Collection[str],
+        *,
+        now: float,
+        older_than_s: float,
+        ended: Collection[str] = (),
+        ended_older_than_s: float = 0.0,
+    ) -> list[str]:
         """Remove the folders that are not in `kept` and untouched for so long, with a book that can be read. Answers their keys.
 
-        Libraries of earlier installations go too: who has one has a link of his own.
+        `ended` are those whose pod is known to have ended. Libraries of earlier installations go too: who has one has a link of his own.
         """
-        old = [key for key in self.keys() if key not in kept and self.age_s(key, now) > older_than_s]
+        patience_s = dict.fromkeys(ended, ended_older_than_s)
+        unkept = (key for key in self.keys() if key not in kept)
+        old = [key for key in unkept if self.age_s(key, now) > patience_s.get(key, older_than_s)]
         gone = [key for key in old if not self.damaged(key)]
         for key in gone:
             self.remove(key)

@@ -23,6 +23,8 @@ from vgpu.names import Names
 EVERY_S: Final = 30.0
 GARBAGE_AGE_S: Final = 300.0
 """A folder that nobody needs is left alone for this long: the kubelet's books and the watch may both be late. Guessed."""
+ENDED_AGE_S: Final = 15.0
+"""The same, once its pod has ended or is gone: a container that is killed may take some seconds. Guessed."""
 
 log = structlog.get_logger("deviceplugin.upkeep")
 
@@ -40,6 +42,13 @@ def needed(holdings: Iterable[Holding], pods: NodePods, ledger: Ledger, grants: 
         if record and (record.uid in tenants or len(record.ids) in init_units):
             kept.add(key)
     return kept
+
+
+def ended(pods: NodePods, grants: Grants) -> set[str]:
+    """Keys of grant folders whose pod, as our book names it, has ended or is gone."""
+    alive = {uid for uid, pod in pods.pods().items() if not pod.finished}
+    owners = grants.owners()
+    return {key for key, uid in owners.items() if uid not in alive}
 
 
 async def restore(books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, names: Names) -> None:
@@ -91,7 +100,10 @@ class Upkeep:
         self._prestart.forget_the_gone()
         self._remover.forget_the_gone(self._pods.pods().keys())
         kept = needed(holdings, self._pods, self._ledger, self._grants, self._names)
-        gone = self._grants.collect(kept, now=self._now(), older_than_s=GARBAGE_AGE_S)
+        over = ended(self._pods, self._grants)
+        gone = self._grants.collect(
+            kept, now=self._now(), older_than_s=GARBAGE_AGE_S, ended=over, ended_older_than_s=ENDED_AGE_S
+        )
         if gone:
             log.info("removed grant folders that no container has", keys=gone)
         self._metrics.grants.set(sum(1 for _ in self._grants.keys()))  # noqa: SIM118

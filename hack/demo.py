@@ -199,7 +199,7 @@ class Demo:
         for pod in WORKERS:
             self.in_demo(kubectl, "logs", pod, "--tail=1")
         self.console.print(
-            "GOT is what each had of the last second. Whoever is in the way of live is suspended in the middle of its kernel.",
+            "GOT is for how much of the last second each had work and might run, on the way to the GPU and back too. Whoever is in the way of live is suspended in the middle of its kernel.",
             style="dim",
             highlight=False,
         )
@@ -213,10 +213,17 @@ class Demo:
             f"    kubectl -n {DEMO} get pods\n"
             f"    kubectl {shlex.join(IN_ARBITER)} tangramctl top --once\n"
             "    .venv/bin/tangramctl --help    # the same shares without a cluster: examples/04-no-cluster\n\n"
-            "Clean up:\n\n    make cluster-down     # stops everything and leaves nothing behind but the build cache",
+            + ("" if real_gpus_here() else FAKE_TIME)
+            + "Clean up:\n\n    make cluster-down     # stops everything and leaves nothing behind but the build cache",
             highlight=False,
             soft_wrap=True,
         )
+
+
+FAKE_TIME: Final = (
+    "On this fake driver a pod of your own is held to its memory; to its gpu-core, too, if it preloads the fake kernel driver as those of\n"
+    f"{TIME} do.\n\n"
+)
 
 
 def real_gpus_here() -> bool:

@@ -110,7 +110,17 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
             entries += [_container(status) for status in asked(cluster_socket).containers]
         except (OSError, BadDocument) as error:
             notes.append(f"the node's arbiter at {cluster_socket} does not tell of pods: {error}")
-    return View(tuple(entries), tuple(notes))
+    return View(tuple(entries), (*notes, *map(_not_held, filter(_tells_nothing, entries))))
+
+
+def _tells_nothing(entry: Entry) -> bool:
+    """It asked for a part of a card's time and has a context, and nobody heard of channels of its processes."""
+    return entry.turn is None and any(card.core_percent and card.context_bytes for card in entry.cards)
+
+
+def _not_held(entry: Entry) -> str:
+    percent = max(card.core_percent for card in entry.cards)
+    return f"{entry.name} asked for {percent} % of a GPU's time and is not held to it: none of its processes has told of its channels yet (docs/gpu-time.md)"
 
 
 def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], list[str]]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from vgpu.confinement import Rights, folder_behind, way_out
 from vgpu.contract import CONTAINER_DIR, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV, PRELOAD_FILE
 from vgpu.errors import BadAsk
+from vgpu.inventory import kind_of_uuid
 from vgpu.names import CLASSES, DEFAULT_CLASS, Names
 from vgpu.request import PodAsk
 from webhook.objects import Capabilities, Container, Pod, SecurityContext
@@ -25,8 +26,8 @@ NO_GPU_VALUES: Final = ("void", "none", "")
 
 MOST_URGENT: Final = CLASSES[0]
 NVIDIA_DOMAIN: Final = "nvidia.com/"
-UUID_PREFIXES: Final = ("GPU-", "MIG-")
-"""Of every UUID that NVML gives. Specified by NVIDIA."""
+A_UUID: Final = "GPU-8e1c3f1a-0000-0000-0000-000000000001"
+"""How one looks."""
 MOST_SLICES: Final = 7
 """Compute slices of a GPU in MIG mode: every one so far has 4 or 7. Specified by NVIDIA."""
 LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
@@ -82,9 +83,9 @@ def names_of_gpus(ask: PodAsk, names: Names) -> None:
     """Names that no GPU can have. One that only this cluster's GPUs do not have is not seen here: such a pod waits."""
     for key, uuids in ((names.gpu_uuid, ask.uuids), (names.not_gpu_uuid, ask.not_uuids)):
         for uuid in sorted(uuids):
-            if not uuid.startswith(UUID_PREFIXES):
+            if kind_of_uuid(uuid) is None:
                 raise BadAsk(
-                    f"annotation {key} names {uuid!r}: it must be a UUID, which begins with {' or '.join(UUID_PREFIXES)}, as nvidia-smi -L prints it"
+                    f"annotation {key} names {uuid!r}: it must be a whole UUID as nvidia-smi -L prints it, such as {A_UUID}"
                 )
     for part in ask.containers:
         if part.kind == "mig" and int(part.profile.partition("g.")[0]) > MOST_SLICES:

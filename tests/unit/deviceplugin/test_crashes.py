@@ -31,7 +31,7 @@ from deviceplugin.podresources import Holding, holders
 from deviceplugin.pods import NodePods
 from deviceplugin.prestart import PreStart
 from deviceplugin.server import Service
-from deviceplugin.upkeep import GARBAGE_AGE_S, Upkeep, restore
+from deviceplugin.upkeep import ENDED_AGE_S, GARBAGE_AGE_S, Upkeep, restore
 from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import inventory, uuid
@@ -302,7 +302,7 @@ steps = st.lists(
         st.tuples(st.just("admit"), st.integers(0, 1), st.sampled_from([1, 2, 4]), st.sampled_from([0, 0, 2, 4]), kill_after),
         st.tuples(st.just("start"), st.integers(0, 5), kill_after),
         st.tuples(st.just("remove"), st.integers(0, 5)),
-        st.tuples(st.just("look after"), st.sampled_from([0.0, 2 * GARBAGE_AGE_S]), kill_after),
+        st.tuples(st.just("look after"), st.sampled_from([0.0, 2 * ENDED_AGE_S, 2 * GARBAGE_AGE_S]), kill_after),
         st.tuples(st.just("restart"), kill_after),
         st.tuples(st.just("upgrade"), st.integers(1, 3), kill_after),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import msgspec
 import pytest
@@ -133,6 +134,17 @@ def test_folders_that_nobody_needs_go_and_those_that_are_young_or_needed_stay(gr
     os.utime(grants.folder(young), (1900, 1900))
     assert grants.collect({kept}, now=2000.0, older_than_s=300.0) == [old]
     assert sorted(grants.keys()) == sorted([kept, young])
+
+
+def test_folders_of_pods_that_have_ended_go_sooner(grants: Grants) -> None:
+    ended, other = (grants.prepare(record(slot)) for slot in range(2))
+    for key in (ended, other):
+        os.utime(grants.folder(key), (1950, 1950))
+    patience: dict[str, Any] = {"older_than_s": 300.0, "ended": {ended}, "ended_older_than_s": 15.0}
+    assert grants.collect({ended}, now=2000.0, **patience) == []
+    assert grants.collect((), now=1960.0, **patience) == []
+    assert grants.collect((), now=2000.0, **patience) == [ended]
+    assert list(grants.keys()) == [other]
 
 
 def restarted(root: Path) -> Grants:

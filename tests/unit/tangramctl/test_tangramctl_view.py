@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from tangramctl import book, screen, service, view
 from tangramctl.errors import Broken
 from tangramctl.machine import Machine, prepared
 from vgpu.grant import Slice
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, encode_status
 
 MIB = 2**20
 UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
@@ -116,6 +117,27 @@ def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machin
         (entry,) = view.look(machine, node).entries
     assert (entry.kind, entry.name, entry.pid, entry.command) == ("container", "team/pod/main", None, "python x")
     assert (entry.cards[0].limit_bytes, entry.cards[0].shared_bytes) == (1024 * MIB, 16 * MIB)
+
+
+TURN = TurnStatus(
+    on=True, working=False, processes=1, asked_percent=30, on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, trouble=""
+)
+
+
+@pytest.mark.parametrize(
+    ("percent", "context", "turn", "noted"),
+    [(30, 80, None, True), (30, 80, TURN, False), (0, 80, None, False), (30, 0, None, False)],
+    ids=["asked, has a context, told of nothing", "told of channels", "asked for no part", "has no context"],
+)
+def test_who_is_not_held_to_the_part_of_time_that_he_asked_for_is_noted(
+    machine: Machine, percent: int, context: int, turn: TurnStatus | None, noted: bool
+) -> None:
+    node = machine.root / "node.sock"
+    status = told("k", "team/pod")
+    card = structs.replace(status.cards[0], core_percent=percent, context_bytes=context * MIB)
+    with arbiter(node, encode_status(Status((structs.replace(status, cards=(card,), turn=turn),)))):
+        notes = view.look(machine, node).notes
+    assert [note.startswith("team/pod/main asked for 30 %") for note in notes] == [True] * noted
 
 
 def test_as_a_kubectl_plugin_it_says_how_pods_are_seen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
