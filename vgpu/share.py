@@ -12,8 +12,9 @@ The rules, in their order
                and with equal weights are all left on: the driver slices time between them well, and a turn would only cost switches.
     gangs      A tenant with several cards is on with all of them or with none: its parts spin waiting for each other otherwise.
     idleness   A card is kept from one who has work and may run for no longer than a switch takes: a tenant whose turn it is pauses
-               between two kernels, and would be switched off and on for each pause. It pays for that time. Who has no work keeps
-               being on or off as it is: a switch costs half a millisecond and gains nothing.
+               between two kernels, and would be switched off and on for each pause. It pays for that time. Whose pauses are longer
+               than his work, or than a switch, is not waited for. Who has no work keeps being on or off as it is: a switch costs
+               half a millisecond and gains nothing.
 
 Only time on with work is paid for, at its `pace`. A switch is paid by the one who is switched off, as the GPU is his until that is done.
 
@@ -176,7 +177,7 @@ class Share:
         """How long one whose work ends keeps the card: a request's grace, or a pause in its turn while equals wait for the card."""
         if state.urgency[0] == LATENCY_CRITICAL:
             return self._settings.grace_s
-        if not (state.on and state.turn_s and state.pause_s < self.suspend_s):
+        if not (state.on and state.turn_s and state.pause_s < min(self.suspend_s, state.work_s)):
             return 0.0
         waiting = (other for other in self._states.values() if other.working and other.waits_since_s is not None)
         return self.suspend_s if any(state.takes_turns_with(other) for other in waiting) else 0.0

@@ -12,8 +12,8 @@ from vgpu.usage import Usage
 
 EWMA: Final = 0.1
 """Part of a new measurement, of a pause or a switch, in what is expected. Guessed: ten forget an outlier."""
-LONG_PAUSE_S: Final = 0.003
-"""Longer ones count as this: one rest of seconds is forgotten as fast as any other. Guessed: four times what a switch costs."""
+LONG_S: Final = 0.003
+"""Longer pauses and stretches of work count as this: one of seconds is forgotten as fast as any other. Guessed: four times what a switch costs."""
 
 
 @dataclass(slots=True)
@@ -32,6 +32,10 @@ class Standing:
     """Until then it has the card as if its last work went on."""
     pause_s: float = 0.0
     """Between the end of work and the next, as is usual of late."""
+    work_s: float = LONG_S
+    """On, from the beginning of work to its end, as is usual of late. Taken to be long until it is known."""
+    began_on_s: float = 0.0
+    """What it had been on for when its last work began."""
     claim_from_s: float = inf
     claim_until_s: float = -inf
     claim_due_s: float = inf
@@ -66,13 +70,14 @@ class Standing:
     def begin(self, now_s: float) -> None:
         """Work came after idleness."""
         if self.idle_since_s is not None:
-            self.pause_s += EWMA * (min(now_s - self.idle_since_s, LONG_PAUSE_S) - self.pause_s)
-        self.working = True
+            self.pause_s += EWMA * (min(now_s - self.idle_since_s, LONG_S) - self.pause_s)
+        self.working, self.began_on_s = True, self.usage.on_s
         self.usage.arrivals += 1
 
     def end(self, now_s: float, kept_s: float) -> None:
         """It has no more work, and keeps the card for so long."""
         if self.working:
+            self.work_s += EWMA * (min(self.usage.on_s - self.began_on_s, LONG_S) - self.work_s)
             self.idle_since_s, self.kept_until_s = now_s, now_s + kept_s
         self.working, self.worked_before = False, False
 

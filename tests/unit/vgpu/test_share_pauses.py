@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.vgpu.gpu_model import LC, Node, looping, share_with, tenant
+from tests.unit.vgpu.gpu_model import LC, Node, Program, looping, share_with, tenant
 from vgpu.trace import Idle, Switched, Work
 
 
@@ -26,6 +26,24 @@ def test_pauses_longer_than_a_switch_are_given_to_who_waits() -> None:
     node.run(10.0)
     assert node.on_s("few") / 10 * 100 == pytest.approx(30, abs=1)
     assert node.on_s("few") + node.on_s("many") > 7.0, "alone they have 1.4 of each 2.4 ms"
+
+
+def light(cap: int) -> Program:
+    """Kernels of 50 us, 600 us apart."""
+    return Program(tenant(cap=cap, weight=cap or 100), loop=(0.00005, 0.0006))
+
+
+def test_a_card_is_not_kept_for_who_pauses_longer_than_he_works() -> None:
+    node = Node({f"light{number}": light(20) for number in range(5)})
+    node.run(10.0)
+    each = [node.on_s(name) / 10 * 100 for name in node.programs]
+    assert min(each) > 7.0, "alone they have 7.7 % of the card: all fit side by side"
+
+
+def test_a_light_loop_leaves_the_card_to_a_neighbour_who_always_has_work() -> None:
+    node = Node({"light": light(0), "busy": Program(tenant(cap=100, weight=100), always=True)})
+    node.run(10.0)
+    assert node.on_s("busy") / 10 > 0.95
 
 
 def test_a_pause_in_a_turn_keeps_nobody_more_urgent_waiting() -> None:
