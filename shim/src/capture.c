@@ -205,7 +205,7 @@ static bool tell(struct seat *seat, size_t count)
 
 static bool is_too_early(void)
 {
-    return atomic_load(&tangram.contexts.making) > 0 && !atomic_load(&capture_->ever);
+    return atomic_load(&tangram.contexts.making) > 0 && !atomic_load(&tangram.contexts.one_made);
 }
 
 void capture_tell(void)

@@ -38,6 +38,7 @@ static void tried(void)
 /* Locked. It was made. Its default stream was booked without its handle, if it is the first: so nobody has the handle yet. */
 static void came(CUcontext context)
 {
+    atomic_store(&contexts_->one_made, true);
     if (context != NULL && atomic_load(&contexts_->first) == NULL && !atomic_load(&contexts_->several))
         atomic_store(&contexts_->first, context);
 }

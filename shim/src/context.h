@@ -33,6 +33,7 @@ struct contexts {
     _Atomic(CUcontext) primary[CONTEXT_DEVICES]; /* that were retained and live; NULL = not */
     unsigned ever;             /* contexts that were made, or are being made */
     _Atomic unsigned making;   /* how many the driver makes now */
+    _Atomic bool one_made;     /* one was made, ever */
     _Atomic(CUcontext) first;  /* NULL = not made yet, or there were two before its handle was known */
     _Atomic bool several;      /* there was, or may be, another than the first; raised before that is made */
 };

@@ -68,8 +68,7 @@ static void let_go(struct block *block, uint64_t holders)
     bool last = (block->holders -= holders) == 0;
     pthread_mutex_unlock(&vmm->lock);
     if (last) {
-        bool unmapped = block->imported && block->bytes == 0;
-        if (block->exported || unmapped) /* who holds it still is charged before it is free here; or it is free now */
+        if (block->exported || block->imported) /* who holds it still is charged before it is free here; or it is free now */
             contexts_measure(block->card);
         lease_give_back(block->card, block->bytes);
         free(block);

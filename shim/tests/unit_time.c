@@ -78,14 +78,14 @@ static void channels_of_a_first_context_are_told_when_it_is_made(void)
     expect_silence();
     capture_arbiter_is_new();
     expect_silence();
-    atomic_store(&tangram.contexts.making, 0);
+    atomic_store(&tangram.contexts.one_made, true); /* and a second one is being made: work may run in the first */
     capture_tell();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 2), 2, NULL, 0);
-    atomic_store(&tangram.contexts.making, 1); /* of a second one they are told at once */
     make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 1);
     capture_tell();
     assert(next_told().channels.computes == 3);
     atomic_store(&tangram.contexts.making, 0);
+    atomic_store(&tangram.contexts.one_made, false);
 }
 
 static void what_is_freed_is_told_at_once_and_with_all_under_it(void)

@@ -138,6 +138,18 @@ def test_a_block_that_lives_on_where_it_is_not_mapped_is_charged_before_its_make
     owner.must("alloc(300)")
 
 
+def test_a_block_that_is_mapped_after_its_maker_let_go_comes_free_with_its_last_release(measured: Stage) -> None:
+    owner, guest = measured.worker(), measured.worker()
+    block = owner.must("create(200, 0, 1)")
+    _, pid, fd = owner.ask(f"export_block({block})")
+    handle = guest.must(f"import_block({pid}, {fd})")
+    owner.must(f"release({block})")
+    _, at = guest.ask(f"map_block({handle}, 200)")
+    guest.must(f"unmap({at}, 200)")
+    guest.must(f"release({handle})")
+    owner.must("alloc(300)")
+
+
 def test_a_restarted_arbiter_lends_nothing_that_contexts_hold(own_measured: Stage) -> None:
     one, two = own_measured.worker(), own_measured.worker()
     one.must("alloc(100)")
