@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -127,11 +128,19 @@ def _sums(rows: list[Row]) -> list[str]:
     ]
 
 
+def is_kept(commit: str) -> bool:
+    """Does this history have the commit?"""
+    asked = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, check=False).returncode == 0
+
+
 def tables(rows: list[Row]) -> str:
     of_part = {row["part"]: row for row in rows}
     commits = ", ".join("{part} {commit} of {date}".format(**row) for row in of_part.values())
     about = "{gpu}, driver {driver}; commits: ".format(**rows[0]) + commits
     head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
+    lost = sorted({row["commit"] for row in of_part.values() if not is_kept(row["commit"])})
+    head += f" Not in this history, because their tree was committed anew: {', '.join(lost)}." if lost else ""
     blocks = [
         [head],
         _latency(rows),

@@ -128,3 +128,13 @@ def test_the_makefile_lists_each_of_its_targets_with_help() -> None:
     assert phony
     helped = re.findall(r"^([a-z0-9-]+):.*## ", text, re.MULTILINE)
     assert sorted(phony[1].split()) == sorted(helped)
+
+
+def test_the_readmes_figures_of_a_request_are_those_of_the_table() -> None:
+    page = (ROOT / "docs/gpu-time.md").read_text()
+    found: dict[str, tuple[str, str]] = {}
+    for case, p50, p99 in re.findall(r"^\| ([^|]+) \| ([\d,]+) \| ([\d,]+) \|", page, re.MULTILINE):
+        found.setdefault(case, (p50, p99))  # the first table is of requests
+    (row,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| a request of "))
+    cases = ("alone", "time slicing", "found by the library", "announced 1.5 ms ahead")
+    assert re.findall(r"([\d,]+) / ([\d,]+) us", row) == [found[case] for case in cases]
