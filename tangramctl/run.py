@@ -100,8 +100,9 @@ def _machine(options: Options, programs: Path | None) -> Machine:
         _, named, why = str(error).partition(f"{machine.driver_config}:")
         if not named:
             raise
+        where = f", line {why}" if why[:1].isdigit() else f", which{why}"  # else the whole file is meant
         raise BadOption(
-            f"--fake is {options.fake}, line {why}; it must be a description of cards (docs/reference/fake-driver.md)"
+            f"--fake is {options.fake}{where}; it must be a description of cards (docs/reference/fake-driver.md)"
         ) from None
     return machine
 
