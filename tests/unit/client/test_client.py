@@ -72,6 +72,11 @@ def test_a_hint_that_cannot_be_is_an_error_with_its_range(calls, us):
     assert said[0].endswith("microseconds: 0 to 10,000,000")
 
 
+def test_a_hint_that_is_no_number_is_an_error_with_argument_value_and_range(calls):
+    said = calls("try:\n    tangram.hint('x')\nexcept TypeError as error:\n    print(error)")
+    assert said == ["hint: us is 'x': it must be a number, 0 to 10,000,000"]
+
+
 @pytest.mark.parametrize(
     ("section", "first", "last"),
     [("latency_critical", "begin 0", "end 0"), ("best_effort", "yield_begin 0", "yield_end 0")],

@@ -97,9 +97,13 @@ def hint(us: float) -> bool:
     """GPU work comes in so many microseconds. 1500 are enough to meet it as if alone; True when the arbiter was told.
 
     With a CUDA context current in this thread, the process is brought back onto the GPU before the request. Work that does not
-    come costs the others some milliseconds. Raises ValueError outside 0 to 10,000,000.
+    come costs the others some milliseconds. Raises ValueError outside 0 to 10,000,000, TypeError for what is no number.
     """
-    if not 0 <= us <= HINT_MOST_US:
+    try:
+        possible = 0 <= us <= HINT_MOST_US
+    except TypeError:
+        raise TypeError(f"hint: us is {us!r}: it must be a number, 0 to {HINT_MOST_US:,}") from None
+    if not possible:
         raise ValueError(f"hint of {us} microseconds: 0 to {HINT_MOST_US:,}")
     return bool(_library.hint(int(us)) == 0)
 
