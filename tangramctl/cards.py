@@ -19,6 +19,8 @@ from vgpu.inventory import Card, Inventory
 
 MIB: Final = 2**20
 REAL_DRIVER: Final = Path("/")
+EXAMPLE: Final = Path(__file__).resolve().parents[1] / "examples/04-no-cluster/cards"
+"""A description for `--fake`, where this is a source tree."""
 
 
 @contextmanager
@@ -35,8 +37,9 @@ def driver(machine: Machine) -> Iterator[Inventory]:
                 raise NoGpu("the NVIDIA driver is here and has no GPU: nothing can be shared")
             yield inventory
     except NvmlError as error:
+        described = EXAMPLE if EXAMPLE.is_file() else "FILE"
         raise NoGpu(
-            f"no NVIDIA GPU can be used on this machine ({error}); to try Tangram without one, give --fake FILE"
+            f"no NVIDIA GPU can be used on this machine ({error}); to try Tangram without one, give --fake {described}"
         ) from None
 
 

@@ -116,6 +116,11 @@ def test_every_example_has_a_readme_and_asks_for_what_can_be_asked(example: Path
     assert all(pod_ask(pod, policies=POLICIES) for pod in pods)
 
 
+def test_the_examples_page_has_a_line_for_each_example() -> None:
+    rows = re.findall(r"^\| \[([^\]]+)\]", (ROOT / "examples/README.md").read_text(), re.MULTILINE)
+    assert rows == sorted(folder.name for folder in (ROOT / "examples").glob("[0-9]*"))
+
+
 def test_the_readme_shows_a_pod_that_asks_for_8_gib_and_30_percent() -> None:
     shown = [yaml.safe_load(block) for block in FENCED_YAML.findall((ROOT / "README.md").read_text())]
     (ask,) = pod_ask(shown[0]).containers

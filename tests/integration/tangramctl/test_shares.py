@@ -14,6 +14,7 @@ from tests.integration.tangramctl.conftest import (
     LARGE_MIB,
     MIB,
     OUT_OF_MEMORY,
+    ROOT,
     SMALL,
     SMALL_MIB,
     Ctl,
@@ -206,6 +207,7 @@ def test_without_a_gpu_one_sentence_says_so(ctl: Ctl) -> None:
     done = ctl.call("run", "--gpu-mem", "8Gi", "--", "true")
     assert done.returncode == 69
     assert done.stderr.startswith("tangramctl: no NVIDIA GPU can be used on this machine (")
+    assert done.stderr.endswith(f"give --fake {ROOT}/examples/04-no-cluster/cards\n")
     assert done.stderr.count("\n") == 1
     assert arbiters(ctl.folder) == []
 
@@ -227,11 +229,15 @@ def test_runs_with_the_same_description_share_its_cards_and_with_another_do_not(
     assert [entry["fake"] for entry in entries] == [str(ctl.cards)]
 
 
-def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ctl) -> None:
-    ctl.cards.write_text("card t4\nkard t4\n")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("card t4\nkard t4\n", ', line 2: the first word is "kard"'), ("", ", which describes no card; it must be a")],
+)
+def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ctl, text: str, said: str) -> None:
+    ctl.cards.write_text(text)
     done = ctl.run("1Gi", "true")
     assert done.returncode == 2
-    assert f'--fake is {ctl.cards}, line 2: the first word is "kard"' in done.stderr
+    assert f"--fake is {ctl.cards}{said}" in done.stderr
     assert "/s/fake/" not in done.stderr
 
 
