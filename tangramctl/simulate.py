@@ -23,13 +23,15 @@ from vgpu.placement import Placement, explain, place
 from vgpu.policy import POLICIES
 from vgpu.quantity import LARGEST_CARD_MIB
 from vgpu.request import MOST_CARDS, Ask, PodAsk
-from vgpu.simulate import Run, replay
+from vgpu.simulate import Run, replay, too_large
 from vgpu.snapshot import Snapshot, fleet_of, snapshot_from_json
 from vgpu.workload import read_nodes, read_pods
 
 MOST_SEEDS: Final = 1000
 SHOWN: Final = (50, 60, 70, 80, 85, 90, 95, 100, 105, 110, 120, 130)
 """Percent arrived of which a person is shown the figures; `--json` has all."""
+NAMED: Final = 3
+"""Pods that fit no node and are named; the others are counted."""
 
 
 def simulate(
@@ -46,6 +48,7 @@ def simulate(
         asked = read_pods(_text(pods, "--pods"), str(pods), policy)
     except TangramError as error:
         raise BadOption(str(error)) from None
+    _warn(too_large(hosts, asked), len(asked))
     start = time.monotonic()
     runs: list[Run] = []
     with _bar() as bar:
@@ -65,6 +68,17 @@ def simulate(
         sys.stdout.write(msgspec.json.encode(found_all).decode() + "\n")
     else:
         _show(found_all)
+
+
+def _warn(names: Sequence[str], of: int) -> None:
+    """Say which pods can never be placed."""
+    if not names:
+        return
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    print(
+        f"tangramctl: {len(names)} of {of} pods fit no node, not even an empty one: {', '.join(names[:NAMED])}{more}",
+        file=sys.stderr,
+    )
 
 
 def _advance(bar: Progress, task: TaskID, done: int, part: float) -> None:
@@ -159,6 +173,7 @@ def _show(found: dict[str, Any]) -> None:
     for percent, allocated, fragmented in found["curve"]:
         if percent in SHOWN or percent == last:
             print(f"{percent:7d}  {allocated:9.2f}  {fragmented:10.2f}")
+    print("allocated: held by the pods placed; fragmented: idle, and of no use to the next pod as pods were so far")
 
 
 def _seeds(text: str) -> list[int]:

@@ -71,9 +71,20 @@ class Cluster:
         self.gpu_mib = np.array([sum(card.mib for card in host.inventory.cards) for host in self.hosts], np.int64)
         self.capacity_mib = int(self.gpu_mib.sum())
 
+    def candidates(self, job: Job) -> Numbers:
+        """Hosts that have the CPU and memory, by number."""
+        return np.flatnonzero((self.cpu_milli >= job.cpu_milli) & (self.memory_mib >= job.memory_mib))
+
+    def takes(self, job: Job) -> bool:
+        """Does some host have room for the pod now?"""
+        fit = self.candidates(job)
+        return bool(len(fit)) and (
+            not job.ask or isinstance(place(self.fleet, job.ask, tuple(self.names[fit])), Placement)
+        )
+
     def put(self, job: Job) -> bool:
         """Place a pod where it fits. Returns whether it did."""
-        fit = np.flatnonzero((self.cpu_milli >= job.cpu_milli) & (self.memory_mib >= job.memory_mib))
+        fit = self.candidates(job)
         if not len(fit):
             return False
         if job.ask:
@@ -119,6 +130,16 @@ def arrivals(jobs: Sequence[Job], seed: int, capacity_mib: int, arrive: float) -
         waiting.append(jobs[int(random.integers(len(jobs)))])
         asked += waiting[-1].gpu_mib
     return waiting
+
+
+def too_large(hosts: Sequence[Host], jobs: Sequence[Job]) -> list[str]:
+    """Names of the pods that no host would take if it were empty, in the order of `jobs`."""
+    empty, fits = Cluster(hosts, least_gpu), {}
+    for job in jobs:
+        size = job.cpu_milli, job.memory_mib, job.ask
+        if size not in fits:  # many pods are alike
+            fits[size] = empty.takes(job)
+    return [job.name for job in jobs if not fits[job.cpu_milli, job.memory_mib, job.ask]]
 
 
 def replay(

@@ -67,9 +67,26 @@ def test_seeds_replayed_at_once_give_what_they_give_one_by_one(files: list[str |
 def test_a_person_sees_a_table_and_a_picture(files: list[str | Path], tmp_path: Path) -> None:
     done = simulate(*files, "--seeds", "1", "--plot", tmp_path / "curve.svg")
     assert "arrived  allocated  fragmented" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("allocated: held by the pods placed; fragmented: idle")
     picture = ElementTree.fromstring((tmp_path / "curve.svg").read_text())
     assert picture.tag.endswith("svg")
     assert [each.text for each in picture.iter() if each.text in ("allocated", "fragmented")]
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, ""),
+        (3, "tangramctl: 3 of 4 pods fit no node, not even an empty one: big0, big1, big2\n"),
+        (5, "tangramctl: 5 of 6 pods fit no node, not even an empty one: big0, big1, big2 and 2 more\n"),
+    ],
+)
+def test_pods_that_no_node_could_ever_take_are_named(files: list[str | Path], count: int, said: str) -> None:
+    large = "".join(f"big{number},100,1,3,500,\n" for number in range(count))
+    Path(files[3]).write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nx,100,1,1,500,\n{large}")
+    done = simulate(*files, "--seeds", "1", "--json")
+    assert (done.returncode, done.stderr) == (0, said)
+    json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(

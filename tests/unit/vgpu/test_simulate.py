@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vgpu.policy import POLICIES
-from vgpu.simulate import arrivals, replay
+from vgpu.simulate import arrivals, replay, too_large
 from vgpu.workload import BadWorkload, read_nodes, read_pods
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,8000,1000,2,T4\nb,8000,1000,1,P100\n"
@@ -27,6 +27,12 @@ def test_cpu_memory_and_model_keep_pods_out() -> None:
     assert run("x,8000,0,1,1000,\n") == pytest.approx(200 / 3)
     assert run("x,0,1000,1,1000,\n") == pytest.approx(200 / 3)
     assert run("x,0,0,2,1000,T4|P100\n") == pytest.approx(200 / 3)
+
+
+def test_pods_that_no_host_could_take_if_it_were_empty_are_found() -> None:
+    pods = "fits,0,0,1,1000,P100\nmodel,0,0,2,500,P100\ncards,0,0,3,500,\ncpu,8001,0,0,0,\nmemory,0,1001,1,1,\nas,0,0,3,500,\n"
+    jobs = read_pods(PODS + pods, "pods.csv", "binpack")
+    assert too_large(read_nodes(NODES, "nodes.csv"), jobs * 2) == ["model", "cards", "cpu", "memory", "as"] * 2
 
 
 def test_a_pod_without_a_gpu_takes_the_cpu_of_a_host_and_no_gpu() -> None:
