@@ -77,4 +77,4 @@ update: .venv/.synced ## regenerate what is generated (proto)
 	hack/update-proto
 
 clean: ## remove build results (not the cluster, not its cache)
-	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build tangramctl/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis

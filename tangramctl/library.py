@@ -1,10 +1,10 @@
-"""Where libtangram.so and the fake driver lie: packaged beside this code, in a source tree's build folder, or installed."""
+"""Where libtangram.so and the fake driver lie: in a source tree's build folder, packaged beside this code, or installed."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,8 @@ from tangramctl.errors import BadOption, Broken
 LIBRARY: Final = "libtangram.so"
 DAEMON: Final = "nvidia-fake-driverd"
 HERE: Final = Path(__file__).resolve().parent
+TREE: Final = HERE.parent if (HERE.parent / "shim/Makefile").is_file() else None
+"""The source tree that this code lies in; None in an installed wheel. What was built in it comes first: a packaged copy may be older."""
 INSTALLED: Final = Path("/opt/tangram/lib")
 """In the image, and where the docs say to copy it."""
 FAKE_INSTALLED: Final = Path("/opt/fake-driver/files")
@@ -24,12 +26,20 @@ def library(given: Path | None) -> Path:
     """The library to load into the command. Raises BadOption, Broken."""
     if given is not None and not given.is_file():
         raise BadOption(f"--library is {given}: it must be a file, {LIBRARY} as `make library` builds it")
-    places = [HERE / "lib", HERE.parent / "build/shim", INSTALLED]
+    places = [*_built(), HERE / "lib", INSTALLED]
     path = given or next((folder / LIBRARY for folder in places if (folder / LIBRARY).is_file()), None)
     if path is None:
-        looked = ", ".join(str(folder) for folder in places)
-        raise Broken(f"no {LIBRARY} in {looked}: build it with `make library`, or name it with --library")
+        cure = "build it with `make library`" if TREE else "this wheel was built without it: build one with it"
+        raise Broken(f"no {LIBRARY} in {_listed(places)}: {cure}, or name it with --library")
     return _preloadable(path, LIBRARY)
+
+
+def _built() -> list[Path]:
+    return [TREE / "build/shim"] if TREE else []
+
+
+def _listed(places: Iterable[Path]) -> str:
+    return ", ".join(dict.fromkeys(map(str, places)))
 
 
 def _preloadable(path: Path, what: str) -> Path:
@@ -45,14 +55,18 @@ def fake_driver(library: Path | None) -> Path:
     for folder in places:
         if (folder / DAEMON).is_file():
             return _preloadable(folder, "the fake driver")
-    raise Broken(f"no fake driver ({DAEMON}) in {', '.join(map(str, places))}: build it with `make library`")
+    cure = (
+        "build it with `make library`"
+        if TREE
+        else "no wheel has it: --fake works in a source tree, after `make library`"
+    )
+    raise Broken(f"no fake driver ({DAEMON}) in {_listed(places)}: {cure}")
 
 
 def _fake_places(library: Path | None) -> Iterator[Path]:
     if library is not None:
         yield library.resolve().parent / "fake"
-    yield HERE / "lib/fake"
-    yield HERE.parent / "build/shim/fake"
+    yield from (folder / "fake" for folder in (*_built(), HERE / "lib"))
     yield FAKE_INSTALLED
     on_path = shutil.which(DAEMON)
     if on_path:

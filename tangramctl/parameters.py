@@ -87,7 +87,7 @@ Library = Annotated[
         "--library",
         envvar="TANGRAMCTL_LIBRARY",
         metavar="FILE",
-        help="libtangram.so. Default: packaged, build/shim, /opt/tangram/lib.",
+        help="libtangram.so. Default: build/shim, packaged, /opt/tangram/lib.",
     ),
 ]
 IdleS = Annotated[
