@@ -16,16 +16,29 @@ from tangramctl.errors import BadOption
 from vgpu.errors import BadAsk, TangramError
 from vgpu.explain import Nearest, Row, cards_of, need_of, rows_of, summary
 from vgpu.names import Names
+from vgpu.placement import TOO_LARGE
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk, pod_ask
 from vgpu.snapshot import PodRecord, Snapshot, snapshot_from_json
 
 SHOWN = 20
 """Nodes in the table; `--json` has all."""
+ENDED = ("Succeeded", "Failed")
+"""Phases in which a pod holds nothing any more."""
+STANDING = {
+    "reserved": "a place is chosen for it on",
+    "binding": "it is being bound to",
+    "in doubt": "it is being bound to",
+    "bound": "it is bound to",
+    "seen bound": "it is bound to",
+    "kept": "others are evicted to make room for it on",
+    "planned": "room is held until its turn comes on",
+}
+"""Stages of a snapshot in words."""
 
 
 def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender: str, domain: str, json: bool) -> bool:
-    """Print why the pod is pending. Returns whether it is placed, or would fit."""
+    """Print why the pod is pending. Returns False where it fits no node: not where it is placed, would fit, or has ended."""
     namespace, slash, short = name.partition("/")
     if not (namespace and slash and short) or "/" in short:
         raise BadOption(f"the pod is {name!r}: it must be NAMESPACE/NAME")
@@ -34,7 +47,12 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
     if placed is not None:
         _say_placed(placed, json=json)
         return True
-    ask = _ask(name, pod, known)
+    found = _pod(name, pod)
+    phase = found.get("status", {}).get("phase")
+    if phase in ENDED:
+        _say_ended(name, phase, json=json)
+        return True
+    ask = _ask(name, found, known)
     rows = rows_of(known, ask)
     if json:
         sys.stdout.write(msgspec.json.encode(_document(name, rows)).decode() + "\n")
@@ -64,7 +82,8 @@ def _snapshot(file: Path | None, extender: str, names: Names) -> Snapshot:
         raise BadOption(f"{file or extender}: {error}") from None
 
 
-def _ask(name: str, file: Path | None, known: Snapshot) -> PodAsk:
+def _pod(name: str, file: Path | None) -> dict[str, Any]:
+    """The pod, decoded."""
     namespace, _, short = name.partition("/")
     try:
         found = plain_json.loads(file.read_bytes()) if file else kubectl("get", "pod", short, "-n", namespace)
@@ -74,6 +93,10 @@ def _ask(name: str, file: Path | None, known: Snapshot) -> PodAsk:
         raise BadOption(f"--pod {file}: it must be what kubectl get pod -o json writes: {error}") from None
     if not isinstance(found, dict) or found.get("kind") != "Pod":
         raise BadOption(f"--pod {file}: it must be one Pod, as kubectl get pod -o json writes it")
+    return found
+
+
+def _ask(name: str, found: dict[str, Any], known: Snapshot) -> PodAsk:
     try:
         ask = pod_ask(found, names=Names(known.domain), unit_mib=known.unit_mib, policies=POLICIES)
     except BadAsk as error:
@@ -98,10 +121,16 @@ def _say_placed(placed: PodRecord, *, json: bool) -> None:
         document = {"pod": placed.key, "placed": True, "node": placed.node, "stage": placed.stage}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
         return
-    how = "room is kept for it" if placed.stage == "kept" else f"it has its place ({placed.stage})"
-    print(f"pod {placed.key}: {how} on node {placed.node}")
+    print(f"pod {placed.key}: {STANDING[placed.stage]} node {placed.node}")
     for piece in placed.assignment.held():
-        print(f"  GPU {piece.index} {piece.uuid}: {piece.mib} MiB, {piece.core_percent} %")
+        print(f"  GPU {piece.index} {piece.uuid}: {_share(piece.mib, piece.core_percent, ', ')}")
+
+
+def _say_ended(name: str, phase: str, *, json: bool) -> None:
+    if json:
+        sys.stdout.write(msgspec.json.encode({"pod": name, "placed": False, "ended": phase}).decode() + "\n")
+    else:
+        print(f"pod {name} has ended ({phase}): it holds no GPU and waits for none")
 
 
 def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
@@ -111,7 +140,7 @@ def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
     for condition in _conditions(ask):
         print(f"  {condition}")
     for reason, count in summary(rows).items():
-        print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}")
+        print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}{_figures(reason, ask, rows)}")
     table = Table("NODE", "BEST GPU", "FREE", "LACKS", "WHY NOT", box=None, pad_edge=False)
     for row in rows[:SHOWN]:
         best = row.nearest
@@ -122,19 +151,33 @@ def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
         print(f"and {len(rows) - SHOWN} more nodes: --json shows all")
 
 
+def _figures(reason: str, ask: PodAsk, rows: list[Row]) -> str:
+    """What is asked of a GPU and what the largest has, where none is large enough; else nothing."""
+    need, largest_mib = need_of(ask), max((row.largest_mib for row in rows if row.reason == reason), default=0)
+    if reason != TOO_LARGE or need is None or not largest_mib:
+        return ""
+    return f" ({size(need[0])} asked, the largest allowed there has {size(largest_mib)})"
+
+
 def _wanted(ask: PodAsk) -> str:
     """What is asked of the cards, in words."""
     need, cards = need_of(ask), cards_of(ask)
     mig = sorted({f"MIG instances {part.profile}" for part in ask.containers if part.kind == "mig"})
     if any(part.kind == "whole" for part in ask.containers):
-        parts = [f"{cards} whole GPU{'s' if cards > 1 else ''}", *([_share(need, 1)] if need else [])]
+        parts = [f"{cards} whole GPU{'s' if cards > 1 else ''}", *([f"{_share(*need)} of one GPU"] if need else [])]
     else:
-        parts = [_share(need, cards)] if need else []
+        parts = [f"{_share(*need)} of {'one GPU' if cards == 1 else f'each of {cards} GPUs'}"] if need else []
     return ", ".join([*parts, *mig])
 
 
-def _share(need: tuple[int, int], cards: int) -> str:
-    return f"{need[0]} MiB and {need[1]} % of {'one GPU' if cards == 1 else f'each of {cards} GPUs'}"
+def _share(mib: int, percent: int, joint: str = " and ") -> str:
+    """A share without what it has no limit of."""
+    return joint.join([size(mib), *([f"{percent} %"] if percent else [])])
+
+
+def size(mib: int) -> str:
+    """`200 GiB`; in MiB what is no whole number of them."""
+    return f"{mib} MiB" if mib % 1024 or not mib else f"{mib // 1024} GiB"
 
 
 def _conditions(ask: PodAsk) -> list[str]:
@@ -152,9 +195,9 @@ def _best(row: Row) -> str:
 
 def free_text(card: Nearest) -> str:
     """What is free of it; less than nothing where a card shrank below what was granted."""
-    parts = (card.free_mib, "MiB"), (card.free_percent, "%")
+    parts = (card.free_mib, size, "0 MiB"), (card.free_percent, lambda percent: f"{percent} %", "0 %")
     return ", ".join(
-        f"{free} {unit}" if free >= 0 else f"0 {unit} ({-free} too much is granted)" for free, unit in parts
+        told(free) if free >= 0 else f"{nothing} ({told(-free)} too much is granted)" for free, told, nothing in parts
     )
 
 
@@ -164,6 +207,6 @@ def _lacks(row: Row) -> str:
         return "-"
     if row.lacks_cards:
         return f"{row.lacks_cards} GPU{'s' if row.lacks_cards > 1 else ''}"
-    parts = [f"{best.lacks_mib} MiB"] if best.lacks_mib else []
+    parts = [size(best.lacks_mib)] if best.lacks_mib else []
     parts += [f"{best.lacks_percent} %"] if best.lacks_percent else []
     return ", ".join(parts) or "nothing"

@@ -43,6 +43,8 @@ class Row:
     """How many more cards the node would need, of those that are large enough and allowed. 0 where that is not what it lacks."""
     models: tuple[str, ...] = ()
     """Of the cards that the node shares, whether the pod may have them or not."""
+    largest_mib: int = 0
+    """Of the largest card that the pod may have; 0 where it may have none, and for MIG instances."""
 
 
 def rows_of(snapshot: Snapshot, ask: PodAsk) -> list[Row]:
@@ -76,7 +78,8 @@ def _row(fleet: Fleet, node: str, ask: PodAsk, reason: str) -> Row:
     if not found:
         return Row(node, reason, None, models=models)
     lacks_cards = max(0, wanted - sum(large for _, large in found)) if reason == TOO_FEW else 0
-    return Row(node, reason, found[min(wanted, len(found)) - 1][0], lacks_cards, models)
+    largest_mib = max(one.mib for one, _ in found)
+    return Row(node, reason, found[min(wanted, len(found)) - 1][0], lacks_cards, models, largest_mib)
 
 
 def _usable(fleet: Fleet, node: str, ask: PodAsk) -> list[tuple[Nearest, bool]]:

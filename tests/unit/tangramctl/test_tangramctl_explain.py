@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 from tangramctl.__main__ import app
 from tangramctl.cluster import UNREADABLE, complaint, snapshot_of
-from tangramctl.explain import free_text
+from tangramctl.explain import STANDING, free_text
 from tests.builders import PodBuilder, card, node, pod, share
 from vgpu.explain import Nearest, rows_of
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
 from vgpu.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_FEW, TOO_LARGE, Placement, place
 from vgpu.request import Ask, PodAsk, pod_ask
-from vgpu.snapshot import NodeRecord, Snapshot, fleet_of, snapshot_to_json
+from vgpu.snapshot import STAGES, NodeRecord, Snapshot, fleet_of, snapshot_to_json
 
 FULL_MIB = 81_920
 
@@ -142,18 +142,18 @@ def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
     (files / "pod.json").write_bytes(pod("p").asking(mib=50 * 1024).json())
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
-    assert said.startswith("pod default/p asks for 51200 MiB and 0 % of one GPU and fits no node\n")
+    assert said.startswith("pod default/p asks for 50 GiB of one GPU and fits no node\n")
     assert f"  2 nodes: {NO_ROOM}\n" in said
     (line,) = [line for line in said.splitlines() if line.startswith("n2")]
-    assert "40960 MiB, 10 %" in line
-    assert "10240 MiB " in line
+    assert "40 GiB, 10 %" in line
+    assert "10 GiB " in line
 
 
 def test_how_many_gpus_are_asked_for_and_missing_is_said(files: Path) -> None:
     (files / "pod.json").write_bytes(pod("p").asking(mib=9 * 1024).annotated(gpu_count="3").json())
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
-    assert said.startswith("pod default/p asks for 3072 MiB and 0 % of each of 3 GPUs and fits no node\n")
+    assert said.startswith("pod default/p asks for 3 GiB of each of 3 GPUs and fits no node\n")
     lines = {line.split()[0]: line for line in said.splitlines()}
     assert "  1 GPU  " in lines["n1"]
     assert "  2 GPUs  " in lines["n2"]
@@ -183,8 +183,33 @@ def test_one_that_would_fit_has_exit_code_0_and_a_document(files: Path) -> None:
 def test_one_that_has_its_place_is_said_to(files: Path) -> None:
     code, said, _ = explain("default/c", "--snapshot", str(files / "snapshot.json"))
     assert code == 0
-    assert said.startswith("pod default/c: it has its place (seen bound) on node n2\n")
-    assert f"{card(0, node='n2').uuid}: 40960 MiB, 90 %" in said
+    assert said.startswith("pod default/c: it is bound to node n2\n")
+    assert f"{card(0, node='n2').uuid}: 40 GiB, 90 %\n" in said
+    _, said, _ = explain("default/a", "--snapshot", str(files / "snapshot.json"))
+    assert said.endswith(": 60 GiB\n")
+
+
+def test_every_stage_of_a_snapshot_has_words() -> None:
+    assert set(STANDING) == set(STAGES)
+
+
+def test_a_pod_asks_for_what_was_written_and_no_more(files: Path) -> None:
+    (files / "pod.json").write_bytes(pod("p").asking(mib=200 * 1024, core=30).json())
+    _, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert said.startswith("pod default/p asks for 200 GiB and 30 % of one GPU and fits no node\n")
+    assert f"  3 nodes: {TOO_LARGE} (200 GiB asked, the largest allowed there has 80 GiB)\n" in said
+    asking = pod("p").asking(mib=200 * 1024).annotated(gpu_model="H200")
+    (files / "pod.json").write_bytes(asking.json())
+    _, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert f"  3 nodes: {TOO_LARGE}\n" in said
+
+
+def test_one_that_has_ended_is_said_to(files: Path) -> None:
+    (files / "pod.json").write_bytes(pod("p").asking(mib=8192).on("n1").with_phase("Succeeded").json())
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert (code, said) == (0, "pod default/p has ended (Succeeded): it holds no GPU and waits for none\n")
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
+    assert (code, json.loads(said)) == (0, {"pod": "default/p", "placed": False, "ended": "Succeeded"})
 
 
 @pytest.mark.parametrize(
@@ -285,8 +310,8 @@ def test_what_kubectl_complains_of_is_one_sentence(text: str, sentence: str) -> 
 
 
 def test_a_card_that_holds_more_than_it_has_is_said_to() -> None:
-    assert free_text(Nearest("u", 0, "m", 1, -30720, 40, 1, 0)) == "0 MiB (30720 too much is granted), 40 %"
-    assert free_text(Nearest("u", 0, "m", 1, 512, -5, 1, 0)) == "512 MiB, 0 % (5 too much is granted)"
+    assert free_text(Nearest("u", 0, "m", 1, -30720, 40, 1, 0)) == "0 MiB (30 GiB too much is granted), 40 %"
+    assert free_text(Nearest("u", 0, "m", 1, 512, -5, 1, 0)) == "512 MiB, 0 % (5 % too much is granted)"
 
 
 def test_without_kubectl_it_says_what_to_give(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
