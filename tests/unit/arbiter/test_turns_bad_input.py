@@ -52,7 +52,7 @@ def test_who_told_no_arbiter_of_channels_before_is_not_enabled(node: TurnsNode, 
     urgent.works()
     fresh.works()
     wait_for(lambda: driver.off(fresh))
-    assert (known.client, False) in driver.calls
+    wait_for(lambda: (known.client, False) in driver.calls)
     assert [disable for client, disable in driver.calls if client == fresh.client] == [True]
 
 
