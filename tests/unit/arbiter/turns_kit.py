@@ -103,6 +103,10 @@ class Driver:
         with self._lock:
             return {channel for (of, channel), count in self._count.items() if of == client and count}
 
+    def calls_about(self, tenant: Tenant) -> list[bool]:
+        """Disable? Of each call so far."""
+        return [disable for client, disable in list(self.calls) if client == tenant.client]
+
     def owed(self) -> int:
         """Enables."""
         with self._lock:
