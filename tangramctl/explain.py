@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from tangramctl.cluster import kubectl, snapshot_at, snapshot_of
 from tangramctl.errors import BadOption
+from tangramctl.screen import console, put
 from vgpu.errors import BadAsk, TangramError
 from vgpu.explain import Nearest, Row, cards_of, need_of, rows_of, summary
 from vgpu.names import Names
@@ -146,7 +146,7 @@ def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
         best = row.nearest
         free = free_text(best) if best else "-"
         table.add_row(row.node, _best(row), free, _lacks(row), row.reason or "fits")
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    put(table, console())
     if len(rows) > SHOWN:
         print(f"and {len(rows) - SHOWN} more nodes: --json shows all")
 

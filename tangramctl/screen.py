@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Literal
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tangramctl.top import Row as TimeRow
 from tangramctl.top import Table as TimeTable
 from tangramctl.view import CardView, Entry, View
 
 GIB: Final = 2**30
 MIB: Final = 2**20
 UNTOLD: Final = "computes while it says it is idle"
-PLAIN_WIDTH: Final = 240
-"""Columns where output is no terminal: lines are cut by whoever reads them, not here. Guessed."""
+PLAIN_WIDTH: Final = 100_000
+"""Columns where output is no terminal: more than a line has. Whoever reads the lines cuts them."""
+GAP: Final = 2
+COMMAND_LEAST: Final = 12
+"""Columns that COMMAND has at least; it alone is cut. Guessed: an interpreter and the beginning of a script's name."""
+LEFT: Final = frozenset({"PID", "RUN", "GPU", "CLASS", "STATE", "COMMAND"})
+"""Words; the others are numbers."""
+PS_COLUMNS: Final = (
+    "PID", "RUN", "GPU", "CLASS", "CORE", "TIME", "LIMIT", "LEASED", "USED", "CONTEXT", "SHARED", "PROCS", "COMMAND",
+)  # fmt: skip
+PS_EXPENDABLE: Final = (
+    "SHARED", "CONTEXT", "PROCS", "LEASED", "TIME", "CLASS", "CORE", "COMMAND", "RUN", "USED", "LIMIT", "GPU",
+)  # fmt: skip
+"""What a narrow terminal does without, first first: which process has how much of which GPU stays longest."""
+TOP_COLUMNS: Final = (
+    "PID", "RUN", "CLASS", "STATE", "ASKED", "GOT", "WAITED", "CAPPED", "WAIT", "SUSPENDS", "COMMAND",
+)  # fmt: skip
+TOP_EXPENDABLE: Final = (
+    "SUSPENDS", "WAIT", "CLASS", "CAPPED", "WAITED", "COMMAND", "STATE", "ASKED", "PID", "GOT",
+)  # fmt: skip
 
 
 @contextmanager
@@ -32,47 +50,70 @@ def spinner() -> Iterator[Callable[[str], None]]:
 
 
 def console() -> Console:
-    """Stdout, wide where it is a file."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=PLAIN_WIDTH)
+    """Stdout, as wide as any line where it is no terminal."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=PLAIN_WIDTH, force_terminal=False)
+
+
+def put(what: RenderableType, to: Console) -> None:
+    """Prints it. Where output is no terminal, no line ends with blanks."""
+    if to.is_terminal:
+        to.print(what)
+        return
+    with to.capture() as printed:
+        to.print(what)
+    to.out("\n".join(line.rstrip() for line in printed.get().splitlines()), highlight=False)
 
 
 def show(view: View, to: Console) -> None:
     """One table."""
-    to.print(drawn(view))
+    put(drawn(view, to.width), to)
 
 
 @contextmanager
 def watching(to: Console) -> Iterator[Callable[[View], None]]:
     """Shows each view in place of the one before; one after the other where output is no terminal."""
-    with live(to) as put:
-        yield lambda view: put(drawn(view))
+    with live(to) as shown:
+        yield lambda view: shown(drawn(view, to.width))
 
 
 @contextmanager
 def live(to: Console) -> Iterator[Callable[[RenderableType], None]]:
     """Shows each in place of the one before; one after the other where output is no terminal."""
     if not to.is_terminal:
-        yield to.print
+        yield lambda what: put(what, to)
         return
     with Live(console=to, auto_refresh=False, screen=False) as shown:
         yield lambda what: shown.update(what, refresh=True)
 
 
-def drawn(view: View) -> RenderableType:
-    """The table, and below it what could not be read."""
+def drawn(view: View, width: int) -> RenderableType:
+    """The table in so many columns, and below it what could not be read."""
     notes = [Text(note, style="yellow") for note in view.notes]
     if not view.entries:
         return Group(Text("no run holds a share of a GPU"), *notes)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in ("PID", "RUN", "GPU", "CLASS"):
-        table.add_column(name, no_wrap=True)
-    for name in ("CORE", "TIME", "LIMIT", "LEASED", "USED", "CONTEXT", "SHARED", "PROCS"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("COMMAND", no_wrap=True, overflow="ellipsis")
-    for entry in view.entries:
-        for card in entry.cards:
-            table.add_row(*_row(entry, card))
-    return Group(table, *notes)
+    rows = [_row(entry, card) for entry in view.entries for card in entry.cards]
+    return Group(_table(PS_COLUMNS, rows, PS_EXPENDABLE, width), *notes)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[Text]], expendable: Sequence[str], width: int) -> Table:
+    """As much of the rows as the width has room for. COMMAND is cut, the others are there whole or not at all."""
+    widths = {name: max(len(name), *(row[at].cell_len for row in rows)) for at, name in enumerate(names)}
+    least = widths | {"COMMAND": min(widths["COMMAND"], COMMAND_LEAST)}
+    shown = list(names)
+    for name in expendable:
+        if sum(least[one] + GAP for one in shown) - GAP <= width:
+            break
+        shown.remove(name)
+    widths["COMMAND"] = min(widths["COMMAND"], width - sum(widths[one] + GAP for one in shown if one != "COMMAND"))
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name in shown:
+        justify: Literal["left", "right"] = "left" if name in LEFT else "right"
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=justify, width=widths[name])
+    for row in rows:
+        table.add_row(*(cell for name, cell in zip(names, row, strict=True) if name in shown))
+    return table
 
 
 def _row(entry: Entry, card: CardView) -> list[Text]:
@@ -114,31 +155,30 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 3600}h{int(seconds) % 3600 // 60:02}m"
 
 
-def drawn_top(table: TimeTable) -> RenderableType:
-    """What everybody got of the last second."""
+def drawn_top(table: TimeTable, width: int) -> RenderableType:
+    """What everybody got of the last second, in so many columns."""
     notes = [Text(note, style="yellow") for note in table.notes]
     notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
     notes += [Text(f"{row.name}: {UNTOLD}", style="yellow") for row in table.rows if row.untold]
     if not table.rows:
         return Group(Text("nobody computes"), *notes)
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in ("RUN", "CLASS", "STATE"):
-        drawn.add_column(name, no_wrap=True)
-    for name in ("ASKED", "GOT", "WAITED", "CAPPED", "WAIT", "SUSPENDS"):
-        drawn.add_column(name, no_wrap=True, justify="right")
-    drawn.add_column("COMMAND", no_wrap=True, overflow="ellipsis")
-    for row in table.rows:
-        drawn.add_row(
-            Text(row.name),
-            Text(row.klass if row.level == 2 else f"{row.klass}/{row.level}"),
-            Text(row.state if row.mode == "suspend" else f"{row.state} (gate)"),
-            Text(f"{row.asked_percent}%" if row.asked_percent else "-"),
-            *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
-            Text("-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms"),
-            Text("?" if row.suspends is None else str(row.suspends)),
-            Text(row.command),
-        )
-    return Group(drawn, *notes)
+    first = 1 if all(row.pid is None for row in table.rows) else 0  # containers of pods have no PID here
+    names, rows = TOP_COLUMNS[first:], [_top_row(row)[first:] for row in table.rows]
+    return Group(_table(names, rows, [name for name in TOP_EXPENDABLE if name in names], width), *notes)
+
+
+def _top_row(row: TimeRow) -> list[Text]:
+    return [
+        Text("-" if row.pid is None else str(row.pid)),
+        Text(row.name),
+        Text(row.klass if row.level == 2 else f"{row.klass}/{row.level}"),
+        Text(row.state if row.mode == "suspend" else f"{row.state} (gate)"),
+        Text(f"{row.asked_percent}%" if row.asked_percent else "-"),
+        *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
+        Text("-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms"),
+        Text("?" if row.suspends is None else str(row.suspends)),
+        Text(row.command),
+    ]
 
 
 def percent(part: float | None) -> str:

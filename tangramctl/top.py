@@ -25,6 +25,8 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
 
     key: str
     name: str
+    pid: int | None
+    """Of the run; None for a container."""
     klass: str
     level: int
     state: str
@@ -81,6 +83,7 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
     return Row(
         key=now.key,
         name=now.name,
+        pid=now.pid,
         klass=now.klass,
         level=now.level,
         state=_state(turn.working, turn.on, capped=(capped or 0.0) > (waited or 0.0)),
@@ -125,11 +128,11 @@ def top(state: Path | None, *, json: bool, once: bool) -> None:
 
     console = screen.console()
     if once:
-        console.print(screen.drawn_top(next_table()))
+        screen.put(screen.drawn_top(next_table(), console.width), console)
         return
     with screen.live(console) as show:
         while True:
-            show(screen.drawn_top(next_table()))
+            show(screen.drawn_top(next_table(), console.width))
 
 
 def _print_json(table: Table) -> None:

@@ -52,7 +52,7 @@ def test_who_computes_nothing_is_left_out_and_trouble_stands_below():
     table = top.between(View((entry("a", turn(0.5)),)), now, 1.0)
     console = Console(width=200)
     with console.capture() as got:
-        console.print(screen.drawn_top(table))
+        console.print(screen.drawn_top(table, 200))
     text = got.get()
     assert "name-a" in text
     assert "name-b" not in text
@@ -74,6 +74,26 @@ def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_is_named_bel
     assert [row.wait_ms for row in table.rows] == [pytest.approx(3.0), None]
     console = Console(width=200)
     with console.capture() as got:
-        console.print(screen.drawn_top(table))
+        console.print(screen.drawn_top(table, 200))
     assert "3.00 ms" in got.get()
     assert "name-a: computes while it says it is idle" in got.get()
+
+
+def test_the_pid_of_a_run_stands_first_and_stays_on_a_narrow_terminal_and_a_node_without_runs_has_no_such_column():
+    run = msgspec.structs.replace(entry("a", turn(1, asked=30)), pid=4_194_304, command="python3 train.py --epochs 900")
+    (row,) = top.between(View((run,)), View((run,)), 1.0).rows
+    heads = {width: _lines(top.Table((row,), 1.0), width)[0].split() for width in (200, 80, 50)}
+    assert heads[200] == list(screen.TOP_COLUMNS)
+    assert heads[80] == ["PID", "RUN", "CLASS", "STATE", "ASKED", "GOT", "WAITED", "CAPPED", "COMMAND"]
+    assert {"PID", "RUN", "ASKED", "GOT"} <= set(heads[50])
+    assert all("4194304" in _lines(top.Table((row,), 1.0), width)[1] for width in heads)
+    pods = top.Table((msgspec.structs.replace(row, pid=None),), 1.0)
+    assert _lines(pods, 200)[0].split() == list(screen.TOP_COLUMNS[1:])
+
+
+def _lines(table: top.Table, width: int) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as got:
+        console.print(screen.drawn_top(table, width))
+    assert all(len(line) <= width for line in got.get().splitlines())
+    return got.get().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import socket
 import sys
@@ -200,9 +201,9 @@ def test_the_table_has_a_line_for_each_card_and_says_what_is_not_known() -> None
         "PROCS",
         "COMMAND",
     ]
-    assert lines[2] == ["7", "me", "0", "standard", "30%", "-", "8Gi", "1Gi", "512Mi", "0", "3Mi", "0", "python", "x"]
-    assert lines[3] == ["-", "ns/pod/c", UUID[:12], "best-effort/4", "-", "-", "1536Mi", "?", "?", "?", "?", "?"]
-    assert lines[4] == ["something", "is", "wrong"]
+    assert lines[1] == ["7", "me", "0", "standard", "30%", "-", "8Gi", "1Gi", "512Mi", "0", "3Mi", "0", "python", "x"]
+    assert lines[2] == ["-", "ns/pod/c", UUID[:12], "best-effort/4", "-", "-", "1536Mi", "?", "?", "?", "?", "?"]
+    assert lines[3] == ["something", "is", "wrong"]
 
 
 @pytest.mark.parametrize(
@@ -219,3 +220,38 @@ def test_the_table_has_a_line_for_each_card_and_says_what_is_not_known() -> None
 )
 def test_amounts_are_short(size: int | None, text: str) -> None:
     assert screen.amount(size) == text
+
+
+LONG = view.Entry(
+    "run", "k", "somebody", 4_194_304, "python3 train.py --epochs 900", 0, "latency-critical", 4, False, "cards",
+    (view.CardView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB),), (),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", range(7, 140))
+def test_a_narrow_terminal_is_shown_whole_columns_the_important_ones_and_each_pid(width: int) -> None:
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        screen.show(view.View((LONG,)), console)
+    head, row = captured.get().splitlines()
+    shown = head.split()
+    assert row.split()[0] == "4194304"
+    assert all(name in shown for name in screen.PS_COLUMNS if name not in screen.PS_EXPENDABLE)
+    dropped = [name for name in screen.PS_EXPENDABLE if name not in shown]
+    assert dropped == list(screen.PS_EXPENDABLE[: len(dropped)])
+    assert ("GPU" not in shown) or "0 fake" in row
+    if width == 80:
+        assert shown == ["PID", "RUN", "GPU", "CLASS", "CORE", "LIMIT", "USED", "COMMAND"]
+
+
+def test_where_output_is_no_terminal_nothing_is_cut_and_no_line_ends_with_blanks_or_is_one() -> None:
+    short = msgspec.structs.replace(LONG, command="sh")
+    longer = msgspec.structs.replace(LONG, command="x" * 500)
+    written = io.StringIO()
+    console = Console(file=written, width=screen.PLAIN_WIDTH)
+    screen.show(view.View((short, longer), ("something is wrong",)), console)
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 4
+    assert [line for line in lines if line != line.rstrip() or not line] == []
+    assert lines[1].endswith("  sh")
+    assert lines[2].endswith("x" * 500)
