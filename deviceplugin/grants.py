@@ -94,8 +94,8 @@ class Grants:
         self._installed = state_root / "lib" / "none" / LIBRARY
         self._damaged: dict[str, str] = {}
         """Key -> what is wrong with its book, as it was told."""
-        self._owners: dict[str, str] | None = None
-        """Key -> UID of the pod that its book names, as far as it can be read. None until somebody asks: nobody else writes books."""
+        self._owners: dict[str, str] = {}
+        """Key -> UID of the pod that its book names, of the books read or written so far."""
 
     def folder(self, key: str) -> Path:
         """Of one allocation."""
@@ -176,8 +176,7 @@ class Grants:
     def update(self, record: Record) -> None:
         """Write our book about an allocation. Raises OSError."""
         write_whole(self.folder(record.key) / RECORD, msgspec.json.encode(record), 0o600)
-        if self._owners is not None:
-            self._owners[record.key] = record.uid
+        self._owners[record.key] = record.uid
 
     def keys(self) -> Iterator[str]:
         """Every allocation that has a folder."""
@@ -185,9 +184,10 @@ class Grants:
             yield from sorted(entry.name for entry in (self._root / "grants").iterdir() if entry.is_dir())
 
     def owners(self) -> Mapping[str, str]:
-        """Key -> UID of the pod that our book says has this allocation. Files are read at the first call only."""
-        if self._owners is None:
-            self._owners = {key: record.uid for key in self.keys() if (record := self.record(key))}
+        """Key -> UID of the pod that our book says has this allocation. A book that was read once is not read again; one that
+        could not be is tried at each call."""
+        unsettled = (key for key in self.keys() if key not in self._owners)
+        self._owners |= {key: record.uid for key in unsettled if (record := self.record(key))}
         return self._owners
 
     def of_pods(self, uids: Collection[str]) -> list[tuple[str, str]]:
@@ -205,8 +205,7 @@ class Grants:
         """An allocation that no container has any longer."""
         folder = self.folder(key)
         self._damaged.pop(key, None)
-        if self._owners is not None:
-            self._owners.pop(key, None)
+        self._owners.pop(key, None)
         for name in (GRANT, RECORD):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)

@@ -190,3 +190,15 @@ def test_whose_an_allocation_is_is_read_once(grants: Grants, monkeypatch: pytest
     assert grants.of_pods({"uid-b"}) == [(other, "uid-b")]
     grants.remove(key)
     assert grants.of_pods({"uid-a", "uid-b"}) == [(other, "uid-b")]
+
+
+def test_a_book_that_is_put_right_later_names_its_pod_from_then_on(grants: Grants) -> None:
+    other, key = grants.prepare(record(0)), grants.prepare(record(1, pod="b"))
+    book = grants.folder(key) / RECORD
+    content = book.read_bytes()
+    book.write_text("{")
+    after_a_restart = Grants(grants.folder(key).parents[1], Path("unused"))
+    assert after_a_restart.owners() == {other: "uid-a"}
+    book.write_bytes(content)
+    assert after_a_restart.owners() == {other: "uid-a", key: "uid-b"}
+    assert after_a_restart.of_pods({"uid-b"}) == [(key, "uid-b")]
