@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 
 from tangramctl.book import runs
 from tangramctl.errors import Trouble
-from tangramctl.machine import Machine
+from tangramctl.machine import Machine, let_nobody_else_write
 from tangramctl.proc import carried, start_ticks
 from tangramctl.service import answers
 
@@ -198,6 +198,7 @@ def main() -> NoReturn:
     if os.fork() != 0:
         os._exit(0)  # the run that started it becomes a command, which expects no child it did not make
     os.set_inheritable(int(lock_fd), False)
+    let_nobody_else_write()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     machine = Machine(Path(root), Path(programs[0]) if programs else None)
     keeper = Keeper(machine, int(lock_fd), float(idle_s))

@@ -97,6 +97,13 @@ class Machine:
             yield
 
 
+def let_nobody_else_write() -> int:
+    """To what this process makes from now on, whatever the umask. Answers the umask as it was."""
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    return before
+
+
 def default_root() -> Path:
     """Where this user's state belongs."""
     if os.geteuid() == 0:

@@ -23,7 +23,7 @@ from tangramctl.choose import Holding, choose
 from tangramctl.errors import BadOption, Broken, CannotRun, NoGpu, NoRoom, NotFound
 from tangramctl.fake import faked
 from tangramctl.library import fake_driver, library
-from tangramctl.machine import DRIVER_LISTS, Machine, prepared
+from tangramctl.machine import DRIVER_LISTS, Machine, let_nobody_else_write, prepared
 from tangramctl.proc import GRANT_VARIABLE
 from vgpu.grant import Slice
 from vgpu.inventory import Inventory
@@ -57,6 +57,7 @@ class Options:
 
 def run(options: Options) -> NoReturn:
     """Becomes the command. Raises Trouble when it cannot; what was granted by then ends with this process."""
+    umask = let_nobody_else_write()
     _refuse_inside()
     mib = asking.memory_mib(options.gpu_mem)
     asking.ask(mib, options.gpu_core, options.klass, options.level, frozenset())
@@ -69,7 +70,7 @@ def run(options: Options) -> NoReturn:
     service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
     if options.verbose:
         print(_granted_text(granted, machine), file=sys.stderr)
-    _become(program, options.command, _environment(machine, granted, preload))
+    _become(program, options.command, _environment(machine, granted, preload), umask)
 
 
 def _refuse_inside() -> None:
@@ -206,11 +207,12 @@ def _granted_text(run: book.Run, machine: Machine) -> str:
     )
 
 
-def _become(program: str, command: tuple[str, ...], env: Mapping[str, str]) -> NoReturn:
+def _become(program: str, command: tuple[str, ...], env: Mapping[str, str], umask: int) -> NoReturn:
     for name in _RESTORED:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
+    os.umask(umask)
     try:
         os.execve(program, command, env)
     except OSError as error:

@@ -57,8 +57,8 @@ def ensure(machine: Machine, idle_s: float) -> bool:
             str(idle_s),
             *programs,
         ]
-        with machine.log.open("w") as log:
-            os.fchmod(log.fileno(), 0o600)  # it names grants
+        with open(machine.log, "w", opener=_private) as log:
+            os.fchmod(log.fileno(), 0o600)  # of an earlier version
             starter = subprocess.Popen(
                 command, env=_environment(), cwd="/", pass_fds=[lock], start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -128,6 +128,10 @@ def stop(machine: Machine) -> Keepers | None:
             return found
         pause.wait(LOOK_S)
     raise Broken(f"the keeper, process {found.pid}, does not end within {STOP_S:.0f} s")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # it names grants
 
 
 def _environment() -> dict[str, str]:

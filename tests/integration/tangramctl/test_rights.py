@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.tangramctl.conftest import Ctl
+from tests.integration.tangramctl.conftest import Ctl, kill
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has runs that others could reach")
+roots = pytest.mark.skipif(os.geteuid() != 0, reason="only root has runs that others could reach")
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]
 
 
@@ -19,6 +19,7 @@ def denied(path: Path, *words: str) -> bool:
     return done.returncode != 0 and "Permission denied" in done.stderr
 
 
+@roots
 def test_another_user_cannot_find_the_grants_of_roots_runs(ctl: Ctl) -> None:
     ctl.folder.chmod(0o755)
     ctl.probe("1000Mi")
@@ -28,7 +29,25 @@ def test_another_user_cannot_find_the_grants_of_roots_runs(ctl: Ctl) -> None:
     assert denied(machine / "arbiter.log", "cat")  # it names grants
 
 
+@roots
 def test_a_command_that_drops_its_rights_still_reaches_its_grant(ctl: Ctl) -> None:
     ctl.folder.chmod(0o755)
     reads = ctl.run("1000Mi", *NOBODY, "sh", "-c", 'cat "$TANGRAM_GRANT"')
     assert reads.stdout.startswith("tangram-grant 1\n"), reads.stderr
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o007])
+def test_nobody_else_may_write_what_is_made_and_the_command_has_its_callers_umask(ctl: Ctl, umask: int) -> None:
+    run = ctl.call("run", "--fake", ctl.cards, "--gpu-mem", "1Gi", "--", "sh", "-c", "umask", umask=umask)
+    assert (run.returncode, int(run.stdout, 8)) == (0, umask), run.stderr
+    machine = ctl.machine()
+    kill(ctl.keeper()["pid"])
+    run_that_stays = ctl.start("1Gi", "sh", "-c", "echo in; read x")
+    assert run_that_stays.stdout is not None
+    run_that_stays.stdout.readline()
+    kill(ctl.keeper()["pid"])
+    (machine / "keeper.json").unlink()
+    assert ctl.call("ps", umask=umask).returncode == 0  # starts a keeper, too
+    made = [path for path in (ctl.folder / "s").rglob("*") if not path.is_symlink() and not path.is_socket()]
+    assert {"driver", "description", "driver.conf", "driver.log", "keeper.json", "run.json"} <= {p.name for p in made}
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
