@@ -15,6 +15,8 @@ import secrets
 import shutil
 import stat
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -64,7 +66,7 @@ class Run(msgspec.Struct, frozen=True, rename={"klass": "class"}):
 
 
 class Unread(Run, frozen=True):
-    """A run whose run.json cannot be read: it holds what its grant says, until its process and all that carry its grant have ended."""
+    """A run whose run.json is lost or cannot be read: it holds what its grant says, until its process and all that carry its grant have ended."""
 
     why: str = ""
 
@@ -86,7 +88,7 @@ def runs(machine: Machine) -> list[Run]:
             continue
         run = None if folder.name.startswith(".") else _read(machine, folder.name)
         if run is None:  # torn in the making, which happens under this lock, or in being taken away
-            shutil.rmtree(folder)
+            _take_away(folder)
         else:
             found.append(run)
     here = boot_id()
@@ -94,19 +96,27 @@ def runs(machine: Machine) -> list[Run]:
     still = carried({str(machine.grant(run.key)) for run in found if run.key in ended and run.boot == here})
     for run in found:
         if run.key in ended and str(machine.grant(run.key)) not in still:
-            shutil.rmtree(machine.grants / run.key)
+            _take_away(machine.grants / run.key)
             ended.discard(run.key)
             found = [other for other in found if other.key != run.key]
     return sorted(found, key=lambda run: (run.started_unix, run.key))
 
 
+def _take_away(folder: Path) -> None:
+    """The grant first: what a kill in the middle leaves can be told from a run whose run.json is lost."""
+    with suppress(OSError):
+        (folder / "grant").unlink()
+    shutil.rmtree(folder)
+
+
 def _read(machine: Machine, key: str) -> Run | None:
+    """None where there is neither run.json nor a grant."""
     path = machine.grants / key / "run.json"
     try:
         run = msgspec.json.decode(path.read_bytes(), type=Run)
-    except FileNotFoundError:
-        return None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not machine.grant(key).exists():
+            return None
         return _unread(machine, key, f"{path} cannot be read: {error.strerror}")
     except msgspec.MsgspecError as error:
         return _unread(machine, key, f"{path} cannot be read: {error}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -11,11 +12,11 @@ from typing import Final
 from nvml.errors import NvmlError
 from nvml.probe import probe
 from nvml.session import opened
-from nvml.usage import processes
+from nvml.usage import ProcessUsage, processes
 from tangramctl.errors import NoGpu
 from tangramctl.machine import Machine
 from tangramctl.proc import grant_of, start_ticks
-from vgpu.inventory import Card, Inventory
+from vgpu.inventory import Inventory
 
 MIB: Final = 2**20
 REAL_DRIVER: Final = Path("/")
@@ -43,19 +44,19 @@ def driver(machine: Machine) -> Iterator[Inventory]:
         ) from None
 
 
-def foreign_mib(inventory: Inventory, machine: Machine) -> dict[str, int]:
-    """MiB on each card held by processes that belong to no run of this machine's book.
+def usages(inventory: Inventory) -> list[ProcessUsage]:
+    """Who uses the cards that may be shared. Raises NvmlError."""
+    return [usage for card in inventory.cards if card.shareable for usage in processes(card.uuid)]
 
-    A process that cannot be seen from here (another pid namespace) is passed over: it may be one of ours.
+
+def foreign_mib(usages: Iterable[ProcessUsage], grants: Collection[str]) -> dict[str, int]:
+    """MiB on each card held by processes that were started with none of these grants.
+
+    A process that cannot be seen from here (another pid namespace) is passed over: it may be one of ours. So is one that has ended
+    since the driver was asked: its run may be gone from the book.
     """
-    ours = str(machine.grants)
-    return {card.uuid: _foreign_mib(card, ours) for card in inventory.cards if card.shareable}
-
-
-def _foreign_mib(card: Card, ours: str) -> int:
-    total = 0
-    for process in processes(card.uuid):
-        grant = grant_of(process.pid)
-        if process.used_bytes and start_ticks(process.pid) is not None and not (grant or "").startswith(ours):
-            total += process.used_bytes
-    return -(-total // MIB)
+    held: Counter[str] = Counter()
+    for usage in usages:
+        if usage.used_bytes and grant_of(usage.pid) not in grants and start_ticks(usage.pid) is not None:
+            held[usage.uuid] += usage.used_bytes
+    return {uuid: -(-total // MIB) for uuid, total in held.items()}

@@ -144,11 +144,13 @@ def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
 
 def _grant(machine: Machine, inventory: Inventory, ask: PodAsk, options: Options) -> book.Run:
     try:
-        foreign = cards.foreign_mib(inventory, machine)
+        usages = cards.usages(inventory)  # outside the lock: a driver may hang
     except NvmlError as error:
         raise NoGpu(f"the GPUs of this machine cannot be read: {error}") from None
     with machine.locked():
-        held = [Holding(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in book.runs(machine)]
+        there = book.runs(machine)
+        held = [Holding(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in there]
+        foreign = cards.foreign_mib(usages, {str(machine.grant(run.key)) for run in there})
         piece = choose(ask, inventory, held, foreign, asking.plain_hint(options.gpu_mem))
         terms = book.Terms(ask.klass, ask.level, options.clear, _model(inventory, piece))
         return book.write(machine, options.command, piece, terms)

@@ -113,11 +113,13 @@ def test_an_arbiter_that_cannot_live_is_said_and_nothing_is_left(ctl: Ctl) -> No
     assert ctl.run("1Gi", "true").returncode == 0
 
 
-def test_a_run_that_cannot_be_read_takes_the_arbiter_from_nobody(ctl: Ctl) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_that_cannot_be_read_takes_the_arbiter_from_nobody(ctl: Ctl, lost: bool) -> None:
     probe, other = ctl.probe("3Gi", ["--gpu", "1"]), ctl.probe("1Gi", ["--gpu", "0"])
     keeper = ctl.keeper()
     (broken,) = [entry["key"] for entry in ctl.ps() if entry["pid"] == probe.process.pid]
-    (ctl.machine() / "grants" / broken / "run.json").write_text("{")
+    written = ctl.machine() / "grants" / broken / "run.json"
+    written.unlink() if lost else written.write_text("{")
     full = ctl.run("2Gi", "true", options=["--gpu", "1"])
     assert full.returncode == 75
     assert f"3072 MiB granted to pid {probe.process.pid}, ?" in full.stderr

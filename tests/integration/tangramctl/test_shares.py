@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -193,6 +194,16 @@ def test_memory_that_others_hold_is_not_free(ctl: Ctl) -> None:
         assert "3000 MiB held by processes outside tangramctl" in full.stderr
         stranger.stdin.close()
     assert ctl.run("2Gi", "true", options=["--gpu", "1"]).returncode == 0
+
+
+def test_memory_of_a_run_whose_folder_was_taken_away_is_not_free(ctl: Ctl) -> None:
+    probe = ctl.probe("3Gi", ["--gpu", "1"])
+    assert probe.alloc(3000) == 0
+    (entry,) = ctl.ps()
+    shutil.rmtree(ctl.machine() / "grants" / entry["key"])
+    full = ctl.run("2Gi", "true", options=["--gpu", "1"])
+    assert full.returncode == 75
+    assert "3000 MiB held by processes outside tangramctl" in full.stderr
 
 
 def test_a_card_that_the_caller_hides_is_not_chosen(ctl: Ctl) -> None:

@@ -103,15 +103,19 @@ def test_what_a_kill_in_the_middle_of_writing_left_is_taken_away(machine: Machin
     run = book.write(machine, ("x",), PIECE, TERMS)
     (machine.grants / ".0123456789abcdef").mkdir()
     shutil.copytree(machine.grants / run.key, machine.grants / ".0123456789abcdee")  # just before its renaming
-    (machine.grants / "0123456789abcdef").mkdir()  # in the middle of being taken away: run.json first
+    (machine.grants / "0123456789abcdef").mkdir()  # in the middle of being taken away
+    torn = shutil.copytree(machine.grants / run.key, machine.grants / "0123456789abcdee")  # the grant goes first
+    (torn / "grant").unlink()
+    (torn / "run.json").unlink()
     assert book.runs(machine) == [run]
     assert [folder.name for folder in machine.grants.iterdir()] == [run.key]
 
 
 def unreadable(path: Path, how: str) -> None:
-    if how == "folder":
+    if how in ("folder", "lost"):
         path.unlink()
-        path.mkdir()
+        if how == "folder":
+            path.mkdir()
     elif how == "newer":
         path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {"version": 2}))
     else:
@@ -124,6 +128,7 @@ def unreadable(path: Path, how: str) -> None:
         ("", "cannot be read: Input data was truncated"),
         ("{}", "cannot be read: Object missing required field"),
         ("folder", "cannot be read: Is a directory"),
+        ("lost", "cannot be read: No such file or directory"),
         ("newer", "version 2: this tangramctl reads up to version 1"),
     ],
 )
@@ -160,6 +165,25 @@ def test_a_run_that_cannot_be_read_is_taken_out_when_nothing_of_it_lives(machine
         child.communicate()
     assert book.runs(machine) == []
     assert not folder.exists()
+
+
+def test_a_run_that_a_kill_left_half_taken_away_is_taken_away_by_the_next_look(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = book.write(machine, ("x",), PIECE, TERMS)
+    rewrite(machine, run, boot="another")
+
+    def killed(folder: Path) -> None:
+        (folder / "run.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            book.runs(machine)
+    assert [folder.name for folder in machine.grants.iterdir()] == [run.key]
+    assert book.runs(machine) == []
+    assert list(machine.grants.iterdir()) == []
 
 
 def test_a_run_whose_grant_cannot_be_read_either_holds_nothing_that_is_known(machine: Machine) -> None:
