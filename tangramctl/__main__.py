@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -83,6 +84,8 @@ GOT is the part of the second in which it had work and might run, WAITED in whic
 CAPPED in which it waited for its own cap, SUSPENDS how often it was stopped. Those who share a GPU openly divide the time.
 """
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 app = typer.Typer(
     name="tangramctl",
     help=ABOUT,
@@ -152,7 +155,7 @@ def run(
         gpu_mem=gpu_mem, gpu_core=gpu_core, klass=klass, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
         fake=fake, library=library, state=state or default_root(), idle_s=idle_s, command=tuple(command),
     )  # fmt: skip
-    with _answering():
+    with _answering(f"state folder {options.state}"):
         start(options)
 
 
@@ -294,8 +297,11 @@ def stop(
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
-    """Trouble inside is a sentence and an exit code. An interrupt, or a reader that hung up, ends this process as it ends any other."""
+def _answering(written: str = "standard output") -> Iterator[None]:
+    """Trouble inside is a sentence and an exit code. An interrupt, or a reader that hung up, ends this process as it ends any other.
+
+    `written` is what is full when the error of a write names no file.
+    """
     try:
         try:
             yield
@@ -308,7 +314,9 @@ def _answering() -> Iterator[None]:
     except BrokenPipeError:
         _die_of(signal.SIGPIPE)
     except OSError as error:
-        _fail(Broken(f"{str(error.filename)[:200]}: {error.strerror}" if error.filename else str(error)))
+        full = written if error.errno in _FULL else ""
+        what = str(error.filename)[:200] if error.filename else full
+        _fail(Broken(f"{what}: {error.strerror}" if what else str(error)))
 
 
 def _flush() -> None:
@@ -324,7 +332,7 @@ def _flush() -> None:
 
 def _fail(trouble: Trouble) -> NoReturn:
     print(f"tangramctl: {trouble}", file=sys.stderr)
-    raise typer.Exit(trouble.code) from None
+    sys.exit(trouble.code)
 
 
 def _die_of(number: signal.Signals) -> None:
@@ -346,7 +354,8 @@ def _open_standard() -> None:
 def main() -> None:
     """The console script, also as a kubectl plugin."""
     _open_standard()
-    app(prog_name="kubectl tangram" if called_by_kubectl() else "tangramctl")
+    with _answering():  # also what is no command's: its help
+        app(prog_name="kubectl tangram" if called_by_kubectl() else "tangramctl")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_run_that_cannot_be_written_down_is_a_sentence_and_leaves_nothing(ctl: Ctl) -> None:
     probe = ctl.probe("1Gi")
     ctl.prefix = FULL_DISK
-    assert "File too large" in said(ctl.run("1Gi", "true"))
+    assert f"state folder {ctl.folder}/s: File too large" in said(ctl.run("1Gi", "true"))
     ctl.prefix = ()
     assert len(list((ctl.machine() / "grants").iterdir())) == 1
     assert probe.alloc(1000) == 0
@@ -87,11 +87,16 @@ def test_a_look_with_output_closed_ends_as_it_would_with_output(ctl: Ctl) -> Non
         assert done.returncode == 0
 
 
-@pytest.mark.parametrize("words", [("ps",), ("ps", "--json"), ("arbiter", "stop"), ("top", "--once")])
-def test_output_that_cannot_be_written_is_said(ctl: Ctl, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("ps",), ("ps", "--json"), ("arbiter", "stop"), ("top", "--once"), ("run", "--help"), ("--help",), ("--version",)],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_said(ctl: Ctl, words: tuple[str, ...], unbuffered: str) -> None:
+    ctl.env["PYTHONUNBUFFERED"] = unbuffered
     with Path("/dev/full").open("w") as full:
         done = ctl.call(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
-    assert "No space left on device" in said(done)
+    assert "standard output: No space left on device" in said(done)
 
 
 def test_a_reader_that_hangs_up_ends_a_look_without_a_word(ctl: Ctl) -> None:
