@@ -49,12 +49,14 @@ def arbiter_status(state: Path | None) -> bool:
             count = len(book.runs(machine))
         if keeper is None and not count:
             continue
-        one_runs |= keeper is not None
+        arbiter = service.arbiter_pid(machine) if keeper is not None else None
+        one_runs |= arbiter is not None
         what = f"{machine.root}" + (f" (fake: {described})" if described else "")
         if keeper is None:
             print(f"{what}: no arbiter; {_runs(count)}")
         else:
-            print(f"{what}: arbiter {keeper.arbiter_pid}, kept by {keeper.pid}; {_runs(count)}; log {machine.log}")
+            now = "no arbiter answers now" if arbiter is None else f"arbiter {arbiter}"
+            print(f"{what}: {now}, kept by {keeper.pid}; {_runs(count)}; log {machine.log}")
     if not one_runs:
         print("no arbiter runs")
     return one_runs

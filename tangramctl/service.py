@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from tangramctl.proc import start_ticks
 WAIT_S: Final = 30.0
 """For a socket to answer. Guessed: a start takes half a second, 16 at once on a busy machine some more."""
 LOOK_S: Final = 0.02
+ANSWER_S: Final = 2.0
+"""For a connection to the status socket, which waits only where many do. Guessed."""
 STARTS: Final = 2
 """Keepers that a run starts before it believes that none will live."""
 STOP_S: Final = 15.0
@@ -35,7 +38,6 @@ class Keepers:
     """The keeper that runs now."""
 
     pid: int
-    arbiter_pid: int
     idle_s: float
 
 
@@ -104,10 +106,22 @@ def running(machine: Machine) -> Keepers | None:
     try:
         told = json.loads(machine.keeper_file.read_text())
         if start_ticks(told["pid"]) == told["start_ticks"]:
-            return Keepers(told["pid"], told["arbiter_pid"], told["idle_s"])
+            return Keepers(told["pid"], told["idle_s"])
     except (OSError, ValueError, KeyError, TypeError):  # TypeError: it is no object
         return None
     return None
+
+
+def arbiter_pid(machine: Machine) -> int | None:
+    """Of the arbiter that listens now; None where none does. What keeper.json says may be of a former one: the disk may be full."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(ANSWER_S)
+        try:
+            sock.connect(str(machine.status_socket))
+            pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        except OSError:
+            return None
+    return int(pid)
 
 
 def stop(machine: Machine) -> Keepers | None:

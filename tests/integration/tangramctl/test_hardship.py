@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.tangramctl.conftest import Ctl, kill, wait_for
+from tests.integration.tangramctl.conftest import Ctl, arbiters, kill, wait_for
 
 FULL_DISK = ["prlimit", "--fsize=0"]
 """No file may grow: as good as a full disk, and the test's own."""
@@ -57,6 +57,9 @@ def test_an_arbiter_is_started_again_though_nobody_can_be_told_of_it(ctl: Ctl) -
     kill(before["arbiter_pid"])
     assert probe.alloc(300) == 0  # waits for the new one
     assert ctl.keeper() == before
+    (arbiter,) = arbiters(ctl.folder)
+    status = ctl.call("arbiter", "status").stdout
+    assert f": arbiter {arbiter}, kept by {before['pid']}; 1 run" in status, status
     assert "keeper.json cannot be written" in (ctl.machine() / "arbiter.log").read_text()
     (ctl.machine() / "keeper.new").rmdir()
     wait_for(lambda: ctl.keeper()["arbiter_pid"] != before["arbiter_pid"])
