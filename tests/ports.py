@@ -2,7 +2,7 @@
 
 A port that is free now may be taken when the program opens it: any connection of this machine begins at one of the ports of
 `ip_local_port_range`, and other tests look for ports at the same time. So these lie below that range, and each is given to one
-process at a time: it has a lock on that byte of a file, which ends with it.
+process at a time: it has a lock on that byte of a file, which ends with it. Where that range leaves none, they lie in it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def free_port() -> int:
 def _candidates() -> Iterator[int]:
     """Each once."""
     end = min(END, int(_RANGE.read_text().split()[0]))
-    ports = range(FIRST, end)
+    ports = range(FIRST, end) or range(FIRST, END)
     begin = os.getpid() % len(ports)
     return itertools.chain(ports[begin:], ports[:begin])
 

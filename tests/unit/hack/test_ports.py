@@ -5,7 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from tests import ports
 from tests.built import REPOSITORY
 
 LOOKER = """
@@ -43,3 +47,15 @@ def test_a_port_where_somebody_listens_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", port)), look_from(port) as other:
         assert port not in found_by(other)
         other.communicate()
+
+
+@pytest.mark.parametrize(("first", "end"), [(12_010, 12_010), (12_000, 30_000), (1024, 30_000), (65_000, 30_000)])
+def test_ports_lie_below_where_connections_begin_unless_that_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, end: int
+) -> None:
+    (tmp_path / "range").write_text(f"{first}\t65535\n")
+    monkeypatch.setattr(ports, "_RANGE", tmp_path / "range")
+    ports._candidates.cache_clear()
+    assert 12_000 <= ports.free_port() < end
+    assert {*ports._candidates()} < {*range(12_000, end)}
+    ports._candidates.cache_clear()
