@@ -26,6 +26,8 @@ NO_GPU_VALUES: Final = ("void", "none", "")
 
 MOST_URGENT: Final = CLASSES[0]
 NVIDIA_DOMAIN: Final = "nvidia.com/"
+ALIKE: Final = 0.8
+"""Of two names, at least this part is the same where one is taken for a typing error of the other. Guessed: one or two letters."""
 A_UUID: Final = "GPU-8e1c3f1a-0000-0000-0000-000000000001"
 """How one looks."""
 MOST_SLICES: Final = 7
@@ -48,10 +50,12 @@ def own_annotations(pod: Pod, names: Names) -> None:
 def unknown_annotations(pod: Pod, names: Names) -> None:
     """A typing error must not silently change what is asked."""
     known = sorted(names.user_annotations)
+    domain = f"{names.domain}/"
     for key in pod.metadata.annotations or {}:
         if names.ours(key) and key not in known:
-            near = get_close_matches(key, known, n=1)
-            rather = f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(known)}"
+            named = key.removeprefix(domain)  # all share the domain
+            near = get_close_matches(named, [one.removeprefix(domain) for one in known], n=1, cutoff=ALIKE)
+            rather = f"did you mean {domain}{near[0]}?" if near else f"it must be one of {', '.join(known)}"
             raise BadAsk(f"annotation {key} is unknown to Tangram: {rather}")
 
 
