@@ -129,6 +129,11 @@ def _rows(text: str, file: str, wanted: Sequence[tuple[str, ...]]) -> Iterator[_
                 raise BadWorkload(
                     f"{file}: line 1 has no column {' or '.join(names)}: it names {', '.join(header)[:200]}"
                 )
+        for column in filter(None, header):
+            if header.count(column) > 1:
+                raise BadWorkload(
+                    f"{file}: line 1, column {column}: it is named {header.count(column)} times: it must be named once"
+                )
         for cells in reader:
             if not cells:
                 continue

@@ -117,6 +117,15 @@ def test_a_malformed_line_is_named_with_its_column(files: list[str | Path]) -> N
     assert "pods.csv: line 3, column gpu_milli is 'lots'" in done.stderr
 
 
+def test_a_column_that_is_named_twice_is_refused(files: list[str | Path]) -> None:
+    Path(files[3]).write_text("name,num_gpu,gpu_milli,num_gpu,,\nx,1,500,2,,\n")
+    done = simulate(*files)
+    assert done.returncode == 2
+    assert "pods.csv: line 1, column num_gpu: it is named 2 times: it must be named once" in done.stderr
+    Path(files[3]).write_text("name,num_gpu,gpu_milli,,\nx,1,500,,\n")
+    assert simulate(*files).returncode == 0
+
+
 def test_a_snapshot_says_where_a_pod_fits_and_why_not_elsewhere(snapshot: Path) -> None:
     done = simulate("--snapshot", snapshot, "--gpu-mem", "8Gi", "--json")
     assert done.returncode == 0, done.stderr
