@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,8 @@ def faked(machine: Machine, file: Path, programs: Path) -> Machine:
     It is found by the file's path and text: who edits the file gets new cards, and runs on the old ones keep theirs.
     """
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise OSError(errno.EINVAL, "no regular file")  # to open a pipe is to wait for who writes
         with file.open("rb") as opened:
             text = opened.read(LARGEST_BYTES + 1)
     except OSError as error:

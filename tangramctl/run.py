@@ -87,7 +87,7 @@ def _program(name: str, path: str | None) -> str:
         return found
     if os.sep in name and Path(name).exists():
         raise CannotRun(f"{name} cannot be executed: it is a folder, or lacks the right x")
-    raise NotFound(f"{name}: no such command" + ("" if os.sep in name else " on PATH"))
+    raise NotFound(f"{name or repr(name)}: no such command" + ("" if os.sep in name else " on PATH"))
 
 
 def _machine(options: Options, programs: Path | None) -> Machine:

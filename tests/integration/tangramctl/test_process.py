@@ -119,6 +119,7 @@ def test_the_callers_preloads_stay_behind_the_library(ctl: Ctl) -> None:
 def test_a_command_that_is_not_there_and_one_that_cannot_run_answer_as_a_shell_does(ctl: Ctl, tmp_path: Path) -> None:
     missing = ctl.run("1Gi", "no-such-command")
     assert (missing.returncode, missing.stderr) == (127, "tangramctl: no-such-command: no such command on PATH\n")
+    assert ctl.run("1Gi", "").stderr == "tangramctl: '': no such command on PATH\n"
     folder = ctl.run("1Gi", tmp_path)
     assert folder.returncode == 126
     broken = tmp_path / "broken"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,14 @@ def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ct
     assert done.returncode == 2
     assert f"--fake is {ctl.cards}{said}" in done.stderr
     assert "/s/fake/" not in done.stderr
+
+
+def test_a_description_that_is_no_file_is_refused_and_not_waited_for(ctl: Ctl) -> None:
+    pipe = ctl.folder / "pipe"
+    os.mkfifo(pipe)
+    done = ctl.call("run", "--fake", pipe, "--gpu-mem", "1Gi", "--", "true", timeout=20)
+    assert done.returncode == 2
+    assert f"--fake is {pipe}: no regular file; it must be a description of cards" in done.stderr
 
 
 def test_nvidia_smi_on_fake_cards_is_theirs(ctl: Ctl) -> None:
