@@ -230,6 +230,16 @@ def test_a_denial_names_a_pod_that_has_only_the_prefix_of_a_name() -> None:
     )
 
 
+@pytest.mark.parametrize("annotation", ["tangram.sh/class", "tangram.sh/gpu-cuont", "tangram.sh/gpus.c"])
+def test_a_denial_for_an_annotation_names_the_pod_too(annotation: str) -> None:
+    pod = {
+        "metadata": {"name": "a", "annotations": {annotation: "x"}},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {GPU_MEM: "1"}}}]},
+    }
+    status = msgspec.json.decode(review(body_of(pod), Rules()).body)["response"]["status"]
+    assert status["message"].startswith(f"pod ns/a: annotation {annotation} ")
+
+
 def test_the_webhooks_own_fault_denies_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
