@@ -11,6 +11,7 @@ Sources: pkg/scheduler/framework/plugins/{nodeaffinity,podtopologyspread,helper}
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,6 +24,7 @@ from vgpu.fleet import Bools, Columns, Fleet
 
 Liking = npt.NDArray[np.int64]
 
+WHOLE: Final = re.compile("[+-]?[0-9]+")
 MOST: Final = 100
 """Of one plugin. Specified by kube-scheduler (MaxNodeScore)."""
 
@@ -167,7 +169,8 @@ def _by_label(condition: Condition, fleet: Fleet, columns: Columns) -> Bools:
             true[:-1] = True
             true ^= condition.operator == "DoesNotExist"
         case "Gt" | "Lt":
-            sign, bound = (1, -1)[condition.operator == "Lt"], _whole(*condition.values[:1])
+            sign, values = (1, -1)[condition.operator == "Lt"], condition.values
+            bound = _whole(values[0]) if len(values) == 1 else None
             for value, number in key.numbers.items():
                 found = _whole(value)
                 true[number] = bound is not None and found is not None and sign * found > sign * bound
@@ -175,8 +178,6 @@ def _by_label(condition: Condition, fleet: Fleet, columns: Columns) -> Bools:
     return holds
 
 
-def _whole(text: str = "") -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
+def _whole(text: str) -> int | None:
+    """As Go's ParseInt reads it: a label may be `1_0`, which is no number."""
+    return int(text) if WHOLE.fullmatch(text) else None

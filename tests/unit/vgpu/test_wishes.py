@@ -115,7 +115,7 @@ def slow(wishes: Wishes, labels: LabelsOf, all_labels: LabelsOf) -> dict[str, in
 
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
-VALUES = st.sampled_from(["a", "b", "7", "12"])
+VALUES = st.sampled_from(["a", "b", "7", "12", "1_0"])
 LABELS = st.dictionaries(st.sampled_from(["zone", "rack", "size"]), VALUES, max_size=3)
 CONDITIONS = st.one_of(
     st.builds(
@@ -146,6 +146,22 @@ WISHES = st.builds(
     st.lists(SPREADS, max_size=2, unique_by=lambda spread: spread.key).map(tuple),
     st.lists(st.lists(TERMS, max_size=2).map(tuple), max_size=2).map(tuple),
 )
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "liked_size"),
+    [
+        ("Gt", ("7",), 100),
+        ("Lt", ("7",), 0),
+        ("Gt", ("7", "a"), 0),
+        ("Gt", (), 0),
+        ("Gt", ("-1",), 100),
+        ("Gt", ("1_0",), 0),
+    ],
+)
+def test_more_and_less_are_of_one_whole_number(operator: str, values: tuple[str, ...], liked_size: int) -> None:
+    wish = Wishes((Term((Condition("size", operator, values),), 1),))
+    assert liked(wish, {"a": {"size": "12"}, "b": {"size": "1_0"}, "c": {}}) == {"a": liked_size, "b": 0, "c": 0}
 
 
 @settings(max_examples=150, deadline=None)
