@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.process import cpu_s, memory_mib
 from hack.cluster.build import SHARED_FLAGS
 from hack.cluster.layout import cache_folder
 from hack.cluster.toolchain import find_go
@@ -125,7 +126,7 @@ async def measure(
             made.api.remove(one.plain())
         cpu_ms = 1000 * (cpu_s(made.process.pid) - cpu_before_s) / rounds
         empty = [(await kubelet.does("options", times=CALLS, gpu_mem=1))["took_us"] / 1e6 for _ in range(rounds)]
-        return offered["devices"][DEFAULT.gpu_mem], taken, empty, resident_mib(made.process.pid), cpu_ms
+        return offered["devices"][DEFAULT.gpu_mem], taken, empty, memory_mib(made.process.pid), cpu_ms
 
 
 def build_kubelet() -> Path:
@@ -133,20 +134,6 @@ def build_kubelet() -> Path:
     program = cache_folder() / "bench" / "kubelet"
     subprocess.run([find_go(cache_folder()), "build", *SHARED_FLAGS, "-o", program, "."], cwd=SOURCE, check=True)
     return program
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError(f"/proc/{pid}/status names no VmRSS")
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process so far. Does not grow with the machine's load, as waiting does."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

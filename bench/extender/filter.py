@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.process import cpu_s, memory_mib
 from tests.builders import NodeBuilder, node, pod, share
 from tests.fake_api import FakeApi
 from tests.ports import free_port
@@ -75,16 +76,6 @@ async def ready(port: int) -> float:
         except OSError:
             pass
         await asyncio.sleep(0.05)
-
-
-def rss_mib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def in_chunks(names: list[str], shuffled: random.Random) -> list[str]:
@@ -164,7 +155,7 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int, order: str, 
             spent_ms = (cpu_s(process.pid) - before_s) * 1000 / calls
             if noise:
                 noise.cancel()
-            rss = rss_mib(process.pid)
+            rss = int(memory_mib(process.pid))
         finally:
             process.terminate()
             process.wait()

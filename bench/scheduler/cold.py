@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import httpx
 
+from bench.process import cpu_s, memory_mib
 from hack.kubectl import ROOT
 from tests.apiserver import ApiServer, running
 from tests.builders import node, pod, share
@@ -76,14 +77,12 @@ def _start(server: ApiServer, nodes: int, pods: int) -> Cold:
                 assert time.monotonic() - began < PATIENCE_S, f"not ready after {PATIENCE_S} s"
                 time.sleep(ASKED_EACH_S)
         took = time.monotonic() - began
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        mib = {line.split(":")[0]: int(line.split()[1]) // 1024 for line in lines if line.startswith("Vm")}
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        rss_mib, highest_mib = (int(memory_mib(process.pid, what)) for what in ("VmRSS", "VmHWM"))
+        cpu = cpu_s(process.pid)
     finally:
         process.terminate()
         process.wait()
-    return Cold(nodes, CARDS, pods, round(took, 1), round(cpu, 1), mib["VmRSS"], mib["VmHWM"], round(load, 1))
+    return Cold(nodes, CARDS, pods, round(took, 1), round(cpu, 1), rss_mib, highest_mib, round(load, 1))
 
 
 def _ready(http: httpx.Client, port: int) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.process import cpu_s
 from bench.scheduler.stage import staged
 from tests.apiserver import ApiServer, running
 from tests.builders import node, pod
@@ -72,9 +73,9 @@ async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, m
             "extender": [pair.extender.pid] if pair.extender else [],
             "api": server.pids(),
         }
-        started = {name: sum(map(_cpu_s, pids)) for name, pids in its.items()}
+        started = {name: sum(map(cpu_s, pids)) for name, pids in its.items()}
         points = await _watch(stack, pair, pods)
-        spent = {name: (sum(map(_cpu_s, pids)) - started[name]) * 1000 / pods for name, pids in its.items()}
+        spent = {name: (sum(map(cpu_s, pids)) - started[name]) * 1000 / pods for name, pids in its.items()}
         writes = await _writes(stack.api) - before
     return Run(
         mode, nodes, pods, round(rate(points, pods), 1), *(round(ms, 2) for ms in spent.values()),
@@ -113,8 +114,3 @@ async def _writes(api: Api) -> Counter[str]:
             what = "/".join(filter(None, (one["resource"], one["subresource"])))
             counts[f"{one['verb']}:{what}"] += int(float(count))
     return counts
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

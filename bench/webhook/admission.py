@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.process import memory_mib
 from tests.ports import free_port
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 
@@ -110,11 +111,10 @@ def main() -> None:
             bare, _ = asyncio.run(measure(port, tls, PACED, RATE, "/bare"))
             paced, _ = asyncio.run(measure(port, tls, PACED, RATE))
             _, per_second = asyncio.run(measure(port, tls, FLAT_OUT, 0))
-            status = Path(f"/proc/{process.pid}/status").read_text()
+            rss_mib = memory_mib(process.pid)
         finally:
             process.terminate()
             process.wait()
-    rss_mib = next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
     row = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": f"{os.cpu_count()} cores {platform.machine()}", "load_1m": round(os.getloadavg()[0], 1),
         "python": platform.python_version(), "admissions_per_s": round(per_second), "rate_per_s": RATE,
