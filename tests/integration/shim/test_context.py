@@ -126,12 +126,18 @@ def test_a_process_that_allocates_nothing_gives_its_first_chunk_back(measured: S
     fills(worker, 1000 - CONTEXT_MIB)
 
 
-def test_a_block_that_lives_on_where_it_is_not_mapped_is_charged_before_its_maker_lets_go(measured: Stage) -> None:
-    owner, guest = measured.worker(), measured.worker()
+def left_behind(stage: Stage) -> tuple[Worker, Worker, int]:
+    """Its maker, who has let go of a block of 200 MiB, another process, and the handle by which that has it still."""
+    owner, guest = stage.worker(), stage.worker()
     block = owner.must("create(200, 0, 1)")
     _, pid, fd = owner.ask(f"export_block({block})")
     handle = guest.must(f"import_block({pid}, {fd})")
     owner.must(f"release({block})")
+    return owner, guest, handle
+
+
+def test_a_block_that_lives_on_where_it_is_not_mapped_is_charged_before_its_maker_lets_go(measured: Stage) -> None:
+    owner, guest, handle = left_behind(measured)
     (card,) = measured.status().cards
     assert card.leased_bytes + card.context_bytes >= (2 * CONTEXT_MIB + 400) * MIB, "its maker may have 200 anew"
     guest.must(f"release({handle})")
@@ -139,12 +145,8 @@ def test_a_block_that_lives_on_where_it_is_not_mapped_is_charged_before_its_make
 
 
 def test_a_block_that_is_mapped_after_its_maker_let_go_comes_free_with_its_last_release(measured: Stage) -> None:
-    owner, guest = measured.worker(), measured.worker()
-    block = owner.must("create(200, 0, 1)")
-    _, pid, fd = owner.ask(f"export_block({block})")
-    handle = guest.must(f"import_block({pid}, {fd})")
-    owner.must(f"release({block})")
-    _, at = guest.ask(f"map_block({handle}, 200)")
+    owner, guest, handle = left_behind(measured)
+    at = guest.must(f"map_block({handle}, 200)")
     guest.must(f"unmap({at}, 200)")
     guest.must(f"release({handle})")
     owner.must("alloc(300)")
