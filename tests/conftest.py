@@ -2,5 +2,11 @@
 
 import signal
 
+from tests.loop import TestLoop
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: what tests start would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_asyncio_loop_factories() -> dict[str, type[TestLoop]]:
+    return {"test": TestLoop}

@@ -7,6 +7,7 @@ process at a time: it has a lock on that byte of a file, which ends with it. Whe
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import itertools
 import os
@@ -46,4 +47,6 @@ def _candidates() -> Iterator[int]:
 
 @cache
 def _locks() -> BinaryIO:
-    return (Path(tempfile.gettempdir()) / f"tangram-test-ports-{os.getuid()}").open("a+b")
+    file = (Path(tempfile.gettempdir()) / f"tangram-test-ports-{os.getuid()}").open("a+b")
+    atexit.register(file.close)
+    return file

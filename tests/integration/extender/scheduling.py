@@ -116,9 +116,6 @@ class Follower:
         self._changed = asyncio.Event()
         self._version = ""
         """Of the last change."""
-        self._answer: aiohttp.ClientResponse | None = None
-        """That is being read."""
-        self._ending = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Follower]:
@@ -131,27 +128,16 @@ class Follower:
         try:
             yield self
         finally:
-            self._ending = True
-            if self._answer is not None:
-                _abort(self._answer)
-            await asyncio.wait([self._reading])  # not cancelled: a request that is given up ends its TLS after the test
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
         """The API server ends the watch of who is slow, and is asked for what came after the last change."""
-        while not self._ending:
+        while True:
             path = f"{PODS}?watch=1&resourceVersion={self._version}"
             async with self._api.session.get(path, timeout=aiohttp.ClientTimeout()) as answer:
                 answer.raise_for_status()
-                try:
-                    if not self._ending:
-                        self._answer = answer
-                        await self._read_changes(answer)
-                except aiohttp.ClientError:
-                    if not self._ending:
-                        raise
-                finally:
-                    self._answer = None
-                    _abort(answer)
+                await self._read_changes(answer)
 
     async def _read_changes(self, answer: aiohttp.ClientResponse) -> None:
         rest = b""
@@ -178,19 +164,12 @@ class Follower:
             raise AssertionError(f"within {timeout_s:.0f} s it did not come to be that {what}") from None
 
 
-def _abort(answer: aiohttp.ClientResponse) -> None:
-    """A polite end of TLS would outlive the test."""
-    if answer.connection is not None and answer.connection.transport is not None:
-        answer.connection.transport.abort()
-
-
 class Kubelet:
     """Of all nodes: pods that are bound run, pods that are deleted end."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._work: asyncio.Queue[tuple[str, Thing]] = asyncio.Queue()
-        self._ending = False
         self._workers: list[asyncio.Task[None]] = []
 
     def tell(self, kind: str, pod: Thing) -> None:
@@ -212,16 +191,13 @@ class Kubelet:
         try:
             yield self
         finally:
-            self._ending = True
-            for _ in self._workers:
-                self._work.put_nowait(("wake up", {}))
-            await asyncio.gather(*self._workers, return_exceptions=True)  # not cancelled: as a Follower
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def _run(self) -> None:
-        while not self._ending:
+        while True:
             what, pod = await self._work.get()
-            if self._ending:
-                return
             if what == "end":
                 await self._api.delete(pod, gracePeriodSeconds=0, preconditions={"uid": pod["metadata"]["uid"]})
                 continue
