@@ -71,6 +71,14 @@ class Node:
             raise RuntimeError(f"the arbiter ended with {self._arbiter.returncode}: {self.machine.arbiter_log()}")
         return b'"serving"' in log.read_bytes()[began:]
 
+    @property
+    def arbiter(self) -> subprocess.Popen[bytes]:
+        assert self._arbiter is not None
+        return self._arbiter
+
+    def arbiter_lives(self) -> bool:
+        return self._arbiter is not None and self._arbiter.poll() is None
+
     def stop_arbiter(self) -> dict[str, list[float]]:
         """Microseconds of its calls, by what they were."""
         if self._arbiter is None:

@@ -128,6 +128,18 @@ def _sums(rows: list[Row]) -> list[str]:
     ]
 
 
+def _faults(rows: list[Row]) -> list[str]:
+    each = [float(row["value"]) for row in rows if row["part"] == "faults" and row["figure"].startswith("seconds")]
+    whole = {row["figure"]: float(row["value"]) for row in rows if row["part"] == "faults" and row["case"] == "all"}
+    if not whole:
+        return []
+    return [
+        "Arbiter, latency-critical or best-effort process killed, stopped or started anew at every step: "
+        f"{whole['rounds']:.0f} rounds, {whole['kernels checked']:.0f} kernels checked, {whole['kernels with a wrong sum']:.0f} wrong; "
+        f"both had right results within {max(each):.2f} s of the end of each."
+    ]
+
+
 def is_kept(commit: str) -> bool:
     """Does this history have the commit?"""
     asked = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
@@ -149,6 +161,7 @@ def tables(rows: list[Row]) -> str:
         _copies(rows),
         _switches(rows),
         _sums(rows),
+        _faults(rows),
         _accused(rows),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
