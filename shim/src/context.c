@@ -202,8 +202,7 @@ static void context_died(CUcontext context, struct card *card)
 {
     activity_context_ended(context, !is_one_left());
     warm_forget();
-    if (context != PENDING)
-        table_forget_context(context, card);
+    table_forget_context(context, card); /* none is named PENDING: of a primary context whose handle nobody asked for, arrays stay */
     pthread_mutex_lock(&contexts_->lock);
     if (card != NULL)
         gone(card);

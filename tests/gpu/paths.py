@@ -120,9 +120,7 @@ def case_context(stage: Stage, way: str) -> None:
     stage.at_brim(LIMIT_MIB, tenant)
     tenant.ask("end_context")
     stage.book.check("a new context after its end", 0, tenant.ask("start", way))
-    left = (
-        LIMIT_MIB - stage.watch.now(tenant) / MIB
-    )  # what is allocated in a green context is the primary one's, and stays
+    left = LIMIT_MIB - stage.watch.now(tenant) / MIB
     stage.book.fact("left after its end, MiB", left)
     second = tenant.ask("fill", "sync", BLOCKS)
     low, high = max(0.0, left - SLACK_MIB - room_mib(LIMIT_MIB, 1)), max(0.0, left)

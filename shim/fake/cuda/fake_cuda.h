@@ -30,6 +30,8 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam; /* taken by address, never read */
 typedef struct CUctxCreateParams_st CUctxCreateParams;
 typedef struct CUgraphEdgeData_st CUgraphEdgeData;
@@ -47,6 +49,10 @@ typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *data);
 
 typedef struct { char bytes[16]; } CUuuid;
 typedef struct { char reserved[64]; } CUipcMemHandle;
+
+typedef struct {
+    CUdevResourceType type; /* the first of many bytes */
+} CUdevResource;
 
 typedef struct {
     CUmemLocationType type;

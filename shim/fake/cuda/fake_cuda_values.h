@@ -27,6 +27,7 @@ typedef enum {
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_INVALID_RESOURCE_TYPE = 914,
     CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
 
@@ -195,6 +196,15 @@ typedef enum {
 typedef enum {
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
 } CUmemAllocationHandleType;
+
+typedef enum {
+    CU_DEV_RESOURCE_TYPE_INVALID = 0,
+    CU_DEV_RESOURCE_TYPE_SM = 1,
+} CUdevResourceType;
+
+typedef enum {
+    CU_GREEN_CTX_DEFAULT_STREAM = 1,
+} CUgreenCtxCreate_flags;
 
 typedef enum {
     CU_MEM_LOCATION_TYPE_NONE = 0,

@@ -45,7 +45,8 @@ enum handle_kind {
     HANDLE_GRAPH,
     HANDLE_NODE,
     HANDLE_EXEC,
-    HANDLE_EXTERNAL
+    HANDLE_EXTERNAL,
+    HANDLE_GREEN
 };
 struct handle {
     uint32_t kind;
@@ -177,6 +178,8 @@ static inline struct fake_unit *unit_of(int device) { return &cuda.client.page->
 /* Exported functions that another one is made of; cuda.h declares the same. */
 #ifndef FAKE_WITH_NVIDIA_HEADER
 CUresult cuCtxSynchronize_v2(CUcontext ctx);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer);
 CUresult cuGraphClone(CUgraph *made, CUgraph graph);
 CUresult cuMemFree_v2(CUdeviceptr at);

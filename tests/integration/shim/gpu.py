@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import time
-from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
+from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
 
 from gpu_structs import (
     Access,
@@ -49,6 +49,24 @@ def context_by(name: str, device: int = 0) -> list[int]:
     context = c_void_p()
     between: dict[str, list[int | None]] = {"cuCtxCreate_v3": [None, 0], "cuCtxCreate_v4": [None]}
     return [getattr(cuda, name)(byref(context), *between.get(name, []), 0, device), context.value or 0]
+
+
+def green() -> list[int]:
+    """A green context of all SMs, current."""
+    resource, description, made, current = (c_char * 512)(), c_void_p(), c_void_p(), c_void_p()
+    of_multiprocessors, default_stream = 1, 1
+    codes = [
+        cuda.cuDeviceGetDevResource(0, byref(resource), of_multiprocessors),
+        cuda.cuDevResourceGenerateDesc(byref(description), byref(resource), 1),
+        cuda.cuGreenCtxCreate(byref(made), description, 0, default_stream),
+    ]
+    if not any(codes):
+        codes += [cuda.cuCtxFromGreenCtx(byref(current), made), cuda.cuCtxSetCurrent(current)]
+    return [max(codes), made.value or 0]
+
+
+def green_end(made: int) -> list[int]:
+    return [cuda.cuGreenCtxDestroy(c_void_p(made))]
 
 
 def initialise() -> list[int]:

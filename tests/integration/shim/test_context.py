@@ -70,6 +70,22 @@ def test_a_primary_context_that_ends_gives_its_memory_and_what_was_allocated_in_
     fills(worker, 1000 - CONTEXT_MIB)
 
 
+def test_a_green_context_keeps_the_primary_one_and_its_memory_goes_with_the_last_of_both(measured: Stage) -> None:
+    worker, other = measured.bare_worker(), measured.worker()
+    worker.must("initialise()")
+    other.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
+    assert worker.ask("green()")[0] == OUT_OF_MEMORY
+    other.kill()
+    one, two = worker.must("green()"), worker.must("green()")
+    fills(worker, 1000 - CONTEXT_MIB)
+    worker.must(f"green_end({one})")
+    assert worker.free_mib() == 0
+    worker.must(f"green_end({two})")
+    wait_for(lambda: measured.status().cards[0].context_bytes == 0)
+    worker.must("green()")
+    fills(worker, 1000 - CONTEXT_MIB)
+
+
 def test_a_second_context_of_a_process_is_measured_within_seconds(measured: Stage) -> None:
     worker = measured.worker()
     worker.must("context_new()")

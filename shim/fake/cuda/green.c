@@ -1,0 +1,63 @@
+/* green.c - green contexts: some of a card's SMs. Here each is another name for the primary context, which it keeps alive.
+ *
+ * A real one has SMs of its own and its context a handle of its own; what is allocated in it is the primary context's there, too.
+ */
+#include "internal.h"
+
+struct CUgreenCtx_st {
+    struct handle handle;
+    CUdevice device;
+    CUcontext primary;
+};
+
+EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
+{
+    TRY(device_ok(device));
+    CHECK(resource != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(type == CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
+    resource->type = type;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *made, CUdevResource *resources, unsigned count)
+{
+    TRY(ready());
+    CHECK(made != NULL && resources != NULL && count > 0, CUDA_ERROR_INVALID_VALUE);
+    *made = (CUdevResourceDesc)(void *)&cuda; /* nothing is kept of it */
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, CUdevResourceDesc resources, CUdevice device, unsigned flags)
+{
+    TRY(device_ok(device));
+    CHECK(made != NULL && resources != NULL && (flags & CU_GREEN_CTX_DEFAULT_STREAM) != 0, CUDA_ERROR_INVALID_VALUE);
+    CUcontext primary;
+    TRY(cuDevicePrimaryCtxRetain(&primary, device));
+    CUgreenCtx green = handle_new(HANDLE_GREEN, sizeof *green);
+    if (green == NULL) {
+        cuDevicePrimaryCtxRelease_v2(device);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    green->device = device;
+    green->primary = primary;
+    *made = green;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+    TRY(ready());
+    CHECK(handle_is(green, HANDLE_GREEN), CUDA_ERROR_INVALID_CONTEXT);
+    CUdevice device = green->device;
+    handle_free(green);
+    return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    TRY(ready());
+    CHECK(context != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(handle_is(green, HANDLE_GREEN), CUDA_ERROR_INVALID_CONTEXT);
+    *context = green->primary;
+    return CUDA_SUCCESS;
+}
