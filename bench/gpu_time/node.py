@@ -1,7 +1,6 @@
 """A GPU whose time is shared: an arbiter, containers with a class and a core limit, and what the arbiter says of them.
 
-Memory and processes are tests/gpu/kit's; this adds classes, core limits and turns. On the fake driver its kernel side is
-preloaded, so that suspends stop fake kernels.
+Memory and processes are tests/gpu/kit's; this adds classes, core limits and turns.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class Node:
 
     def __init__(self, here: Machine) -> None:
         self.machine = here
-        self._kernel = str(here.build / "fake/libfake-kernel.so") if here.fake else ""
         self._arbiter: subprocess.Popen[bytes] | None = None
         self._timings = here.folder / "switches.csv"
         self._load = here.folder / "load"
@@ -57,7 +55,6 @@ class Node:
             **settings,
         }
         env = self.machine.base | {f"TANGRAM_ARBITER_{name.upper()}": value for name, value in given.items()}
-        env |= {"LD_PRELOAD": self._kernel} if self._kernel else {}
         log = self.machine.folder / "arbiter.log"
         with log.open("ab") as file:
             began = log.stat().st_size
@@ -113,7 +110,7 @@ class Node:
 
     def load(self, key: str = "", **env: str) -> Lines:
         """load.c in a container, or outside all."""
-        return self._ready(self.machine.lines([str(self._load)], key, **self._preload(key), **env), key, 30)
+        return self._ready(self.machine.lines([str(self._load)], key, **env), key, 30)
 
     def torch(self, key: str) -> Lines:
         return self._ready(self.machine.lines([PYTHON, str(HERE / "torch_load.py")], key), key, 90)
@@ -121,11 +118,6 @@ class Node:
     def model(self, kind: str, key: str = "", **env: str) -> Lines:
         """torch_models.py in a container, or outside all."""
         return self._ready(self.machine.lines([PYTHON, str(HERE / "torch_models.py"), kind], key, **env), key, 90)
-
-    def _preload(self, key: str) -> dict[str, str]:
-        parts = [str(self.machine.library)] if key else []
-        parts += [self._kernel] if self._kernel else []
-        return {"LD_PRELOAD": ":".join(parts)} if parts else {}
 
     def _ready(self, lines: Lines, key: str, seconds: float) -> Lines:
         lines.receive(seconds)

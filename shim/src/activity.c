@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "hook.h"
+#include "launching.h"
 #include "memory.h"
-#include "streams.h"
 
 enum {
     IDLE_GAP_US = 1000,  /* specified */
@@ -37,8 +37,8 @@ static void tell_work(void)
 {
     int saved = errno;
     pthread_mutex_lock(&activity_->telling);
-    if (!atomic_load(&activity_->told)) {
-        atomic_store(&activity_->told, true);
+    if (!atomic_load(&tangram.hot.told)) {
+        atomic_store(&tangram.hot.told, true);
         turn_activity(WIRE_WORK, 0);
     }
     pthread_mutex_unlock(&activity_->telling);
@@ -55,16 +55,19 @@ static void wait_at_gate(struct stream_name name)
     atomic_fetch_sub(&activity_->waiting, 1);
 }
 
-void activity_launch(CUstream stream, int ptds)
+void activity_launched(struct stream_name name)
 {
-    if (!atomic_load_explicit(&activity_->watched, memory_order_relaxed))
-        return;
+    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
+        tell_work();
+    if (turn_gated())
+        wait_at_gate(name);
+}
+
+void activity_launch_anywhere(CUstream stream, int ptds)
+{
     struct stream_name name = stream_name(stream, ptds);
     atomic_fetch_add(&stream_place(name)->launches, 1);
-    if (UNLIKELY(!atomic_load_explicit(&activity_->told, memory_order_relaxed)))
-        tell_work();
-    if (UNLIKELY(turn_gated(&tangram.turn)))
-        wait_at_gate(name);
+    activity_launched(name);
 }
 
 static void clean_up_to(struct activity_stream *of, uint64_t launches)
@@ -152,12 +155,12 @@ static bool too_soon(void)
 static void tell_idle(void)
 {
     pthread_mutex_lock(&activity_->telling);
-    if (atomic_load(&activity_->told) && atomic_load(&activity_->waiting) == 0 && !too_soon()) {
-        atomic_store(&activity_->told, false);
+    if (atomic_load(&tangram.hot.told) && atomic_load(&activity_->waiting) == 0 && !too_soon()) {
+        atomic_store(&tangram.hot.told, false);
         if (all_clean())
             turn_activity(WIRE_IDLE, 0);
         else
-            atomic_store(&activity_->told, true);
+            atomic_store(&tangram.hot.told, true);
     }
     pthread_mutex_unlock(&activity_->telling);
 }
@@ -173,7 +176,7 @@ bool activity_tell_later(void)
 
 static void ask(CUcontext context)
 {
-    if (!atomic_load_explicit(&activity_->told, memory_order_relaxed))
+    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
         return;
     int saved = errno;
     if (all_done(context))
@@ -188,7 +191,7 @@ void activity_something_synced(void)
 
 struct activity_before activity_sync_begins(CUstream stream, int ptds)
 {
-    if (!atomic_load_explicit(&activity_->told, memory_order_relaxed))
+    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
         return (struct activity_before){0};
     stream_context_check();
     struct activity_stream *of = stream_find(stream_name(stream, ptds));
@@ -204,7 +207,7 @@ void activity_stream_synced(struct activity_before before)
 
 struct activity_before activity_context_sync_begins(void)
 {
-    if (!atomic_load_explicit(&activity_->told, memory_order_relaxed) || contexts_list(NULL, 0) != 1)
+    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed) || contexts_list(NULL, 0) != 1)
         return (struct activity_before){0}; /* the crowd may be another context's */
     return (struct activity_before){&activity_->crowded, atomic_load(&activity_->crowded.launches)};
 }
@@ -244,7 +247,7 @@ void activity_context_ended(CUcontext context, bool last)
 
 bool activity_is_told(void)
 {
-    return atomic_load(&activity_->told);
+    return atomic_load(&tangram.hot.told);
 }
 
 /* In a context that our own thread takes: its default stream, and what can be asked in it. */
@@ -292,7 +295,7 @@ static bool contexts_done(void)
 void activity_look(void)
 {
     struct activity_stream *of;
-    if (!atomic_load(&activity_->told))
+    if (!atomic_load(&tangram.hot.told))
         return;
     uint64_t launches = 0;
     EACH_STREAM(of)
@@ -311,18 +314,20 @@ void activity_look(void)
 void activity_arbiter_is_new(void)
 {
     pthread_mutex_lock(&activity_->telling);
-    if (atomic_load(&activity_->told))
+    if (atomic_load(&tangram.hot.told))
         turn_activity(WIRE_WORK, 0);
     pthread_mutex_unlock(&activity_->telling);
 }
 
 void activity_watch(void)
 {
-    atomic_store(&activity_->watched, true);
+    atomic_store(&tangram.hot.watched, true);
 }
 
 void activity_forget(void)
 {
+    atomic_store(&tangram.hot.watched, false);
+    atomic_store(&tangram.hot.told, false);
     memset(activity_, 0, sizeof *activity_);
     activity_->telling = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -19,8 +19,6 @@ struct activity_stream {
 } __attribute__((aligned(32)));
 
 struct activity {
-    _Atomic bool watched; /* this process has channels: it is counted from here on, also while the arbiter is away */
-    _Atomic bool told;    /* it was told that we work */
     _Atomic unsigned waiting; /* threads that the gate holds back, each with work */
     pthread_mutex_t telling;
     uint64_t idle_told_us; /* guarded by telling */
@@ -30,9 +28,6 @@ struct activity {
     struct activity_stream stream[ACTIVITY_STREAMS];
     struct activity_stream crowded; /* streams that found no place: clean only when the whole context was waited for */
 };
-
-/* Before something is put into a stream. */
-void activity_launch(CUstream stream, int ptds);
 
 /* What had been launched when a synchronising call began; handed back when it succeeded. */
 struct activity_before {

@@ -26,7 +26,7 @@ static void comes(void)
 {
     atomic_fetch_add(&contexts_->making, 1);
     if (contexts_->ever++ > 0)
-        atomic_store(&contexts_->several, true);
+        atomic_store(&tangram.hot.several_contexts, true);
 }
 
 /* The driver has answered. */
@@ -39,14 +39,14 @@ static void tried(void)
 static void came(CUcontext context)
 {
     atomic_store(&contexts_->one_made, true);
-    if (context != NULL && atomic_load(&contexts_->first) == NULL && !atomic_load(&contexts_->several))
+    if (context != NULL && atomic_load(&contexts_->first) == NULL && !atomic_load(&tangram.hot.several_contexts))
         atomic_store(&contexts_->first, context);
 }
 
 void contexts_are_several(void)
 {
     pthread_mutex_lock(&contexts_->lock);
-    atomic_store(&contexts_->several, true);
+    atomic_store(&tangram.hot.several_contexts, true);
     pthread_mutex_unlock(&contexts_->lock);
 }
 
@@ -73,7 +73,7 @@ static bool begin(struct card *card)
 /* Locked. It could not be made. */
 static void failed(void)
 {
-    if (!atomic_load(&contexts_->several))
+    if (!atomic_load(&tangram.hot.several_contexts))
         contexts_->ever--;
 }
 
@@ -368,6 +368,7 @@ size_t contexts_list(CUcontext *list, size_t room)
 /* The list is left, not freed: a thread that is not here may have been changing it. */
 void contexts_forget_all(void)
 {
+    atomic_store(&tangram.hot.several_contexts, false);
     memset(contexts_, 0, sizeof *contexts_);
     contexts_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -35,7 +35,6 @@ struct contexts {
     _Atomic unsigned making;   /* how many the driver makes now */
     _Atomic bool one_made;     /* one was made, ever */
     _Atomic(CUcontext) first;  /* NULL = not made yet, or there were two before its handle was known */
-    _Atomic bool several;      /* there was, or may be, another than the first; raised before that is made */
 };
 
 void contexts_measure(struct card *card); /* NVML is read, and who holds what is charged, before this returns (half a second at most) */

@@ -8,6 +8,7 @@
  * at once, and pass the limit (docs/limits.md). A process whose graphs allocate nothing pays one load a launch.
  */
 #include "hook.h"
+#include "launching.h"
 #include "memory.h"
 #include "pool.h"
 

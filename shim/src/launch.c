@@ -3,6 +3,7 @@
  * Functions that wait and may free memory as well are hooked in pools.c, launches of graphs in graph.c.
  */
 #include "hook.h"
+#include "launching.h"
 #include "memory.h"
 #include "tangram.h"
 

@@ -102,11 +102,22 @@ struct management {
     nvmlReturn_t (*nvmlDeviceGetUUID)(nvmlDevice_t device, char *uuid, unsigned int length);
 };
 
+/* What a launch looks at. A program of many small kernels has done other things since its last one: every line of the cache that is
+ * not in the nearest one any more costs it tens of nanoseconds, so this is all there is, and nothing else that is written often. */
+struct hot {
+    _Atomic bool driver_found;
+    _Atomic bool watched;          /* this process has channels: its work is counted from here on, also while the arbiter is away */
+    _Atomic bool told;             /* the arbiter was told that we work */
+    _Atomic bool several_contexts; /* there was, or may be, another than the first; raised before that is made */
+    _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
+};
+
 struct tangram {
+    struct hot hot;
+    struct driver driver; /* begins with the launches, in the line of `hot` */
     pthread_mutex_t setup;
-    _Atomic bool driver_found, management_found, forks_watched, warned;
+    _Atomic bool management_found, forks_watched, warned;
     bool mounted; /* the grant was there when the program started */
-    struct driver driver;
     struct management management;
     struct grant grant;
     _Atomic(struct card *) device_card[DEVICES_LIMIT]; /* by the process's device number; NULL = not looked up yet */
@@ -129,12 +140,16 @@ struct tangram {
     struct turn turn;
     struct activity activity;
     struct warm warm;
-};
+} __attribute__((aligned(64)));
 
 extern struct tangram tangram;
 
 /* real.c: the driver's own functions. False when the driver cannot be found at all. */
-bool driver_ready(void);
+bool driver_find(void);
+static inline bool driver_ready(void)
+{
+    return !UNLIKELY(!atomic_load_explicit(&tangram.hot.driver_found, memory_order_acquire)) || driver_find();
+}
 bool management_ready(void);
 void *real_dlsym(void *handle, const char *name);
 bool is_driver_symbol(void *at, const char *library);

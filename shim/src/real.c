@@ -69,10 +69,8 @@ static void fetch(void *handle, const char *name, void *slot)
     memcpy(slot, &found, sizeof found);
 }
 
-bool driver_ready(void)
+bool driver_find(void)
 {
-    if (!UNLIKELY(!atomic_load_explicit(&tangram.driver_found, memory_order_acquire)))
-        return true;
     struct quiet quiet = quiet_begin();
     void *handle = open_library("libcuda.so.1");
     if (handle != NULL) {
@@ -81,9 +79,9 @@ bool driver_ready(void)
 #define REAL(name, params) fetch(handle, #name, &found.name);
 #include "hooks.def"
         pthread_mutex_lock(&tangram.setup);
-        if (!atomic_load(&tangram.driver_found)) {
+        if (!atomic_load(&tangram.hot.driver_found)) {
             tangram.driver = found;
-            atomic_store_explicit(&tangram.driver_found, true, memory_order_release);
+            atomic_store_explicit(&tangram.hot.driver_found, true, memory_order_release);
         }
         pthread_mutex_unlock(&tangram.setup);
     }

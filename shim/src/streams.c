@@ -1,8 +1,6 @@
 /* streams.c - which place a stream has in the books of activity.c. See streams.h. */
 #include "streams.h"
 
-#include "process.h"
-
 static _Thread_local uint64_t thread_anchor __attribute__((tls_model("initial-exec"))); /* no __tls_get_addr: musl keeps it elsewhere */
 #define BEING_NAMED ((uintptr_t)3)
 
@@ -20,14 +18,14 @@ CUcontext stream_context_named(CUcontext context)
 
 CUcontext stream_context_now(void)
 {
-    if (!atomic_load_explicit(&tangram.contexts.several, memory_order_acquire))
+    if (!atomic_load_explicit(&tangram.hot.several_contexts, memory_order_acquire))
         return CONTEXT_FIRST;
     return stream_context_named(current());
 }
 
 void stream_context_check(void)
 {
-    if (atomic_load_explicit(&tangram.contexts.several, memory_order_relaxed))
+    if (atomic_load_explicit(&tangram.hot.several_contexts, memory_order_relaxed))
         return;
     CUcontext context = current();
     if (context != NULL && context != atomic_load(&tangram.contexts.first))
@@ -47,23 +45,11 @@ struct stream_name stream_name(CUstream stream, int ptds)
     return (struct stream_name){key == 2 || (key == 0 && ptds) ? stream_key_of_thread() : STREAM_LEGACY, stream_context_now()};
 }
 
-static struct activity_stream *place_at(struct stream_name name, unsigned probe)
-{
-    uint64_t mixed = name.key * UINT64_C(0x9e3779b97f4a7c15) ^ (uintptr_t)name.context * UINT64_C(0xc2b2ae3d27d4eb4f);
-    return &tangram.activity.stream[((unsigned)(mixed >> 56) + probe) % ACTIVITY_STREAMS];
-}
-
-static bool is_of(struct activity_stream *of, struct stream_name name)
-{
-    return atomic_load_explicit(&of->key, memory_order_acquire) == name.key &&
-           (!stream_is_default(name.key) || atomic_load_explicit(&of->context, memory_order_relaxed) == name.context);
-}
-
 struct activity_stream *stream_find(struct stream_name name)
 {
     for (unsigned probe = 0; probe < ACTIVITY_PROBES; probe++)
-        if (is_of(place_at(name, probe), name))
-            return place_at(name, probe);
+        if (stream_is_at(stream_place_at(name, probe), name))
+            return stream_place_at(name, probe);
     return NULL;
 }
 
@@ -78,12 +64,12 @@ static CUcontext context_of(CUstream stream)
 static struct activity_stream *claim(struct stream_name name)
 {
     for (unsigned probe = 0; probe < ACTIVITY_PROBES; probe++) {
-        struct activity_stream *of = place_at(name, probe);
+        struct activity_stream *of = stream_place_at(name, probe);
         size_t at = (size_t)(of - tangram.activity.stream);
         atomic_fetch_or(&tangram.activity.used[at / 64], UINT64_C(1) << at % 64); /* first: who finds the key counts there at once */
         uintptr_t none = 0;
         if (!atomic_compare_exchange_strong(&of->key, &none, stream_is_default(name.key) ? BEING_NAMED : name.key)) {
-            if (is_of(of, name))
+            if (stream_is_at(of, name))
                 return of;
             continue;
         }

@@ -9,7 +9,7 @@
 #ifndef TANGRAM_STREAMS_H
 #define TANGRAM_STREAMS_H
 
-#include "activity.h"
+#include "process.h"
 
 #define STREAM_LEGACY ((uintptr_t)1)
 #define CONTEXT_FIRST ((CUcontext)(uintptr_t)2) /* unlike any handle */
@@ -30,6 +30,19 @@ uintptr_t stream_key_of_thread(void);
 static inline bool stream_is_default(uintptr_t key)
 {
     return (key & 1) != 0;
+}
+
+/* Where a stream is looked for, at the given try. */
+static inline struct activity_stream *stream_place_at(struct stream_name name, unsigned probe)
+{
+    uint64_t mixed = name.key * UINT64_C(0x9e3779b97f4a7c15) ^ (uintptr_t)name.context * UINT64_C(0xc2b2ae3d27d4eb4f);
+    return &tangram.activity.stream[((unsigned)(mixed >> 56) + probe) % ACTIVITY_STREAMS];
+}
+
+static inline bool stream_is_at(struct activity_stream *of, struct stream_name name)
+{
+    return atomic_load_explicit(&of->key, memory_order_acquire) == name.key &&
+           (!stream_is_default(name.key) || atomic_load_explicit(&of->context, memory_order_relaxed) == name.context);
 }
 
 struct activity_stream *stream_find(struct stream_name name);  /* NULL: it has no place */

@@ -4,7 +4,7 @@
  * whether new work is to wait, and a heartbeat. When the connection ends, or the heartbeat stops while we are suspended, nobody
  * would let us go on: then the process does so itself. A stopped arbiter costs a tenant less than a second.
  */
-#include "process.h"
+#include "launching.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -37,12 +37,12 @@ static void pause_ms(unsigned ms)
 
 static void map_page(int fd)
 {
-    if (atomic_load(&turn_->page) != NULL) /* the arbiter was restarted: the place stays, the page is its new one */
-        mmap((char *)atomic_load(&turn_->page) - WIRE_TURN_AT, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (atomic_load(&tangram.hot.page) != NULL) /* the arbiter was restarted: the place stays, the page is its new one */
+        mmap((char *)atomic_load(&tangram.hot.page) - WIRE_TURN_AT, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
     else {
         void *page = mmap(NULL, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
         if (page != MAP_FAILED)
-            atomic_store(&turn_->page, (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT));
+            atomic_store(&tangram.hot.page, (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT));
     }
 }
 
@@ -61,7 +61,7 @@ static int meet(void)
     free(packet);
     if (passed >= 0)
         close(passed);
-    if (good && atomic_load(&turn_->page) != NULL)
+    if (good && atomic_load(&tangram.hot.page) != NULL)
         return fd;
     if (fd >= 0)
         close(fd);
@@ -71,7 +71,7 @@ static int meet(void)
 /* We are suspended and the one who did it does not show that he lives. */
 static bool abandoned(void)
 {
-    struct wire_turn *page = atomic_load(&turn_->page);
+    struct wire_turn *page = atomic_load(&tangram.hot.page);
     return page != NULL && atomic_load(&page->off) != 0 && now_ms() > atomic_load(&page->beat_ms) + STALE_MS;
 }
 
@@ -176,18 +176,16 @@ void turn_wait_for_gate(void)
 {
     uint64_t until_ms = now_ms() + GATE_MOST_MS;
     struct timespec moment = {0, 200000};
-    while (turn_gated(turn_) && !abandoned() && now_ms() < until_ms)
+    while (turn_gated() && !abandoned() && now_ms() < until_ms)
         nanosleep(&moment, NULL);
 }
 
 void turn_forget(void)
 {
     int fd = turn_->fd;
-    struct wire_turn *page = atomic_load(&turn_->page);
     memset(turn_, 0, sizeof *turn_);
     turn_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     turn_->fd = -1;
-    atomic_store(&turn_->page, page); /* the place is used again */
     if (fd >= 0)
         close(fd);
 }

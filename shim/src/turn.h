@@ -16,7 +16,6 @@ struct turn {
     int fd;       /* welcomed; -1 = the arbiter is away */
     _Atomic bool urgent; /* the container is latency-critical, as it was welcomed */
     uint32_t seq;
-    _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
 };
 
 /* There are channels: keep the connection from here on. */
@@ -26,12 +25,6 @@ void turn_start(void);
 bool turn_channels(const struct capture_channels *channels, int fd);
 bool turn_activity(enum wire_activity what, uint64_t value);
 
-/* Is new work to wait? Only where suspending does not work. */
-static inline bool turn_gated(const struct turn *turn)
-{
-    struct wire_turn *page = atomic_load_explicit(&turn->page, memory_order_relaxed);
-    return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
-}
 void turn_wait_for_gate(void);
 
 /* Is the container latency-critical? */

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "../src/launching.h"
 #include "double.h"
 
 #undef NDEBUG
@@ -89,7 +90,7 @@ static CUresult count_current(CUcontext *context)
 /* The first is made before there are several. */
 static void another_comes(int context)
 {
-    atomic_store(&tangram.contexts.several, true);
+    atomic_store(&tangram.hot.several_contexts, true);
     atomic_store(&tangram.contexts.primary[context], handle_of(context));
 }
 
@@ -106,18 +107,18 @@ static void begin(int contexts)
     tangram.driver.cuCtxPushCurrent_v2 = push;
     tangram.driver.cuCtxPopCurrent_v2 = pop;
     memset(queued, 0, sizeof queued);
-    atomic_store(&tangram.contexts.several, false);
+    atomic_store(&tangram.hot.several_contexts, false);
     atomic_store(&tangram.contexts.first, handle_of(0));
     for (int c = 0; c < contexts; c++)
         atomic_store(&tangram.contexts.primary[c], handle_of(c));
-    atomic_store(&tangram.contexts.several, contexts > 1);
+    atomic_store(&tangram.hot.several_contexts, contexts > 1);
 }
 
 static void end(void)
 {
     for (int c = 0; c < CONTEXTS; c++)
         atomic_store(&tangram.contexts.primary[c], NULL);
-    atomic_store(&tangram.contexts.several, false);
+    atomic_store(&tangram.hot.several_contexts, false);
     atomic_store(&tangram.contexts.first, NULL);
     memset(&tangram.driver, 0, sizeof tangram.driver);
     activity_forget();

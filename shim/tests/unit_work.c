@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
+#include "../src/launching.h"
 #include "double.h"
 
 #undef NDEBUG
@@ -57,7 +58,7 @@ void idleness_is_told_once_a_millisecond(bool urgent)
         assert(all_works == rounds && all_idles == rounds);
     else
         assert(all_idles >= 2 && all_idles <= took_ms + 1 && all_works <= took_ms + 2);
-    if (!urgent && atomic_load(&tangram.activity.told)) { /* what the thread of turn.c does */
+    if (!urgent && atomic_load(&tangram.hot.told)) { /* what the thread of turn.c does */
         while (us() - tangram.activity.idle_told_us < 1000)
             continue;
         assert(activity_tell_later() && !activity_is_told());

@@ -190,7 +190,7 @@ class Machine:
     def env(self, key: str = "", **more: str) -> dict[str, str]:
         """Of a process in the container `key`; of one outside all containers, without the library, when it is empty."""
         inside = {
-            "LD_PRELOAD": str(self.library),
+            "LD_PRELOAD": ":".join(filter(None, [str(self.library), self.base.get("LD_PRELOAD")])),
             "TANGRAM_GRANT": str(self.folder / "grants" / key / "grant"),
         }
         return self.base | (inside if key else {}) | more
@@ -314,7 +314,11 @@ def machine(fake: bool | None = None) -> Iterator[Machine]:
     driver = None
     if fake:
         driver = _start_fake(folder, build)
-        base |= {"LD_LIBRARY_PATH": str(build / "fake"), "TANGRAM_FAKE_DRIVER": str(folder / "driver.sock")}
+        base |= {
+            "LD_LIBRARY_PATH": str(build / "fake"),
+            "LD_PRELOAD": str(build / "fake/libfake-kernel.so"),
+            "TANGRAM_FAKE_DRIVER": str(folder / "driver.sock"),
+        }
     made = Machine(folder, build, library, FAKE_UUID if fake else _uuid(), fake, base)
     try:
         yield made
