@@ -1,6 +1,6 @@
 """What the library costs on a real driver: every figure with and without it, in turns, in one run.
 
-    python3 bench/shim/on_gpu.py OUT_FOLDER [--budget 280] [--fake]
+    python3 bench/shim/on_gpu.py OUT_FOLDER [--budget 340] [--only start,first,calls,many,training,serving] [--fake]
 
 Calls and starts come from C programs, a training step and serving from PyTorch (a row `not run` where it is absent). One round
 is one figure without and one with the library, and the next round turns their order about; the ratio is taken within rounds,
@@ -76,7 +76,7 @@ def in_turns(table: Table, rounds: int, until: float, one: Callable[[bool], Figu
         table.add(found[False], found[True])
 
 
-def program(here: Machine, name: str) -> Path:
+def c_program(here: Machine, name: str) -> Path:
     """A C program of this folder."""
     made = here.folder / name
     words = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-o", str(made), str(HERE / f"{name}.c"), "-ldl"]
@@ -117,27 +117,34 @@ def torch_rounds(here: Machine, table: Table, key: str, name: str, until: float)
     here.end_tenants()
 
 
-def measure(here: Machine, budget: float, done: Callable[[Table], None]) -> Table:
-    """All figures. Each part has a share of the time; `done` is told the table after each."""
+PARTS = {"start": 0.03, "first": 0.17, "calls": 0.31, "many": 0.34, "training": 0.68, "serving": 1.0}
+"""In this order, and the part of the time at which each ends; each has two rounds at least."""
+
+
+def measure(here: Machine, seconds: float, asked: list[str], done: Callable[[Table], None]) -> Table:
+    """The parts that are asked for. `done` is told the table after each."""
     table = Table()
     key = here.grant(LIMIT_MIB)
-    bench, first = str(program(here, "bench")), str(program(here, "first"))
     began = time.monotonic()
 
-    def part(words: list[str], rounds: int, share: float) -> None:
-        """`share`: of the budget, until which this may go on."""
-        in_turns(table, rounds, began + share * budget, lambda held: figures(words, here.env(key if held else "")))
-        done(table)
-        print(f"{' '.join(words)}: {time.monotonic() - began:.0f} s", flush=True)
+    def calls(program: str, rounds: int, *words: str) -> Callable[[float], None]:
+        made = str(c_program(here, program))
+        return lambda until: in_turns(
+            table, rounds, until, lambda held: figures([made, *words], here.env(key if held else ""))
+        )
 
-    part([bench, "start", "100"], 2 * ROUNDS, 0.05)
-    part([first, "one"], 24 * ROUNDS, 0.3)
-    part([bench, "calls"], ROUNDS, 0.45)
-    part([first, "many", str(PROCESSES)], ROUNDS, 0.6)
-    for name, share in (("training", 0.72), ("serving", 0.97)):
-        torch_rounds(here, table, key, name, began + share * budget)
+    runs: dict[str, Callable[[float], None]] = {
+        "start": calls("bench", 2 * ROUNDS, "start", "100"),
+        "first": calls("first", 24 * ROUNDS, "one"),
+        "calls": calls("bench", ROUNDS, "calls"),
+        "many": calls("first", ROUNDS, "many", str(PROCESSES)),
+        "training": lambda until: torch_rounds(here, table, key, "training", until),
+        "serving": lambda until: torch_rounds(here, table, key, "serving", until),
+    }
+    for part in (part for part in PARTS if part in asked):
+        runs[part](began + PARTS[part] * seconds)
         done(table)
-        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
     return table
 
 
@@ -150,14 +157,18 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the results")
-    parser.add_argument("--budget", type=float, default=280, help="seconds")
+    parser.add_argument("--budget", type=float, default=340, help="seconds for everything")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
     given = parser.parse_args()
+    asked = given.only.split(",")
+    if unknown := set(asked) - set(PARTS):
+        parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
     given.out.mkdir(parents=True, exist_ok=True)
     with machine(given.fake) as here:
         about = here.describe()
         here.start_arbiter()
-        table = measure(here, given.budget, lambda table: write(table, about, given.out))
+        table = measure(here, given.budget, asked, lambda table: write(table, about, given.out))
     for row in table.rows():
         print(*row[:5], row[-1], sep="  ")
     plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out / "results-gpu.csv")], check=False)
