@@ -63,6 +63,7 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
     ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
     count_context(device, true);
     ctx->channels = channels_new(device);
+    take_a_while();
     *made = ctx;
     return CUDA_SUCCESS;
 }

@@ -85,6 +85,15 @@ static void find_devices(void)
         add_device((uint32_t)instance);
 }
 
+void take_a_while(void)
+{
+    const char *ms = getenv("TANGRAM_FAKE_START_MS");
+    const long each = ms == NULL ? 0 : strtol(ms, NULL, 10);
+    const struct timespec while_ = {each / 1000, each % 1000 * 1000000};
+    if (each > 0)
+        nanosleep(&while_, NULL);
+}
+
 EXPORT CUresult cuInit(unsigned flags)
 {
     static bool fork_watched;
@@ -99,6 +108,7 @@ EXPORT CUresult cuInit(unsigned flags)
             rc = CUDA_ERROR_NO_DEVICE;
         } else {
             find_devices();
+            take_a_while();
             rc = cuda.devices > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
             if (rc == CUDA_SUCCESS)
                 atomic_store(&cuda.state, STATE_READY);

@@ -175,6 +175,9 @@ static inline void unlock(void) { pthread_mutex_unlock(&cuda.lock); }
 static inline const struct fake_card *card_of(int device) { return &cuda.client.page->card[cuda.device[device].card]; }
 static inline struct fake_unit *unit_of(int device) { return &cuda.client.page->unit[cuda.device[device].unit]; }
 
+/* device.c: cuInit and each new context take TANGRAM_FAKE_START_MS longer, as a real driver does. */
+void take_a_while(void);
+
 /* Exported functions that another one is made of; cuda.h declares the same. */
 #ifndef FAKE_WITH_NVIDIA_HEADER
 CUresult cuCtxSynchronize_v2(CUcontext ctx);
