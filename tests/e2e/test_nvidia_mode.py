@@ -6,37 +6,15 @@ MIG instances of a driver without /proc entries, so these cards have none.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from hack.cluster.layout import Layout
-from hack.kubectl import ROOT
 from hack.stack import FAKE_DRIVER_ROOT, NO_FAKE_DRIVER, install_fake_driver
 from tests.e2e.cards import CARDS
 from tests.e2e.cluster import Cluster
+from tests.e2e.nvidia import generate_specification, remove_specification
 from tests.e2e.objects import container, pod, share
-
-SPECIFICATION = "/etc/cdi/nvidia.yaml"
-
-
-def on_the_node(*command: str) -> None:
-    """Run a command where the first node of the local cluster sees its own folders."""
-    shell = [sys.executable, "-m", "hack.cluster", "shell", "--", *command]
-    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}"
-
-
-def generate_specification() -> None:
-    """What an administrator does once on a node: NVIDIA's tool looks at the driver and describes it for the runtime."""
-    on_the_node(
-        "env", f"TANGRAM_FAKE_DRIVER={FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket",
-        str(Layout().bin / "nvidia-ctk"), "cdi", "generate", f"--driver-root={FAKE_DRIVER_ROOT}", f"--dev-root={FAKE_DRIVER_ROOT}",
-        f"--library-search-path={FAKE_DRIVER_ROOT}/lib", "--device-name-strategy=uuid",
-        f"--nvidia-cdi-hook-path={Layout().bin / 'nvidia-cdi-hook'}", f"--output={SPECIFICATION}",
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +22,14 @@ def nvidia(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster in mode `nvidia`; in mode `cdi` again afterwards."""
     install_fake_driver(cluster.kubectl, "card a100-80 count=2\n")
     try:
-        generate_specification()
+        socket = f"{FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket"
+        generate_specification(
+            FAKE_DRIVER_ROOT, FAKE_DRIVER_ROOT, f"{FAKE_DRIVER_ROOT}/lib", TANGRAM_FAKE_DRIVER=socket
+        )
         cluster.upgrade({"accessMode": "nvidia", "runtimeClassName": "nvidia", "node": NO_FAKE_DRIVER})
         yield cluster
     finally:
-        on_the_node("rm", "-f", SPECIFICATION)
+        remove_specification()
         install_fake_driver(cluster.kubectl, CARDS)
         cluster.upgrade({})
         cluster.wait_for_gpus("tangram.sh/mig-1g.10gb")

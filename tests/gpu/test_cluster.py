@@ -1,9 +1,9 @@
 """The same cluster, chart and images as in CI, on a machine with a real NVIDIA GPU.
 
     make cluster-up
-    TANGRAM_DRIVER_ROOT=/ uv run pytest tests/gpu
+    TANGRAM_DRIVER_ROOT=/ uv run pytest tests/gpu/test_cluster.py
 
-PyTorch comes from the machine itself: the pods mount TANGRAM_TORCH_USR (default /usr; a writable overlay of it where the driver's
+offline.sh says how to do that where no network is reached. PyTorch comes from the machine itself: the pods mount TANGRAM_TORCH_USR (default /usr; a writable overlay of it where the driver's
 libraries are mounted into it) and TANGRAM_TORCH_HOME (default /opt/torch), and run TANGRAM_TORCH_PYTHON. What is found is written
 as rows to TANGRAM_GPU_CSV.
 """
@@ -27,6 +27,7 @@ from hack.kubectl import Kubectl
 from hack.stack import install_chart, uninstall_chart
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
+from tests.e2e.nvidia import generate_specification, remove_specification
 from tests.e2e.objects import RESTRICTED, container, pod
 from tests.e2e.turns import containers_of, under_way
 from vgpu.status import TurnStatus
@@ -34,6 +35,8 @@ from vgpu.status import TurnStatus
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 DRIVER_ROOT = os.environ.get("TANGRAM_DRIVER_ROOT", "/")
+LIBRARIES = os.environ.get("TANGRAM_DRIVER_LIBRARIES", "/usr/lib/x86_64-linux-gnu")
+"""Where the driver's libraries lie on the node."""
 PYTHON = os.environ.get("TANGRAM_TORCH_PYTHON", "/opt/torch/.venv/bin/python3")
 MOUNTS = {
     "/usr": os.environ.get("TANGRAM_TORCH_USR", "/usr"),
@@ -117,10 +120,15 @@ def mode(request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
     over: dict[str, Any] = {"driver": {"root": DRIVER_ROOT}, "accessMode": access, "node": {"privileged": "auto"}}
     if access == "nvidia":
         over["runtimeClassName"] = "nvidia"
-    install_chart(cluster.kubectl, over)
-    cluster.wait_for_gpus()
-    yield access, cluster
-    uninstall_chart(cluster.kubectl)
+        generate_specification(DRIVER_ROOT, "/", LIBRARIES)
+    try:
+        install_chart(cluster.kubectl, over)
+        cluster.wait_for_gpus()
+        yield access, cluster
+        uninstall_chart(cluster.kubectl)
+    finally:
+        if access == "nvidia":
+            remove_specification()
 
 
 @contextmanager
