@@ -2,7 +2,7 @@
 # What test_cluster.py needs on a machine that has a GPU and reaches no network.
 #
 #   tests/gpu/offline.sh pack FOLDER [MIB]   where the images and the cluster's programs are built (make demo does both):
-#                                            writes FOLDER/kit.tar.xz.0, .1, ... of at most MIB each (default 50), and FOLDER/debs
+#                                            writes FOLDER/kit.tar.zst.0, .1, ... of at most MIB each (default 50), and FOLDER/debs
 #   tests/gpu/offline.sh unpack FOLDER       there, as root: puts them where hack.cluster looks for them, and Debian's programs
 #                                            where there are none
 #   tests/gpu/offline.sh test [CSV]          there, as root, from the root of this tree: the cluster, the images, the tests. Its
@@ -22,21 +22,21 @@ pack() {
     # each version of a program is a folder of its own: the newest of each; images are links to the archives built last
     (
         cd "$CACHE"
-        for name in kubernetes etcd containerd toolkit pause helm; do ls -dt cluster/"$name"-* | grep -v '\.lock$' | head -1; done
-        ls images/current/{kube-scheduler,tangram,tangram-workload}.tar
-    ) | tar -C "$CACHE" -ch --files-from - | xz -c --lzma2=preset=6,dict=256MiB | split -b "${mib}M" -d -a 1 - "$folder/kit.tar.xz."
+        for name in kubernetes etcd containerd toolkit pause helm; do ls -dt cluster/"$name"-* | head -1; done
+        ls images/current/{kube-scheduler,tangram,tangram-workload}.tar # the first holds one of the programs once more
+    ) | tar -C "$CACHE" -ch --files-from - | zstd -q -12 --long=29 -T0 | split -b "${mib}M" -d -a 1 - "$folder/kit.tar.zst."
     du -sh "$folder"/*
 }
 
 unpack() {
     local folder=$1 scratch
-    mkdir -p "$CACHE"
-    cat "$folder"/kit.tar.xz.* | xz -dc | tar -C "$CACHE" -x
     scratch=$(mktemp -d)
     for deb in "$folder"/debs/*.deb; do dpkg -x "$deb" "$scratch"; done
     tar -C "$scratch" -c . | tar -C / -x --keep-directory-symlink --skip-old-files
     rm -r "$scratch"
     ldconfig
+    mkdir -p "$CACHE"
+    cat "$folder"/kit.tar.zst.* | zstd -dc --long=29 | tar -C "$CACHE" -x
     for family in iptables ip6tables; do
         command -v "$family" > /dev/null && continue
         for what in "" -save -restore; do ln -s xtables-nft-multi "/usr/sbin/$family$what"; done
