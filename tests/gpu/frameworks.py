@@ -30,6 +30,8 @@ class Case:
     name: str
     words: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    bare: bool = False
+    """Without the library, to compare with: what it finds is a fact."""
 
 
 def _torch(name: str, configuration: str) -> Case:
@@ -42,6 +44,8 @@ CASES = (
     _torch("torch cudaMallocAsync", "backend:cudaMallocAsync"),
     Case("torch graphs", ("torch_graphs.py",)),
     Case("torch graphs, cudaMallocAsync", ("torch_graphs.py",), {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+    Case("torch graphs, cudaMallocAsync, without the library", ("torch_graphs.py",),
+         {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, bare=True),
     Case("torch DataParallel", ("torch_parallel.py",)),
     Case("torch NCCL, one rank", ("torch_nccl.py", "one")),
     Case("torch NCCL, two ranks", ("torch_nccl.py", "two")),
@@ -59,12 +63,11 @@ def run_case(machine: Machine, watch: Watcher, case: Case) -> Book:
     """The rows of one case."""
     book = Book()
     with book.one(PART, case.name):
+        if case.bare:
+            _compare(machine, book, case)
+            return book
         key = machine.grant(LIMIT_MIB)
-        python = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
-        program, *words = case.words
-        child = machine.lines(
-            [python, str(PROGRAMS / program), *words], key, TANGRAM_TEST_LIMIT_MIB=str(LIMIT_MIB), **case.env
-        )
+        child = _start(machine, case, key)
         try:
             _follow(book, watch, child)
             book.check("exit status", 0, child.process.wait(30))
@@ -77,6 +80,29 @@ def run_case(machine: Machine, watch: Watcher, case: Case) -> Book:
         book.within("peak by process in the driver's books, MiB", 1, LIMIT_MIB, peak)
         book.fact("MiB past the limit", max(0.0, peak - LIMIT_MIB))
     return book
+
+
+def _start(machine: Machine, case: Case, key: str) -> Lines:
+    python = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
+    program, *words = case.words
+    return machine.lines(
+        [python, str(PROGRAMS / program), *words], key, TANGRAM_TEST_LIMIT_MIB=str(LIMIT_MIB), **case.env
+    )
+
+
+def _compare(machine: Machine, book: Book, case: Case) -> None:
+    """As far as the program comes."""
+    child = _start(machine, case, "")
+    try:
+        while True:
+            line = child.receive(CASE_S)
+            if "not_run" in line:
+                raise NotRun(line["not_run"])
+            book.fact(line.get("check") or line["fact"], line["seen"])
+    except RuntimeError as error:
+        book.fact("how it ended", str(error)[-600:])
+    finally:
+        child.end()
 
 
 def _follow(book: Book, watch: Watcher, child: Lines) -> None:
