@@ -63,13 +63,6 @@ void activity_launched(struct stream_name name)
         wait_at_gate(name);
 }
 
-void activity_launch_anywhere(CUstream stream, int ptds)
-{
-    struct stream_name name = stream_name(stream, ptds);
-    atomic_fetch_add(&stream_place(name)->launches, 1);
-    activity_launched(name);
-}
-
 static void clean_up_to(struct activity_stream *of, uint64_t launches)
 {
     uint64_t clean = atomic_load(&of->clean);

@@ -16,10 +16,8 @@ CUcontext stream_context_named(CUcontext context)
     return context != NULL && context == atomic_load(&tangram.contexts.first) ? CONTEXT_FIRST : context;
 }
 
-CUcontext stream_context_now(void)
+CUcontext stream_context_of_thread(void)
 {
-    if (!atomic_load_explicit(&tangram.hot.several_contexts, memory_order_acquire))
-        return CONTEXT_FIRST;
     return stream_context_named(current());
 }
 
@@ -35,14 +33,6 @@ void stream_context_check(void)
 uintptr_t stream_key_of_thread(void)
 {
     return (uintptr_t)&thread_anchor | 1;
-}
-
-struct stream_name stream_name(CUstream stream, int ptds)
-{
-    uintptr_t key = (uintptr_t)stream;
-    if (key > 2)
-        return (struct stream_name){key, NULL};
-    return (struct stream_name){key == 2 || (key == 0 && ptds) ? stream_key_of_thread() : STREAM_LEGACY, stream_context_now()};
 }
 
 struct activity_stream *stream_find(struct stream_name name)

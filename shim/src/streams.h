@@ -19,13 +19,28 @@ struct stream_name {
     CUcontext context; /* NULL where the key is enough */
 };
 
-/* As the calling thread and its context mean it. */
-struct stream_name stream_name(CUstream stream, int ptds);
-CUcontext stream_context_now(void); /* NULL = none */
 CUcontext stream_context_named(CUcontext context);
+CUcontext stream_context_of_thread(void); /* asks the driver; NULL = none */
 /* Is the calling thread's context one that was not seen being made? A launch does not look. */
 void stream_context_check(void);
 uintptr_t stream_key_of_thread(void);
+
+/* NULL = none */
+static inline CUcontext stream_context_now(void)
+{
+    bool several = atomic_load_explicit(&tangram.hot.several_contexts, memory_order_acquire);
+    return UNLIKELY(several) ? stream_context_of_thread() : CONTEXT_FIRST;
+}
+
+/* As the calling thread and its context mean it. */
+static inline struct stream_name stream_name(CUstream stream, int ptds)
+{
+    uintptr_t key = (uintptr_t)stream;
+    if (key > 2)
+        return (struct stream_name){key, NULL};
+    bool of_thread = key == 2 || (key == 0 && ptds);
+    return (struct stream_name){UNLIKELY(of_thread) ? stream_key_of_thread() : STREAM_LEGACY, stream_context_now()};
+}
 
 static inline bool stream_is_default(uintptr_t key)
 {
