@@ -7,14 +7,12 @@ from typing import Any
 from weakref import WeakSet
 
 
-class TestLoop(asyncio.SelectorEventLoop):
+class EndingLoop(asyncio.SelectorEventLoop):
     """Gives up the TLS connections that were closed and wait for their peer's leave, up to 30 s, when the test is over.
 
     aiohttp closes the connection of a request that is cancelled, and nobody can wait for its end. Left alone, it would be reported
     as unclosed wherever the garbage collector comes by, in some later test. One that nobody closed is reported still.
     """
-
-    __test__ = False  # not a class of tests
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import free_lc_rate
@@ -65,7 +65,7 @@ class Stage:
         self.wrong += found["wrong"]
 
     def round(self, number: signal.Signals, victim: str, step: str) -> float:
-        """One fault; seconds from its end until everybody had right results again."""
+        """One fault. When everybody is there again: seconds until both had results."""
         self.tenants["be"].send("check", CHECK_S, KERNEL_US, self.per_us)
         asked = self._begin(step)
         time.sleep(self.chance.random() * 0.003)
@@ -130,7 +130,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
         )
         rounds += 1
     note = "the fake driver computes nothing" if node.machine.fake else ""
-    seen: dict[str, Any] = {"rounds": rounds, "kernels checked": stage.kernels, "kernels with a wrong sum": stage.wrong}
+    seen = {"rounds": rounds, "kernels checked": stage.kernels, "kernels with a wrong sum": stage.wrong}
     for figure, value in seen.items():
         book.add("faults", "all", figure, "", "all", value, note)
     if stage.wrong and not node.machine.fake:

@@ -1,6 +1,6 @@
 """Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
 
-    python3 bench/gpu_time/run.py --out FOLDER [--budget 240] [--only lc,caps,sums,switches,models,copies,faults] [--fake]
+    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,sums,switches,models,copies,faults] [--fake]
 
     lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
     caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels and, where PyTorch is there, matrix products and graphs
@@ -47,7 +47,7 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--budget", type=float, default=240, help="seconds for everything")
+    parser.add_argument("--budget", type=float, default=300, help="seconds for everything")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
     given = parser.parse_args()

@@ -136,7 +136,7 @@ def _faults(rows: list[Row]) -> list[str]:
     return [
         "Arbiter, latency-critical or best-effort process killed, stopped or started anew at every step: "
         f"{whole['rounds']:.0f} rounds, {whole['kernels checked']:.0f} kernels checked, {whole['kernels with a wrong sum']:.0f} wrong; "
-        f"both had right results within {max(each):.2f} s of the end of each."
+        f"once both were there again they had results within {max(each):.2f} s."
     ]
 
 

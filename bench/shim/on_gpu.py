@@ -77,10 +77,11 @@ def in_turns(table: Table, rounds: int, until: float, one: Callable[[bool], Figu
 
 
 def c_program(here: Machine, name: str) -> Path:
-    """A C program of this folder."""
+    """A C program of this folder, built the first time."""
     made = here.folder / name
-    words = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-o", str(made), str(HERE / f"{name}.c"), "-ldl"]
-    subprocess.run(words, check=True)
+    if not made.exists():
+        words = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-o", str(made), str(HERE / f"{name}.c"), "-ldl"]
+        subprocess.run(words, check=True)
     return made
 
 
@@ -127,11 +128,12 @@ def measure(here: Machine, seconds: float, asked: list[str], done: Callable[[Tab
     key = here.grant(LIMIT_MIB)
     began = time.monotonic()
 
-    def calls(program: str, rounds: int, *words: str) -> Callable[[float], None]:
-        made = str(c_program(here, program))
-        return lambda until: in_turns(
-            table, rounds, until, lambda held: figures([made, *words], here.env(key if held else ""))
-        )
+    def calls(name: str, rounds: int, *words: str) -> Callable[[float], None]:
+        def run(until: float) -> None:
+            program = [str(c_program(here, name)), *words]
+            in_turns(table, rounds, until, lambda held: figures(program, here.env(key if held else "")))
+
+        return run
 
     runs: dict[str, Callable[[float], None]] = {
         "start": calls("bench", 2 * ROUNDS, "start", "100"),

@@ -45,7 +45,7 @@ class Inside:
     """A process in the mount namespace of a container."""
 
     def __init__(self, machine: Machine, key: str, *words: str, library: bool = False) -> None:
-        env = machine.base | ({"LD_PRELOAD": machine.env(key)["LD_PRELOAD"]} if library else {})
+        env = machine.base | ({"LD_PRELOAD": machine.preload} if library else {})
         self.process = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", ENTER, str(machine.folder / "grants" / key), *words],
             env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

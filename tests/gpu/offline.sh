@@ -17,6 +17,7 @@ LIBRARIES="libip4tc2 libip6tc2 libmnl0 libnetfilter-conntrack3 libnfnetlink0 lib
 
 pack() {
     local folder=$1 mib=${2:-50}
+    [ -e "$CACHE/images/current/tangram.tar" ] || { echo "$0 pack: $CACHE/images/current has no images: run make demo first" >&2; exit 1; }
     mkdir -p "$folder/debs"
     (cd "$folder/debs" && apt-get download -qq $PACKAGES $LIBRARIES)
     # each version of a program is a folder of its own: the newest of each; images are links to the archives built last
@@ -53,7 +54,8 @@ run_tests() {
             mount -t overlay overlay -o lowerdir=/usr,upperdir=/run/tangram-usr/upper,workdir=/run/tangram-usr/work /run/tangram-usr/usr
         export TANGRAM_TORCH_USR=/run/tangram-usr/usr
     fi
-    export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD ${1:+TANGRAM_GPU_CSV=$1}
+    export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD
+    [ -z "$1" ] || export TANGRAM_GPU_CSV=$1
     python3 -m hack.cluster up --provider local
     python3 -m hack.cluster load
     python3 -m pytest -c /dev/null --rootdir=. -p no:cacheprovider -W ignore::pytest.PytestUnknownMarkWarning tests/gpu/test_cluster.py

@@ -3,9 +3,9 @@
     make cluster-up
     TANGRAM_DRIVER_ROOT=/ uv run pytest tests/gpu/test_cluster.py
 
-offline.sh says how to do that where no network is reached. PyTorch comes from the machine itself: the pods mount TANGRAM_TORCH_USR (default /usr; a writable overlay of it where the driver's
-libraries are mounted into it) and TANGRAM_TORCH_HOME (default /opt/torch), and run TANGRAM_TORCH_PYTHON. What is found is written
-as rows to TANGRAM_GPU_CSV.
+offline.sh says how to do that where no network is reached. PyTorch comes from the machine itself: the pods mount TANGRAM_TORCH_USR
+(default /usr; a writable overlay of it where the driver's libraries are mounted into it) and TANGRAM_TORCH_HOME (default
+/opt/torch), and run TANGRAM_TORCH_PYTHON. What is found is written as rows to TANGRAM_GPU_CSV.
 """
 
 from __future__ import annotations

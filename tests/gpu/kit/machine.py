@@ -188,10 +188,15 @@ class Machine:
         self.wait_for((folder / "arbiter.sock").exists, f"{folder}/arbiter.sock")
         return key
 
+    @property
+    def preload(self) -> str:
+        """LD_PRELOAD in a container: the library, and on the fake driver its kernel side, which programs outside have too."""
+        return ":".join(filter(None, [str(self.library), self.base.get("LD_PRELOAD")]))
+
     def env(self, key: str = "", **more: str) -> dict[str, str]:
         """Of a process in the container `key`; of one outside all containers, without the library, when it is empty."""
         inside = {
-            "LD_PRELOAD": ":".join(filter(None, [str(self.library), self.base.get("LD_PRELOAD")])),
+            "LD_PRELOAD": self.preload,
             "TANGRAM_GRANT": str(self.folder / "grants" / key / "grant"),
         }
         return self.base | (inside if key else {}) | more

@@ -15,18 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop import TestLoop
-from webhook.certs import CA_CERT, CERT, KEY, renewed
-
-NAME = "webhook.test"
+from tests.loop import EndingLoop
+from tests.unit.webhook.test_webhook_serving import NAME, trusting, write
+from webhook.certs import CERT, KEY, renewed
 
 
 @pytest.fixture
 def silent(tmp_path: Path) -> Iterator[tuple[tuple[str, int], ssl.SSLContext]]:
     """Address of a server that says nothing after the handshake, not even in answer to a leave, and TLS to trust it."""
     files = renewed({}, (NAME,), datetime.now(UTC))
-    for name in (CERT, KEY):
-        (tmp_path / name).write_bytes(files[name])
+    write(tmp_path, files)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(tmp_path / CERT, tmp_path / KEY)
     over = threading.Event()
@@ -37,7 +35,7 @@ def silent(tmp_path: Path) -> Iterator[tuple[tuple[str, int], ssl.SSLContext]]:
 
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
         served = pool.submit(serve)
-        yield listening.getsockname(), ssl.create_default_context(cadata=files[CA_CERT].decode())
+        yield listening.getsockname(), trusting(files)
         over.set()
         served.result()
 
@@ -60,7 +58,7 @@ def test_a_closed_connection_that_waits_for_its_peer_ends_with_the_loop(
     async def close() -> None:
         (await connect(*silent)).close()
 
-    with asyncio.Runner(loop_factory=TestLoop) as runner:
+    with asyncio.Runner(loop_factory=EndingLoop) as runner:
         runner.run(close())
     gc.collect()
     assert not unclosed
@@ -72,7 +70,7 @@ def test_a_connection_that_nobody_closed_is_reported(
     async def leave_open() -> None:
         await connect(*silent)
 
-    with asyncio.Runner(loop_factory=TestLoop) as runner:
+    with asyncio.Runner(loop_factory=EndingLoop) as runner:
         runner.run(leave_open())
     gc.collect()
     assert {said.category for said in unclosed} == {ResourceWarning}
