@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,6 +89,24 @@ void client_drop(struct daemon *daemon, uint32_t slot)
     empty_slot(daemon, slot);
     close(daemon->client_fd[slot]);
     daemon->client_fd[slot] = -1;
+}
+
+/* A process that has ended holds nothing more, as soon as anybody can know of its end. epoll may tell of a request that was
+ * sent after a hang-up before it tells of the hang-up: who is answered looks first. */
+static void drop_ended(struct daemon *daemon, uint32_t but)
+{
+    struct pollfd others[FAKE_SLOTS];
+    uint32_t slot_of[FAKE_SLOTS], count = 0;
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+        if (slot != but && daemon->client_fd[slot] >= 0) {
+            others[count] = (struct pollfd){.fd = daemon->client_fd[slot]};
+            slot_of[count++] = slot;
+        }
+    if (poll(others, count, 0) <= 0)
+        return;
+    for (uint32_t i = 0; i < count; i++)
+        if (others[i].revents & POLLHUP)
+            client_drop(daemon, slot_of[i]);
 }
 
 static bool reply(const struct daemon *daemon, uint32_t slot, uint32_t type, const void *body, size_t length, int fd)
@@ -208,6 +227,7 @@ void client_answer(struct daemon *daemon, uint32_t slot)
     struct cmsghdr *rights = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
     if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
         memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+    drop_ended(daemon, slot);
     const bool stay = got > 0 && (message.msg_flags & MSG_TRUNC) == 0 && on_packet(daemon, slot, &packet, got, &fd);
     if (fd >= 0)
         close(fd);

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.built import BUILD, REPOSITORY, fake_build
+from tests.built import REPOSITORY, fake_build
 from tests.fake import FakeDriver, fake_driver
 
 __all__ = ["fake_driver"]
@@ -78,12 +78,11 @@ def worker() -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
-def program() -> Callable[[str], Path]:
-    """Factory: builds programs/NAME.c against NVIDIA's cuda.h and the fake libcuda."""
+def program(tmp_path: Path) -> Callable[[str], Path]:
+    """Factory: builds programs/NAME.c against NVIDIA's cuda.h and the fake libcuda, for this test alone."""
 
     def build(name: str) -> Path:
-        target = BUILD / "programs" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = tmp_path / name
         flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-isystem", str(CUDA_INCLUDE)]
         link = [f"-L{fake_build()}", "-lcuda", "-ldl", "-lpthread"]
         source = HERE / "programs" / f"{name}.c"

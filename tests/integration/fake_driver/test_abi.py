@@ -15,7 +15,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.built import BUILD, REPOSITORY, fake_build
+from tests.built import REPOSITORY, fake_build
 
 from .conftest import CUDA_INCLUDE
 
@@ -37,10 +37,9 @@ INCLUDES = [f"-I{FAKE}", f"-I{FAKE}/common", f"-I{FAKE}/nvml", f"-I{FAKE}/../src
 AGAINST_NVIDIA = ["-DFAKE_WITH_NVIDIA_HEADER", "-Wmissing-prototypes", "-isystem", str(CUDA_INCLUDE)]
 
 
-def machine_code(source: Path, extra: list[str]) -> str:
+def machine_code(source: Path, extra: list[str], folder: Path) -> str:
     """Everything that an object file holds but its name."""
-    target = BUILD / "abi" / f"{source.parent.name}-{source.stem}.o"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{source.parent.name}-{source.stem}.o"
     built = subprocess.run(
         ["gcc", *FLAGS, *INCLUDES, *extra, "-c", "-o", target, source], capture_output=True, text=True, check=False
     )
@@ -51,8 +50,8 @@ def machine_code(source: Path, extra: list[str]) -> str:
 
 
 @pytest.mark.parametrize("source", sorted((FAKE / "cuda").glob("*.c")), ids=lambda path: path.stem)
-def test_cuda_functions_match_nvidias_prototypes_values_and_layouts(source):
-    assert machine_code(source, AGAINST_NVIDIA) == machine_code(source, [])
+def test_cuda_functions_match_nvidias_prototypes_values_and_layouts(source, tmp_path):
+    assert machine_code(source, AGAINST_NVIDIA, tmp_path) == machine_code(source, [], tmp_path)
 
 
 def exported(library: str) -> set[str]:
@@ -102,14 +101,15 @@ STRUCTURES = {
 }
 
 
-def test_nvml_structures_are_laid_out_as_pynvmls():
+def test_nvml_structures_are_laid_out_as_pynvmls(tmp_path):
     """Sizes, and the offset of every field that pynvml and we call by the same name."""
     header = (FAKE / "nvml" / "fake_nvml.h").read_text()
     ours = layout_of(
         {
             name: [field for field, *_ in structure._fields_ if re.search(rf"\b{field}\b", header)]
             for name, structure in STRUCTURES.items()
-        }
+        },
+        tmp_path,
     )
     for name, structure in STRUCTURES.items():
         assert ours[name][""] == ctypes.sizeof(structure), name
@@ -118,15 +118,14 @@ def test_nvml_structures_are_laid_out_as_pynvmls():
                 assert offset == getattr(structure, field).offset, f"{name}.{field}"
 
 
-def layout_of(fields: dict[str, list[str]]) -> dict[str, dict[str, int]]:
+def layout_of(fields: dict[str, list[str]], folder: Path) -> dict[str, dict[str, int]]:
     lines = []
     for name, members in fields.items():
         lines.append(f'printf("%s[\\"{name}\\", \\"\\", %zu]", at++ ? ", " : "", sizeof({name}));')
         lines += [f'printf(", [\\"{name}\\", \\"{m}\\", %zu]", offsetof({name}, {m}));' for m in members]
     body = "\n".join(lines)
     program = f'#include "fake_nvml.h"\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {{ int at = 0; printf("[");\n{body}\nprintf("]"); }}'
-    target = BUILD / "abi" / "layout"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = folder / "layout"
     subprocess.run(["gcc", *INCLUDES, "-x", "c", "-o", target, "-"], input=program, text=True, check=True)
     found: dict[str, dict[str, int]] = {}
     for name, field, number in json.loads(subprocess.run([target], capture_output=True, text=True, check=True).stdout):
@@ -158,5 +157,5 @@ def test_pynvml_asks_only_for_symbols_of_nvml_and_finds_the_newest():
 if NVML_HEADER.exists():
 
     @pytest.mark.parametrize("source", sorted((FAKE / "nvml").glob("*.c")), ids=lambda path: path.stem)
-    def test_nvml_functions_match_nvidias_prototypes_values_and_layouts(source):
-        assert machine_code(source, AGAINST_NVIDIA) == machine_code(source, [])
+    def test_nvml_functions_match_nvidias_prototypes_values_and_layouts(source, tmp_path):
+        assert machine_code(source, AGAINST_NVIDIA, tmp_path) == machine_code(source, [], tmp_path)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.built import BUILD, REPOSITORY
+from tests.built import REPOSITORY
 
 OUT_OF_MEMORY, INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT = 2, 1, 3, 201
 MIB = 1 << 20
@@ -64,10 +64,10 @@ def test_a_killed_process_gives_everything_back_at_once(fake_driver, worker):
     witness.must("alloc", 900 * MIB)
 
 
-def test_a_process_killed_while_it_counts_leaves_exact_sums(fake_driver, worker):
+def test_a_process_killed_while_it_counts_leaves_exact_sums(fake_driver, worker, tmp_path):
     driver = fake_driver("card h200 memory_mib=1000 context_mib=0")
     fake = REPOSITORY / "shim" / "fake"
-    program = BUILD / "die_locked"
+    program = tmp_path / "die_locked"
     sources = [HERE / "programs" / "die_locked.c", fake / "common" / "page.c", fake / "common" / "client.c"]
     command = ["gcc", "-std=c11", "-pthread", f"-I{fake}", f"-I{fake}/common", "-o", program, *sources]
     subprocess.run(command, check=True)
