@@ -1,4 +1,4 @@
-"""The filter verb: answer the one best node and hold the place. And the prioritize verb, for pods that want it otherwise.
+"""The filter verb: answer the one best node and hold the place. And two verbs that rate nodes, for pods that want it otherwise.
 
 One node, not a list: with more than one left the scheduler scores them, and its random ties cost more than the best policy gains
 (docs/architecture.md). A pod that was promised a place before is judged anew, unless that promise may still become a bound pod.
@@ -19,7 +19,7 @@ from extender.wire import FilterArgs, FilterResult
 from extender.wishing import wishes_of
 from kube.objects import Pod
 from vgpu.errors import BadAsk
-from vgpu.placement import Placement, fitting, rate
+from vgpu.placement import Placement, fitting, rate, spare
 from vgpu.policy import POLICIES
 
 NO_NAMES = "the scheduler sent no NodeNames: configure this extender with nodeCacheCapable: true"
@@ -65,6 +65,13 @@ def prioritize_nodes(state: State, args: FilterArgs) -> dict[str, int]:
     if not ask or args.node_names is None:
         return {}
     return rate(state.fleet, ask, args.node_names, state.claims.only(ask, state.names))
+
+
+def spare_nodes(state: State, args: FilterArgs) -> dict[str, int]:
+    """Node -> how good it is for a pod without a GPU, 0 to 10; none for a pod that asks for one. Raises BadAsk."""
+    if state.ask_of(args.pod) or args.node_names is None:
+        return {}
+    return spare(state.fleet, args.node_names)
 
 
 def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:

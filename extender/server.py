@@ -18,7 +18,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 
 
 def scheduler_app(verbs: Verbs) -> App:
-    """POST /filter, /prioritize, /preempt and /bind, and GET /snapshot."""
+    """POST /filter, /prioritize, /spare, /preempt and /bind, and GET /snapshot."""
 
     async def answer(method: str, path: str, body: bytes) -> tuple[HTTPStatus, bytes, bytes]:
         match method, path:
@@ -26,16 +26,22 @@ def scheduler_app(verbs: Verbs) -> App:
                 return HTTPStatus.OK, _JSON, await verbs.filter(body)
             case "POST", "/prioritize":
                 return HTTPStatus.OK, _JSON, verbs.prioritize(body)
+            case "POST", "/spare":
+                return HTTPStatus.OK, _JSON, verbs.spare(body)
             case "POST", "/preempt":
                 return HTTPStatus.OK, _JSON, await verbs.preempt(body)
             case "POST", "/bind":
                 return HTTPStatus.OK, _JSON, await verbs.bind(body)
             case "GET", "/snapshot":
                 return HTTPStatus.OK, _JSON, await verbs.snapshot()
-            case _, "/filter" | "/prioritize" | "/preempt" | "/bind" | "/snapshot":
+            case _, "/filter" | "/prioritize" | "/spare" | "/preempt" | "/bind" | "/snapshot":
                 return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, f"{path} does not answer {method}\n".encode()
             case _:
-                return HTTPStatus.NOT_FOUND, _TEXT, b"there are /filter, /prioritize, /preempt, /bind and /snapshot\n"
+                return (
+                    HTTPStatus.NOT_FOUND,
+                    _TEXT,
+                    b"there are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n",
+                )
 
     async def app(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]

@@ -18,7 +18,7 @@ class Settings(ProgramSettings):
 
     It runs beside a kube-scheduler in one pod. That scheduler's configuration names it:
 
-    extenders: [{urlPrefix: "http://127.0.0.1:8888", filterVerb: filter, prioritizeVerb: prioritize, weight: 2, bindVerb: bind, preemptVerb: preempt, nodeCacheCapable: true, httpTimeout: 5s, managedResources: [{name: tangram.sh/gpu-mem}, ...]}]
+    extenders: [{urlPrefix: "http://127.0.0.1:8888", filterVerb: filter, prioritizeVerb: prioritize, weight: 2, bindVerb: bind, preemptVerb: preempt, nodeCacheCapable: true, httpTimeout: 5s, managedResources: [{name: tangram.sh/gpu-mem}, ...]}, {urlPrefix: "http://127.0.0.1:8888", prioritizeVerb: spare, weight: 5, nodeCacheCapable: true, ignorable: true, httpTimeout: 1s}]
 
     Every flag can be set as an environment variable, TANGRAM_EXTENDER_ and its name in capitals: TANGRAM_EXTENDER_MEMORY_UNIT=512Mi.
     """

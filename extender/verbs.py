@@ -14,12 +14,12 @@ import msgspec
 import structlog
 
 from extender.binding import Binder
-from extender.filtering import prioritize_nodes
+from extender.filtering import prioritize_nodes, spare_nodes
 from extender.metrics import Metrics
 from extender.preempting import PreemptionArgs, PreemptionResult
 from extender.preemption import Preemption
 from extender.state import State
-from extender.wire import BindingArgs, BindingResult, FilterReader, FilterResult, HostPriority
+from extender.wire import BindingArgs, BindingResult, FilterArgs, FilterReader, FilterResult, HostPriority
 from vgpu.errors import TangramError
 from vgpu.snapshot import snapshot_to_json
 
@@ -67,24 +67,35 @@ class Verbs:
         return answer
 
     def prioritize(self, body: bytes) -> bytes:
-        """ExtenderArgs -> HostPriorityList, which has no Error: in trouble no node is rated, and the log says why."""
+        """ExtenderArgs -> HostPriorityList, for a pod with a share whose node kube-scheduler chooses."""
+
+        def rated(args: FilterArgs) -> dict[str, int]:
+            with self._preemption.holds.lifted(args.pod.uid):
+                return prioritize_nodes(self._state, args)
+
+        return self._rate("prioritize", body, rated)
+
+    def spare(self, body: bytes) -> bytes:
+        """ExtenderArgs -> HostPriorityList, for a pod without one."""
+        return self._rate("spare", body, lambda args: spare_nodes(self._state, args))
+
+    def _rate(self, verb: str, body: bytes, how: Callable[[FilterArgs], dict[str, int]]) -> bytes:
+        """HostPriorityList has no Error: in trouble no node is rated, and the log says why."""
         started, outcome, rated = time.perf_counter(), "error", dict[str, int]()
         try:
             missing = self._not_ready()
             if missing:
                 log.warning("no node is rated", reason=missing)
             else:
-                args = self._filter_args.read(body)
-                with self._preemption.holds.lifted(args.pod.uid):
-                    rated = prioritize_nodes(self._state, args)
+                rated = how(self._filter_args.read(body))
                 outcome = "rated"
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-            log.warning("prioritize: the request cannot be read", error=str(wrong))
+            log.warning(f"{verb}: the request cannot be read", error=str(wrong))
         except TangramError as refused:
             log.warning("no node is rated", reason=str(refused))
         except Exception:
-            log.exception("prioritize failed")
-        self._metrics.count("prioritize", outcome, time.perf_counter() - started)
+            log.exception(f"{verb} failed")
+        self._metrics.count(verb, outcome, time.perf_counter() - started)
         return self._encoder.encode([HostPriority(node, score) for node, score in rated.items()])
 
     async def bind(self, body: bytes) -> bytes:

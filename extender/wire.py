@@ -106,7 +106,7 @@ def _by_node(reasons: Mapping[str, Sequence[str]]) -> msgspec.Raw:
     return msgspec.Raw(b"{%b}" % b",".join(parts))
 
 
-class HostPriority(msgspec.Struct, frozen=True):
+class HostPriority(msgspec.Struct, frozen=True, gc=False):
     """Of a HostPriorityList, the answer of prioritize."""
 
     node: str = msgspec.field(name="Host")

@@ -141,6 +141,19 @@ def rate(
     return {name: rated for name, rated, fits in zip(table.names, rating, table.fits.tolist(), strict=False) if fits}
 
 
+def spare(fleet: Fleet, candidates: Iterable[str]) -> dict[str, int]:
+    """Candidate -> 0 to 10, how good it is for a pod without a GPU: one less for each GPU that such pods may leave without processors.
+
+    Free pieces of several GPUs add up, and MIG instances count with the memory that they have.
+    """
+    asked = _look_up(fleet, candidates)
+    free_mib = np.where(fleet.shareable, fleet.free_mib, 0) + sum(known.free_mib for known in fleet.mig.values())
+    gpus = (free_mib / np.maximum(fleet.total_mib, 1)).sum(axis=0)[asked.columns]
+    rating = np.maximum(BEST - np.ceil(gpus.round(6)), 0).astype(int).tolist()  # tenths need not add up to 1 exactly
+    names = [fleet.names[at] for at in asked.columns.tolist()]
+    return dict.fromkeys(asked.strangers, BEST) | dict(zip(names, rating, strict=True))
+
+
 def _look_up(fleet: Fleet, candidates: Iterable[str]) -> Candidates:
     return fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
 

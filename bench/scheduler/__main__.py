@@ -52,14 +52,16 @@ def cold_start(programs: dict[str, Path], folder: Path, nodes: int, pods: int, r
 
 
 def trace(programs: dict[str, Path], folder: Path, asked: argparse.Namespace) -> None:
-    """Every list with every policy, one seed, as it is and without the pods that ask for no GPU."""
+    """Every list with every policy, one seed: as it is, with pods without a GPU left to kube-scheduler, and without those pods."""
     rows = []
     for name in asked.lists:
-        for policy, gpu_only in product(asked.policies, (False, True)):
-            where = folder / f"{name}-{policy}-{gpu_only}"
-            run = openb.measure(programs, where, asked.openb, name, policy, asked.seed, gpu_only=gpu_only)
+        for policy, (gpu_only, weight) in product(asked.policies, ((False, None), (False, 0), (True, None))):
+            where = folder / f"{name}-{policy}-{gpu_only}-{weight}"
+            run = openb.measure(
+                programs, where, asked.openb, name, policy, asked.seed, gpu_only=gpu_only, spare_weight=weight
+            )
             print(
-                f"{name}, {policy}, {run.without_gpu} pods without a GPU: {run.allocation} % allocated, simulated {run.simulated} (as published {run.simulated_as_published}) %, {run.took_s} s",
+                f"{name}, {policy}, {run.without_gpu} pods without a GPU: {run.allocation} % allocated, simulated {run.simulated} %, {run.took_s} s",
                 flush=True,
             )
             rows.append({**asdict(run), "machine": machine()})

@@ -4,8 +4,9 @@ Nodes are objects with the trace's processors, memory and GPUs; a thousandth of 
 are all created before kube-scheduler starts, named in the order of their arrival, which is the order in which it takes them. It has
 them all tried when each is bound or said to fit nowhere; none ends.
 
-Pods that ask for no GPU make a difference: the published protocol has them go where the fewest GPUs are left, kube-scheduler where most
-processors and memory are, so that GPUs elsewhere run out of processors. The simulation is made both ways.
+Pods that ask for no GPU make a difference: by itself kube-scheduler puts them where most processors and memory are, so that GPUs
+elsewhere run out of processors; the published protocol has them go where the fewest GPUs are left, and so has the extender, as far as the
+chart's `spareWeight` lets it. The simulation is made the same way as the run.
 """
 
 from __future__ import annotations
@@ -47,15 +48,23 @@ class Run:
     bound: int
     allocation: float
     """Percent of the GPUs, when the pods that arrived ask for all of them."""
+    spare_weight: int | None
+    """The chart's `scheduler.extender.spareWeight`; None: its default."""
     simulated: float
-    """With pods without a GPU as kube-scheduler places them."""
-    simulated_as_published: float
-    """With those where the fewest GPUs are left."""
+    """With pods without a GPU where the fewest GPUs are left; without a weight, as kube-scheduler places them."""
     took_s: float
 
 
 def measure(
-    programs: dict[str, Path], folder: Path, data: Path, pods_list: str, policy: str, seed: int, *, gpu_only: bool
+    programs: dict[str, Path],
+    folder: Path,
+    data: Path,
+    pods_list: str,
+    policy: str,
+    seed: int,
+    *,
+    gpu_only: bool,
+    spare_weight: int | None = None,
 ) -> Run:
     """One seed, from an empty API server on. `gpu_only`: the list's pods without a GPU are left out, in the simulation too."""
     folder.mkdir(parents=True)
@@ -66,14 +75,13 @@ def measure(
     capacity = sum(card.mib for host in hosts for card in host.inventory.cards)
     come = arrivals(jobs, seed, capacity, 1.0)
     with running(programs, folder) as server:
-        bound, took_s = asyncio.run(_schedule(programs, server, folder, hosts, come))
+        bound, took_s = asyncio.run(_schedule(programs, server, folder, hosts, come, spare_weight))
     placed = sum(come[number].gpu_mib for number in bound)
-    simulated, published = (
-        replay(hosts, jobs, seed, 1.0, bare=bare).at(100).allocation for bare in (least_allocated(hosts), least_gpu)
-    )
+    bare = least_allocated(hosts) if spare_weight == 0 else least_gpu
+    simulated = replay(hosts, jobs, seed, 1.0, bare=bare).at(100).allocation
     return Run(
         pods_list, policy, seed, len(hosts), len(come), sum(not job.ask for job in come), len(bound),
-        round(100 * placed / capacity, 2), round(simulated, 2), round(published, 2), round(took_s, 1),
+        round(100 * placed / capacity, 2), spare_weight, round(simulated, 2), round(took_s, 1),
     )  # fmt: skip
 
 
@@ -91,13 +99,18 @@ def least_allocated(hosts: Sequence[Host]) -> Bare:
 
 
 async def _schedule(
-    programs: dict[str, Path], server: ApiServer, folder: Path, hosts: Sequence[Host], come: Sequence[Job]
+    programs: dict[str, Path],
+    server: ApiServer,
+    folder: Path,
+    hosts: Sequence[Host],
+    come: Sequence[Job],
+    spare_weight: int | None,
 ) -> tuple[list[int], float]:
     """Numbers of the pods that are bound in the end; seconds."""
     pods = (as_pod(job, at) for at, job in enumerate(come))
     async with staged(programs, server, folder, map(as_node, hosts), pods) as stack:
         started = time.monotonic()
-        await stack.pair()
+        await stack.pair(spare_weight=spare_weight)
         return await _all_tried(stack.api, len(come)), time.monotonic() - started
 
 

@@ -226,7 +226,7 @@ def test_clusters_without_what_the_chart_needs_are_refused(helm: Helm) -> None:
 
 def test_the_scheduler_knows_every_resource_and_asks_the_extender_beside_it(helm: Helm, local: Objects) -> None:
     config = yaml.safe_load(local.one("ConfigMap", "tangram-scheduler")["data"]["scheduler.yaml"])
-    (extender,) = config["extenders"]
+    extender, _ = config["extenders"]
     port = env(local.container("extender"))["TANGRAM_EXTENDER_PORT"]
     assert extender["urlPrefix"] == f"http://127.0.0.1:{port}"
     names = [resource["name"] for resource in extender["managedResources"]]
@@ -302,7 +302,7 @@ def test_an_existing_scheduler_is_told_what_it_needs(helm: Helm, api: ApiServer)
     assert not any("scheduler" in name for name in objects.of("Deployment"))
     snippet = re.search(r"^  extenders:\n(?:    .*\n)+", notes, re.MULTILINE)
     assert snippet
-    (extender,) = yaml.safe_load(snippet[0])["extenders"]
+    extender, _ = yaml.safe_load(snippet[0])["extenders"]
     assert extender["bindVerb"] == "bind"
     beside = re.search(r"^  - command:\n(?:    .*\n|  - .*\n)+", notes, re.MULTILINE)
     assert beside

@@ -45,5 +45,27 @@ def test_a_policy_that_does_not_exist_and_a_default_that_is_not_allowed_are_refu
 def test_kube_scheduler_asks_how_good_nodes_are_and_weighs_it_as_the_chart_says(helm: Helm) -> None:
     objects = helm.objects({"scheduler": {"extender": {"weight": 7}}})
     config = yaml.safe_load(objects.one("ConfigMap", "tangram-scheduler")["data"]["scheduler.yaml"])
-    (extender,) = config["extenders"]
+    extender, _ = config["extenders"]
     assert (extender["prioritizeVerb"], extender["weight"], extender["nodeCacheCapable"]) == ("prioritize", 7, True)
+
+
+def extenders(helm: Helm, weight: int) -> list[dict[str, Any]]:
+    objects = helm.objects({"scheduler": {"extender": {"spareWeight": weight, "port": 7777}}})
+    config = yaml.safe_load(objects.one("ConfigMap", "tangram-scheduler")["data"]["scheduler.yaml"])
+    found: list[dict[str, Any]] = config["extenders"]
+    return found
+
+
+def test_for_pods_without_a_gpu_the_extender_says_where_fewest_gpus_are_left_and_nothing_waits_for_it(
+    helm: Helm,
+) -> None:
+    _, spare = extenders(helm, 7)
+    assert spare == {
+        "urlPrefix": "http://127.0.0.1:7777",
+        "prioritizeVerb": "spare",
+        "weight": 7,
+        "nodeCacheCapable": True,
+        "ignorable": True,
+        "httpTimeout": "1s",
+    }
+    assert len(extenders(helm, 0)) == 1

@@ -127,5 +127,5 @@ def test_kube_scheduler_takes_its_configuration(helm: Helm, api: ApiServer, exam
         executable=program, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (extender,) = yaml.safe_load(understood.read_text())["extenders"]
-    assert extender["httpTimeout"] == "5s"
+    extender, spare = yaml.safe_load(understood.read_text())["extenders"]
+    assert (extender["httpTimeout"], spare["httpTimeout"]) == ("5s", "1s")

@@ -4,7 +4,7 @@ Slow and plain on purpose: it shares no code with what it checks, not even the r
 pod and notes whatever must never be, in the moment in which it is:
 
     I1  more memory or compute time assigned of a card than it has, over all pods that are bound and have not ended
-    I2  a pod that is bound and has no GPUs, or the other way round; GPUs of another node; another amount than it asked for; an
+    I2  a pod that asks for GPUs, is bound and has none, or the other way round; GPUs of another node; another amount than it asked for; an
         annotation for its containers that says something else than its assignment
     I4  a pod that moves, or whose GPUs change, once it is bound
 
@@ -66,10 +66,10 @@ class Ledger:
         self.alive[uid] = pod
         node = pod["spec"].get("nodeName", "")
         text = pod["metadata"].get("annotations", {}).get(f"{DOMAIN}/assignment", "")
-        if bool(node) != bool(text):
+        if (bool(node) and _asks(pod)) != bool(text):
             self._note(pod, f"is on node {node!r} and has the assignment {text!r}")
             return
-        if not node:
+        if not text:
             return
         if "deletionTimestamp" in pod["metadata"]:
             self.leaving.add(uid)
@@ -144,6 +144,14 @@ class Ledger:
 
     def _note(self, pod: Thing, what: str) -> None:
         self.wrong.append(f"pod {pod['metadata']['name']} {what}")
+
+
+def _asks(pod: Thing) -> bool:
+    """Is any of it our business?"""
+    containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
+    return any(
+        name.startswith(f"{DOMAIN}/") for one in containers for name in one.get("resources", {}).get("limits", {})
+    )
 
 
 def _pieces(document: Thing) -> tuple[Piece, ...]:

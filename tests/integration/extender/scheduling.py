@@ -250,19 +250,29 @@ class Stack:
         self.pairs: list[Pair] = []
 
     async def pair(
-        self, *, elected: bool = False, alone: bool = False, lease_s: int = 9, ahead_from_nodes: int = 0
+        self,
+        *,
+        elected: bool = False,
+        alone: bool = False,
+        lease_s: int = 9,
+        ahead_from_nodes: int = 0,
+        spare_weight: int | None = None,
     ) -> Pair:
         """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender;
-        `ahead_from_nodes`: pods that wait are nominated ahead of their turn in clusters of so many nodes.
+        `ahead_from_nodes`: pods that wait are nominated ahead of their turn in clusters of so many nodes; `spare_weight`: the chart's
+        value of that name.
         """
         port, metrics_port, secure_port = free_port(), free_port(), free_port()
+        extender_values = {"port": port, "metricsPort": metrics_port}
+        if spare_weight is not None:
+            extender_values["spareWeight"] = spare_weight
         values = {
             "scheduler": {
                 "leaderElect": elected,
                 "replicas": 2 if elected else 1,
                 "leaseDurationSeconds": lease_s,
                 "nominateAheadFromNodes": ahead_from_nodes,
-                "extender": {"port": port, "metricsPort": metrics_port},
+                "extender": extender_values,
             }
         }
         rendered = self._helm.objects(values)

@@ -301,7 +301,7 @@ async def test_a_path_or_method_that_there_is_not_says_so_and_does_nothing(api: 
         assert [(one.status_code, one.text) for one in wrong] == [
             (405, "/filter does not answer GET\n"),
             (405, "/snapshot does not answer POST\n"),
-            (404, "there are /filter, /prioritize, /preempt, /bind and /snapshot\n"),
+            (404, "there are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"),
         ]
 
 

@@ -92,6 +92,25 @@ async def test_with_policy_scheduler_kube_schedulers_own_preferences_choose_the_
     assert (await world.calls("prioritize"))["rated"] >= len(liking)
 
 
+async def test_pods_without_a_gpu_go_where_fewest_gpus_are_left_though_processors_are_scarcer_there(
+    world: World,
+) -> None:
+    full = await world.place(*(pod_object(pod(f"full-{at}").asking(mib=FULL_MIB)) for at in range(2)))
+    assert full[0] == full[1]
+    plain = [pod_object(pod(f"plain-{at}")) for at in range(3)]
+    for thing in plain:
+        thing["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "64", "memory": "64Gi"}}
+    made = await world.api.create(PODS, plain)
+    uids = [one["metadata"]["uid"] for one in made]
+
+    def nodes() -> list[str | None]:
+        return [world.ledger.alive.get(uid, {}).get("spec", {}).get("nodeName") for uid in uids]
+
+    await world.follower.until(lambda: all(nodes()), "all of them are bound")
+    assert nodes() == [full[0]] * 3
+    assert await world.calls("spare") == {"rated": 3}
+
+
 async def test_pods_that_nothing_is_held_for_never_get_the_same_memory(world: World) -> None:
     """By its totals a node has room for three of them, and on its cards for two: whoever is bound too late is refused and placed again."""
     for attempt in range(10):

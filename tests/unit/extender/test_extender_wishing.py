@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extender.filtering import filter_nodes, prioritize_nodes
+from extender.filtering import filter_nodes, prioritize_nodes, spare_nodes
 from extender.peers import Peers
 from extender.state import State, small_node
 from extender.wire import FilterArgs, FilterResult
@@ -177,6 +177,14 @@ def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(clust
     large = pod("x").asking(mib=81_920, container="a").asking(mib=81_920, container="b").build()
     assert prioritize_nodes(cluster.state, FilterArgs(large, ("n1", "n2", "n3"))) == {"n1": 10, "n3": 10}
     assert prioritize_nodes(cluster.state, FilterArgs(pod("plain").build(), ("n1",))) == {}
+
+
+def test_a_pod_without_a_gpu_is_told_where_fewest_are_left_and_one_with_a_share_nothing(cluster: Cluster) -> None:
+    full = share(card(0, node="n2"), FULL_MIB)
+    cluster.state.pod_changed(None, pod("y").asking(mib=FULL_MIB).on("n2").assigned(full).build())
+    names = ("n1", "n2", "stranger")
+    assert spare_nodes(cluster.state, FilterArgs(pod("x").build(), names)) == {"n1": 8, "n2": 9, "stranger": 10}
+    assert spare_nodes(cluster.state, FilterArgs(pod("x").asking(mib=1024).build(), names)) == {}
 
 
 @pytest.mark.parametrize(

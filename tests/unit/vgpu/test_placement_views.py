@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory, MigInstance
-from vgpu.placement import NO_MIG, NO_MIG_EVER, NoRoom, Placement, explain, place
+from vgpu.placement import NO_MIG, NO_MIG_EVER, NoRoom, Placement, explain, place, spare
 from vgpu.request import Ask, PodAsk
 
 NODES = [f"n{number}" for number in range(6)]
@@ -127,6 +130,26 @@ def test_mig_instances_fit_exactly_where_enough_of_them_are_free(
             assert said[name] == NO_MIG_EVER
         elif not enough(name, {}, free=True):
             assert said[name] == NO_MIG
+
+
+def free_gpus(fleet: Fleet, node: str) -> Fraction:
+    """The obvious sum over a node's cards."""
+    free = Fraction(0)
+    for row, card in enumerate(fleet.inventory[node].cards):
+        instances = [one.mib for one in card.offered_instances if one.uuid not in fleet.mig_tenants[node]]
+        mib = int(fleet.free_mib[row, fleet.column[node]]) if card.shareable else 0
+        free += Fraction(mib + sum(instances), card.mib)
+    return free
+
+
+@settings(max_examples=300, deadline=None)
+@given(fleets(), st.lists(st.sampled_from([*NODES, "gone"]), unique=True))
+def test_a_pod_without_a_gpu_rates_each_node_one_less_for_each_gpu_that_is_free(fleet: Fleet, asked: list[str]) -> None:
+    for name in fleet.column:
+        fleet.debit(name, Slice(f"{name}-0", 0, 1, 1))  # parts of a GPU add up
+    assert spare(fleet, asked) == {
+        name: max(0, 10 - ceil(free_gpus(fleet, name))) if name in fleet else 10 for name in asked
+    }
 
 
 @settings(max_examples=150, deadline=None)

@@ -103,6 +103,15 @@ extenders:
     # it, preemption would never see that they are short.
     managedResources:
       {{- include "tangram.resources" . | trim | nindent 6 }}
+  {{- with .Values.scheduler.extender.spareWeight }}
+  # the same once more, for pods that ask for none of them: it says where fewest GPUs are left
+  - urlPrefix: http://127.0.0.1:{{ $.Values.scheduler.extender.port }}
+    prioritizeVerb: spare
+    weight: {{ . }}
+    nodeCacheCapable: true
+    ignorable: true
+    httpTimeout: 1s
+  {{- end }}
 {{- end -}}
 
 {{- define "tangram.extenderContainer" -}}
