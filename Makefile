@@ -25,6 +25,8 @@ help: ## list the targets
 demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown step by step
 	@$(RUN) python -m hack.demo
 
+# also where Docker answers: the end-to-end tests stop and kill programs of our own cluster
+test e2e: PROVIDER = local
 test: lint shim sanitized cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
 	@status=0; $(UNCLUSTERED); \
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e || status=$$?; \
@@ -62,9 +64,9 @@ e2e: cluster-up ## the tests on the local cluster, which stays up
 images: .venv/.synced ## build the container images (Docker where it answers, else buildah)
 	$(RUN) python -m hack.images build
 
-cluster-up: .venv/.synced ## bring up the local cluster and load the images (again: no-op)
-	$(RUN) python -m hack.prepare
-	$(RUN) python -m hack.cluster up
+cluster-up: .venv/.synced ## bring up the local cluster and load the images (again: no-op); PROVIDER=local|kind
+	$(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER))
+	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER))
 	$(RUN) python -m hack.cluster load
 
 cluster-down: .venv/.synced ## stop the local cluster and leave nothing behind

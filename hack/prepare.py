@@ -1,4 +1,4 @@
-"""Build the cluster's programs and Tangram's images at the same time: `python -m hack.prepare`.
+"""Build the cluster's programs and Tangram's images at the same time: `python -m hack.prepare [--provider local]`.
 
 Compilers keep the processors busy and image builds mostly wait for downloads, so both together take little longer than the programs
 alone. What is built already costs nothing. The programs are built quietly: who waits for one of them says so, and at the end this does.
@@ -6,6 +6,7 @@ alone. What is built already costs nothing. The programs are built quietly: who 
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from hack.cluster import programs as cluster_programs
 from hack.cluster.build import results_folder
 from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
-from hack.cluster.providers import docker_answers
+from hack.cluster.providers import NAMES, docker_answers
 from hack.kubectl import ROOT
 
 
@@ -26,8 +27,10 @@ def missing(names: Sequence[str]) -> list[str]:
 
 def main() -> int:
     """Status of the first of the two that failed, else 0."""
-    # where Docker answers the cluster is kind's, and few programs are needed
-    few = ["kubernetes", "helm", "kind"] if docker_answers() else []
+    parser = argparse.ArgumentParser(prog="python -m hack.prepare", description=__doc__.split(":")[0])
+    parser.add_argument("--provider", choices=NAMES, help="default: kind where Docker answers, else local")
+    provider = parser.parse_args().provider or ("kind" if docker_answers() else "local")
+    few = ["kubernetes", "helm", "kind"] if provider == "kind" else []  # the others come with it
     programs = subprocess.Popen(
         [sys.executable, "-m", "hack.cluster", "build", "--quiet", *few], cwd=ROOT, stdout=subprocess.DEVNULL
     )

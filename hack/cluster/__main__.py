@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="start the cluster, or what is missing of it")
     up.add_argument("--nodes", type=int, default=1, help="number of nodes (default %(default)s)")
     up.add_argument("--provider", choices=providers.NAMES, help="default: kind where Docker answers, else local")
+    up.add_argument("--replace", action="store_true", help="take a cluster of another provider down first")
     down = commands.add_parser("down", help="stop everything and leave nothing behind")
     down.add_argument("--quiet", action="store_true", help="say nothing unless it fails")
     commands.add_parser("status", help="what runs, with pids, logs and nodes")
@@ -99,7 +100,7 @@ def _shell(layout: Layout, name: str, argv: list[str]) -> None:
 def _run(arguments: argparse.Namespace, layout: Layout, steps: Steps) -> None:
     match arguments.command:
         case "up":
-            providers.up(layout, arguments.provider, arguments.nodes, steps)
+            providers.up(layout, arguments.provider, arguments.nodes, steps, replace=arguments.replace)
         case "down":
             providers.down(layout, steps)
         case "load":

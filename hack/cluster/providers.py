@@ -7,6 +7,7 @@ The choice is written to the state folder, so that `down` and `load` do the righ
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ from hack.cluster.up import bring_up
 
 NAMES: Final = ("local", "kind", "existing")
 KIND_CLUSTER: Final = "tangram"
+KIND_IMAGE: Final = "TANGRAM_KIND_IMAGE"
+"""Environment variable: the node image, where kind's own is not to be had or another Kubernetes is wanted."""
 
 
 def docker_answers() -> bool:
@@ -42,13 +45,16 @@ def chosen(layout: Layout) -> str | None:
         return None
 
 
-def up(layout: Layout, provider: str | None, nodes: int, steps: Steps) -> None:
+def up(layout: Layout, provider: str | None, nodes: int, steps: Steps, *, replace: bool = False) -> None:
+    """`replace`: a cluster of another provider is taken down first."""
     provider = provider or chosen(layout) or ("kind" if docker_answers() else "local")
     current = chosen(layout)
     if current not in {None, provider}:
-        raise ValueError(
-            f"provider: {provider} asked, but the cluster in {layout.state} is {current}'s; take it down first"
-        )
+        if not replace:
+            raise ValueError(
+                f"provider: {provider} asked, but the cluster in {layout.state} is {current}'s; take it down first: make cluster-down"
+            )
+        down(layout, steps)
     match provider:
         case "local":
             bring_up(layout, nodes, steps)
@@ -93,8 +99,31 @@ def kubeconfig(layout: Layout) -> Path:
     return layout.kubeconfig
 
 
+def kind_settings(nodes: int, *, cgroups: str) -> dict[str, object]:
+    """What `kind create` is told, as its configuration's v1alpha4. `cgroups`: Docker's version of them.
+
+    No patch of containerd's configuration: containerd 2, which kind's node images have, knows CDI by itself.
+    """
+    roles = ["control-plane", *["worker"] * (nodes - 1)]
+    settings: dict[str, object] = {
+        "kind": "Cluster",
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "nodes": [{"role": role} for role in roles],
+    }
+    if cgroups == "1":  # the kubelet refuses these unless it is told
+        kubelet = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1", "failCgroupV1": False}
+        settings["kubeadmConfigPatches"] = [json.dumps(kubelet)]
+    return settings
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def _kind(layout: Layout, *arguments: str) -> None:
-    subprocess.run([str(layout.bin / "kind"), *arguments], check=True)
+    """It says itself what it does, and what is wrong."""
+    if code := subprocess.run([str(layout.bin / "kind"), *arguments], check=False).returncode:
+        raise RuntimeError(f"kind {' '.join(arguments[:2])}: ended with {code}")
 
 
 def _tools(layout: Layout, steps: Steps, *, kind: bool) -> None:
@@ -111,14 +140,22 @@ def _kind_up(layout: Layout, nodes: int, steps: Steps) -> None:
     ours = ["--kubeconfig", str(layout.kubeconfig)]  # kind would write to the person's own and switch its context
     known = subprocess.run([str(layout.bin / "kind"), "get", "clusters"], capture_output=True, text=True, check=True)
     if KIND_CLUSTER not in known.stdout.split():
-        roles = ["control-plane", *["worker"] * (nodes - 1)]
-        # no patch of containerd's configuration: containerd 2, which kind's node images have, knows CDI by itself
-        lines = ["kind: Cluster", "apiVersion: kind.x-k8s.io/v1alpha4", "nodes:", *(f"- role: {r}" for r in roles)]
         settings = layout.state / "kind.yaml"
-        settings.write_text("\n".join(lines) + "\n")
+        settings.write_text(json.dumps(kind_settings(nodes, cgroups=_docker("info", "--format", "{{.CgroupVersion}}"))))
+        image = ["--image", os.environ[KIND_IMAGE]] if os.environ.get(KIND_IMAGE) else []
         with steps.step("create the kind cluster"):
             _kind(
-                layout, "create", "cluster", "--name", KIND_CLUSTER, "--config", str(settings), "--wait", "180s", *ours
+                layout,
+                "create",
+                "cluster",
+                "--name",
+                KIND_CLUSTER,
+                "--config",
+                str(settings),
+                *image,
+                "--wait",
+                "180s",
+                *ours,
             )
     _kind(layout, "export", "kubeconfig", "--name", KIND_CLUSTER, *ours)
     own_by_person(layout.kubeconfig)

@@ -16,7 +16,8 @@ def shell_lines(layout: Layout) -> str:
 
 
 def say_ready(layout: Layout, steps: Steps) -> None:
-    steps.say(f"The cluster is up ({steps.elapsed_s:.0f} s). Logs are in {layout.logs}. To use it:")
+    logs = f" Logs are in {layout.logs}." if layout.logs.is_dir() else ""
+    steps.say(f"The cluster is up ({steps.elapsed_s:.0f} s).{logs} To use it:")
     steps.say("\n".join(f"    {line}" for line in shell_lines(layout).splitlines()))
     steps.say("    kubectl get nodes")
 

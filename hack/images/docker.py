@@ -1,13 +1,18 @@
-"""Build images with Docker, where its engine answers."""
+"""Build images with Docker, where its engine answers, by either of its builders.
+
+The older builder (Debian's docker.io has no other) knows no ignore file beside the Dockerfile, so the context is put together here.
+"""
 
 from __future__ import annotations
 
 import subprocess
+import tarfile
+import tempfile
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from hack.cluster.console import Steps
-from hack.images.catalogue import DOCKERFILE, ROOT, Image
+from hack.images.catalogue import DOCKERFILE, ROOT, Image, context_files
 
 
 class Docker:
@@ -19,6 +24,43 @@ class Docker:
         """Docker pulls it."""
 
     def build(self, image: Image, archive: Path) -> None:
-        build = ["docker", "build", "--file", str(DOCKERFILE), "--target", image.target, "--tag", image.name, str(ROOT)]
-        subprocess.run(build, check=True)
-        subprocess.run(["docker", "save", "--output", str(archive), image.name], check=True)
+        """Build the stage and save it under the image's name."""
+        with tempfile.TemporaryFile() as context:
+            _write_context(context)
+            context.seek(0)
+            dockerfile = str(DOCKERFILE.relative_to(ROOT))
+            _docker(
+                "build",
+                "--quiet",
+                "--file",
+                dockerfile,
+                "--target",
+                image.target,
+                "--tag",
+                image.name,
+                "-",
+                stdin=context,
+            )
+        _docker("save", "--output", str(archive), image.name)
+
+
+def _write_context(to: IO[bytes]) -> None:
+    """As a tar, whose files belong to root as they do in the image. Docker takes no tar for one that begins with a PAX header."""
+    with tarfile.open(fileobj=to, mode="w", format=tarfile.GNU_FORMAT) as context:
+        for path in context_files():
+            source = ROOT / path
+            member = context.gettarinfo(source, path)
+            member.uid = member.gid = 0
+            member.uname = member.gname = "root"
+            if not member.isreg():
+                context.addfile(member)
+                continue
+            with source.open("rb") as file:
+                context.addfile(member, file)
+
+
+def _docker(*arguments: str, stdin: IO[bytes] | None = None) -> None:
+    done = subprocess.run(["docker", *arguments], stdin=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip()[-4000:]
+        raise RuntimeError(f"docker {' '.join(arguments[:8])} ...: ended with {done.returncode}\n{said}")

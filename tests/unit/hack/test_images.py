@@ -5,6 +5,8 @@ import json
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from hack.cluster import archive
 from hack.images.catalogue import (
     DOCKERFILE,
@@ -18,6 +20,7 @@ from hack.images.catalogue import (
     is_ignored,
     patterns,
 )
+from hack.images.docker import Docker
 
 
 def _program(folder: Path) -> Path:
@@ -81,3 +84,43 @@ def test_the_context_holds_the_packages_of_the_product() -> None:
     files = set(context_files())
     assert {"pyproject.toml", "uv.lock", "vgpu/__init__.py", "deploy/images/Dockerfile"} <= files
     assert not [path for path in files if path.startswith((".git/", ".venv/", "tests/"))]
+
+
+DOCKER = """#!/bin/sh
+echo "$@" >> {folder}/said
+case $1 in
+build) cat > {folder}/context.tar ;;
+save) [ ! -e {folder}/refuses ] || {{ echo no space left >&2; exit 1; }}; echo saved > $3 ;;
+esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where a docker command leaves what it was told."""
+    (tmp_path / "docker").write_text(DOCKER.format(folder=tmp_path))
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_docker_gets_the_files_that_the_key_covers_in_a_tar_that_each_of_its_builders_takes(docker: Path) -> None:
+    Docker().build(WORKLOAD, docker / "workload.tar")
+    build, save = (docker / "said").read_text().splitlines()
+    assert build.split()[-5:] == ["--target", "workload", "--tag", "localhost/tangram-workload:dev", "-"]
+    assert save.split()[-1] == "localhost/tangram-workload:dev"
+    assert (docker / "workload.tar").read_text() == "saved\n"
+    with tarfile.open(docker / "context.tar") as context:
+        members = context.getmembers()
+    assert [member.name for member in members] == list(context_files())
+    assert {(member.uid, member.gid) for member in members} == {(0, 0)}
+    first = (docker / "context.tar").read_bytes()[:512]
+    assert tarfile.TarInfo.frombuf(first, "utf-8", "strict").type == tarfile.REGTYPE, (
+        "the older builder looks at no more"
+    )
+
+
+def test_what_docker_says_is_in_the_error(docker: Path) -> None:
+    (docker / "refuses").touch()
+    with pytest.raises(RuntimeError, match=r"docker save --output .*: ended with 1\nno space left"):
+        Docker().build(WORKLOAD, docker / "workload.tar")

@@ -1,0 +1,67 @@
+"""Whose cluster is meant, and what kind is told. Kind itself stands in as a command that writes down what it was asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hack.cluster import providers
+from hack.cluster.console import Steps
+from hack.cluster.layout import Layout
+
+QUIET = Steps(quiet=True)
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> Layout:
+    """A state folder whose cluster is kind's."""
+    layout = Layout(tmp_path / "state")
+    layout.bin.mkdir(parents=True)
+    (layout.bin / "kind").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ ! -e {tmp_path}/fails ]\n')
+    (layout.bin / "kind").chmod(0o755)
+    layout.provider.write_text("kind\n")
+    return layout
+
+
+def asked(layout: Layout) -> list[str]:
+    path = layout.state.parent / "asked"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_kind_makes_a_control_plane_and_workers_and_its_kubelet_takes_old_control_groups_where_docker_has_them() -> (
+    None
+):
+    settings = providers.kind_settings(3, cgroups="2")
+    assert settings["nodes"] == [{"role": "control-plane"}, {"role": "worker"}, {"role": "worker"}]
+    assert "kubeadmConfigPatches" not in settings
+    old = providers.kind_settings(1, cgroups="1")["kubeadmConfigPatches"]
+    assert isinstance(old, list)
+    assert json.loads(old[0])["failCgroupV1"] is False
+
+
+def test_a_cluster_of_another_provider_is_in_the_way_unless_it_is_to_be_replaced(
+    kinds: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"local asked, but the cluster in .* is kind's; .* make cluster-down"):
+        providers.up(kinds, "local", 1, QUIET)
+    assert asked(kinds) == []
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(ValueError, match="KUBECONFIG: empty is not a file"):
+        providers.up(kinds, "existing", 1, QUIET, replace=True)
+    assert [line.split()[:4] for line in asked(kinds)] == [["delete", "cluster", "--name", "tangram"]]
+    assert not kinds.state.exists()
+
+
+def test_what_kind_could_not_take_down_is_still_kinds(kinds: Layout) -> None:
+    (kinds.state.parent / "fails").touch()
+    with pytest.raises(RuntimeError, match="kind delete cluster: ended with 1"):
+        providers.down(kinds, QUIET)
+    assert providers.chosen(kinds) == "kind"
+
+
+def test_images_go_to_kinds_nodes_by_its_own_command(kinds: Layout, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").touch()
+    providers.load(kinds, [tmp_path / "a.tar"], QUIET)
+    assert asked(kinds) == [f"load image-archive {tmp_path / 'a.tar'} --name tangram"]
