@@ -135,6 +135,8 @@ def _tools(layout: Layout, steps: Steps, *, kind: bool) -> None:
 
 
 def _kind_up(layout: Layout, nodes: int, steps: Steps) -> None:
+    if not docker_answers():
+        raise RuntimeError("provider kind: Docker does not answer (docker info)")
     _tools(layout, steps, kind=True)
     layout.provider.write_text("kind\n")
     ours = ["--kubeconfig", str(layout.kubeconfig)]  # kind would write to the person's own and switch its context

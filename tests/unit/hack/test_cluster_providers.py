@@ -65,3 +65,10 @@ def test_images_go_to_kinds_nodes_by_its_own_command(kinds: Layout, tmp_path: Pa
     (tmp_path / "a.tar").touch()
     providers.load(kinds, [tmp_path / "a.tar"], QUIET)
     assert asked(kinds) == [f"load image-archive {tmp_path / 'a.tar'} --name tangram"]
+
+
+def test_kind_needs_docker_and_says_so_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="Docker does not answer"):
+        providers.up(Layout(tmp_path / "state"), "kind", 1, QUIET)
+    assert not (tmp_path / "state").exists()
