@@ -17,10 +17,12 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.venv/.synced: pyproject.toml uv.lock hack/bootstrap
+# also when uv is gone since, as it is for who had it in a PATH that root has not
+.venv/.synced: pyproject.toml uv.lock hack/bootstrap $(if $(wildcard .cache/tools/bin/uv)$(shell command -v uv),,FORCE)
 	@hack/bootstrap
 	@uv sync --frozen --quiet
 	@touch $@
+FORCE:
 
 demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown step by step
 	@$(RUN) python -m hack.demo
