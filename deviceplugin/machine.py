@@ -107,7 +107,7 @@ class Machine:
                 async with asyncio.timeout(self._probe_s), asyncio.TaskGroup() as group:
                     group.create_task(self._listen(events))
                     group.create_task(self._ask(uuids))
-        except* NvmlError as failed:
+        except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
             raise failed.exceptions[0] from None
         finally:
             await asyncio.to_thread(events.close)
