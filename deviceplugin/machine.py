@@ -108,6 +108,8 @@ class Machine:
                     group.create_task(self._listen(events))
                     group.create_task(self._ask(uuids))
         except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
+            if failed.split(NvmlError)[1] is not None:
+                raise  # a mistake of ours is not to be taken for a driver that is away
             raise failed.exceptions[0] from None
         finally:
             await asyncio.to_thread(events.close)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from hack.cluster import programs as cluster_programs
 from hack.cluster.build import results_folder
 from hack.cluster.console import Steps
+from hack.cluster.docker import docker_answers
 from hack.cluster.layout import cache_folder
-from hack.cluster.providers import NAMES, docker_answers
+from hack.cluster.providers import NAMES
 from hack.kubectl import ROOT
 
 

@@ -20,6 +20,7 @@ from hack.cluster import images, status
 from hack.cluster.build import build, link_programs
 from hack.cluster.caller import own_by_person
 from hack.cluster.console import Steps
+from hack.cluster.docker import docker, docker_answers
 from hack.cluster.layout import Layout, cache_folder
 from hack.cluster.programs import HELM, KIND, KUBERNETES
 from hack.cluster.up import bring_up
@@ -28,13 +29,6 @@ NAMES: Final = ("local", "kind", "existing")
 KIND_CLUSTER: Final = "tangram"
 KIND_IMAGE: Final = "TANGRAM_KIND_IMAGE"
 """Environment variable: the node image, where kind's own is not to be had or another Kubernetes is wanted."""
-
-
-def docker_answers() -> bool:
-    """The engine, not only the command."""
-    if shutil.which("docker") is None:
-        return False
-    return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
 
 
 def chosen(layout: Layout) -> str | None:
@@ -116,10 +110,6 @@ def kind_settings(nodes: int, *, cgroups: str) -> dict[str, object]:
     return settings
 
 
-def _docker(*arguments: str) -> str:
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True).stdout.strip()
-
-
 def _kind(layout: Layout, *arguments: str) -> None:
     """It says itself what it does, and what is wrong."""
     if code := subprocess.run([str(layout.bin / "kind"), *arguments], check=False).returncode:
@@ -143,7 +133,7 @@ def _kind_up(layout: Layout, nodes: int, steps: Steps) -> None:
     known = subprocess.run([str(layout.bin / "kind"), "get", "clusters"], capture_output=True, text=True, check=True)
     if KIND_CLUSTER not in known.stdout.split():
         settings = layout.state / "kind.yaml"
-        settings.write_text(json.dumps(kind_settings(nodes, cgroups=_docker("info", "--format", "{{.CgroupVersion}}"))))
+        settings.write_text(json.dumps(kind_settings(nodes, cgroups=docker("info", "--format", "{{.CgroupVersion}}"))))
         image = ["--image", os.environ[KIND_IMAGE]] if os.environ.get(KIND_IMAGE) else []
         with steps.step("create the kind cluster"):
             _kind(

@@ -15,9 +15,9 @@ from hack.cluster import archive, debian
 from hack.cluster.build import build as build_programs
 from hack.cluster.build import results_folder
 from hack.cluster.console import Steps
+from hack.cluster.docker import docker_answers
 from hack.cluster.layout import cache_folder, current_images
 from hack.cluster.programs import KUBERNETES, kubernetes_version
-from hack.cluster.providers import docker_answers
 from hack.images.buildah import Buildah
 from hack.images.catalogue import Image, context_files, image_key
 from hack.images.docker import Docker

@@ -5,13 +5,13 @@ The older builder (Debian's docker.io has no other) knows no ignore file beside 
 
 from __future__ import annotations
 
-import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
 from typing import IO, Final
 
 from hack.cluster.console import Steps
+from hack.cluster.docker import docker
 from hack.images.catalogue import DOCKERFILE, ROOT, Image, context_files
 
 
@@ -29,7 +29,7 @@ class Docker:
             _write_context(context)
             context.seek(0)
             dockerfile = str(DOCKERFILE.relative_to(ROOT))
-            _docker(
+            docker(
                 "build",
                 "--quiet",
                 "--file",
@@ -41,26 +41,17 @@ class Docker:
                 "-",
                 stdin=context,
             )
-        _docker("save", "--output", str(archive), image.name)
+        docker("save", "--output", str(archive), image.name)
 
 
 def _write_context(to: IO[bytes]) -> None:
     """As a tar, whose files belong to root as they do in the image. Docker takes no tar for one that begins with a PAX header."""
     with tarfile.open(fileobj=to, mode="w", format=tarfile.GNU_FORMAT) as context:
         for path in context_files():
-            source = ROOT / path
-            member = context.gettarinfo(source, path)
-            member.uid = member.gid = 0
-            member.uname = member.gname = "root"
-            if not member.isreg():
-                context.addfile(member)
-                continue
-            with source.open("rb") as file:
-                context.addfile(member, file)
+            context.add(ROOT / path, path, recursive=False, filter=_as_roots)
 
 
-def _docker(*arguments: str, stdin: IO[bytes] | None = None) -> None:
-    done = subprocess.run(["docker", *arguments], stdin=stdin, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip()[-4000:]
-        raise RuntimeError(f"docker {' '.join(arguments[:8])} ...: ended with {done.returncode}\n{said}")
+def _as_roots(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
