@@ -1,7 +1,7 @@
 """Core limits: the part of the GPU's time that was asked, what the arbiter gave, and what came out of it.
 
-A figure is taken between two suspends of the tenant, so that whole rounds are counted; throughput is that of the same process
-without a limit in the same repeat.
+GPU time is taken between two suspends of the tenant, so that whole rounds are counted; throughput from the end of one step to the
+end of another, as that of the same process without a limit in the same repeat.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import free_lc_rate
-from bench.gpu_time.node import Node
+from bench.gpu_time.node import Node, rate
 from tests.gpu.kit.machine import Lines
 from vgpu.status import TurnStatus
 
@@ -38,8 +38,8 @@ class Mark:
     """How far a tenant was, just after it was suspended."""
 
     turn: TurnStatus
-    done: int
-    at_s: float
+    count: dict[str, float]
+    """load.c's answer."""
 
 
 def loads(per_us: int) -> tuple[Load, ...]:
@@ -124,18 +124,18 @@ def _settles_s(limits: tuple[int, ...]) -> float:
 
 def _write(book: Book, load: Load, case: str, asked: int, marks: tuple[Mark, Mark], repeat: int, note: str) -> None:
     before, after = marks
-    passed_s = after.at_s - before.at_s
-    rate = (after.done - before.done) / passed_s
+    passed_s = after.count["at_s"] - before.count["at_s"]
+    throughput = rate(before.count, after.count)
     if not asked:
-        _solo[load.name] = rate
-        book.add("caps", case, "throughput", "1/s", repeat, rate, note)
+        _solo[load.name] = throughput
+        book.add("caps", case, "throughput", "1/s", repeat, throughput, note)
         return
     on_s = after.turn.on_s - before.turn.on_s
     worked_s = on_s + sum(getattr(after.turn, name) - getattr(before.turn, name) for name in ("off_s", "capped_s"))
     suspends = after.turn.suspends - before.turn.suspends
     book.add("caps", case, "GPU time", "%", repeat, 100 * on_s / worked_s, f"{suspends} suspends in {worked_s:.2f} s")
     book.add("caps", case, "GPU time by the wall", "%", repeat, 100 * on_s / passed_s)
-    book.add("caps", case, "throughput of no limit", "%", repeat, 100 * rate / _solo[load.name], note)
+    book.add("caps", case, "throughput of no limit", "%", repeat, 100 * throughput / _solo[load.name], note)
 
 
 def _marks(node: Node, keys: tuple[str, ...], programs: dict[str, Lines]) -> dict[str, Mark]:
@@ -148,7 +148,6 @@ def _marks(node: Node, keys: tuple[str, ...], programs: dict[str, Lines]) -> dic
         for key in keys:
             if key not in seen and (now[key].suspends != before[key].suspends or not limited or time.monotonic() > end):
                 programs[key].send("count")
-                count = programs[key].receive()
-                seen[key] = Mark(now[key], int(count["done"]), float(count["at_s"]))
+                seen[key] = Mark(now[key], programs[key].receive())
         time.sleep(0.003)
     return seen

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import KERNEL_US, PERIOD_US, QUANTILES, free_lc_rate
-from bench.gpu_time.node import Node, quantile
+from bench.gpu_time.node import Node, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 KIB, NEIGHBOUR_MIB = 1024, 64
@@ -70,7 +70,7 @@ class Pair:
             self.start_arbiter(way.stopped)
         lc, be = self.programs[way.held]
         took: list[float] = []
-        before = after = {"done": 0.0, "at_s": 0.0}
+        before = after = {"done": 0.0}
         suspends = self.node.turns()["be"].suspends if way.held else 0
         if way.neighbour:
             _ask(be, "copy", NEIGHBOUR_MIB)
@@ -84,8 +84,7 @@ class Pair:
         if way.neighbour:
             after = _ask(be, "count")
             _ask(be, "stop")
-        pairs = (after["done"] - before["done"]) / max(1e-9, after["at_s"] - before["at_s"])
-        return took, pairs * NEIGHBOUR_MIB * 2**20 / 1e9, self._note(suspends) if way.held else ""
+        return took, rate(before, after) * NEIGHBOUR_MIB * 2**20 / 1e9, self._note(suspends) if way.held else ""
 
     def _note(self, suspends: int) -> str:
         turn = self.node.turns()["be"]
@@ -106,13 +105,13 @@ def run(node: Node, book: Book, seconds: float) -> None:
         ways = sorted(WAYS, key=lambda way: way.stopped is (repeat % 2 == 0))
         for number, way in enumerate(ways):
             left = (REPEATS - repeat) * len(ways) - number
-            took, rate, note = pair.run(way, max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.2))
+            took, beside, note = pair.run(way, max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.2))
             if way.requests:
                 pooled.setdefault(way.name, []).extend(took)
                 for name, part in QUANTILES:
                     book.add("copies", way.name, name, "us", repeat, quantile(took, part))
             if way.neighbour:
-                book.add("copies", way.name, "neighbour copies in each direction", "GB/s", repeat, rate, note)
+                book.add("copies", way.name, "neighbour copies in each direction", "GB/s", repeat, beside, note)
     for way in (way for way in WAYS if way.name in pooled):
         for name, part in QUANTILES:
             value, alone = quantile(pooled[way.name], part), quantile(pooled["copies: alone"], part)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.gpu_time import mps
 from bench.gpu_time.book import Book
-from bench.gpu_time.node import Node, quantile
+from bench.gpu_time.node import Node, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
@@ -46,6 +46,7 @@ WAYS = (
     Way("announced 1.0 ms ahead", ahead_us=1000),
     Way("announced 1.5 ms ahead", ahead_us=1500),
     Way("found by the library, spinning", spin=True),
+    Way("announced 1.0 ms ahead, spinning", spin=True, ahead_us=1000),
     Way("announced 1.5 ms ahead, spinning", spin=True, ahead_us=1500),
 )
 
@@ -80,7 +81,7 @@ class Pair:
         if way.held:
             self.start_arbiter(way.spin)
         lc, be = self.programs[HELD if way.held else way.mps_percent]
-        before = after = {"done": 0.0, "at_s": 0.0}
+        before = after = {"done": 0.0}
         took: list[float] = []
         suspends = self._suspends() if way.held else 0
         if way.neighbour:
@@ -95,8 +96,7 @@ class Pair:
         if way.neighbour:
             after = _ask(be, "count")
             _ask(be, "stop")
-        rate = (after["done"] - before["done"]) / max(1e-9, after["at_s"] - before["at_s"])
-        return took, rate, (self._suspends() - suspends) if way.held else 0
+        return took, rate(before, after), (self._suspends() - suspends) if way.held else 0
 
     def _suspends(self) -> int:
         return self.node.turns()["be"].suspends
@@ -144,10 +144,10 @@ def _repeats(pair: Pair, book: Book, end: float, pooled: dict[str, list[float]])
         for number, way in enumerate(ways):
             left = (REPEATS - repeat) * len(ways) - number
             window_s = max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.4)
-            took, rate, suspends = pair.run(way, window_s)
+            took, beside, suspends = pair.run(way, window_s)
             if way.requests:
                 pooled.setdefault(way.name, []).extend(took)
                 for name, part in QUANTILES:
                     book.add("lc", way.name, name, "us", repeat, quantile(took, part))
             if way.neighbour:
-                book.add("lc", way.name, "neighbour's kernels", "1/s", repeat, rate, f"{suspends} suspends")
+                book.add("lc", way.name, "neighbour's kernels", "1/s", repeat, beside, f"{suspends} suspends")

@@ -4,8 +4,8 @@
  *   calibrate                                        {"per_us": steps of the kernel in a microsecond}
  *   lc N PERIOD_US LAUNCHES KERNEL_US PER_US HINT_US {"us": [...]}     N requests, each announced HINT_US ahead; 0 = not
  *   start KERNEL_US PER_US                           {"ok": 1}         kernels back to back from now on
- *   count                                            {"done": n, "at_s": t}
- *   stop                                             {"done": n, "at_s": t}
+ *   count                                            {"done": n, "ended_at_s": when the last of them ended, "at_s": now}
+ *   stop                                             the same
  *   check SECONDS KERNEL_US PER_US                   {"kernels": n, "wrong": m}   sums compared with what they must be
  *   section | end                                    {"told": 0 or -1}  tangram_begin, tangram_end
  *   copy MIB                                         {"ok": 1}         copies to and from the GPU at once from now on; count and stop count pairs
@@ -55,7 +55,11 @@ static void *function, *context;
 static unsigned blocks;
 static uint64_t out;
 static atomic_bool busy;
-static atomic_ulong done;
+static struct {
+    pthread_mutex_t lock;
+    unsigned long count;
+    double ended_at_us;
+} done = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static pthread_t worker;
 static struct {
     uint32_t us, per_us;
@@ -213,6 +217,14 @@ static void requests(const double *given, bool moves)
     free(took);
 }
 
+static void have_done(unsigned long count)
+{
+    pthread_mutex_lock(&done.lock);
+    done.count += count;
+    done.ended_at_us = now_us();
+    pthread_mutex_unlock(&done.lock);
+}
+
 static void *keep_busy(void *unused)
 {
     void *events[QUEUED];
@@ -227,7 +239,7 @@ static void *keep_busy(void *unused)
         }
         if (ended < queued) {
             need(event_wait(events[ended++ % QUEUED]), "cuEventSynchronize");
-            atomic_fetch_add(&done, 1);
+            have_done(1);
         }
     }
     return unused;
@@ -246,7 +258,7 @@ static void *keep_copying(void *unused)
         }
         for (int i = 0; i < 2; i++)
             need(stream_wait(streams[i]), "cuStreamSynchronize");
-        atomic_fetch_add(&done, 2);
+        have_done(2);
     }
     return unused;
 }
@@ -254,13 +266,16 @@ static void *keep_copying(void *unused)
 static void begin_work(void *(*loop)(void *))
 {
     atomic_store(&busy, true);
+    have_done(0);
     need(pthread_create(&worker, NULL, loop, NULL), "pthread_create");
     printf("{\"ok\": 1}\n");
 }
 
 static void tell(void)
 {
-    printf("{\"done\": %lu, \"at_s\": %.6f}\n", atomic_load(&done), now_us() / 1e6);
+    pthread_mutex_lock(&done.lock);
+    printf("{\"done\": %lu, \"ended_at_s\": %.6f, \"at_s\": %.6f}\n", done.count, done.ended_at_us / 1e6, now_us() / 1e6);
+    pthread_mutex_unlock(&done.lock);
 }
 
 /* (x, sum) after n steps from (x0, 0) are affine in x0: x = p x0 + q, sum = r x0 + s. Doubling, modulo 2^32. */

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.gpu_time import mps
 from bench.gpu_time.book import Book
-from bench.gpu_time.node import Node, quantile
+from bench.gpu_time.node import Node, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 REPEATS = 5
@@ -117,9 +117,9 @@ def _round(
     for way in ways:
         lc, be = tenants[way.tenants]
         case = f"{pair.name}: {way.name}"
-        rate, took = _beside(be, pair, lambda lc=lc, way=way: _served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
+        beside, took = _beside(be, pair, lambda lc=lc, way=way: _served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
         note(case, took)
-        book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * rate / solo)
+        book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * beside / solo)
 
 
 def _served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
@@ -135,7 +135,7 @@ def _beside(be: Lines, pair: Pair, what: Callable[[], Any]) -> tuple[float, Any]
     found = what()
     after = _ask(be, "count")
     _ask(be, "stop")
-    return (after["done"] - before["done"]) / (after["at_s"] - before["at_s"]), found
+    return rate(before, after), found
 
 
 def _ask(lines: Lines, *words: object) -> dict[str, Any]:

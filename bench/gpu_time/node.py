@@ -175,5 +175,11 @@ def quantile(values: list[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
+def rate(before: dict[str, float], after: dict[str, float]) -> float:
+    """Steps in a second between two answers to `count`: from the end of one step to the end of another, so that none is cut in two."""
+    done = after["done"] - before["done"]
+    return done / (after["ended_at_s"] - before["ended_at_s"]) if done else 0.0
+
+
 def median(values: list[float]) -> float:
     return statistics.median(values) if values else float("nan")

@@ -21,7 +21,7 @@ SIDE, GRAPH_SIDE, GRAPH_NODES, QUEUED = 8192, 4096, 20, 4
 
 class Load:
     def __init__(self) -> None:
-        self.done = 0
+        self.done = self._done_at(0)
         self._busy = False
         self._thread = threading.Thread()
         matmul = self._matmul()
@@ -56,16 +56,22 @@ class Load:
                 event.record()
                 queued.append(event)
             queued.popleft().synchronize()
-            self.done += 1
+            self.done = self._done_at(int(self.done["done"]) + 1)
 
     def start(self, kind: str) -> dict[str, Any]:
         self._busy = True
+        self.done = self._done_at(int(self.done["done"]))
         self._thread = threading.Thread(target=self._run, args=(self._steps[kind], 1 if kind == "waited" else QUEUED))
         self._thread.start()
         return {"ok": 1}
 
+    @staticmethod
+    def _done_at(count: int) -> dict[str, float]:
+        """So many, and when the last of them ended."""
+        return {"done": count, "ended_at_s": time.monotonic()}
+
     def count(self) -> dict[str, Any]:
-        return {"done": self.done, "at_s": time.monotonic()}
+        return {**self.done, "at_s": time.monotonic()}
 
     def stop(self) -> dict[str, Any]:
         self._busy = False

@@ -1,11 +1,13 @@
 """Serve a small decoder, a round at a time: each line of stdin is one round, each line of stdout its times in milliseconds.
 
 A round answers REQUESTS requests at batch 1 and at batch 8: a prompt (time to first token) and then tokens one by one (time per
-token). Every request takes a new cache, as a server does. Runs with and without the library side by side; on_gpu.py says when.
+token). Every request takes a new cache, as a server does. Python collects no garbage meanwhile, which would come to one round and
+not to the next. Runs with and without the library side by side; on_gpu.py says when.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -15,7 +17,7 @@ from collections.abc import Callable
 import torch
 from model import TINY, Decoder, Shape
 
-PROMPT, TOKENS, REQUESTS = 512, 64, 3
+PROMPT, TOKENS, REQUESTS = 512, 64, 1
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
@@ -71,6 +73,7 @@ Tokens = list[int]
 
 def main() -> None:
     server = Server(torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda"))
+    gc.disable()
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(server.round()), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 
@@ -9,7 +10,7 @@ import torch
 from model import SMALL, TINY, Decoder
 from serving import timed
 
-BATCH, LENGTH, STEPS = 8, 256, 20
+BATCH, LENGTH, STEPS = 8, 256, 40
 
 
 class Trainer:
@@ -42,6 +43,7 @@ class Trainer:
 
 def main() -> None:
     trainer = Trainer(torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda"))
+    gc.disable()
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(trainer.round()), flush=True)
