@@ -45,6 +45,8 @@ class Connection:
     welcomed: bool = False
     for_turns: bool = False
     """It tells of channels and of work, and leases nothing."""
+    for_context: bool = False
+    """It may make a context soon."""
     unheld: set[int] = field(default_factory=set)
     """Cards on which it makes a context for which nothing is held, because nobody knows yet what one takes."""
 

@@ -164,9 +164,8 @@ class Container:
         self._attempt(connection, turn)
         self._show()
 
-    def expire(self) -> None:
-        """Time passed: answer who has waited long enough."""
-        now_s = self._clock()
+    def expire(self, now_s: float) -> None:
+        """Time passed: answer who has waited long enough. All that was said before `now_s` has been read."""
         self._tell(self.ledger.expire(now_s))
         for connection in [self.connections[number] for number in self._unwelcomed]:
             if now_s >= connection.hello_until_s:
@@ -222,6 +221,7 @@ class Container:
         if isinstance(message, wire.Hello):
             connection.pid_in_container = message.pid
             connection.for_turns = bool(message.flags & wire.FOR_TURNS)
+            connection.for_context = bool(message.flags & wire.FOR_CONTEXT)
             self._hello(connection)
             return
         if not connection.welcomed:
@@ -286,8 +286,14 @@ class Container:
             self._handed_over.append(connection)
             return
         self.ledger.join(connection.number)
+        promised_mib = self._promise(connection) if connection.for_context and len(cards) == 1 else 0
         self._show()
-        connection.send(0, wire.Welcome(cards), self._page.fd)
+        connection.send(0, wire.Welcome(cards, promised_mib), self._page.fd)
+
+    def _promise(self, connection: Connection) -> int:
+        """MiB. Where there are several cards, nobody knows on which a context will be."""
+        cost_mib = -(-self._measuring.costs.get(self._uuid(0), 0) // MIB)
+        return self.ledger.promise(connection.number, 0, cost_mib * MIB, self._clock()) // MIB
 
     def _context(self, connection: Connection, card: int, step: wire.Step, estimate_bytes: int, seq: int) -> None:
         now_s, process = self._clock(), connection.number

@@ -80,12 +80,13 @@ class Server:
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopping:
+            begun_s = self._clock()  # what was said before this is read in this turn
             ready = self._poller.select(self._pause_s())
             with self.lock:
                 for key, _ in ready:
                     if key.fd in self._poller.get_map():
                         key.data()
-                self._time_passed()
+                self._time_passed(begun_s)
                 self.turned_at_s = self._clock()
         self._close()
 
@@ -115,10 +116,9 @@ class Server:
     def _pause_s(self) -> float:
         return max(0.0, min(self._rescan_at_s, *self._deadlines.values(), inf) - self._clock())
 
-    def _time_passed(self) -> None:
-        now_s = self._clock()
+    def _time_passed(self, now_s: float) -> None:
         for container in [c for c, deadline_s in self._deadlines.items() if now_s >= deadline_s]:
-            container.expire()
+            container.expire(now_s)
             self._settle(container)
         if now_s >= self._rescan_at_s:
             self._rescan()

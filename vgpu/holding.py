@@ -69,3 +69,5 @@ class CardBook:
     context_bytes: int = 0
     room_bytes: int = 0
     """Beside the contexts, were there no bound to it."""
+    promises: dict[int, float] = field(default_factory=dict)
+    """Processes for which a context is held that they have not begun, and until when (seconds)."""

@@ -13,6 +13,10 @@ is waited for longer than one that cannot: stopped or dead.
 Code that a process loads later, kernel by kernel, makes its context grow when the container may be full already. So beside each
 context some room is kept, which its growth uses up; together at most a sixteenth of the limit.
 
+Who has just initialised the driver is promised what a context takes, if it is free: it is charged as its context, and so he can
+make one without asking first. If he has not begun one in time, it is free again; an ask that does not fit for promises alone waits until
+they end. Nothing is promised while anybody waits, so that wait is bounded.
+
 Memory that processes share is charged once, whoever of them goes first (`vgpu/shared.py`).
 
 Units: bytes; time in seconds of any one clock.
@@ -38,6 +42,8 @@ RECALL_MOST_S: Final = 0.5
 """And for those that are alive and not stopped. Specified; a busy machine schedules everybody within it."""
 STATED_MOST: Final = 2**50
 """A PiB, which no card has: sums of what processes state stay within 64 bits."""
+PROMISE_S: Final = 1.0
+"""How long a context is held for who has not begun it. Specified: a library relies on half of it (docs/reference/protocol.md)."""
 SHARE_OF_REST: Final = 4
 """Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
 
@@ -121,6 +127,7 @@ class Ledger:
             self._heirs_moved(card)
             card.leased_bytes -= holding.leased_bytes
             self._take_out(card, holding)
+            card.promises.pop(process, None)
             card.asks = deque(ask for ask in card.asks if ask.process != process)
             for ask in card.asks:
                 ask.waits_for.discard(process)
@@ -134,10 +141,24 @@ class Ledger:
         self._queue(card, Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
         return self._decide(card, now_s)
 
+    def promise(self, process: int, card: int, context_bytes: int, now_s: float) -> int:
+        """A process that holds nothing may make a context soon, which takes so much: hold that for PROMISE_S, if it is free and nobody
+        waits. What is held."""
+        of = self._cards[card]
+        holding = of.holdings[process]
+        if of.asks or now_s < self._opens_at_s or holding.known or self.unleased_bytes(card) < context_bytes:
+            return 0
+        if context_bytes > 0:
+            self._charge(card, holding, context_bytes, made_bytes=0)
+            holding.context.counts_from_s = inf
+            of.promises[process] = now_s + PROMISE_S
+        return context_bytes
+
     def begin_context(self, process: int, card: int, seq: int, estimate_bytes: int, now_s: float) -> list[Event]:
         """A process is about to make its first context on a card, which may take `estimate_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
         context = holding.context
+        self._cards[card].promises.pop(process, None)
         holding.known = holding.begun = True
         need_bytes = max(0, estimate_bytes - context.bytes)
         self._queue(card, Ask(process, seq, need_bytes, need_bytes, context=True))
@@ -247,19 +268,25 @@ class Ledger:
         holding.context.moved(holding.leased_bytes)
 
     def expire(self, now_s: float) -> list[Event]:
-        """Time passed: decide what has waited long enough."""
-        return [event for card in range(len(self._cards)) for event in self._decide(card, now_s)]
+        """Time passed: end promises, and decide what has waited long enough. At `now_s` all had been heard that was said before."""
+        for number, card in enumerate(self._cards):
+            for process in [process for process, until_s in card.promises.items() if now_s >= until_s]:
+                self._end_promise(number, process, now_s)
+        return self._decide_all(now_s)
 
     def deadline_s(self) -> float | None:
         """When `expire` has something to do, or None."""
         heads = [card.asks[0] for card in self._cards if card.asks]
-        return min((ask.until_s if ask.recalled else self._opens_at_s for ask in heads), default=None)
+        asks_s = [
+            ask.until_s if ask.recalled else self._opens_at_s for ask in heads if ask.waits_for or not ask.recalled
+        ]
+        return min([*asks_s, *(until_s for card in self._cards for until_s in card.promises.values())], default=None)
 
     def set_limits(self, limits_bytes: Sequence[int], now_s: float) -> list[Event]:
         """The same cards have other limits. What is leased stays leased."""
         for card, limit in zip(self._cards, limits_bytes, strict=True):
             card.limit_bytes = limit
-        return self.expire(now_s)
+        return self._decide_all(now_s)
 
     def unleased_bytes(self, card: int) -> int:
         """What no process holds, for allocations or contexts, and is not kept beside a context."""
@@ -294,6 +321,15 @@ class Ledger:
             raise BadDocument(f"packet names card {card}: this container has {len(self._cards)}, from 0")
         return self._cards[card].holdings[process]
 
+    def _end_promise(self, card: int, process: int, now_s: float) -> None:
+        """It is not kept any longer. What NVML saw of the process stays charged."""
+        of = self._cards[card]
+        if of.promises.pop(process, None) is not None:
+            holding = of.holdings[process]
+            seen_bytes = min(holding.context.bytes, holding.context.measured_bytes or 0)
+            self._charge(card, holding, seen_bytes, made_bytes=0)
+            holding.context.counts_from_s = now_s
+
     def _heirs_moved(self, card: CardBook) -> None:
         """NVML may count for them now what it counted for somebody else."""
         for process in card.shared.openers():
@@ -325,6 +361,9 @@ class Ledger:
             return 0
         return max(0, holding.made_bytes + self._room_bytes - holding.context.bytes)
 
+    def _decide_all(self, now_s: float) -> list[Event]:
+        return [event for card in range(len(self._cards)) for event in self._decide(card, now_s)]
+
     def _decide(self, number: int, now_s: float) -> list[Event]:
         """Answer asks from the head of the queue until one has to wait."""
         card = self._cards[number]
@@ -339,7 +378,9 @@ class Ledger:
             elif not ask.recalled and not full and (wanted := self._recall(number, ask, missing_bytes - free_bytes)):
                 ask.asked_at_s, ask.until_s = now_s, now_s + self._recall_wait_s
                 return events + wanted
-            elif ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s)):
+            elif (ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s))) or (
+                not full and missing_bytes - free_bytes <= self._promised_bytes(card, ask.process)
+            ):
                 return events
             else:
                 if ask.context:
@@ -347,6 +388,11 @@ class Ledger:
                 events.append(Denied(ask.process, number, ask.seq))
             card.asks.popleft()
         return events
+
+    @staticmethod
+    def _promised_bytes(card: CardBook, but: int) -> int:
+        """To others than that process."""
+        return sum(card.holdings[process].context.bytes for process in card.promises if process != but)
 
     def _grant(self, number: int, ask: Ask, free_bytes: int) -> Granted:
         card = self._cards[number]

@@ -33,6 +33,8 @@ class Welcome:
     """Arbiter: these are your cards; their order numbers them from here on. The page's descriptor comes along."""
 
     cards: tuple[WelcomeCard, ...]
+    promised_mib: int = 0
+    """Held for a context on the first card, if the process begins one soon; 0 = nothing is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ FRESH: Final = 2
 """Flags of a CHANNELS."""
 FOR_TURNS: Final = 1
 """Flag of a HELLO: this connection tells of channels and of work, and leases nothing."""
+FOR_CONTEXT: Final = 2
+"""Flag of a HELLO: the driver is being initialised, and a context may follow."""
 PAGE_BYTES: Final = 4096
 """The page of unleased bytes that comes with WELCOME: one u64 for each card."""
 LIBRARY_VERSION_BYTES: Final = 32
@@ -108,8 +110,8 @@ def _body(message: Message) -> bytes:
     match message:
         case Hello(pid, flags, version):
             return _HELLO.pack(pid, flags, _fitting(version, LIBRARY_VERSION_BYTES))
-        case Welcome(cards):
-            return _WELCOME.pack(len(cards), 0) + b"".join(
+        case Welcome(cards, promised_mib):
+            return _WELCOME.pack(len(cards), promised_mib) + b"".join(
                 _CARD.pack(card.uuid, card.limit_bytes, card.core_percent, card.klass) for card in cards
             )
         case Lease(card, need, want):
@@ -210,13 +212,14 @@ def _message(number: int, body: bytes) -> Message:
 def _welcome(body: bytes) -> Welcome:
     if len(body) < _WELCOME.size:
         raise BadDocument(f"WELCOME has a body of {len(body)} bytes: it must be at least {_WELCOME.size}")
-    count, _ = _WELCOME.unpack_from(body)
+    count, promised_mib = _WELCOME.unpack_from(body)
     needed = _WELCOME.size + count * _CARD.size
     if count > CARDS_LIMIT or len(body) != needed:
         raise BadDocument(
             f"WELCOME of {count} cards has a body of {len(body)} bytes: at most {CARDS_LIMIT} cards of {_CARD.size}"
         )
-    return Welcome(tuple(WelcomeCard(*_CARD.unpack_from(body, _WELCOME.size + i * _CARD.size)) for i in range(count)))
+    cards = (WelcomeCard(*_CARD.unpack_from(body, _WELCOME.size + i * _CARD.size)) for i in range(count))
+    return Welcome(tuple(cards), promised_mib)
 
 
 def _process_list(body: bytes) -> ProcessList:
@@ -232,8 +235,10 @@ def _process_list(body: bytes) -> ProcessList:
 
 
 def _hello_flags(flags: int) -> int:
-    if flags not in (0, FOR_TURNS):
-        raise BadDocument(f"packet HELLO has flags {flags:#x}: they must be 0, or {FOR_TURNS} for turns")
+    if flags not in (0, FOR_TURNS, FOR_CONTEXT):
+        raise BadDocument(
+            f"packet HELLO has flags {flags:#x}: they must be 0, {FOR_TURNS} for turns, or {FOR_CONTEXT} before a context"
+        )
     return flags
 
 

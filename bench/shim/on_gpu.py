@@ -33,8 +33,9 @@ ROOT = HERE.parents[1]
 LIMIT_MIB = 102400
 """Room for 64 contexts."""
 ROUNDS, PROCESSES = 5, 64
-PAIRS, ROUNDS_OF_A_PAIR = 6, 8
-CORES_OF_A_PAIR = 2
+PAIRS, ROUNDS_OF_A_PAIR = 6, 40
+"""Short rounds: a machine that is slow for a second is so for both sides."""
+CORE_SETS = 4
 HEADER = (
     "figure", "unit", "without_median", "with_median", "added_median", "ratio_median", "ratio_low", "ratio_high",
     "ratio_95_low", "ratio_95_high", "without_low", "without_high", "with_low", "with_high", "rounds", "gpu", "driver", "date", "commit",
@@ -140,10 +141,10 @@ def torch_rounds(here: Machine, table: Table, key: str, name: str, until: float)
 
 @contextmanager
 def on_cores(number: int) -> Iterator[None]:
-    """What is started meanwhile has CORES_OF_A_PAIR cores: other ones for each number, as far as the machine has them."""
+    """What is started meanwhile has one core in CORE_SETS, far from each other, since neighbours may be threads of one."""
     all_cores = os.sched_getaffinity(0)
-    ordered, first = sorted(all_cores), number * CORES_OF_A_PAIR
-    os.sched_setaffinity(0, {ordered[(first + at) % len(ordered)] for at in range(CORES_OF_A_PAIR)})
+    sets = min(CORE_SETS, len(all_cores))
+    os.sched_setaffinity(0, set(sorted(all_cores)[number % sets :: sets]))
     try:
         yield
     finally:

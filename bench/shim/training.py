@@ -10,7 +10,7 @@ import torch
 from model import SMALL, TINY, Decoder
 from serving import timed
 
-BATCH, LENGTH, STEPS = 8, 256, 40
+BATCH, LENGTH, STEPS = 8, 256, 8
 
 
 class Trainer:

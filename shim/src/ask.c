@@ -173,6 +173,18 @@ static void ask_chunk_ahead(struct card *card)
         atomic_store(&contexts->chunk_seq, seq);
 }
 
+/* Locked, when BEGIN has been sent. The arbiter holds what a context takes for who has just initialised the driver: what is said before
+ * that ends needs no answer. Bytes, 0 = nothing was promised, or it is too late. */
+static uint64_t take_promise(struct card *card)
+{
+    bool holds = atomic_load(&card->wire) == 0 && now_ms() < link_->promised_until_ms;
+    uint64_t bytes = holds ? link_->promised_bytes : 0;
+    link_->promised_bytes = 0;
+    if (bytes > 0)
+        link_->context.seq = 0;
+    return bytes;
+}
+
 /* Before the first context on a card. *estimated: the arbiter knew what it will take, and holds that. */
 enum link_answer link_context_begin(struct card *card, bool *estimated)
 {
@@ -191,15 +203,19 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
         ask_chunk_ahead(card);
         if (!link_->threaded)
             reader_start(); /* now, while the arbiter decides; whether it could be started is looked at below */
-        if (!answered_in_time(&link_->context, PATIENCE_MS)) {
-            if (link_->connected)
-                break;
+        uint64_t granted_bytes = take_promise(card);
+        if (granted_bytes > 0) {
+            answer = LINK_GRANTED;
+        } else if (answered_in_time(&link_->context, PATIENCE_MS)) {
+            answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+            granted_bytes = link_->context_answer.granted_bytes;
+        } else if (link_->connected)
+            break;
+        else
             continue;
-        }
-        answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
-        *estimated = link_->context_answer.granted_bytes > 0;
+        *estimated = granted_bytes > 0;
         if (answer == LINK_GRANTED) /* what the next arbiter is told, should this one end before it has measured */
-            atomic_store(&tangram.contexts.of[card->at].bytes, link_->context_answer.granted_bytes);
+            atomic_store(&tangram.contexts.of[card->at].bytes, granted_bytes);
     }
     if (link_->begun)
         link_reader_needed();

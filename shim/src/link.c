@@ -17,6 +17,7 @@
 enum {
     PATIENCE_MS = 2000, /* for an arbiter that was never met; specified */
     RESTART_MS = 5000,  /* for one that went away: a restarted container is back by then; guessed */
+    PROMISE_MS = 500,   /* after HELLO; half of what the arbiter keeps to: specified */
     SEQ_MASK = 0x0fffffff
 };
 
@@ -106,9 +107,9 @@ static bool welcome(const struct wire_welcome *in)
 }
 
 /* A connection that has said HELLO, or -1. */
-static int say_hello(void)
+static int say_hello(uint32_t flags)
 {
-    struct wire_hello hello = {.pid = (uint32_t)getpid(), .library_version = TANGRAM_VERSION};
+    struct wire_hello hello = {.pid = (uint32_t)getpid(), .flags = flags, .library_version = TANGRAM_VERSION};
     int fd = wire_connect(tangram.grant.socket);
     if (fd >= 0 && !wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello)) {
         close(fd);
@@ -130,6 +131,7 @@ static bool welcomed(int fd, int patience_ms, bool *hung_up)
         map_page(passed);
         link_->fd = fd;
         link_->seq = 1;
+        link_->promised_bytes = link_->packet.body.welcome.promised_mib * MIB;
         good = atomic_load(&link_->page) != NULL && welcome(&link_->packet.body.welcome);
         if (!good)
             link_->fd = -1;
@@ -154,7 +156,7 @@ bool link_meet(int patience_ms)
         return true;
     if (fd >= 0 && !hung_up)
         return false;
-    fd = say_hello();
+    fd = say_hello(0);
     return fd >= 0 && welcomed(fd, patience_ms, &hung_up);
 }
 
@@ -164,8 +166,10 @@ void link_greet(void)
     if (grant_ready() == GRANT_GOOD) {
         forks_watch();
         pthread_mutex_lock(&link_->lock);
-        if (!link_->begun && link_->greeted < 0)
-            link_->greeted = say_hello();
+        if (!link_->begun && link_->greeted < 0) {
+            link_->promised_until_ms = now_ms() + PROMISE_MS;
+            link_->greeted = say_hello(WIRE_FOR_CONTEXT);
+        }
         pthread_mutex_unlock(&link_->lock);
     }
     quiet_end(quiet);

@@ -29,7 +29,7 @@ enum wire_type {
     WIRE_DROP = 16
 };
 
-enum wire_hello_flags { WIRE_FOR_TURNS = 1 };
+enum wire_hello_flags { WIRE_FOR_TURNS = 1, WIRE_FOR_CONTEXT = 2 };
 
 enum wire_activity {
     WIRE_WORK = 1,
@@ -66,7 +66,7 @@ struct wire_card {
 };
 
 struct wire_welcome {
-    uint32_t cards, pad;
+    uint32_t cards, promised_mib; /* for a context on the first card */
     struct wire_card card[WIRE_CARDS];
 };
 

@@ -1,18 +1,25 @@
-"""What a process states to an arbiter that has come back, seen by an arbiter of the test's own that says no more than it must."""
+"""What a process states to an arbiter that has come back, and what it does on an arbiter's word: seen by an arbiter of the test's own
+that says no more than it must."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, Stage
+from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, Stage
 from vgpu import wire
 
 WAIT_S = 60
+PROMISE_MS = 500
+"""For so long after HELLO a library relies on what was promised; specified."""
+TRIES = 5
+"""To have a process begin within that time, on a busy machine."""
 
 
 class Peer:
@@ -32,27 +39,30 @@ class Peer:
     def says(self, seq: int, message: wire.Message) -> None:
         self._sock.send(wire.encode(seq, message))
 
-    def welcomes(self) -> None:
+    def welcomes(self, promised_mib: int = 0) -> None:
         self.hears(wire.Hello)
         page = os.memfd_create("page")
         os.ftruncate(page, wire.PAGE_BYTES)
         card = wire.WelcomeCard(bytes.fromhex(CARDS[0].removeprefix("GPU-").replace("-", "")), 1000 * MIB, 0, 0)
-        socket.send_fds(self._sock, [wire.encode(0, wire.Welcome((card,)))], [page])
+        socket.send_fds(self._sock, [wire.encode(0, wire.Welcome((card,), promised_mib))], [page])
         os.close(page)
 
 
 @contextmanager
-def arbiter(stage: Stage) -> Iterator[Peer]:
-    """The next process that connects; in the end the arbiter is gone."""
+def arbiter(
+    stage: Stage, begin: Callable[[], None] = lambda: None, welcome: Callable[[Peer], None] = Peer.welcomes
+) -> Iterator[Peer]:
+    """The next process that connects; in the end the arbiter is gone. `begin`: when one can."""
     path = stage.folder / "grants" / stage.key / "arbiter.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
         listener.settimeout(WAIT_S)
+        begin()
         sock, _ = listener.accept()
         with sock:
             peer = Peer(sock)
-            peer.welcomes()
+            welcome(peer)
             yield peer
     path.unlink()
 
@@ -75,3 +85,35 @@ def test_a_context_that_was_not_measured_yet_is_stated_as_what_was_held_for_it(s
     with arbiter(stage) as second:
         _, stated = second.hears(wire.Context)
         assert stated == wire.Context(0, wire.Step.DONE, CONTEXT_MIB * MIB)
+
+
+def test_a_context_that_was_promised_is_made_without_waiting_for_an_answer(stage: Stage) -> None:
+    for _ in range(TRIES):
+        worker, began_s = stage.bare_worker(), time.monotonic()
+        with arbiter(
+            stage, lambda worker=worker: worker.start("use()"), lambda peer: peer.welcomes(CONTEXT_MIB)
+        ) as first:  # type: ignore[misc]
+            seq, begun = first.hears(wire.Context)
+            in_time = time.monotonic() - began_s < PROMISE_MS / 1000
+            first.says(seq, wire.Leased(0, True, 0, 0))  # it says no, so that who waits for it is seen
+            assert begun == wire.Context(0, wire.Step.BEGIN, 0)
+            if in_time:
+                assert worker.finish()[0] == 0
+                _, made = first.hears(wire.Context)
+                assert made == wire.Context(0, wire.Step.DONE, CONTEXT_MIB * MIB)
+                return
+    pytest.fail(f"this machine is too slow: in {TRIES} tries no BEGIN came within {PROMISE_MS} ms of HELLO")
+
+
+def test_a_promise_that_came_late_is_not_relied_on(stage: Stage) -> None:
+    worker = stage.bare_worker()
+
+    def welcome(peer: Peer) -> None:
+        threading.Event().wait(PROMISE_MS / 1000)
+        peer.welcomes(CONTEXT_MIB)
+
+    with arbiter(stage, lambda: worker.start("use()"), welcome) as first:
+        seq, begun = first.hears(wire.Context)
+        assert isinstance(begun, wire.Context)
+        first.says(seq, wire.Leased(0, True, 0, 0))
+        assert worker.finish()[0] == OUT_OF_MEMORY

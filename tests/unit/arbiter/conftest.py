@@ -39,6 +39,7 @@ class Process:
 
     sock: socket.socket
     cards: tuple[wire.WelcomeCard, ...] = ()
+    promised_mib: int = 0
     page: memoryview | None = None
     _held: list[mmap.mmap] = field(default_factory=list)
 
@@ -56,15 +57,15 @@ class Process:
         assert packet, "the arbiter hung up"
         return wire.decode(packet)
 
-    def hello(self) -> Process:
-        self.send(wire.Hello(1, 0, "test"))
+    def hello(self, flags: int = 0) -> Process:
+        self.send(wire.Hello(1, flags, "test"))
         return self.welcomed()
 
     def welcomed(self) -> Process:
         packet, control, _, _ = self.sock.recvmsg(8192, socket.CMSG_SPACE(4))
         _, message = wire.decode(packet)
         assert isinstance(message, wire.Welcome), message
-        self.cards = message.cards
+        self.cards, self.promised_mib = message.cards, message.promised_mib
         fd = array.array("i", control[0][2])[0]
         self._held.append(mmap.mmap(fd, wire.PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ))
         os.close(fd)

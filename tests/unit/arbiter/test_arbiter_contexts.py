@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from arbiter import host
-from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, Process, a_grant, wait_for
+from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Node, Process, a_grant, wait_for
 from vgpu import wire
 from vgpu.wire import Step
 
@@ -50,6 +50,28 @@ def test_a_context_that_does_not_fit_is_refused(node: Node, meter: HandMeter) ->
     answer = begin(late)
     assert isinstance(answer, wire.Leased)
     assert (answer.refused, answer.granted_bytes) == (True, 0)
+
+
+def test_who_initialises_the_driver_is_promised_a_context_for_a_while(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    server.measuring.costs[CARD] = 300 * MIB - 1
+    node.allocate("k", a_grant())
+    first = node.connect().hello(wire.FOR_CONTEXT)
+    assert first.page is not None
+    assert (first.promised_mib, first.page[0]) == (300, 700 * MIB)
+    assert node.process().promised_mib == 0, "that one has asked for none"
+    assert begin(first) == wire.Leased(0, False, 300 * MIB, 700 * MIB)
+    second = node.connect().hello(wire.FOR_CONTEXT)
+    assert second.page is not None
+    assert (second.promised_mib, second.page[0]) == (300, 400 * MIB)
+    wait_for(lambda: second.page is not None and second.page[0] == 700 * MIB)
+
+
+def test_where_there_are_several_cards_no_context_is_promised(node: Node, meter: HandMeter) -> None:
+    server = node.start()
+    server.measuring.costs |= {CARD: 300 * MIB, OTHER_CARD: 300 * MIB}
+    node.allocate("k", a_grant(uuids=(CARD, OTHER_CARD)))
+    assert node.connect().hello(wire.FOR_CONTEXT).promised_mib == 0
 
 
 def test_without_nvml_nothing_is_known_and_nobody_waits(node: Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vgpu.errors import BadDocument
-from vgpu.ledger import Denied, Granted, Ledger, Wanted
+from vgpu.ledger import PROMISE_S, Denied, Granted, Ledger, Wanted
 
 ONE, TWO, THREE = 1, 2, 3
 
@@ -296,3 +296,63 @@ def test_the_room_beside_all_contexts_is_at_most_a_sixteenth_of_the_limit() -> N
         book.join(process)
         book.begin_context(process, 0, 1, 500, 0)
     assert book.unleased_bytes(0) == 1600 - 1000 - 100
+
+
+def test_a_promised_context_is_charged_once_and_its_begin_is_granted_though_the_rest_is_gone() -> None:
+    book = ledger(1000, ONE, TWO)
+    assert book.promise(ONE, 0, 300, 0) == 300
+    assert book.ask(TWO, 0, 1, 700, 700, 0) == [Granted(TWO, 0, 1, 700)]
+    assert book.begin_context(ONE, 0, 7, 300, 0.1) == [Granted(ONE, 0, 7, 300)]
+    assert book.context_bytes(0) == 300
+    assert book.expire(PROMISE_S + 1) == []
+    assert book.context_bytes(0) == 300, "it is no promise any more"
+
+
+def test_an_ask_that_does_not_fit_for_a_promise_waits_until_it_ends() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.promise(ONE, 0, 300, 0)
+    assert book.ask(TWO, 0, 1, 701, 701, 0.5) == []
+    assert book.deadline_s() == PROMISE_S
+    assert book.expire(PROMISE_S - 0.01) == []
+    assert book.expire(PROMISE_S) == [Granted(TWO, 0, 1, 701)]
+    assert (book.context_bytes(0), book.deadline_s()) == (0, None)
+
+
+def test_an_ask_that_a_promise_does_not_stand_in_the_way_of_is_refused_at_once() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.promise(ONE, 0, 300, 0)
+    assert book.ask(TWO, 0, 1, 1001, 1001, 0) == [Denied(TWO, 0, 1)]
+
+
+def test_an_ask_that_waits_for_a_promise_is_refused_when_its_context_is_begun() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.promise(ONE, 0, 300, 0)
+    book.ask(TWO, 0, 1, 701, 701, 0)
+    assert book.begin_context(ONE, 0, 7, 300, 0.1) == [Denied(TWO, 0, 1), Granted(ONE, 0, 7, 300)]
+
+
+def test_nothing_is_promised_that_is_not_free_or_while_somebody_waits_or_before_all_have_restated() -> None:
+    book = ledger(1000, ONE, TWO, THREE)
+    assert book.promise(ONE, 0, 1001, 0) == 0
+    book.promise(ONE, 0, 300, 0)
+    book.ask(TWO, 0, 1, 701, 701, 0)
+    assert book.promise(THREE, 0, 1, 0) == 0
+    closed = Ledger([1000], opens_at_s=1)
+    closed.join(ONE)
+    assert closed.promise(ONE, 0, 1, 0.5) == 0
+
+
+def test_a_promise_ends_with_its_process() -> None:
+    book = ledger(1000, ONE)
+    book.promise(ONE, 0, 300, 0)
+    book.leave(ONE, 0.1)
+    assert (book.context_bytes(0), book.deadline_s()) == (0, None)
+
+
+def test_what_nvml_saw_of_a_process_stays_charged_when_its_promise_ends() -> None:
+    book = ledger(1000, ONE)
+    book.promise(ONE, 0, 300, 0)
+    book.measure(ONE, 0, 200, at_s=0.5, now_s=0.6)
+    assert book.context_bytes(0) == 300
+    book.expire(PROMISE_S)
+    assert book.context_bytes(0) == 200

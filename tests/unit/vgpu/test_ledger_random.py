@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vgpu.ledger import Event, Granted, Ledger, Wanted
+from vgpu.ledger import PROMISE_S, Event, Granted, Ledger, Wanted
 
 
 @dataclass
@@ -26,6 +26,12 @@ class World:
     """What a context was said to take when it was begun; 0 = not known."""
     room: int = 0
     """Beside each context."""
+    promised: dict[int, float] = field(default_factory=dict)
+    """Until when; what is promised is in `contexts`."""
+    fresh: set[int] = field(default_factory=set)
+    """Connected, and have said nothing."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """By NVML, at the last reading."""
     now: float = 0.0
     seq: int = 0
     """Of the last ask: leases have even numbers, contexts odd ones."""
@@ -53,7 +59,8 @@ class World:
                     # NVML may have shown more than the limit: then what is there already is all that it says yes to
                     assert sum(self.held.values()) + sum(self.contexts.values()) <= max(self.limit, others)
                 else:
-                    assert others + cost - self.contexts.get(event.process, 0) > self.limit - self.kept()
+                    lasting = others - self.promised_to_others(event.process) - self.contexts.get(event.process, 0)
+                    assert lasting + cost > self.limit - self.kept()
                 continue
             need = self.asking.pop(event.process)
             if isinstance(event, Granted):
@@ -61,32 +68,53 @@ class World:
                 self.held[event.process] += event.granted_bytes
                 self.used[event.process] += need
             else:
-                assert others + need > self.limit - self.kept(), "refused though it fits beside all that is leased"
+                lasting = others - self.promised_to_others(event.process)
+                assert lasting + need > self.limit - self.kept(), "refused though it fits beside all that stays"
             if isinstance(event, Granted):
-                assert sum(self.held.values()) + sum(self.contexts.values()) <= self.limit
+                assert sum(self.held.values()) + sum(self.contexts.values()) <= max(self.limit, others)
+
+    def promised_to_others(self, process: int) -> int:
+        return sum(self.contexts[other] for other in self.promised if other != process)
+
+    def free_bytes(self) -> int:
+        return max(0, self.limit - sum(self.held.values()) - sum(self.contexts.values()) - self.kept())
 
     def check(self) -> None:
         assert self.book.leased_bytes(0) == sum(self.held.values())
         assert self.book.context_bytes(0) == sum(self.contexts.values())
-        taken = sum(self.held.values()) + sum(self.contexts.values()) + self.kept()
-        assert self.book.unleased_bytes(0) == max(0, self.limit - taken)
+        assert self.book.unleased_bytes(0) == self.free_bytes()
 
     # --- what processes do; each is there, and whether it may is checked here as the library checks it ---
 
     def join(self, process: int) -> None:
         self.book.join(process)
         self.held[process] = self.used[process] = 0
+        self.fresh.add(process)
+
+    def promise(self, process: int, amount: int) -> None:
+        """It has just said HELLO, from cuInit."""
+        if process in self.fresh and process not in self.promised and not self.contexts.get(process):
+            kept = amount if not self.asking and not self.beginning and amount <= self.free_bytes() else 0
+            assert self.book.promise(process, 0, amount, self.now) == kept
+            if kept:
+                self.contexts[process], self.promised[process] = kept, self.now + PROMISE_S
+
+    def end_promise(self, process: int) -> None:
+        if self.promised.pop(process, None) is not None:
+            self.contexts[process] = min(self.contexts[process], self.seen.get(process, 0))
 
     def leave(self, process: int) -> None:
         for of in (self.held, self.used):
             del of[process]
-        for maybe in (self.asking, self.beginning, self.contexts, self.made):
+        self.fresh.discard(process)
+        for maybe in (self.asking, self.beginning, self.contexts, self.made, self.promised, self.seen):
             maybe.pop(process, None)
         self.recalls = [recall for recall in self.recalls if recall.process != process]
         self.hear(self.book.leave(process, self.now))
 
     def ask(self, process: int, amount: int) -> None:
         if process not in self.asking:
+            self.fresh.discard(process)
             self.seq += 2
             self.asking[process] = amount
             self.hear(self.book.ask(process, 0, self.seq, amount, amount * 2, self.now))
@@ -101,6 +129,8 @@ class World:
 
     def begin(self, process: int, amount: int) -> None:
         if process not in self.beginning:
+            self.fresh.discard(process)
+            self.promised.pop(process, None)
             self.seq += 2
             self.beginning[process] = self.made[process] = amount
             self.hear(self.book.begin_context(process, 0, self.seq + 1, amount, self.now))
@@ -116,7 +146,8 @@ class World:
         """NVML is read, and finds so much more than the process uses."""
         before = self.book.context_bytes(0)
         context = self.contexts.get(process, 0)
-        events = self.book.measure(process, 0, self.used[process] + amount, self.now, self.now)
+        self.seen[process] = self.used[process] + amount
+        events = self.book.measure(process, 0, self.seen[process], self.now, self.now)
         granted = {event.process for event in events if isinstance(event, Granted) and event.seq % 2}
         mine = self.book.part_of(process, 0).context_bytes
         if process not in granted:
@@ -136,12 +167,16 @@ class World:
 
     def wait(self, milliseconds: int) -> None:
         self.now += milliseconds / 1000
+        for process in [process for process, until in self.promised.items() if until <= self.now]:
+            self.end_promise(process)
         self.hear(self.book.expire(self.now))
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "leave", "ask", "free", "give_back", "answer", "wait", "begin", "done", "read"]),
+        st.sampled_from(
+            ["join", "leave", "ask", "free", "give_back", "answer", "wait", "begin", "done", "read", "promise"]
+        ),
         st.integers(0, 5),
         st.integers(0, 130),
     ),
@@ -165,10 +200,10 @@ def test_whatever_processes_do_the_leases_stay_within_the_limit(
                 world.leave(process)
             case "answer" | "wait":
                 getattr(world, what)(amount)
-            case "ask" | "free" | "give_back" | "begin" | "done" | "read" if there:
+            case "ask" | "free" | "give_back" | "begin" | "done" | "read" | "promise" if there:
                 getattr(world, what)(process, amount)
         world.check()
-    for _ in range(len(world.asking) + len(world.beginning)):
+    for _ in range(len(world.asking) + len(world.beginning) + len(world.promised)):
         world.wait(1000)
     assert not world.asking, "an ask was never answered"
     assert not world.beginning, "a context was never answered"

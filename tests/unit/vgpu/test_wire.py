@@ -21,12 +21,13 @@ WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=
 CHANNELS = st.lists(U32, max_size=wire.CHANNELS_LIMIT).map(tuple)
 KEY = st.binary(min_size=wire.KEY_BYTES, max_size=wire.KEY_BYTES)
 MESSAGES = st.one_of(
-    st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_TURNS]), WORDS),
+    st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_TURNS, wire.FOR_CONTEXT]), WORDS),
     st.builds(
         wire.Welcome,
         st.lists(st.builds(wire.WelcomeCard, st.binary(min_size=16, max_size=16), U64, U32, U32), max_size=64).map(
             tuple
         ),
+        U32,
     ),
     st.builds(wire.Lease, CARD, U64, U64),
     st.builds(wire.Leased, CARD, st.booleans(), U64, U64),
@@ -52,9 +53,11 @@ def test_every_message_comes_back_as_it_went(seq: int, message: wire.Message) ->
     assert wire.decode(packet) == (seq, message)
 
 
-@given(st.integers(2, 2**32 - 1))
+@given(st.integers(3, 2**32 - 1))
 def test_flags_that_nobody_knows_are_refused(flags: int) -> None:
-    with pytest.raises(BadDocument, match=f"HELLO has flags {flags:#x}: they must be 0, or 1 for turns"):
+    with pytest.raises(
+        BadDocument, match=f"HELLO has flags {flags:#x}: they must be 0, 1 for turns, or 2 before a context"
+    ):
         wire.decode(wire.encode(1, wire.Hello(1, flags, "x")))
 
 
@@ -119,6 +122,7 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert {held.name: in_c[held.name] for held in wire.Held} == {held.name: held.value for held in wire.Held}
     assert {space.name: in_c[space.name] for space in wire.Space} == {space.name: space.value for space in wire.Space}
     assert in_c["FOR_TURNS"] == wire.FOR_TURNS
+    assert in_c["FOR_CONTEXT"] == wire.FOR_CONTEXT
     assert in_c["TURN_AT"] == wire.TURN_AT
     assert in_c["CHANNELS_LIMIT"] == wire.CHANNELS_LIMIT
     assert in_c["PROCESSES_LIMIT"] == wire.PROCESSES_LIMIT
