@@ -5,9 +5,12 @@
  */
 #include "process.h"
 
+#include <signal.h>
 #include <time.h>
 
 #include "tangram.h"
+
+enum { THREAD_STACK = 256 * 1024 };
 
 struct tangram tangram = {
     .setup = PTHREAD_MUTEX_INITIALIZER,
@@ -18,7 +21,7 @@ struct tangram tangram = {
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
     .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .telling = PTHREAD_MUTEX_INITIALIZER},
-    .turn = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1},
+    .turn = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .fd = -1},
     .activity = {.telling = PTHREAD_MUTEX_INITIALIZER},
     .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     /* a mutex of zeros is an unlocked one on Linux, so the shards need no line here */
@@ -71,6 +74,24 @@ void forks_watch(void)
 {
     if (__register_atfork != NULL && !atomic_exchange(&tangram.forks_watched, true))
         __register_atfork(NULL, NULL, in_child, __dso_handle);
+}
+
+/* A thread of our own. It takes no signals: those are the program's. */
+bool thread_start(void *(*run)(void *))
+{
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    forks_watch();
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, THREAD_STACK);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = pthread_create(&thread, &attributes, run, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return started;
 }
 
 uint64_t now_us(void)

@@ -230,6 +230,7 @@ static inline void quiet_end(struct quiet quiet)
 
 /* process.c, warn.c */
 void forks_watch(void);
+bool thread_start(void *(*run)(void *));
 void warn_once(const char *format, ...) __attribute__((format(printf, 1, 2)));
 uint64_t now_us(void);
 uint64_t now_ms(void);

@@ -6,7 +6,6 @@
 #include "process.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,8 +14,7 @@ enum {
     WELCOME_MS = 3000,    /* the arbiter itself waits up to 2 s for the grant */
     RETRY_FIRST_MS = 5,   /* guessed */
     RETRY_MOST_MS = 200,  /* below the arbiter's grace after a start, in which it waits for statements */
-    STATEMENT_MS = 1000,  /* use is told, and surplus returned, at most this often; guessed */
-    THREAD_STACK = 256 * 1024
+    STATEMENT_MS = 1000   /* use is told, and surplus returned, at most this often; guessed */
 };
 
 static struct link *const link_ = &tangram.link;
@@ -204,6 +202,7 @@ static bool met_before(void)
 static void *reader(void *unused)
 {
     (void)unused;
+    turn_ready();
     take_over();
     for (unsigned pause_ms = RETRY_FIRST_MS;;) {
         if (met_before() || link_meet(WELCOME_MS)) {
@@ -217,19 +216,7 @@ static void *reader(void *unused)
     return NULL;
 }
 
-/* The thread takes no signals: those are the program's. */
 bool reader_start(void)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_attr_t attributes;
-    pthread_t thread;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, THREAD_STACK);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    link_->threaded = pthread_create(&thread, &attributes, reader, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return link_->threaded;
+    return link_->threaded = thread_start(reader);
 }

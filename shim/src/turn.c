@@ -6,7 +6,6 @@
  */
 #include "launching.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -22,8 +21,7 @@ enum {
     HASTY_LOOK_MS = 2,   /* after an IDLE that it was too soon to tell, and HASTY_LOOKS times more; guessed */
     HASTY_LOOKS = 10,
     STALE_MS = 600,      /* the arbiter's beats are 200 ms apart */
-    GATE_MOST_MS = 1000, /* specified: nobody waits longer */
-    THREAD_STACK = 256 * 1024
+    GATE_MOST_MS = 1000 /* specified: nobody waits longer */
 };
 enum { LATENCY_CRITICAL = 0 }; /* class of WELCOME */
 
@@ -94,9 +92,18 @@ static void keep(int fd)
     }
 }
 
+static void wait_until_wanted(void)
+{
+    pthread_mutex_lock(&turn_->lock);
+    while (!turn_->wanted)
+        pthread_cond_wait(&turn_->changed, &turn_->lock);
+    pthread_mutex_unlock(&turn_->lock);
+}
+
 static void *keeper(void *unused)
 {
     (void)unused;
+    wait_until_wanted();
     for (unsigned wait_ms = RETRY_FIRST_MS;;) {
         int fd = meet();
         if (fd >= 0) {
@@ -119,25 +126,29 @@ static void *keeper(void *unused)
     return NULL;
 }
 
-/* The thread takes no signals: those are the program's. */
+/* Locked. */
+static void have_thread(void)
+{
+    if (!turn_->threaded)
+        turn_->threaded = thread_start(keeper);
+}
+
+void turn_ready(void)
+{
+    pthread_mutex_lock(&turn_->lock);
+    have_thread();
+    pthread_mutex_unlock(&turn_->lock);
+}
+
 void turn_start(void)
 {
     pthread_mutex_lock(&turn_->lock);
-    if (!turn_->threaded) {
+    if (!turn_->wanted) {
+        turn_->wanted = true;
         activity_watch();
-        sigset_t all, before;
-        pthread_attr_t attributes;
-        pthread_t thread;
-        forks_watch();
-        sigfillset(&all);
-        pthread_attr_init(&attributes);
-        pthread_attr_setstacksize(&attributes, THREAD_STACK);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        turn_->threaded = pthread_create(&thread, &attributes, keeper, NULL) == 0;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pthread_attr_destroy(&attributes);
+        pthread_cond_signal(&turn_->changed);
     }
+    have_thread();
     pthread_mutex_unlock(&turn_->lock);
 }
 
@@ -185,6 +196,7 @@ void turn_forget(void)
     int fd = turn_->fd;
     memset(turn_, 0, sizeof *turn_);
     turn_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    turn_->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     turn_->fd = -1;
     if (fd >= 0)
         close(fd);

@@ -12,12 +12,16 @@
 
 struct turn {
     pthread_mutex_t lock; /* guards what follows, and every send */
-    bool threaded;
+    pthread_cond_t changed;
+    bool threaded; /* the thread was made */
+    bool wanted;   /* and has something to do */
     int fd;       /* welcomed; -1 = the arbiter is away */
     _Atomic bool urgent; /* the container is latency-critical, as it was welcomed */
     uint32_t seq;
 };
 
+/* There may be channels soon: make the thread, which takes a while, from another than the program's own. */
+void turn_ready(void);
 /* There are channels: keep the connection from here on. */
 void turn_start(void);
 

@@ -25,7 +25,7 @@ from tests.gpu.kit.machine import Machine, Watcher, machine
 ROOT = Path(__file__).parents[2]
 PARTS = ("paths", "guard", "frameworks", "leftovers", "bench")
 """In this order; a part gets what is left of the budget."""
-BENCH_S = 340
+BENCH_S = 400
 """Kept for the benchmark while the parts before it run, when it is asked for."""
 
 
