@@ -147,11 +147,13 @@ def is_kept(commit: str) -> bool:
 
 
 def tables(rows: list[Row]) -> str:
-    of_part = {row["part"]: row for row in rows}
-    commits = ", ".join("{part} {commit} of {date}".format(**row) for row in of_part.values())
+    of_part: dict[str, dict[str, None]] = {}
+    for row in rows:
+        of_part.setdefault(row["part"], {})["{commit} of {date}".format(**row)] = None
+    commits = ", ".join(f"{part} {' and '.join(of)}" for part, of in of_part.items())
     about = "{gpu}, driver {driver}; commits: ".format(**rows[0]) + commits
     head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
-    lost = sorted({row["commit"] for row in of_part.values() if not is_kept(row["commit"])})
+    lost = sorted(commit for commit in {row["commit"] for row in rows} if not is_kept(commit))
     head += f" Not in this history, because their tree was committed anew: {', '.join(lost)}." if lost else ""
     blocks = [
         [head],
