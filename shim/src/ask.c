@@ -198,12 +198,13 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
             break;
         }
         link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
-        if (!reached(link_say_context(card, WIRE_BEGIN, link_->context.seq)))
+        bool sent = link_say_context(card, WIRE_BEGIN, link_->context.seq);
+        if (!reached(sent))
             break;
         ask_chunk_ahead(card);
         if (!link_->threaded)
             reader_start(); /* now, while the arbiter decides; whether it could be started is looked at below */
-        uint64_t granted_bytes = take_promise(card);
+        uint64_t granted_bytes = sent ? take_promise(card) : 0;
         if (granted_bytes > 0) {
             answer = LINK_GRANTED;
         } else if (answered_in_time(&link_->context, PATIENCE_MS)) {

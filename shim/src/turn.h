@@ -15,7 +15,7 @@ struct turn {
     pthread_cond_t changed;
     bool threaded; /* the thread was made */
     bool wanted;   /* and has something to do */
-    int fd;       /* welcomed; -1 = the arbiter is away */
+    int fd;        /* welcomed; -1 = the arbiter is away */
     _Atomic bool urgent; /* the container is latency-critical, as it was welcomed */
     uint32_t seq;
 };
