@@ -59,6 +59,14 @@ class Ask:
         return "CONTEXT" if self.context else "HOLD" if self.key else "LEASE"
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What is kept for a context that a process has not begun."""
+
+    bytes: int
+    until_s: float
+
+
 @dataclass(slots=True)
 class CardBook:
     limit_bytes: int
@@ -69,5 +77,5 @@ class CardBook:
     context_bytes: int = 0
     room_bytes: int = 0
     """Beside the contexts, were there no bound to it."""
-    promises: dict[int, float] = field(default_factory=dict)
-    """Processes for which a context is held that they have not begun, and until when (seconds)."""
+    promises: dict[int, Promise] = field(default_factory=dict)
+    """By process."""

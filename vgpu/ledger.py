@@ -13,9 +13,9 @@ is waited for longer than one that cannot: stopped or dead.
 Code that a process loads later, kernel by kernel, makes its context grow when the container may be full already. So beside each
 context some room is kept, which its growth uses up; together at most a sixteenth of the limit.
 
-Who has just initialised the driver is promised what a context takes, if it is free: it is charged as its context, and so he can
-make one without asking first. If he has not begun one in time, it is free again; an ask that does not fit for promises alone waits until
-they end. Nothing is promised while anybody waits, so that wait is bounded.
+A process that has just initialised the driver is promised what a context takes, if it is free: its BEGIN is granted then, whatever
+happened since, so it need not wait for the answer. A promise is no use, and ends by itself. An ask that would fit but for promises waits until
+they end or are redeemed. Nothing is promised while anybody waits, so that wait is bounded.
 
 Memory that processes share is charged once, whoever of them goes first (`vgpu/shared.py`).
 
@@ -32,7 +32,7 @@ from typing import Final
 
 from vgpu.context import ContextMeasure
 from vgpu.errors import BadDocument
-from vgpu.holding import Ask, CardBook, Holding, Part
+from vgpu.holding import Ask, CardBook, Holding, Part, Promise
 
 RECALLS: Final = 0x80000000
 """The bit of a sequence number that says it is a recall's. Specified: protocol.md."""
@@ -43,11 +43,9 @@ RECALL_MOST_S: Final = 0.5
 STATED_MOST: Final = 2**50
 """A PiB, which no card has: sums of what processes state stay within 64 bits."""
 PROMISE_S: Final = 1.0
-"""How long a context is held for who has not begun it. Specified: a library relies on half of it (docs/reference/protocol.md)."""
+"""How long a promise is kept. Specified: a library relies on half of it (docs/reference/protocol.md)."""
 SHARE_OF_REST: Final = 4
 """Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
-
-
 ROOM_SHARE: Final = 16
 """The room beside all contexts of a card is at most this part of the limit. Guessed: a container of 1 GiB keeps 64 MiB."""
 
@@ -138,32 +136,32 @@ class Ledger:
         """A process asks for at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
         holding.known = True
+        self._cards[card].promises.pop(process, None)
         self._queue(card, Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
         return self._decide(card, now_s)
 
     def promise(self, process: int, card: int, context_bytes: int, now_s: float) -> int:
-        """A process that holds nothing may make a context soon, which takes so much: hold that for PROMISE_S, if it is free and nobody
-        waits. What is held."""
+        """A process that has asked for nothing may make a context soon, which takes so much: keep that for PROMISE_S, if it is free and
+        nobody waits. What is kept."""
         of = self._cards[card]
-        holding = of.holdings[process]
-        if of.asks or now_s < self._opens_at_s or holding.known or self.unleased_bytes(card) < context_bytes:
+        busy = bool(of.asks) or of.holdings[process].known or now_s < self._opens_at_s
+        if busy or context_bytes == 0 or self._free_bytes(card) < context_bytes:
             return 0
-        if context_bytes > 0:
-            self._charge(card, holding, context_bytes, made_bytes=0)
-            holding.context.counts_from_s = inf
-            of.promises[process] = now_s + PROMISE_S
+        of.promises[process] = Promise(context_bytes, now_s + PROMISE_S)
         return context_bytes
 
     def begin_context(self, process: int, card: int, seq: int, estimate_bytes: int, now_s: float) -> list[Event]:
         """A process is about to make its first context on a card, which may take `estimate_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
         context = holding.context
-        self._cards[card].promises.pop(process, None)
         holding.known = holding.begun = True
+        context.counts_from_s = inf
+        if (promise := self._cards[card].promises.pop(process, None)) is not None:
+            self._charge(card, holding, max(promise.bytes, context.bytes), made_bytes=estimate_bytes)
+            return [Granted(process, card, seq, context.bytes), *self._decide(card, now_s)]
         need_bytes = max(0, estimate_bytes - context.bytes)
         self._queue(card, Ask(process, seq, need_bytes, need_bytes, context=True))
         self._charge(card, holding, context.bytes, made_bytes=estimate_bytes)
-        context.counts_from_s = inf
         return self._decide(card, now_s)
 
     def end_context(self, process: int, card: int, now_s: float, *, made: bool = True) -> None:
@@ -226,6 +224,7 @@ class Ledger:
     def hold(self, process: int, card: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
         """A process opened memory of which it got the name. It is charged once, if nobody pays for it. Raises BadDocument."""
         self._holding(process, card).known = True
+        self._cards[card].promises.pop(process, None)
         self._queue(card, Ask(process, seq, amount_bytes, amount_bytes, key=key))
         return self._decide(card, now_s)
 
@@ -268,19 +267,16 @@ class Ledger:
         holding.context.moved(holding.leased_bytes)
 
     def expire(self, now_s: float) -> list[Event]:
-        """Time passed: end promises, and decide what has waited long enough. At `now_s` all had been heard that was said before."""
-        for number, card in enumerate(self._cards):
-            for process in [process for process, until_s in card.promises.items() if now_s >= until_s]:
-                self._end_promise(number, process, now_s)
+        """Time passed: end promises, and decide what has waited long enough. A BEGIN that was sent before `now_s` has been told."""
+        for card in self._cards:
+            card.promises = {process: promise for process, promise in card.promises.items() if now_s < promise.until_s}
         return self._decide_all(now_s)
 
     def deadline_s(self) -> float | None:
         """When `expire` has something to do, or None."""
-        heads = [card.asks[0] for card in self._cards if card.asks]
-        asks_s = [
-            ask.until_s if ask.recalled else self._opens_at_s for ask in heads if ask.waits_for or not ask.recalled
-        ]
-        return min([*asks_s, *(until_s for card in self._cards for until_s in card.promises.values())], default=None)
+        asks_s = [self._due_s(card.asks[0]) for card in self._cards if card.asks]
+        promises_s = [promise.until_s for card in self._cards for promise in card.promises.values()]
+        return min(asks_s + promises_s, default=None)
 
     def set_limits(self, limits_bytes: Sequence[int], now_s: float) -> list[Event]:
         """The same cards have other limits. What is leased stays leased."""
@@ -291,8 +287,7 @@ class Ledger:
     def unleased_bytes(self, card: int) -> int:
         """What no process holds, for allocations or contexts, and is not kept beside a context."""
         of = self._cards[card]
-        room_bytes = min(of.room_bytes, of.limit_bytes // ROOM_SHARE)
-        return max(0, of.limit_bytes - of.leased_bytes - of.context_bytes - of.shared.charged_bytes - room_bytes)
+        return max(0, of.limit_bytes - self._taken_bytes(of))
 
     def leased_bytes(self, card: int) -> int:
         """What all processes hold together for allocations."""
@@ -320,15 +315,6 @@ class Ledger:
         if card >= len(self._cards):
             raise BadDocument(f"packet names card {card}: this container has {len(self._cards)}, from 0")
         return self._cards[card].holdings[process]
-
-    def _end_promise(self, card: int, process: int, now_s: float) -> None:
-        """It is not kept any longer. What NVML saw of the process stays charged."""
-        of = self._cards[card]
-        if of.promises.pop(process, None) is not None:
-            holding = of.holdings[process]
-            seen_bytes = min(holding.context.bytes, holding.context.measured_bytes or 0)
-            self._charge(card, holding, seen_bytes, made_bytes=0)
-            holding.context.counts_from_s = now_s
 
     def _heirs_moved(self, card: CardBook) -> None:
         """NVML may count for them now what it counted for somebody else."""
@@ -370,7 +356,7 @@ class Ledger:
         events: list[Event] = []
         while card.asks and now_s >= self._opens_at_s:
             ask = card.asks[0]
-            free_bytes = self.unleased_bytes(number)
+            free_bytes = self._free_bytes(number)
             missing_bytes = card.shared.missing_bytes(ask.key, ask.need_bytes)
             full = bool(ask.key) and card.shared.full()
             if missing_bytes <= free_bytes and not full:
@@ -378,9 +364,10 @@ class Ledger:
             elif not ask.recalled and not full and (wanted := self._recall(number, ask, missing_bytes - free_bytes)):
                 ask.asked_at_s, ask.until_s = now_s, now_s + self._recall_wait_s
                 return events + wanted
-            elif (ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s))) or (
-                not full and missing_bytes - free_bytes <= self._promised_bytes(card, ask.process)
-            ):
+            elif ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s)):
+                return events
+            elif card.promises and missing_bytes <= self.unleased_bytes(number) and not full:
+                ask.waits_for.clear()
                 return events
             else:
                 if ask.context:
@@ -389,10 +376,22 @@ class Ledger:
             card.asks.popleft()
         return events
 
+    def _due_s(self, head: Ask) -> float:
+        """When the first ask of a card is decided if nothing happens. One that waits for promises alone: when they end."""
+        if not head.recalled:
+            return self._opens_at_s
+        return head.until_s if head.waits_for else inf
+
     @staticmethod
-    def _promised_bytes(card: CardBook, but: int) -> int:
-        """To others than that process."""
-        return sum(card.holdings[process].context.bytes for process in card.promises if process != but)
+    def _taken_bytes(card: CardBook) -> int:
+        room_bytes = min(card.room_bytes, card.limit_bytes // ROOM_SHARE)
+        return card.leased_bytes + card.context_bytes + card.shared.charged_bytes + room_bytes
+
+    def _free_bytes(self, number: int) -> int:
+        """What can be given away: neither held nor promised."""
+        card = self._cards[number]
+        promised_bytes = sum(promise.bytes for promise in card.promises.values())
+        return max(0, card.limit_bytes - self._taken_bytes(card) - promised_bytes)
 
     def _grant(self, number: int, ask: Ask, free_bytes: int) -> Granted:
         card = self._cards[number]
@@ -421,7 +420,7 @@ class Ledger:
         card = self._cards[number]
         ask.recalled = True
         events: list[Event] = []
-        if missing_bytes + self.unleased_bytes(number) > card.limit_bytes:
+        if missing_bytes + self._free_bytes(number) > card.limit_bytes:
             return events
         for process, holding in card.holdings.items():
             if process == ask.process or holding.leased_bytes == 0 or holding.recall:

@@ -173,15 +173,13 @@ static void ask_chunk_ahead(struct card *card)
         atomic_store(&contexts->chunk_seq, seq);
 }
 
-/* Locked, when BEGIN has been sent. The arbiter holds what a context takes for who has just initialised the driver: what is said before
- * that ends needs no answer. Bytes, 0 = nothing was promised, or it is too late. */
-static uint64_t take_promise(struct card *card)
+/* Locked. The arbiter keeps what a context takes for a process that has just initialised the driver: a BEGIN that was sent before that
+ * ends is granted, and its answer need not be waited for. Bytes; 0 = nothing was promised, or it is too late. It is spent either way. */
+static uint64_t redeem_promise(struct card *card)
 {
     bool holds = atomic_load(&card->wire) == 0 && now_ms() < link_->promised_until_ms;
     uint64_t bytes = holds ? link_->promised_bytes : 0;
     link_->promised_bytes = 0;
-    if (bytes > 0)
-        link_->context.seq = 0;
     return bytes;
 }
 
@@ -204,16 +202,18 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
         ask_chunk_ahead(card);
         if (!link_->threaded)
             reader_start(); /* now, while the arbiter decides; whether it could be started is looked at below */
-        uint64_t granted_bytes = sent ? take_promise(card) : 0;
+        uint64_t granted_bytes = sent ? redeem_promise(card) : 0;
         if (granted_bytes > 0) {
+            link_->context.seq = 0; /* nobody waits for the answer */
             answer = LINK_GRANTED;
         } else if (answered_in_time(&link_->context, PATIENCE_MS)) {
             answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
             granted_bytes = link_->context_answer.granted_bytes;
-        } else if (link_->connected)
-            break;
-        else
-            continue;
+        } else if (link_->connected) {
+            break; /* it is there and says nothing */
+        } else {
+            continue; /* it went away meanwhile: ask the next one */
+        }
         *estimated = granted_bytes > 0;
         if (answer == LINK_GRANTED) /* what the next arbiter is told, should this one end before it has measured */
             atomic_store(&tangram.contexts.of[card->at].bytes, granted_bytes);

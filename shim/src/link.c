@@ -168,7 +168,7 @@ void link_greet(void)
         pthread_mutex_lock(&link_->lock);
         if (!link_->begun && link_->greeted < 0) {
             link_->promised_until_ms = now_ms() + PROMISE_MS;
-            link_->greeted = say_hello(WIRE_FOR_CONTEXT);
+            link_->greeted = say_hello(atomic_load(&tangram.contexts.one_made) ? 0 : WIRE_FOR_CONTEXT);
         }
         pthread_mutex_unlock(&link_->lock);
     }

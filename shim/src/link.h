@@ -33,8 +33,8 @@ struct link {
     bool connected; /* WELCOME was read */
     int fd;
     int greeted;         /* a connection on which HELLO was said and WELCOME not read; -1 = none */
-    uint64_t promised_bytes;   /* what the arbiter holds for a context on its first card, until then; 0 = nothing */
-    uint64_t promised_until_ms;
+    uint64_t promised_bytes;    /* what the arbiter keeps for a context on its first card; 0 = nothing */
+    uint64_t promised_until_ms; /* so long we rely on it; monotonic */
     uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
     uint32_t seq;
     _Atomic uint32_t given_seq; /* of the RETURN or DROP that was said last; 0 = it is answered */

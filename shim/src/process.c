@@ -76,7 +76,7 @@ void forks_watch(void)
         __register_atfork(NULL, NULL, in_child, __dso_handle);
 }
 
-/* A thread of our own. It takes no signals: those are the program's. */
+/* A thread of our own, which a forked child has not. It takes no signals: those are the program's. */
 bool thread_start(void *(*run)(void *))
 {
     sigset_t all, before;

@@ -14,7 +14,7 @@ struct turn {
     pthread_mutex_t lock; /* guards what follows, and every send */
     pthread_cond_t changed;
     bool threaded; /* the thread was made */
-    bool wanted;   /* and has something to do */
+    bool wanted;   /* there were channels: it keeps the connection, and is parked before */
     int fd;        /* welcomed; -1 = the arbiter is away */
     _Atomic bool urgent; /* the container is latency-critical, as it was welcomed */
     uint32_t seq;

@@ -89,12 +89,14 @@ def test_a_context_that_was_not_measured_yet_is_stated_as_what_was_held_for_it(s
 
 def test_a_context_that_was_promised_is_made_without_waiting_for_an_answer(stage: Stage) -> None:
     for _ in range(TRIES):
-        worker, began_s = stage.bare_worker(), time.monotonic()
+        worker = stage.bare_worker()
+        worker.ask("[0]")  # it is up
+        began_s = time.monotonic()
         with arbiter(
             stage, lambda worker=worker: worker.start("use()"), lambda peer: peer.welcomes(CONTEXT_MIB)
         ) as first:  # type: ignore[misc]
             seq, begun = first.hears(wire.Context)
-            in_time = time.monotonic() - began_s < PROMISE_MS / 1000
+            in_time = time.monotonic() - began_s < PROMISE_MS / 2000  # its own look at the clock comes a little later
             first.says(seq, wire.Leased(0, True, 0, 0))  # it says no, so that who waits for it is seen
             assert begun == wire.Context(0, wire.Step.BEGIN, 0)
             if in_time:
@@ -102,7 +104,7 @@ def test_a_context_that_was_promised_is_made_without_waiting_for_an_answer(stage
                 _, made = first.hears(wire.Context)
                 assert made == wire.Context(0, wire.Step.DONE, CONTEXT_MIB * MIB)
                 return
-    pytest.fail(f"this machine is too slow: in {TRIES} tries no BEGIN came within {PROMISE_MS} ms of HELLO")
+    pytest.fail(f"this machine is too slow: in {TRIES} tries no BEGIN came within {PROMISE_MS // 2} ms")
 
 
 def test_a_promise_that_came_late_is_not_relied_on(stage: Stage) -> None:

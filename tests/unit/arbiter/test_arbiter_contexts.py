@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from arbiter import host
+from arbiter.contexts import Measuring
+from arbiter.server import Server
 from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Node, Process, a_grant, wait_for
 from vgpu import wire
 from vgpu.wire import Step
+
+
+class SetClock:
+    """Seconds, as the test says."""
+
+    now_s = 0.0
+    armed = False
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 def begin(process: Process) -> wire.Message:
@@ -58,13 +73,42 @@ def test_who_initialises_the_driver_is_promised_a_context_for_a_while(node: Node
     node.allocate("k", a_grant())
     first = node.connect().hello(wire.FOR_CONTEXT)
     assert first.page is not None
-    assert (first.promised_mib, first.page[0]) == (300, 700 * MIB)
+    assert (first.promised_mib, first.page[0]) == (300, 1000 * MIB), "the page does not show it: nobody uses it yet"
     assert node.process().promised_mib == 0, "that one has asked for none"
     assert begin(first) == wire.Leased(0, False, 300 * MIB, 700 * MIB)
-    second = node.connect().hello(wire.FOR_CONTEXT)
-    assert second.page is not None
-    assert (second.promised_mib, second.page[0]) == (300, 400 * MIB)
-    wait_for(lambda: second.page is not None and second.page[0] == 700 * MIB)
+    assert node.connect().hello(wire.FOR_CONTEXT).promised_mib == 300
+    began_s = time.monotonic()
+    assert first.lease(401 * MIB).granted_bytes == 401 * MIB
+    assert time.monotonic() - began_s > 0.5, "it waited until the second promise had ended"
+
+
+def test_a_begin_that_was_sent_before_a_promise_ended_is_read_before_it_ends(node: Node, meter: HandMeter) -> None:
+    node.allocate("k", a_grant())
+    clock = SetClock()
+    server = Server(node.folder, node.limits, clock, Measuring(meter, {CARD: 300 * MIB}))
+    promised, other = node.connect(), node.connect()
+    select = server._poller.select
+
+    def late(pause_s: float | None = None) -> list[Any]:
+        """While the loop is between its look at the sockets and its look at the clock, BEGIN comes and the promise ends."""
+        ready = select(0.2)
+        if clock.armed and not ready:
+            clock.armed, clock.now_s = False, 1.5
+            promised.send(wire.Context(0, Step.BEGIN, 0), 0x40000007)
+        return ready
+
+    server._poller.select = late  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert promised.hello(wire.FOR_CONTEXT).promised_mib == 300
+        other.hello().send(wire.Lease(0, 701 * MIB, 0))
+        clock.armed = True
+        assert promised.receive() == wire.Leased(0, False, 300 * MIB, 700 * MIB)
+        assert other.receive() == wire.Leased(0, True, 0, 700 * MIB)
+    finally:
+        server.stop()
+        thread.join()
 
 
 def test_where_there_are_several_cards_no_context_is_promised(node: Node, meter: HandMeter) -> None:
