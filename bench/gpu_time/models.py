@@ -28,6 +28,8 @@ RATE = 50.0
 class Pair:
     name: str
     neighbour: str
+    tokens: int = 2
+    """Of each request."""
     graph: bool = False
 
 
@@ -43,6 +45,7 @@ PAIRS = (
     Pair("decode beside training", "train"),
     Pair("decode beside 16384^3 matmul", "gemm"),
     Pair("decode as a graph beside 16384^3 matmul", "gemm", graph=True),
+    Pair("decode of 8 tokens as a graph beside 16384^3 matmul", "gemm", tokens=8, graph=True),
 )
 WAYS = (
     Way("time slicing", "free"),
@@ -123,7 +126,7 @@ def _round(
 
 
 def _served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
-    took: list[float] = _ask(lc, "serve", seconds, RATE, seed, pair.graph, ahead_us)["ms"]
+    took: list[float] = _ask(lc, "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us)["ms"]
     return took
 
 

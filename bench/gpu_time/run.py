@@ -36,7 +36,7 @@ PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
     "sums": (0.04, switches.sums),
     "switches": (0.04, switches.run),
     "caps": (0.32, caps.run),
-    "models": (0.32, models.run),
+    "models": (0.4, models.run),
     "copies": (0.12, copies.run),
     "faults": (0.3, faults.run),
 }

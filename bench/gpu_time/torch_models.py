@@ -1,6 +1,6 @@
 """A tenant's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
 
-["serve", SECONDS, RATE, SEED, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
+["serve", SECONDS, RATE, SEED, TOKENS, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
 ["start", "train" or "gemm"], ["count"], ["stop"]  work without end
 
 Python collects no garbage meanwhile: that takes tens of milliseconds with PyTorch loaded, of one request in some hundred.
@@ -25,7 +25,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).parents[2] / "clients/python/src"))
 import tangram
 
-LAYERS, WIDTH, HEADS, CACHED, TOKENS = 12, 1024, 16, 512, 2
+LAYERS, WIDTH, HEADS, CACHED = 12, 1024, 16, 512
 TRAIN_LAYERS, TRAIN_BATCH, TRAIN_LENGTH = 6, 16, 512
 GEMM_SIDE = 16384
 QUEUED = 2
@@ -65,8 +65,8 @@ class Decoder:
         self.out.copy_(x)
 
     @torch.inference_mode()
-    def request(self, graph: bool) -> None:
-        for _ in range(TOKENS):
+    def request(self, tokens: int, graph: bool) -> None:
+        for _ in range(tokens):
             if graph:
                 self._graph.replay()
             else:
@@ -106,7 +106,9 @@ class Program:
         for step in self._steps.values():
             step()
 
-    def serve(self, seconds: float, rate: float, seed: int, graph: bool, ahead_us: float) -> dict[str, Any]:
+    def serve(
+        self, seconds: float, rate: float, seed: int, tokens: int, graph: bool, ahead_us: float
+    ) -> dict[str, Any]:
         """A request that comes while another is served waits for it. Announced ones are so when they come, and use the GPU `ahead_us` later."""
         assert self._decoder is not None
         draw, took = random.Random(seed), []
@@ -119,7 +121,7 @@ class Program:
             if ahead_us:
                 tangram.hint(ahead_us)
                 _until(comes + ahead_us / 1e6)
-            self._decoder.request(graph)
+            self._decoder.request(tokens, graph)
             took.append(1000 * (time.perf_counter() - comes - ahead_us / 1e6))
 
     def start(self, kind: str) -> dict[str, Any]:
