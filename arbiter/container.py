@@ -27,7 +27,8 @@ from vgpu import wire
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
 from vgpu.guard import Lookout
-from vgpu.ledger import RECALLS, Denied, Event, Granted, Ledger, Wanted
+from vgpu.holding import Denied, Event, Granted, Wanted
+from vgpu.ledger import RECALLS, Ledger
 from vgpu.names import CLASSES
 
 MIB: Final = 2**20

@@ -10,7 +10,8 @@ from arbiter.connection import Connection
 from arbiter.meter import Meter, Reading
 from vgpu import wire
 from vgpu.guard import Held
-from vgpu.ledger import Event, Ledger
+from vgpu.holding import Event
+from vgpu.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)

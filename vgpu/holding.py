@@ -1,4 +1,4 @@
-"""What one process holds of a card, what it asks for, and the sums of one card: the records that a ledger keeps.
+"""What one process holds of a card, what it asks for and is told, and the sums of one card: the records that a ledger keeps.
 
 The rules are the ledger's (`vgpu.ledger`); here is only what is written down, and what follows from one record alone. Bytes.
 """
@@ -36,6 +36,38 @@ class Holding:
     """It has asked for a context since it connected."""
     recall: int = 0
     """Number of the recall it has not answered; 0 = none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Tell `process`: its ask `seq` has so many bytes."""
+
+    process: int
+    card: int
+    seq: int
+    granted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Tell `process`: its ask `seq` does not fit."""
+
+    process: int
+    card: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Ask `process` to return up to so many unused bytes, and to answer with `recall`."""
+
+    process: int
+    card: int
+    recall: int
+    missing_bytes: int
+
+
+Event = Granted | Denied | Wanted
 
 
 @dataclass(slots=True)

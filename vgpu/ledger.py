@@ -26,13 +26,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from vgpu.context import ContextMeasure
 from vgpu.errors import BadDocument
-from vgpu.holding import Ask, CardBook, Holding, Part, Promise
+from vgpu.holding import Ask, CardBook, Denied, Event, Granted, Holding, Part, Promise, Wanted
 
 RECALLS: Final = 0x80000000
 """The bit of a sequence number that says it is a recall's. Specified: protocol.md."""
@@ -48,38 +47,6 @@ SHARE_OF_REST: Final = 4
 """Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
 ROOM_SHARE: Final = 16
 """The room beside all contexts of a card is at most this part of the limit. Guessed: a container of 1 GiB keeps 64 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """Tell `process`: its ask `seq` has so many bytes."""
-
-    process: int
-    card: int
-    seq: int
-    granted_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """Tell `process`: its ask `seq` does not fit."""
-
-    process: int
-    card: int
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Ask `process` to return up to so many unused bytes, and to answer with `recall`."""
-
-    process: int
-    card: int
-    recall: int
-    missing_bytes: int
-
-
-Event = Granted | Denied | Wanted
 
 
 def _nobody(_: int) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vgpu.errors import BadDocument
-from vgpu.ledger import PROMISE_S, Denied, Granted, Ledger, Wanted
+from vgpu.holding import Denied, Granted, Wanted
+from vgpu.ledger import PROMISE_S, Ledger
 
 ONE, TWO, THREE = 1, 2, 3
 

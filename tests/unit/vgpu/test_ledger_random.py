@@ -8,7 +8,8 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vgpu.ledger import PROMISE_S, Event, Granted, Ledger, Wanted
+from vgpu.holding import Event, Granted, Wanted
+from vgpu.ledger import PROMISE_S, Ledger
 
 
 @dataclass

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from vgpu import shared
 from vgpu.errors import BadDocument
-from vgpu.ledger import Denied, Event, Granted, Ledger, Wanted
+from vgpu.holding import Denied, Event, Granted, Wanted
+from vgpu.ledger import Ledger
 
 ONE, TWO, THREE = 1, 2, 3
 KEY, OTHER = b"key", b"other"
