@@ -166,7 +166,7 @@ class Container:
         self._show()
 
     def expire(self, now_s: float) -> None:
-        """Time passed: answer who has waited long enough. All that was said before `now_s` has been read."""
+        """Time passed: answer who has waited long enough. What was said before `now_s` has been read, PACKETS_A_TURN of each."""
         self._tell(self.ledger.expire(now_s))
         for connection in [self.connections[number] for number in self._unwelcomed]:
             if now_s >= connection.hello_until_s:

@@ -103,7 +103,6 @@ class Ledger:
         """A process asks for at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         holding = self._holding(process, card)
         holding.known = True
-        self._cards[card].promises.pop(process, None)
         self._queue(card, Ask(process, seq, need_bytes, max(need_bytes, want_bytes)))
         return self._decide(card, now_s)
 
@@ -191,7 +190,6 @@ class Ledger:
     def hold(self, process: int, card: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
         """A process opened memory of which it got the name. It is charged once, if nobody pays for it. Raises BadDocument."""
         self._holding(process, card).known = True
-        self._cards[card].promises.pop(process, None)
         self._queue(card, Ask(process, seq, amount_bytes, amount_bytes, key=key))
         return self._decide(card, now_s)
 
@@ -289,10 +287,12 @@ class Ledger:
             card.holdings[process].context.moved(card.holdings[process].leased_bytes)
 
     def _queue(self, card: int, ask: Ask) -> None:
+        """Who asks gives up what it was promised."""
         queue = self._cards[card].asks
         if any(other.process == ask.process and other.kind == ask.kind for other in queue):
             what = ask.kind
             raise BadDocument(f"{what} of card {card} while an earlier one is not answered: one at a time")
+        self._cards[card].promises.pop(ask.process, None)
         queue.append(ask)
 
     def _charge(self, card: int, holding: Holding, context_bytes: int, *, made_bytes: int) -> None:

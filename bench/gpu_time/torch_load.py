@@ -6,26 +6,23 @@ matrix products of which each is waited for before the next is launched, as in a
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.gpu_time.torch_work import Work, obey
+
 SIDE, GRAPH_SIDE, GRAPH_NODES, QUEUED = 8192, 4096, 20, 4
 
 
-class Load:
+class Load(Work):
     def __init__(self) -> None:
-        self.done = self._done_at(0)
-        self._busy = False
-        self._thread = threading.Thread()
         matmul = self._matmul()
-        self._steps: dict[str, Callable[[], Any]] = {"matmul": matmul, "waited": matmul, "graph": self._graph()}
+        super().__init__({"matmul": (matmul, QUEUED), "waited": (matmul, 1), "graph": (self._graph(), QUEUED)})
 
     @staticmethod
     def _matrices(side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -47,45 +44,11 @@ class Load:
                 torch.matmul(one, other, out=out)
         return lambda: graph.replay()
 
-    def _run(self, step: Callable[[], Any], most: int) -> None:
-        queued: deque[torch.cuda.Event] = deque()
-        while self._busy or queued:
-            while self._busy and len(queued) < most:
-                step()
-                event = torch.cuda.Event(blocking=True)
-                event.record()
-                queued.append(event)
-            queued.popleft().synchronize()
-            self.done = self._done_at(int(self.done["done"]) + 1)
-
-    def start(self, kind: str) -> dict[str, Any]:
-        self._busy = True
-        self.done = self._done_at(int(self.done["done"]))
-        self._thread = threading.Thread(target=self._run, args=(self._steps[kind], 1 if kind == "waited" else QUEUED))
-        self._thread.start()
-        return {"ok": 1}
-
-    @staticmethod
-    def _done_at(count: int) -> dict[str, float]:
-        """So many, and when the last of them ended."""
-        return {"done": count, "ended_at_s": time.monotonic()}
-
-    def count(self) -> dict[str, Any]:
-        return {**self.done, "at_s": time.monotonic()}
-
-    def stop(self) -> dict[str, Any]:
-        self._busy = False
-        self._thread.join()
-        return self.count()
-
 
 def main() -> None:
     load = Load()
     torch.cuda.synchronize()
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        name, *given = json.loads(line)
-        print(json.dumps(getattr(load, name)(*given)), flush=True)
+    obey(load)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,9 @@ Python collects no garbage meanwhile: that takes tens of milliseconds with PyTor
 from __future__ import annotations
 
 import gc
-import json
 import random
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "clients/python/src"))
 import tangram
+
+from bench.gpu_time.torch_work import Work, obey
 
 LAYERS, WIDTH, HEADS, CACHED = 12, 1024, 16, 512
 TRAIN_LAYERS, TRAIN_BATCH, TRAIN_LENGTH = 6, 16, 512
@@ -96,15 +96,13 @@ def multiplier() -> Callable[[], Any]:
     return lambda: torch.matmul(one, other, out=out)
 
 
-class Program:
+class Program(Work):
     def __init__(self, kind: str) -> None:
-        self.done = self._done_at(0)
-        self._busy = False
-        self._thread = threading.Thread()
         self._decoder = Decoder() if kind == "serve" else None
-        self._steps = {} if kind == "serve" else {"train": trainer(), "gemm": multiplier()}
-        for step in self._steps.values():
+        steps = {} if kind == "serve" else {"train": trainer(), "gemm": multiplier()}
+        for step in steps.values():
             step()
+        super().__init__({name: (step, QUEUED) for name, step in steps.items()})
 
     def serve(
         self, seconds: float, rate: float, seed: int, tokens: int, graph: bool, ahead_us: float
@@ -124,37 +122,6 @@ class Program:
             self._decoder.request(tokens, graph)
             took.append(1000 * (time.perf_counter() - comes - ahead_us / 1e6))
 
-    def start(self, kind: str) -> dict[str, Any]:
-        self._busy = True
-        self.done = self._done_at(int(self.done["done"]))
-        self._thread = threading.Thread(target=self._run, args=(self._steps[kind],))
-        self._thread.start()
-        return {"ok": 1}
-
-    @staticmethod
-    def _done_at(count: int) -> dict[str, float]:
-        """So many, and when the last of them ended."""
-        return {"done": count, "ended_at_s": time.monotonic()}
-
-    def count(self) -> dict[str, Any]:
-        return {**self.done, "at_s": time.monotonic()}
-
-    def stop(self) -> dict[str, Any]:
-        self._busy = False
-        self._thread.join()
-        return self.count()
-
-    def _run(self, step: Callable[[], Any]) -> None:
-        queued: deque[torch.cuda.Event] = deque()
-        while self._busy or queued:
-            while self._busy and len(queued) < QUEUED:
-                step()
-                event = torch.cuda.Event(blocking=True)
-                event.record()
-                queued.append(event)
-            queued.popleft().synchronize()
-            self.done = self._done_at(int(self.done["done"]) + 1)
-
 
 def _until(at: float) -> None:
     """Sleep most of it, then look."""
@@ -168,10 +135,7 @@ def main() -> None:
     program = Program(sys.argv[1])
     torch.cuda.synchronize()
     gc.disable()
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        name, *given = json.loads(line)
-        print(json.dumps(getattr(program, name)(*given)), flush=True)
+    obey(program)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import comb
 from pathlib import Path
 
@@ -76,13 +77,8 @@ def of_median(values: list[float]) -> tuple[float, float]:
     """Between which two of the values the median of what they were drawn from lies in 95 of 100 cases, whatever its shape: so few are
     below a rank as a fair coin says. The whole range where there are too few to say."""
     ordered, count = sorted(values), len(values)
-    below, left_out = 0.0, 0
-    for rank in range(count // 2):
-        below += comb(count, rank) / 2**count
-        if below > 0.025:
-            break
-        left_out = rank + 1
-    at = max(0, left_out - 1)
+    below = accumulate(comb(count, rank) / 2**count for rank in range(count // 2))
+    at = max(0, sum(part <= 0.025 for part in below) - 1)
     return ordered[at], ordered[count - 1 - at]
 
 
