@@ -62,7 +62,7 @@ def _run(settings: ArbiterSettings) -> None:
     turns = Turns(
         lambda: server.stop(),
         _policy(settings),
-        spin=settings.spin,
+        awake_s=settings.awake_ms / 1000,
         heal_s=settings.heal_ms / 1000,
         driver=driver,
         copies=settings.suspend_copies,

@@ -20,7 +20,7 @@ from arbiter.budget import CHANNELS_COST
 from arbiter.connection import BAD_PACKET, Connection, Gone
 from arbiter.seat import Runs, Seat
 from arbiter.tenant import TenantTurns
-from arbiter.timer import Timer, now_s
+from arbiter.timer import Nap, Timer, now_s
 from vgpu import wire
 from vgpu.errors import BadDocument
 
@@ -33,6 +33,9 @@ GAP_S: Final = 0.5
 """Without a turn for so long, tenants may have gone on by themselves: what is to be off is switched off anew."""
 HEAL_S: Final = 0.01
 """One tenant at most is healed in this time: a call takes 0.3 ms, in which nobody else is switched."""
+NAP_US: Final = 100
+"""While requests come. A core that sleeps for longer takes 0.05 to 0.2 ms to come back; naps of 50 us cost half as much again and bring
+nothing; who spins instead takes a whole core, and where several cards' threads do, each other's time (bench/gpu_time/wake.csv)."""
 PACKETS_A_TURN: Final = 16
 QUIET_S: Final = 1.0
 """A tenant that sends garbage fills its own metric and not the log."""
@@ -42,12 +45,13 @@ _log = structlog.get_logger()
 class Lane:
     """See the module. `take`, `hang_up` and `ask_again` are called under the lock of `turns`."""
 
-    def __init__(self, uuid: str, turns: Turns, *, spin: bool) -> None:
+    def __init__(self, uuid: str, turns: Turns) -> None:
         self.uuid = uuid
-        self._turns, self._spin = turns, spin
+        self._turns = turns
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._timer = Timer()
+        self._nap = Nap(self._epoll.fileno(), NAP_US)
         self._connections: dict[int, tuple[TenantTurns, Connection]] = {}
         self._held_back: dict[TenantTurns, float] = {}
         """Who has used his budget up, and until when he is not listened to."""
@@ -56,6 +60,8 @@ class Lane:
         self._stopping = False
         self.alive_at_s = self._beat_at_s = self._heal_at_s = now_s()
         """When the thread came round last."""
+        self.awake_until_s = 0.0
+        """Until then it sleeps for naps only."""
         self._quiet_until_s = 0.0
         self._wake_at_s = self._next_heal_s = inf
         self._left: list[Seat] = []
@@ -107,7 +113,7 @@ class Lane:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for fd, events in self._epoll.poll(0 if self._spin else None):
+                for fd, events in self._wait():
                     self._ready(fd, events)
                 self._listen_again()
                 self._turn()
@@ -117,6 +123,12 @@ class Lane:
             )
             self._turns.fail()
             raise
+
+    def _wait(self) -> list[tuple[int, int]]:
+        while now_s() < self.awake_until_s:
+            if self._nap.ends_early():
+                break
+        return self._epoll.poll()
 
     def _ready(self, fd: int, events: int) -> None:
         if fd == self._bell:
@@ -148,7 +160,11 @@ class Lane:
                 if received is None:
                     return
                 tenant.budget.spend(CHANNELS_COST if isinstance(received[1], wire.Channels) else 1.0)
-                self._hear(tenant, connection, *received)
+                stops = self._turns.at_once(self.uuid, tenant, received[1])
+                if stops:
+                    self._stop_and_hear(stops, tenant, connection, *received)
+                    return
+                self._hear(tenant, connection, *received, now_s())
         except Gone:
             self._lose(fd, lives=tenant.page is None)
         except BadDocument as error:
@@ -157,11 +173,33 @@ class Lane:
         finally:
             self._give_up(tenant.sweep())
 
-    def _hear(self, tenant: TenantTurns, connection: Connection, fd: int | None, message: wire.Message) -> None:
+    def _stop_and_hear(
+        self,
+        stops: list[TenantTurns],
+        tenant: TenantTurns,
+        connection: Connection,
+        fd: int | None,
+        message: wire.Message,
+    ) -> None:
+        """Obey an order, without the lock as at every switch, then do what is done with every message."""
+        took_s, at_s = {}, now_s()
+        self._turns.lock.release()
+        try:
+            for other in stops:
+                began_s = now_s()
+                took_s[other] = other.switch(self.uuid, on=False), now_s() - began_s
+        finally:
+            self._turns.lock.acquire()
+        self._hear(tenant, connection, fd, message, at_s)
+        self._turns.stopped(at_s, took_s)
+
+    def _hear(
+        self, tenant: TenantTurns, connection: Connection, fd: int | None, message: wire.Message, at_s: float
+    ) -> None:
         if fd is not None and not (isinstance(message, wire.Channels) and message.compute):
             os.close(fd)
             fd = None
-        self._turns.hear(tenant, connection, message, fd)
+        self._turns.hear(tenant, connection, message, fd, at_s)
 
     def _complain(self, tenant: TenantTurns, connection: Connection, error: BadDocument) -> None:
         self._turns.counts.bad_packets += 1
@@ -223,6 +261,7 @@ class Lane:
                 fresh = turns.to_try(self.uuid) if step is None else None
                 ill = self._heal(at_s) if step is None and fresh is None else None
                 if step is None:
+                    turns.give_orders(self.uuid)
                     self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.next_heal_s(self.uuid))
                     self.ask_again(turns.ask_again_s)
             if fresh is not None:

@@ -130,9 +130,14 @@ class TenantTurns:
         self.pace = 1.0
         """Part of its silent time in which the driver saw it compute, 0 to 1: what that time costs it."""
 
+    @property
+    def cards(self) -> frozenset[str]:
+        """Where it has channels, as the policy knows it."""
+        return self.joined.cards if self.joined is not None else frozenset()
+
     def depends_on(self) -> frozenset[str]:
         """Cards whose threads read its messages or switch it."""
-        return (self.joined.cards if self.joined is not None else frozenset()) | {self.grant.cards[0].uuid}
+        return self.cards | {self.grant.cards[0].uuid}
 
     def terms(self) -> Tenant | None:
         """What the policy is told; None when there is nothing to switch."""

@@ -1,9 +1,10 @@
-"""A timer that epoll can wait for, exact to some microseconds: epoll's own time-out counts milliseconds."""
+"""Waiting, exact to some microseconds: the time-outs of epoll and of Python's poll count milliseconds."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import time
 from math import inf
 from typing import Final
@@ -51,6 +52,23 @@ class Timer:
     def close(self) -> None:
         """Give it up."""
         os.close(self.fd)
+
+
+class _PollFd(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("happened", ctypes.c_short))
+
+
+class Nap:
+    """Sleeping for some microseconds, or until a descriptor has something to read."""
+
+    def __init__(self, fd: int, us: int) -> None:
+        self._watched = _PollFd(fd, select.POLLIN)
+        self._time = _TimeSpec(0, us * 1000)
+        self._arguments = (ctypes.byref(self._watched), 1, ctypes.byref(self._time), None)
+
+    def ends_early(self) -> bool:
+        """Sleep. Is there something to read? A signal that comes meanwhile is nothing."""
+        return bool(_libc.ppoll(*self._arguments) > 0)
 
 
 def now_s() -> float:

@@ -19,6 +19,7 @@ from arbiter.complaints import tell_of_doubt, tell_of_no_effect, tell_of_partial
 from arbiter.connection import TOO_MANY, Connection
 from arbiter.counts import Counts
 from arbiter.lane import Lane
+from arbiter.orders import Orders
 from arbiter.page import Page
 from arbiter.seat import Seat
 from arbiter.tenant import INEFFECTIVE_TIMES, PROCESSES_LIMIT, Process, TenantTurns, Trial
@@ -46,7 +47,7 @@ class Turns:
         failed: Callable[[], None],
         settings: Settings | None = None,
         *,
-        spin: bool = False,
+        awake_s: float = 0.1,
         heal_s: float = 0.1,
         driver: str = "",
         copies: bool = False,
@@ -62,12 +63,13 @@ class Turns:
         """Nobody is stopped any more, and everybody started."""
         self.checked_at_s = -inf
         """When what tenants say was last compared with what the driver counts."""
-        self._failed, self._spin, self._heal_s, self._copies = failed, spin, heal_s, copies
+        self._failed, self._awake_s, self._heal_s, self._copies = failed, awake_s, heal_s, copies
         self._hold_untold, self._processes = hold_untold, processes
         self._driver = "" if rm.is_tried(driver) else driver
         """Its version, where nobody has tried it; empty = known, or there is none."""
         self._lanes: dict[str, Lane] = {}
         self._decision = Decision(frozenset(), inf, {})
+        self._orders = Orders(self.share.lead_s)
 
     def adopt(self, name: str, grant: Grant, page: Page, connection: Connection) -> None:
         """A connection of a process that tells of turns; ours from here on."""
@@ -103,6 +105,7 @@ class Turns:
             if tenant.page is not None:
                 tenant.page.show_turn(off=False)
             tenant.page, tenant.wanted = None, True
+            self._orders.forget()
             if tenant.joined is not None:
                 self._apply(Leave(now_s(), name))
             if tenant.processes:
@@ -111,7 +114,7 @@ class Turns:
     def statuses(self) -> dict[str, TurnStatus]:
         """What every tenant got, by name."""
         with self.lock:
-            self._advance()
+            self._decide()  # what is shown is of now
             return {
                 name: tenant.status(self.share.usage(name), self.share.credit_s(name))
                 for name, tenant in self.tenants.items()
@@ -155,6 +158,7 @@ class Turns:
         """Start everybody and end the threads."""
         with self.lock:
             self.ending = True
+            self._orders.forget()
             lanes = list(self._lanes.values())
         for lane in lanes:
             lane.stop()
@@ -163,20 +167,24 @@ class Turns:
 
     # Under the lock, from the cards' threads.
 
-    def hear(self, tenant: TenantTurns, connection: Connection, message: wire.Message, fd: int | None) -> None:
-        """A message of a process, with a descriptor that is ours then. Raises BadDocument."""
-        at_s = now_s()
+    def hear(
+        self, tenant: TenantTurns, connection: Connection, message: wire.Message, fd: int | None, at_s: float
+    ) -> None:
+        """A message of a process came at `at_s`, with a descriptor that is ours then. Raises BadDocument."""
         tenant.healing.heard(at_s)
+        if self._awake_s and tenant.urgent:
+            self._stay_awake(tenant, at_s + self._awake_s)
         match message:
-            case wire.Channels():
-                tenant.sits(connection.number, message, fd)
-                tenant.changed_channels()
-                tell_of_partial(tenant)
             case wire.Activity():
                 self._look_for_effect(tenant, connection.number, message.what, at_s)
                 if tenant.page is not None:
                     for event in tenant.says(connection.number, message, at_s):
                         self._apply(event)
+            case wire.Channels():
+                tenant.sits(connection.number, message, fd)
+                tenant.changed_channels()
+                self._orders.forget()
+                tell_of_partial(tenant)
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for turns")
         self._know(tenant)
@@ -185,8 +193,24 @@ class Turns:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
         seats = tenant.leaves(connection.number, now_s())
         tenant.changed_channels()  # what was known may have been of that process's
+        self._orders.forget()
         self._know(tenant)
         return seats
+
+    def at_once(self, card: str, tenant: TenantTurns, message: wire.Message) -> list[TenantTurns]:
+        """Whom the card's thread stops before anything else when this is said. It says `stopped` then."""
+        return self._orders.of(card, tenant, message)
+
+    def stopped(self, at_s: float, took_s: Mapping[TenantTurns, tuple[int, float]]) -> None:
+        """By an order, for what was said at `at_s` and heard since: the driver's status and how long it took, of each."""
+        self._decide(at_s)
+        for tenant, (status, seconds) in took_s.items():
+            self.switched(tenant, False, status, seconds)
+
+    def give_orders(self, card: str) -> None:
+        """Nothing is to be switched on a card now: what will be when a request comes?"""
+        if not self.ending:
+            self._orders.give(card, self.tenants, self.share)
 
     def hush(self, tenant: TenantTurns, *, unheard: bool) -> None:
         """A tenant is not listened to for a while, or is again."""
@@ -223,6 +247,7 @@ class Turns:
         if why:
             tenant.failures += 1
             self._gate(tenant, why)
+        self._orders.forget()
         self._wake(tenant)
 
     def switched(self, tenant: TenantTurns, on: bool, status: int, took_s: float) -> None:
@@ -273,6 +298,7 @@ class Turns:
                 tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
             if gap and card in tenant.depends_on():
                 tenant.doubt()
+                self._orders.forget()
                 self._wake(tenant)
             if tenant.forgets(now_s()):
                 self._doubts(tenant)
@@ -288,17 +314,16 @@ class Turns:
         try:
             with self.lock:
                 self.ending = True
+                self._orders.forget()
             self._release_all()
         finally:
             self._failed()
 
     def _apply(self, event: Event) -> None:
+        tenant = self.tenants.get(event.name)
+        self._orders.forget(tenant.cards if tenant is not None else None)
         self.trace.append(event)
         self.share.apply(event)
-
-    def _advance(self) -> None:
-        """Bring the books up to now, so that what is shown is of now."""
-        self._decision = self.share.decide(now_s())
 
     def _know(self, tenant: TenantTurns) -> None:
         """Bring what the policy knows of a tenant in step with what it is. One without channels stays: its debts do."""
@@ -358,12 +383,13 @@ class Turns:
             tenant.stands(at_s, on=on)
             self._apply(Switched(at_s, tenant.name, on, took_s))
 
-    def _decide(self) -> None:
-        self._decision = self.share.decide(now_s())
+    def _decide(self, at_s: float | None = None) -> None:
+        self._decision = self.share.decide(now_s() if at_s is None else at_s)
         for name, tenant in self.tenants.items():
             wanted = self.ending or tenant.joined is None or name in self._decision.on
             if wanted != tenant.wanted:
                 tenant.wanted = wanted
+                self._orders.forget(tenant.cards)
                 if tenant.gates:
                     self._show(tenant, 0.0)
                 self._wake(tenant)
@@ -372,8 +398,13 @@ class Turns:
 
     def _wake(self, tenant: TenantTurns) -> None:
         """There is something to do on its cards."""
-        for uuid in tenant.joined.cards if tenant.joined is not None else ():
+        for uuid in tenant.cards:
             self._lane(uuid).wake()
+
+    def _stay_awake(self, tenant: TenantTurns, until_s: float) -> None:
+        """Who has a request has the next one soon: what it needs is to be done at once."""
+        for uuid in tenant.depends_on():
+            self._lane(uuid).awake_until_s = until_s
 
     def _alive_at_s(self, tenant: TenantTurns) -> float:
         """When the thread that has been silent for longest, of those that read or switch this tenant, came round last."""
@@ -383,7 +414,7 @@ class Turns:
 
     def _lane(self, uuid: str) -> Lane:
         if uuid not in self._lanes:
-            self._lanes[uuid] = Lane(uuid, self, spin=self._spin)
+            self._lanes[uuid] = Lane(uuid, self)
         return self._lanes[uuid]
 
     def _release_all(self) -> list[Seat]:

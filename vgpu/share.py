@@ -81,11 +81,18 @@ class Share:
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings if settings is not None else Settings()
         self._states: dict[str, Standing] = {}
+        self._astir: dict[str, Standing] = {}
+        """Those for whom passing time changes anything. A node has many tenants that are idle: they cost a decision nothing."""
         self._now_s = -inf
         self._wanted: frozenset[str] | None = None
         """Who is to be on, as decided last."""
         self.suspend_s = self._settings.suspend_s
         """How long a suspend takes, as lately measured."""
+
+    @property
+    def lead_s(self) -> float:
+        """How long before an announced request the card is cleared."""
+        return self._settings.lead_s
 
     def usage(self, name: str) -> Usage:
         """What a tenant got. KeyError when it is not here."""
@@ -104,9 +111,10 @@ class Share:
         state = self._states.get(event.name)
         if state is None:
             return
+        self._astir[event.name] = state
         match event:
             case Leave():
-                del self._states[event.name]
+                del self._states[event.name], self._astir[event.name]
             case Work():
                 self._work(state)
             case Idle():
@@ -124,14 +132,15 @@ class Share:
                 self._switched(state, event)
 
     def decide(self, now_s: float) -> Decision:
-        """Who is to be on from now. Cost: O(tenants x log) plus O(cards)."""
+        """Who is to be on from now. Cost: O(tenants with work x log) plus O(cards)."""
         self._advance(now_s)
-        why: dict[str, str] = {}
+        self._let_rest()
+        why = dict.fromkeys(self._states, "idle")
         ready = []
-        for name, state in self._states.items():
+        for name, state in self._astir.items():
             if not state.active(self._now_s):
-                why[name] = "idle"
-            elif not self._solvent(state):
+                continue
+            if not self._solvent(state):
                 why[name], state.turn_s, state.waits_since_s = "no credit", 0.0, None
             else:
                 ready.append(name)
@@ -144,22 +153,42 @@ class Share:
             elif state.waits_since_s is None:
                 state.waits_since_s = now_s
         taken = {card for name in on for card in self._states[name].tenant.cards}
-        for name, state in self._states.items():
-            if why.get(name) == "idle" and (state.on or not taken.intersection(state.tenant.cards)):
+        for name, state in self._astir.items():
+            if why[name] == "idle" and (state.on or taken.isdisjoint(state.tenant.cards)):
                 on.add(name)
-        self._wanted = frozenset(on)
+        self._wanted = frozenset(on.union(self._states.keys() - self._astir.keys()))
         return Decision(self._wanted, self._ask_again_s(ready, on), why)
+
+    def gives_way(self, name: str) -> list[str]:
+        """Who of those that are on would have to go if this tenant had work from now on; nobody where that takes more than a look.
+
+        So that a switch can begin before `decide` is asked: all these it would stop, others perhaps, too.
+        """
+        state = self._states.get(name)
+        if state is None or state.cap or len(state.tenant.cards) > 1 or state.active(self._now_s):
+            return []
+        beside = [(other, s) for other, s in self._astir.items() if not s.tenant.cards.isdisjoint(state.tenant.cards)]
+        rivals = [(other, s) for other, s in beside if s.active(self._now_s)]
+        if any(s.slice_s or s.urgency <= state.urgency for _, s in rivals):
+            return []
+        return [other for other, s in rivals if s.on]
+
+    def _let_rest(self) -> None:
+        resting = [name for name, state in self._astir.items() if state.rests(self._now_s, self._credit_most_s(state))]
+        for name in resting:
+            del self._astir[name]
 
     def _join(self, event: Join) -> None:
         """Also for a tenant that is here and changes its class, its cap or its cards."""
         known = self._states.get(event.name)
         if known is not None:
-            known.tenant = event.tenant
+            known.become(event.tenant)
+            self._astir[event.name] = known
             known.credit_s = min(known.credit_s, self._credit_most_s(known))
             return
         state = Standing(event.tenant, 0.0, self._least_served(event.tenant))
         state.credit_s = state.cap * self._settings.frame_s
-        self._states[event.name] = state
+        self._states[event.name] = self._astir[event.name] = state
 
     def _work(self, state: Standing) -> None:
         if not state.working:
@@ -179,7 +208,7 @@ class Share:
             return self._settings.grace_s
         if not (state.on and state.turn_s and state.pause_s < min(self.suspend_s, state.work_s)):
             return 0.0
-        waiting = (other for other in self._states.values() if other.working and other.waits_since_s is not None)
+        waiting = (other for other in self._astir.values() if other.working and other.waits_since_s is not None)
         return self.suspend_s if any(state.takes_turns_with(other) for other in waiting) else 0.0
 
     def _switched(self, state: Standing, event: Switched) -> None:
@@ -192,7 +221,7 @@ class Share:
 
     def _least_served(self, tenant: Tenant) -> float:
         """Of those it will take turns with."""
-        here = (state for state in self._states.values() if state.active(self._now_s))
+        here = (state for state in self._astir.values() if state.active(self._now_s))
         return min((state.served for state in here if not state.tenant.cards.isdisjoint(tenant.cards)), default=0.0)
 
     def _advance(self, now_s: float) -> None:
@@ -203,7 +232,7 @@ class Share:
         if passed_s <= 0:
             return
         crowd, late = self._crowd(), self._late()
-        for name, state in self._states.items():
+        for name, state in self._astir.items():
             state.usage.suspended_s += 0.0 if state.on else passed_s
             if state.active(self._now_s):
                 self._pass_active(state, passed_s, max(crowd.get(card, 1) for card in state.tenant.cards))
@@ -230,7 +259,7 @@ class Share:
     def _crowd(self) -> dict[str, int]:
         """How many tenants with work are on, for each card: the driver slices its time between them."""
         crowd: dict[str, int] = {}
-        for state in self._states.values():
+        for state in self._astir.values():
             if state.on and state.active(self._now_s):
                 for card in state.tenant.cards:
                     crowd[card] = crowd.get(card, 0) + 1
@@ -241,7 +270,7 @@ class Share:
 
     def _late(self) -> set[str]:
         """Cards on which somebody with work is still on who is to be off."""
-        states = [state for name, state in self._states.items() if state.on and not self._is_wanted(name)]
+        states = [state for name, state in self._astir.items() if state.on and not self._is_wanted(name)]
         return {card for state in states if state.active(self._now_s) for card in state.tenant.cards}
 
     def _credit_most_s(self, state: Standing) -> float:
@@ -329,14 +358,14 @@ class Share:
 
     def _ask_again_s(self, ready: list[str], on: set[str]) -> float:
         wanted = {card for name in ready if name not in on for card in self._states[name].tenant.cards}
-        return min((self._next_s(name, name in on, wanted) for name in self._states), default=inf)
+        return min((self._next_s(name, name in on, wanted) for name in self._astir), default=inf)
 
     def _next_s(self, name: str, on: bool, wanted: set[str]) -> float:
         """When this tenant alone gives cause to decide anew."""
-        state, now_s, times = self._states[name], self._now_s, [inf]
-        times += [at for at in (state.claim_from_s, state.claim_until_s) if now_s < at < inf]
+        state, now_s = self._states[name], self._now_s
+        times = [state.claim_from_s, state.claim_until_s]
         if not state.active(now_s):
-            return min(at for at in times if at > now_s)
+            return min((at for at in times if at > now_s), default=inf)
         if not state.working:
             times.append(state.kept_until_s)
         if 0 < state.cap < 1:

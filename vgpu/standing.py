@@ -48,20 +48,28 @@ class Standing:
     slice_s: float = 0.0
     """What is left of the slice it was given against starvation."""
     usage: Usage = field(default_factory=Usage)
+    urgency: tuple[int, int] = field(init=False)
+    """Less is more urgent."""
+    cap: float = field(init=False)
+    """Part of a card's time; 0 = none was asked for."""
 
-    @property
-    def urgency(self) -> tuple[int, int]:
-        """Less is more urgent."""
-        return CLASSES.index(self.tenant.klass), self.tenant.level
+    def __post_init__(self) -> None:
+        self.become(self.tenant)
 
-    @property
-    def cap(self) -> float:
-        """Part of a card's time; 0 = none was asked for."""
-        return self.tenant.cap_percent / 100
+    def become(self, tenant: Tenant) -> None:
+        """It asks for this from now on."""
+        self.tenant = tenant
+        self.urgency, self.cap = (CLASSES.index(tenant.klass), tenant.level), tenant.cap_percent / 100
 
     def active(self, now_s: float) -> bool:
         """Has it work, is it about to have some, or does it keep the card after some?"""
         return self.working or self.claim_from_s <= now_s < self.claim_until_s or now_s < self.kept_until_s
+
+    def rests(self, now_s: float, credit_most_s: float) -> bool:
+        """Does nothing change for it until it is heard of? It is on, has no work nor any to come, and all the credit that can be saved up."""
+        if self.working or not self.on or now_s < max(self.claim_until_s, self.kept_until_s):
+            return False
+        return not self.cap or self.credit_s >= credit_most_s
 
     def takes_turns_with(self, other: Standing) -> bool:
         """Are they equals on one card? So is each with itself."""

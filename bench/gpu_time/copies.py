@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import KERNEL_US, PERIOD_US, QUANTILES, free_lc_rate
-from bench.gpu_time.node import Node, quantile, rate
+from bench.gpu_time.node import Node, by_kind, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 KIB, NEIGHBOUR_MIB = 1024, 64
@@ -118,7 +118,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
             note = f"{len(pooled[way.name])} requests, {value / alone:.3f} x alone"
             book.over_all("copies", way.name, name, "us", value, note)
     book.sum_up("copies")
-    for what, times in node.stop_arbiter().items():
+    for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:
             book.over_all(
                 "copies", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls"

@@ -9,13 +9,14 @@ from typing import Any
 
 from bench.gpu_time import mps
 from bench.gpu_time.book import Book
-from bench.gpu_time.node import Node, quantile, rate
+from bench.gpu_time.node import Node, by_kind, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
 REPEATS = 5
 QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
 HELD = -1
+ASLEEP = {"awake_ms": "0"}
 UNDER_WAY_S = 0.4
 """Until the neighbour is up to speed."""
 
@@ -29,7 +30,8 @@ class Way:
     neighbour: bool = True
     held: bool = True
     """By library and arbiter."""
-    spin: bool = False
+    asleep: bool = False
+    """The arbiter sleeps between the requests."""
     ahead_us: int = 0
     mps_percent: int = 0
     """Both are clients of MPS, and the neighbour has so many of the multiprocessors; 0 = they are not."""
@@ -45,9 +47,9 @@ WAYS = (
     Way("found by the library"),
     Way("announced 1.0 ms ahead", ahead_us=1000),
     Way("announced 1.5 ms ahead", ahead_us=1500),
-    Way("found by the library, spinning", spin=True),
-    Way("announced 1.0 ms ahead, spinning", spin=True, ahead_us=1000),
-    Way("announced 1.5 ms ahead, spinning", spin=True, ahead_us=1500),
+    Way("found by the library, arbiter asleep", asleep=True),
+    Way("announced 1.0 ms ahead, arbiter asleep", asleep=True, ahead_us=1000),
+    Way("announced 1.5 ms ahead, arbiter asleep", asleep=True, ahead_us=1500),
 )
 
 
@@ -56,7 +58,7 @@ class Pair:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.spin: bool | None = None
+        self.asleep: bool | None = None
         self.start_arbiter(False)
         node.grant("lc", "latency-critical")
         node.grant("be", "best-effort")
@@ -69,17 +71,17 @@ class Pair:
         for percent in {way.mps_percent for way in WAYS if way.mps_percent}:
             self.programs[percent] = (self.node.load(**env), self.node.load(**env, **mps.capped(percent)))
 
-    def start_arbiter(self, spin: bool) -> None:
-        if self.spin != spin:
-            first, self.spin = self.spin is None, spin
-            self.node.start_arbiter(spin=str(spin).lower())
+    def start_arbiter(self, asleep: bool) -> None:
+        if self.asleep != asleep:
+            first, self.asleep = self.asleep is None, asleep
+            self.node.start_arbiter(**ASLEEP if asleep else {})
             if not first:
                 self.node.wait_for_turns("lc", "be")
 
     def run(self, way: Way, seconds: float) -> tuple[list[float], float, int]:
         """Microseconds of the requests, the neighbour's kernels in a second, its suspends."""
         if way.held:
-            self.start_arbiter(way.spin)
+            self.start_arbiter(way.asleep)
         lc, be = self.programs[HELD if way.held else way.mps_percent]
         before = after = {"done": 0.0}
         took: list[float] = []
@@ -132,7 +134,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
                 count = len(pooled[way.name])
                 book.over_all("lc", way.name, name, "us", value, f"{count} requests, {value / alone:.3f} x alone")
     book.sum_up("lc")
-    for what, times in node.stop_arbiter().items():
+    for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:
             book.over_all("lc", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls")
 
@@ -140,7 +142,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
 def _repeats(pair: Pair, book: Book, end: float, pooled: dict[str, list[float]]) -> None:
     there = [way for way in WAYS if way.held or way.mps_percent in pair.programs]
     for repeat in range(REPEATS):
-        ways = sorted(there, key=lambda way: way.spin is (repeat % 2 == 0))
+        ways = sorted(there, key=lambda way: way.asleep is (repeat % 2 == 0))
         for number, way in enumerate(ways):
             left = (REPEATS - repeat) * len(ways) - number
             window_s = max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.4)

@@ -2,14 +2,15 @@
  *
  * One line in, one line of JSON out; run.py drives it. Words may stand in JSON brackets.
  *   calibrate                                        {"per_us": steps of the kernel in a microsecond}
- *   lc N PERIOD_US LAUNCHES KERNEL_US PER_US HINT_US {"us": [...]}     N requests, each announced HINT_US ahead; 0 = not
+ *   lc N PERIOD_US LAUNCHES KERNEL_US PER_US HINT_US {"us": [...], "at_us": [...]}   N requests, each announced HINT_US ahead,
+ *                                                    0 = not; what they took, and when they began by CLOCK_MONOTONIC
  *   start KERNEL_US PER_US                           {"ok": 1}         kernels back to back from now on
  *   count                                            {"done": n, "ended_at_s": when the last of them ended, "at_s": now}
  *   stop                                             the same
  *   check SECONDS KERNEL_US PER_US                   {"kernels": n, "wrong": m}   sums compared with what they must be
  *   section | end                                    {"told": 0 or -1}  tangram_begin, tangram_end
  *   copy MIB                                         {"ok": 1}         copies to and from the GPU at once from now on; count and stop count pairs
- *   moves N PERIOD_US KIB KERNEL_US PER_US HINT_US   {"us": [...]}     N requests: so much in, a kernel, so much out
+ *   moves N PERIOD_US KIB KERNEL_US PER_US HINT_US   the same: so much in, a kernel, so much out
  *
  * The kernel fills the GPU and counts steps, not a clock: time in which it is suspended does not count. Each thread steps a
  * generator x = a x + c in a register and adds it up in shared memory, so that both are lost if a suspend loses anything.
@@ -189,32 +190,40 @@ static void one_request(const double *given, bool moves)
     need(stream_wait(NULL), "cuStreamSynchronize");
 }
 
+static void list(const double *numbers, int count)
+{
+    for (int i = 0; i < count; i++)
+        printf("%s%.1f", i == 0 ? "" : ", ", numbers[i]);
+}
+
 static void requests(const double *given, bool moves)
 {
     int count = (int)given[0];
     if (moves)
         make_room((size_t)given[2] * 1024);
     double period = given[1], ahead = given[5], at = now_us() + 20000;
-    double *took = calloc((size_t)count + 1, sizeof *took);
+    double *took = calloc((size_t)count + 1, sizeof *took), *begins = calloc((size_t)count + 1, sizeof *begins);
     for (int i = 0; i < count; i++, at += period) {
         if (ahead > 0 && hint != NULL) {
             sleep_until(at - ahead);
             hint((uint64_t)ahead);
         }
         sleep_until(at);
-        double began = now_us();
+        begins[i] = now_us();
         one_request(given, moves);
-        took[i] = now_us() - began;
+        took[i] = now_us() - begins[i];
         if (ahead > 0 && end != NULL)
             end();
         if (now_us() > at + period) /* late: the next one comes a period from now */
             at = now_us();
     }
     printf("{\"us\": [");
-    for (int i = 0; i < count; i++)
-        printf("%s%.1f", i == 0 ? "" : ", ", took[i]);
+    list(took, count);
+    printf("], \"at_us\": [");
+    list(begins, count);
     printf("]}\n");
     free(took);
+    free(begins);
 }
 
 static void have_done(unsigned long count)

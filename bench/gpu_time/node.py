@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.gpu.kit.machine import ROOT, Lines, Machine, machine
 from vgpu.codec import grant_to_text
@@ -28,6 +29,18 @@ PYTHON = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
 """That has PyTorch."""
 MIB = 20480
 """Of memory for each container: the frameworks' own needs, far from the card's."""
+
+
+class Switch(NamedTuple):
+    """A call of the arbiter to the driver."""
+
+    what: str
+    """suspend, resume, enabled"""
+    us: float
+    began_us: float
+    """By CLOCK_MONOTONIC."""
+    awake_us: float
+    """Since the card's thread woke up for it."""
 
 
 class Node:
@@ -76,10 +89,10 @@ class Node:
     def arbiter_lives(self) -> bool:
         return self._arbiter is not None and self._arbiter.poll() is None
 
-    def stop_arbiter(self) -> dict[str, list[float]]:
-        """Microseconds of its calls, by what they were."""
+    def stop_arbiter(self) -> list[Switch]:
+        """Its calls, in their order."""
         if self._arbiter is None:
-            return {}
+            return []
         self._arbiter.terminate()
         try:
             self._arbiter.wait(10)
@@ -87,12 +100,11 @@ class Node:
             self._arbiter.kill()
             self._arbiter.wait()
         self._arbiter = None
-        seen: dict[str, list[float]] = {}
-        if self._timings.exists():
-            with self._timings.open(newline="") as file:
-                for what, us in csv.reader(file):
-                    seen.setdefault(what, []).append(float(us))
-            self._timings.unlink()
+        if not self._timings.exists():
+            return []
+        with self._timings.open(newline="") as file:
+            seen = [Switch(what, *map(float, numbers)) for what, *numbers in csv.reader(file)]
+        self._timings.unlink()
         return seen
 
     def grant(self, key: str, klass: str = "standard", core: int = 0) -> None:
@@ -111,6 +123,11 @@ class Node:
     def load(self, key: str = "", **env: str) -> Lines:
         """load.c in a container, or outside all."""
         return self._ready(self.machine.lines([str(self._load)], key, **env), key, 30)
+
+    def loads(self, keys: list[str]) -> list[Lines]:
+        """load.c in many containers, started together."""
+        started = [(self.machine.lines([str(self._load)], key), key) for key in keys]
+        return [self._ready(lines, key, 90) for lines, key in started]
 
     def torch(self, key: str) -> Lines:
         return self._ready(self.machine.lines([PYTHON, str(HERE / "torch_load.py")], key), key, 90)
@@ -165,6 +182,14 @@ def node(fake: bool | None) -> Iterator[Node]:
         finally:
             here.end_tenants()
             made.stop_arbiter()
+
+
+def by_kind(switches: list[Switch]) -> dict[str, list[float]]:
+    """Microseconds of the calls, by what they were."""
+    found: dict[str, list[float]] = {}
+    for one in switches:
+        found.setdefault(one.what, []).append(one.us)
+    return found
 
 
 def quantile(values: list[float], part: float) -> float:

@@ -1,6 +1,6 @@
 """Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
 
-    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,sums,switches,models,copies,faults] [--fake]
+    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,sums,switches,wakes,models,copies,faults] [--fake]
 
     lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
     caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels and, where PyTorch is there, matrix products and graphs
@@ -9,6 +9,7 @@
     copies    requests that copy in and out, beside a best-effort tenant that does nothing but copy; with its copy channels stopped too
     faults    arbiter and tenants killed, stopped and started anew at every step, 50 times: who lives goes on, with right results
     switches  how long suspends and resumes take, and what NVML says meanwhile
+    wakes     how late a thread of the arbiter is that sleeps, naps or spins; with 50 containers, how late the suspend for a request is
 
 Repeats of all ways take turns in one run; rows of FOLDER/gpu-time.csv are written as they come, and gpu-time.svg at the end. A
 part that fails is a row `not run`, and the exit status is 1. Needs gcc; TANGRAM_LIBRARY names a libtangram.so built elsewhere,
@@ -26,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.gpu_time import caps, copies, faults, latency, models, switches
+from bench.gpu_time import caps, copies, faults, latency, models, switches, wakes
 from bench.gpu_time.book import Book
 from bench.gpu_time.node import Node, node
 
@@ -35,6 +36,7 @@ PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
     "lc": (0.28, latency.run),
     "sums": (0.04, switches.sums),
     "switches": (0.04, switches.run),
+    "wakes": (0.12, wakes.run),
     "caps": (0.32, caps.run),
     "models": (0.4, models.run),
     "copies": (0.12, copies.run),

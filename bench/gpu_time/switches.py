@@ -7,7 +7,7 @@ import time
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import KERNEL_US, LAUNCHES, PERIOD_US, QUANTILES, free_lc_rate
-from bench.gpu_time.node import Node, quantile
+from bench.gpu_time.node import Node, by_kind, quantile
 from tests.gpu.kit.machine import Lines
 
 SUM_KERNEL_US = 100_000
@@ -55,7 +55,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
     _standing(node, book, be)
     be.send("stop")
     be.receive()
-    for what, times in node.stop_arbiter().items():
+    for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:
             book.over_all("switches", what, name, "us", quantile(times, part), f"{len(times)} calls")
 

@@ -1,45 +1,62 @@
 """The arbiter, with a clock at each of its switches: python3 watched.py FILE [twice]
 
-What it saw is in FILE when it ends: `suspend,562.1` is one call and its microseconds. With `twice` each resume is issued again
-at once, as `enabled`: what it costs to enable channels that are enabled. Settings come from the environment, as for the arbiter.
+What it saw is in FILE when it ends: `suspend,562.1,8123456.7,41.2` is one call, its microseconds, when it began by CLOCK_MONOTONIC, and for
+how long the card's thread had been awake then (of several calls in a row the first counts). With `twice` each resume is issued again at once, as `enabled`: what it costs to enable channels that are enabled. Settings come from the
+environment, as for the arbiter.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from arbiter.__main__ import main
+from arbiter.lane import Lane
 from arbiter.seat import Seat
 
+Seen = tuple[str, float, float, float]
+_thread = threading.local()
 
-def timed(what: str, plain: Callable[..., int], seen: list[tuple[str, float]]) -> Callable[..., int]:
+
+def waking(plain: Callable[[Lane], list[tuple[int, int]]]) -> Callable[[Lane], list[tuple[int, int]]]:
+    def call(lane: Lane) -> list[tuple[int, int]]:
+        ready = plain(lane)
+        _thread.woke = time.monotonic_ns()
+        return ready
+
+    return call
+
+
+def timed(what: str, plain: Callable[..., int], seen: list[Seen]) -> Callable[..., int]:
     def call(seat: Seat, **how: bool) -> int:
-        began = time.perf_counter_ns()
+        began = time.monotonic_ns()
+        awake = began - getattr(_thread, "woke", began)
         status = plain(seat, **how)
-        seen.append((what, (time.perf_counter_ns() - began) / 1000))
+        seen.append((what, (time.monotonic_ns() - began) / 1000, began / 1000, awake / 1000))
         return status
 
     return call
 
 
 def watch(file: Path, twice: bool) -> None:
-    seen: list[tuple[str, float]] = []
+    seen: list[Seen] = []
     suspend, resume = timed("suspend", Seat.suspend, seen), timed("resume", Seat.resume, seen)
     again = timed("enabled", Seat.resume, seen)
 
     def resume_twice(seat: Seat) -> int:
         return resume(seat) or again(seat)
 
+    Lane._wait = waking(Lane._wait)  # type: ignore[method-assign]
     Seat.suspend = suspend  # type: ignore[method-assign, assignment]
     Seat.resume = resume_twice if twice else resume  # type: ignore[method-assign, assignment]
     try:
         main([])
     finally:
-        file.write_text("".join(f"{what},{us:.1f}\n" for what, us in seen))
+        file.write_text("".join(f"{what},{us:.1f},{began:.1f},{awake:.1f}\n" for what, us, began, awake in seen))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ TIME = {
     "starveAfterMs": "starve_after_ms",
     "starveSliceMs": "starve_slice_ms",
     "healMs": "heal_ms",
-    "spin": "spin",
+    "awakeMs": "awake_ms",
 }
 """Chart value under arbiter.time -> setting."""
 
@@ -78,7 +78,7 @@ def test_the_values_of_gpu_time_are_those_of_the_arbiter_with_its_defaults_and_i
 
 
 def test_a_value_of_gpu_time_reaches_the_arbiter(helm: Helm) -> None:
-    given = {"frameMs": 20, "idleGraceUs": 0, "starveAfterMs": 600_000, "starveSliceMs": 7, "healMs": 0, "spin": True}
+    given = {"frameMs": 20, "idleGraceUs": 0, "starveAfterMs": 600_000, "starveSliceMs": 7, "healMs": 0, "awakeMs": 20}
     rendered = env(helm.objects({"arbiter": {"time": given}}).container("arbiter"))
     for value, setting in TIME.items():
         assert rendered[f"TANGRAM_ARBITER_{setting.upper()}"] == str(given[value]).lower()

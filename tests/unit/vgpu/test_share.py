@@ -255,9 +255,19 @@ happenings = st.lists(
 )
 
 
-def play(list_: list[tuple[float, str, str, Tenant]]) -> tuple[Share, list[Event], list[str], float]:
+Happening = tuple[float, str, str, Tenant]
+
+
+class Restless(Share):
+    """The obvious slow version: every tenant is looked at every time."""
+
+    def _let_rest(self) -> None:
+        pass
+
+
+def play(list_: list[Happening], share: Share | None = None) -> tuple[Share, list[Event], list[str], float]:
     """Applies what happens; `obey` switches everybody as decided. Returns the decisions as text too."""
-    share, events, decisions, now_s = Share(), [], [], 0.0
+    share, events, decisions, now_s = Share() if share is None else share, [], [], 0.0
     on: dict[str, bool] = {}
     for pause_s, name, what, one in list_:
         now_s += pause_s
@@ -278,12 +288,13 @@ def play(list_: list[tuple[float, str, str, Tenant]]) -> tuple[Share, list[Event
         for event in made:
             share.apply(event)
         events += made
-        decisions.append(str(sorted(share.decide(now_s).on)))
+        decision = share.decide(now_s)
+        decisions.append(f"{sorted(decision.on)} {sorted(decision.why.items())} {decision.ask_again_s}")
     return share, events, decisions, now_s
 
 
 @given(happenings)
-def test_no_decision_leaves_a_card_empty_or_gives_it_twice(list_: list[tuple[float, str, str, Tenant]]) -> None:
+def test_no_decision_leaves_a_card_empty_or_gives_it_twice(list_: list[Happening]) -> None:
     share, events, _, now_s = play(list_)
     here: dict[str, Tenant] = {}
     for event in events:
@@ -309,8 +320,70 @@ def test_no_decision_leaves_a_card_empty_or_gives_it_twice(list_: list[tuple[flo
 
 
 @given(happenings)
+def test_who_rests_is_decided_on_and_counted_as_if_he_were_looked_at_every_time(list_: list[Happening]) -> None:
+    one, _, decisions, now_s = play(list_)
+    other, _, slowly, _ = play(list_, Restless())
+    assert decisions == slowly
+    for name in one.decide(now_s).why:
+        assert one.usage(name) == other.usage(name)
+        assert one.credit_s(name) == pytest.approx(other.credit_s(name))
+
+
+@given(happenings, st.sampled_from(NAMES), st.sampled_from([Work, Begin]))
+def test_who_is_said_to_give_way_goes_when_the_work_comes(
+    list_: list[Happening], name: str, kind: type[Work | Begin]
+) -> None:
+    share, _, _, now_s = play(list_)
+    before = share.decide(now_s)
+    stops = share.gives_way(name)
+    share.apply(kind(now_s, name))
+    after = share.decide(now_s)
+    assert not after.on.intersection(stops)
+    assert not stops or (name in after.on and before.why[name] == "idle")
+
+
+def test_nobody_is_said_to_give_way_who_has_a_slice_against_starvation() -> None:
+    share = share_with(lc=tenant(LC), std=tenant(STANDARD), be=tenant(BE))
+    for name in ("std", "be"):
+        share.apply(Work(0.0, name))
+    assert share.decide(0.0).on == {"lc", "std"}
+    share.apply(Switched(0.001, "be", on=False, took_s=0.0006))
+    assert share.decide(1.01).why["be"] == "starved"
+    share.apply(Switched(1.011, "std", on=False, took_s=0.0006))
+    share.apply(Switched(1.012, "be", on=True, took_s=0.0004))
+    share.decide(1.012)
+    assert share.gives_way("lc") == []
+
+
+def test_who_ends_his_work_while_he_is_off_stays_off_until_the_card_is_free() -> None:
+    share = share_with(lc=tenant(LC), be=tenant(BE))
+    for name in ("lc", "be"):
+        share.apply(Work(0.0, name))
+    share.decide(0.0)
+    share.apply(Switched(0.001, "be", on=False, took_s=0.0006))
+    share.apply(Idle(0.002, "be"))
+    assert share.decide(0.002).on == {"lc"}
+    assert share.decide(0.502).on == {"lc"}
+    assert share.usage("be").suspended_s == pytest.approx(0.501)
+    share.apply(Idle(0.502, "lc"))
+    assert share.decide(0.503).on == {"lc", "be"}
+
+
+def test_everybody_less_urgent_with_work_on_the_card_gives_way() -> None:
+    share = share_with(lc=tenant(LC), be=tenant(BE), std=tenant(STANDARD), idle=tenant(BE), there=tenant(BE, cards="1"))
+    for name in ("be", "std", "there"):
+        share.apply(Work(0.0, name))
+    assert share.decide(0.0).on == {"lc", "std", "idle", "there"}
+    assert sorted(share.gives_way("lc")) == ["be", "std"], "both are on yet"
+    share.apply(Switched(0.001, "be", on=False, took_s=0.0006))
+    share.decide(0.001)
+    assert share.gives_way("lc") == ["std"]
+    assert share.gives_way("std") == share.gives_way("nobody") == [], "it works already; it is not here"
+
+
+@given(happenings)
 def test_a_trace_written_down_and_replayed_makes_the_same_decisions(
-    list_: list[tuple[float, str, str, Tenant]],
+    list_: list[Happening],
 ) -> None:
     one, events, _, now_s = play(list_)
     other = Share()
