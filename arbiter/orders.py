@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from arbiter.seat import Runs, Seat
 from arbiter.tenant import TenantTurns, Trial
 from vgpu import wire
 from vgpu.share import Share
@@ -25,7 +26,7 @@ class Orders:
     def __init__(self, lead_s: float) -> None:
         self._lead_us = lead_s * 1e6
         """What is announced for later is no order yet."""
-        self._cards: dict[str, dict[TenantTurns, list[TenantTurns]]] = {}
+        self._cards: dict[str, dict[TenantTurns, list[tuple[TenantTurns, list[Seat]]]]] = {}
 
     def give(self, card: str, tenants: Mapping[str, TenantTurns], share: Share) -> None:
         """As things stand now."""
@@ -37,7 +38,11 @@ class Orders:
             if tenant.urgent
             and _is_only_on(tenant, card)
             and not tenant.distrusted
-            and (stops := [other for name in share.gives_way(tenant.name) if _obeys(other := tenants[name], card)])
+            and (
+                stops := [
+                    (o, o.seats(card)) for name in share.gives_way(tenant.name) if _obeys(o := tenants[name], card)
+                ]
+            )
         }
 
     def forget(self, cards: Iterable[str] | None = None) -> None:
@@ -52,7 +57,7 @@ class Orders:
             return []
         if message.what is wire.What.HINT and message.value > self._lead_us:
             return []
-        return [other for other in orders.get(tenant, ()) if other.is_on(card)]
+        return [other for other, seats in orders.get(tenant, ()) if all(seat.runs is Runs.ON for seat in seats)]
 
 
 def _is_only_on(tenant: TenantTurns, card: str) -> bool:

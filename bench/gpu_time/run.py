@@ -1,9 +1,10 @@
 """Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
 
-    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,sums,switches,wakes,models,copies,faults] [--fake]
+    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,work,sums,switches,wakes,models,copies,faults] [--fake]
 
     lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
     caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels and, where PyTorch is there, matrix products and graphs
+    work      an experiment: limits that are moved so that the work done, not the time, is what was asked
     sums      results of kernels that were suspended over and over
     models    a transformer that decodes at batch 1 beside training and beside matrix products: time slicing, MPS, and held by us
     copies    requests that copy in and out, beside a best-effort tenant that does nothing but copy; with its copy channels stopped too
@@ -27,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.gpu_time import caps, copies, faults, latency, models, switches, wakes
+from bench.gpu_time import caps, copies, faults, latency, models, switches, wakes, work
 from bench.gpu_time.book import Book
 from bench.gpu_time.node import Node, node
 
@@ -38,6 +39,7 @@ PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
     "switches": (0.04, switches.run),
     "wakes": (0.12, wakes.run),
     "caps": (0.32, caps.run),
+    "work": (0.16, work.run),
     "models": (0.4, models.run),
     "copies": (0.12, copies.run),
     "faults": (0.3, faults.run),

@@ -107,6 +107,37 @@ def _spread(row: Row) -> str:
     return value if low == value == high else f"{value} ({low} to {high})"
 
 
+def _work(rows: list[Row]) -> list[str]:
+    found = _figures(rows, "work")
+    if not found:
+        return []
+    lines = [
+        "| limits moved by the work done (an experiment) | throughput, % of no limit | GPU time % |",
+        "|---|---|---|",
+    ]
+    for case, of in found.items():
+        lines.append(f"| {case} | {_spread(of['throughput of no limit'])} | {_spread(of['GPU time by the wall'])} |")
+    return lines
+
+
+def _wakes(rows: list[Row]) -> list[str]:
+    found = _figures(rows, "wakes")
+    if not found:
+        return []
+    lines = ["| how late the arbiter is | p50 us | p99 us | its processor time, % of a core |", "|---|---|---|---|"]
+    for case, of in found.items():
+        if "p50" in of:
+            used = f"{float(of['processor']['value']):.1f}" if "processor" in of else ""
+            lines.append(f"| {case} | {float(of['p50']['value']):.0f} | {float(of['p99']['value']):.0f} | {used} |")
+    for case, of in found.items():
+        used = ((figure.removeprefix("processor "), of[figure]) for figure in (IDLE, BUSY) if figure in of)
+        lines += [f"| {case}: {when} | | | {_spread(row)} |" for when, row in used]
+    return lines
+
+
+IDLE, BUSY = "processor while nothing happens", "processor beside requests"
+
+
 def _switches(rows: list[Row]) -> list[str]:
     names = {"suspend": "suspend", "resume": "resume", "enabled": "enabling channels that are enabled"}
     lines = ["| the driver's call, as the arbiter times it | p50 us | p99 us |", "|---|---|---|"]
@@ -160,8 +191,10 @@ def tables(rows: list[Row]) -> str:
         _latency(rows),
         _models(rows),
         _limits(rows),
+        _work(rows),
         _copies(rows),
         _switches(rows),
+        _wakes(rows),
         _sums(rows),
         _faults(rows),
         _accused(rows),

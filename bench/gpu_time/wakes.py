@@ -129,7 +129,9 @@ def _containers(node: Node, book: Book, seconds: float) -> None:
         for number, settings in enumerate(ways):
             left = (REPEATS - repeat) * len(ways) - number
             window_s = max(1.0, ((end - time.monotonic()) / left - 4) / 2)
-            node.start_arbiter(**settings)
+            node.start_arbiter(
+                grants_in_environment="true", **settings
+            )  # nothing is mounted here, which would be looked for again and again
             node.wait_for_turns(*keys)
             case = f"{CONTAINERS} containers" + (", arbiter asleep between requests" if settings else "")
             book.add("wakes", case, "processor while nothing happens", "% of a core", repeat, _idle(node, window_s))

@@ -1,0 +1,79 @@
+"""Could work be promised instead of time? An experiment, not the product: a tenant's core limit is moved so that the steps it does are the part
+that was asked of what it does alone.
+
+Where a card's power cap acts, 30 % of its time does more than 30 % of the work: the clock is higher for who rests. Here a loop outside the arbiter
+counts the steps that ended, compares them with a calibration (the same program without a limit, in the same repeat), and writes the limit
+anew twice a second. `GAIN` was chosen with matrix products of one kind; the other loads are what it was not tuned on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench.gpu_time.book import Book
+from bench.gpu_time.caps import ONE, Load, loads
+from bench.gpu_time.latency import free_lc_rate
+from bench.gpu_time.node import Node, rate
+from tests.gpu.kit.machine import Lines
+
+ASKED = 30
+"""Percent of what the program does alone."""
+REPEATS = 3
+GAIN = 0.5
+"""Part of the error that is mended in each round."""
+ROUND_S = 0.5
+SETTLING_ROUNDS = 4
+
+
+def run(node: Node, book: Book, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    node.start_arbiter()
+    node.grant(ONE)
+    plain = node.load()
+    chosen = [load for load in loads(free_lc_rate(plain)) if load.torch is not node.machine.fake]
+    plain.end()
+    program = node.load(ONE) if node.machine.fake else node.torch(ONE)
+    windows = REPEATS * len(chosen)
+    for repeat in range(REPEATS):
+        for load in chosen:
+            window_s = max(1.0, (end - time.monotonic()) / windows - 2 - ROUND_S * SETTLING_ROUNDS)
+            windows -= 1
+            _held(node, book, load, program, repeat, window_s)
+    book.sum_up("work")
+
+
+def _held(node: Node, book: Book, load: Load, program: Lines, repeat: int, seconds: float) -> None:
+    """Calibrates, settles, measures."""
+    node.grant(ONE)
+    _ask(program, "start", *load.words)
+    time.sleep(0.2)
+    before = _ask(program, "count")
+    time.sleep(1.0)
+    solo = rate(before, _ask(program, "count"))
+    limit, owed = float(ASKED), 0.0
+    last = began = _ask(program, "count")
+    began_on_s = node.turns()[ONE].on_s
+    for number in range(SETTLING_ROUNDS + max(2, round(seconds / ROUND_S))):
+        whole = min(99, max(1, round(limit + owed)))
+        owed += limit - whole  # limits are whole percents: what one round has too much the next has too little
+        node.grant(ONE, core=whole)
+        if number == SETTLING_ROUNDS:
+            began, began_on_s = _ask(program, "count"), node.turns()[ONE].on_s
+        time.sleep(ROUND_S)
+        now = _ask(program, "count")
+        limit += GAIN * (ASKED - 100 * rate(last, now) / solo)
+        last = now
+    passed_s = last["at_s"] - began["at_s"]
+    on_s = node.turns()[ONE].on_s - began_on_s
+    clock = node.smi("clocks.sm")
+    _ask(program, "stop")
+    note = f"limit {limit:.1f} % in the end" + (f", {clock[0]} MHz" if clock else "")
+    case = f"{load.name}, {ASKED} % of the work"
+    book.add("work", case, "throughput of no limit", "%", repeat, 100 * rate(began, last) / solo, note)
+    book.add("work", case, "GPU time by the wall", "%", repeat, 100 * on_s / passed_s)
+
+
+def _ask(program: Lines, *words: object) -> dict[str, Any]:
+    program.send(*words)
+    return program.receive()
