@@ -46,6 +46,7 @@ PAIRS = (
     Pair("decode beside 16384^3 matmul", "gemm"),
     Pair("decode as a graph beside 16384^3 matmul", "gemm", graph=True),
     Pair("decode of 8 tokens as a graph beside 16384^3 matmul", "gemm", tokens=8, graph=True),
+    Pair("decode of 8 tokens as a graph beside kernels of 60 ms in one thread", "idler", tokens=8, graph=True),
 )
 WAYS = (
     Way("time slicing", "free"),

@@ -1,7 +1,7 @@
 """A tenant's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
 
 ["serve", SECONDS, RATE, SEED, TOKENS, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
-["start", "train" or "gemm"], ["count"], ["stop"]  work without end
+["start", "train", "gemm" or "idler"], ["count"], ["stop"]  work without end
 
 Python collects no garbage meanwhile: that takes tens of milliseconds with PyTorch loaded, of one request in some hundred.
 """
@@ -30,6 +30,8 @@ TRAIN_LAYERS, TRAIN_BATCH, TRAIN_LENGTH = 6, 16, 512
 GEMM_SIDE = 16384
 QUEUED = 2
 SPIN_S = 0.0005
+IDLER_CYCLES = 120_000_000
+"""Some 60 ms at 1980 MHz."""
 
 
 class Decoder:
@@ -96,10 +98,15 @@ def multiplier() -> Callable[[], Any]:
     return lambda: torch.matmul(one, other, out=out)
 
 
+def idler() -> Callable[[], Any]:
+    """One thread that waits, so that the card draws little power and its clock stays high."""
+    return lambda: torch.cuda._sleep(IDLER_CYCLES)
+
+
 class Program(Work):
     def __init__(self, kind: str) -> None:
         self._decoder = Decoder() if kind == "serve" else None
-        steps = {} if kind == "serve" else {"train": trainer(), "gemm": multiplier()}
+        steps = {} if kind == "serve" else {"train": trainer(), "gemm": multiplier(), "idler": idler()}
         for step in steps.values():
             step()
         super().__init__({name: (step, QUEUED) for name, step in steps.items()})
