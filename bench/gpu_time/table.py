@@ -87,11 +87,10 @@ COPIED = "neighbour copies in each direction"
 
 
 def _accused(rows: list[Row]) -> list[str]:
-    return [
-        f"Taken for liars by NVML's count in the run of {row['commit']}, of tenants that were all honest: {float(row['value']):.0f}."
-        for row in rows
-        if row["figure"] == "taken for liars"
-    ]
+    found = [row for row in rows if row["figure"] == "taken for liars"]
+    times = sum(float(row["value"]) for row in found)
+    commits = " and ".join(dict.fromkeys(row["commit"] for row in found))
+    return [f"Taken for liars by NVML's count in the runs of {commits}, of tenants that were all honest: {times:.0f}."]
 
 
 def _limits(rows: list[Row]) -> list[str]:
@@ -180,9 +179,9 @@ def is_kept(commit: str) -> bool:
 def tables(rows: list[Row]) -> str:
     of_part: dict[str, dict[str, None]] = {}
     for row in rows:
-        of_part.setdefault(row["part"], {})["{commit} of {date}".format(**row)] = None
-    commits = ", ".join(f"{part} {' and '.join(of)}" for part, of in of_part.items())
-    about = "{gpu}, driver {driver}; commits: ".format(**rows[0]) + commits
+        of_part.setdefault("{commit} of {date}".format(**row), {})[row["part"]] = None
+    commits = ", ".join(f"{commit} ({', '.join(parts)})" for commit, parts in of_part.items())
+    about = "{gpu}, driver {driver}; commits ".format(**rows[0]) + commits
     head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
     lost = sorted(commit for commit in {row["commit"] for row in rows} if not is_kept(commit))
     head += f" Not in this history, because their tree was committed anew: {', '.join(lost)}." if lost else ""
