@@ -23,13 +23,13 @@ class Asks:
 
     def __init__(self, names: Names, unit_mib: int) -> None:
         self._names, self._unit_mib = names, unit_mib
+        self._heeded = names.user_annotations
         self._read = lru_cache(TEMPLATES)(self._read_one)
 
     def of(self, pod: Pod) -> PodAsk:
         """Raises BadAsk."""
         said = pod.metadata.annotations or {}
-        ours = {key: said[key] for key in said if self._names.ours(key) and key != self._names.assignment}
-        return self._read(pod.asking(ours))
+        return self._read(pod.asking({key: said[key] for key in said if key in self._heeded}))
 
     def _read_one(self, asking: bytes) -> PodAsk:
         ask = pod_ask(msgspec.json.decode(asking), names=self._names, unit_mib=self._unit_mib, policies=POLICIES)

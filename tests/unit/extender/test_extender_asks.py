@@ -19,7 +19,7 @@ from vgpu.policy import POLICIES
 from vgpu.request import PodAsk, pod_ask
 
 ANNOTATIONS = st.dictionaries(
-    st.sampled_from([DEFAULT.klass, DEFAULT.level, DEFAULT.placement, DEFAULT.assignment, "team"]),
+    st.sampled_from([*sorted(DEFAULT.user_annotations), DEFAULT.assignment, DEFAULT.gpus_of("main"), "team"]),
     st.sampled_from(["best-effort", "latency-critical", "3", "binpack", "spread", "x"]),
 )
 
@@ -51,4 +51,5 @@ def test_pods_in_any_order_ask_for_what_each_says(pods: list[tuple[int, int, dic
 def test_pods_of_one_template_are_read_once() -> None:
     state = State(time.monotonic, names=DEFAULT)
     first = state.ask_of(decoded(1024, "1", {"team": "a"}, "first"))
-    assert state.ask_of(decoded(1024, "1", {"team": "b", DEFAULT.assignment: "{}"}, "second")) is first
+    bound = {"team": "b", DEFAULT.assignment: "{}", DEFAULT.gpus_of("main"): "GPU-1"}
+    assert state.ask_of(decoded(1024, "1", bound, "second")) is first
