@@ -274,7 +274,7 @@ class TenantTurns:
         """Is its new work held back while it is to be off?"""
         return bool(self.trouble) or self.partial or self.ineffective >= INEFFECTIVE_TIMES
 
-    def status(self, usage: Usage, credit_s: float) -> TurnStatus:
+    def status(self, usage: Usage, credit_s: float, at_s: float) -> TurnStatus:
         """For people and metrics."""
         return TurnStatus(
             on=self.shown_on is not False,
@@ -293,6 +293,7 @@ class TenantTurns:
             arrivals=usage.arrivals,
             credit_s=credit_s,
             untold=self.suspicion.proven,
+            stopped=self.healing.stopped(at_s),
             seen_s=self.seen_s,
         )
 

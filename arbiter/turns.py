@@ -116,7 +116,7 @@ class Turns:
         with self.lock:
             self._decide()  # what is shown is of now
             return {
-                name: tenant.status(self.share.usage(name), self.share.credit_s(name))
+                name: tenant.status(self.share.usage(name), self.share.credit_s(name), now_s())
                 for name, tenant in self.tenants.items()
                 if tenant.joined is not None
             }
@@ -171,6 +171,8 @@ class Turns:
         self, tenant: TenantTurns, connection: Connection, message: wire.Message, fd: int | None, at_s: float
     ) -> None:
         """A message of a process came at `at_s`, with a descriptor that is ours then. Raises BadDocument."""
+        if isinstance(message, wire.Activity) and message.what is wire.What.IDLE:
+            tenant.healing.ended(at_s)
         tenant.healing.heard(at_s)
         if self._awake_s and tenant.urgent:
             self._stay_awake(tenant, at_s + self._awake_s)

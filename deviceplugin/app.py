@@ -12,7 +12,7 @@ import structlog
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
 from deviceplugin.grants import Grants
-from deviceplugin.guard import REASON, UNTOLD, UNTOLD_NOTE, Guard, Offence, Trouble
+from deviceplugin.guard import NOTICES, REASON, Guard, Offence, Trouble
 from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
@@ -165,9 +165,9 @@ class DevicePlugin:
         """So many containers are over their limit."""
         self.metrics.over_limit.set(containers)
 
-    def untold_work(self, pod: Pod, container: str) -> None:
-        """A container uses the GPU while it says it is idle: tell the pod's user."""
-        self.recorder.event(about(pod, container), UNTOLD, UNTOLD_NOTE.format(container), "Warning")
+    def noticed(self, pod: Pod, container: str, reason: str) -> None:
+        """Something is wrong with a container's GPU time: tell the pod's user."""
+        self.recorder.event(about(pod, container), reason, NOTICES[reason].format(container), "Warning")
 
     def class_ignored(self, pod: Pod, note: str) -> None:
         """An annotation of a pod's class or level does not count: tell the pod's user."""

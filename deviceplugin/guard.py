@@ -18,7 +18,7 @@ import structlog
 
 from kube.objects import Pod
 from vgpu.errors import BadDocument
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, decode_status
+from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, decode_status
 
 EVERY_S: Final = 0.8
 """Between looks. The arbiter's readings are a second apart, so each is seen."""
@@ -31,11 +31,17 @@ COMMAND_LIMIT: Final = 80
 """Characters of a command line in an Event."""
 
 REASON: Final = "OverMemoryLimit"
-UNTOLD: Final = "UntoldWork"
-UNTOLD_NOTE: Final = (
-    "container {} uses the GPU while its processes say they are idle; where the arbiter's hold-untold is on, that counts as "
-    "best-effort work, and from its gpu-core"
-)
+NOTICES: Final = {
+    "UntoldWork": (
+        "container {} uses the GPU while its processes say they are idle; where the arbiter's hold-untold is on, that counts as "
+        "best-effort work, and from its gpu-core"
+    ),
+    "StoppedByAnother": (
+        "the GPU work of container {} was stopped several times by a process that is not its own: it is started again each time, "
+        "after a tenth of a second at most; another tenant of this GPU does that, and belongs elsewhere"
+    ),
+}
+"""What is found out about a container's GPU time: the Event's reason, and the sentence for a person."""
 _FOLLOWS: Final = {
     "evict": "the pod is deleted",
     "kill": "the process that does it is killed",
@@ -90,6 +96,14 @@ def _held(part: ProcessCard) -> int:
     return part.used_bytes + part.context_bytes if part.measured_bytes is None else part.measured_bytes
 
 
+def notices(turn: TurnStatus | None) -> list[str]:
+    """Which of `NOTICES` hold."""
+    if turn is None:
+        return []
+    holds = {"UntoldWork": turn.untold, "StoppedByAnother": turn.stopped}
+    return [reason for reason in NOTICES if holds[reason]]
+
+
 class Observer(Protocol):
     """Who acts on what is new."""
 
@@ -99,8 +113,8 @@ class Observer(Protocol):
     def over_limit_now(self, containers: int) -> None:
         """So many are."""
 
-    def untold_work(self, pod: Pod, container: str) -> None:
-        """A container was found to compute while it says it is idle."""
+    def noticed(self, pod: Pod, container: str, reason: str) -> None:
+        """One of `NOTICES` holds for a container for which it did not."""
 
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The status could not be had this time."""
@@ -112,7 +126,7 @@ class Guard:
     def __init__(self, socket: Path, pod: Callable[[str], Pod | None], observer: Observer) -> None:
         self._socket, self._pod, self._observer = socket, pod, observer
         self._told: frozenset[tuple[str, str, str]] = frozenset()
-        self._untold: frozenset[tuple[str, str]] = frozenset()
+        self._noticed: frozenset[tuple[str, str, str]] = frozenset()
         self._trouble = ""
 
     async def run(self) -> None:
@@ -137,7 +151,7 @@ class Guard:
             return
         self._trouble = ""
         self._follow(offences(status))
-        self._follow_untold((c.uid, c.container) for c in status.containers if c.turn is not None and c.turn.untold)
+        self._notice((c.uid, c.container, reason) for c in status.containers for reason in notices(c.turn))
 
     def _follow(self, found: list[Offence]) -> None:
         told = set()
@@ -153,13 +167,14 @@ class Guard:
         self._told = frozenset(told)
         self._observer.over_limit_now(len(found))
 
-    def _follow_untold(self, found: Iterable[tuple[str, str]]) -> None:
-        known = {(uid, container): pod for uid, container in found if (pod := self._pod(uid)) is not None}
-        for (uid, container), pod in known.items():
-            if (uid, container) not in self._untold:
-                log.warning("computes without saying so", pod=pod.key, uid=uid, container=container)
-                self._observer.untold_work(pod, container)
-        self._untold = frozenset(known)
+    def _notice(self, found: Iterable[tuple[str, str, str]]) -> None:
+        known = {one: pod for one in found if (pod := self._pod(one[0])) is not None}
+        for one, pod in known.items():
+            if one not in self._noticed:
+                uid, container, reason = one
+                log.warning("noticed", reason=reason, pod=pod.key, uid=uid, container=container)
+                self._observer.noticed(pod, container, reason)
+        self._noticed = frozenset(known)
 
 
 async def read_document(socket: Path) -> bytes:

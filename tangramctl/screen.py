@@ -19,6 +19,7 @@ from tangramctl.view import CardView, Entry, View
 GIB: Final = 2**30
 MIB: Final = 2**20
 UNTOLD: Final = "computes while it says it is idle"
+STOPPED: Final = "another tenant of the GPU stops its work again and again"
 PLAIN_WIDTH: Final = 100_000
 """Columns where output is no terminal: more than a line has. Whoever reads the lines cuts them."""
 GAP: Final = 2
@@ -160,6 +161,7 @@ def drawn_top(table: TimeTable, width: int) -> RenderableType:
     notes = [Text(note, style="yellow") for note in table.notes]
     notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
     notes += [Text(f"{row.name}: {UNTOLD}", style="yellow") for row in table.rows if row.untold]
+    notes += [Text(f"{row.name}: {STOPPED}", style="yellow") for row in table.rows if row.stopped]
     if not table.rows:
         return Group(Text("nobody computes"), *notes)
     first = 1 if all(row.pid is None for row in table.rows) else 0  # containers of pods have no PID here

@@ -47,6 +47,8 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     command: str
     untold: bool = False
     """It computes while it says it is idle."""
+    stopped: bool = False
+    """A process that is not its own stops its work again and again."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -97,6 +99,7 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
         trouble=turn.trouble,
         command=now.command,
         untold=turn.untold,
+        stopped=turn.stopped,
     )
 
 

@@ -5,15 +5,28 @@ here. So each silence brings a first heal soon, and the next ones after twice as
 middle of a silence stands still no longer than that silence had lasted, and never longer than `MOST_S`. Each card is healed
 by its own thread, so each has a clock of its own.
 
+Whether somebody else did stop it shows when it is done again and again: work that ends right after a heal was waiting for it. A kernel that just
+takes as long as the silence that brings a heal would look the same, so after such an end the next silence is healed earlier than the last,
+by turns of three waits that are further apart than `ANSWERED_S`: what ends then by itself ends at the same time as before, and not after the heal.
+
 Units: seconds of any one clock.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 MOST_S: Final = 1.0
 """No longer between two heals of one silence. Guessed: a heal takes 0.3 ms of the thread that switches a card."""
+ANSWERED_S: Final = 0.01
+"""Work that ends so soon after a heal was waiting for it. Guessed: a short kernel, and the library's millisecond until it says so."""
+WAITS: Final = (1.0, 0.75, 0.5)
+"""Parts of the usual first wait, by turns while heals are answered."""
+PROOF: Final = 6
+"""Heals answered one after the other: each wait twice."""
+FORGET_S: Final = 60.0
+"""A verdict that no heal confirms for so long ends. Guessed."""
 
 
 class Healing:
@@ -23,6 +36,22 @@ class Healing:
         self._heard_at_s = at_s
         self._last: dict[str, tuple[float, float]] = {}
         """By card, in this silence: when it was healed, and how long to wait for the next time."""
+        self._answered = 0
+        """Heals in a row."""
+        self._proven_at_s = -inf
+
+    def ended(self, at_s: float) -> None:
+        """Its work ended. To be said before `heard`."""
+        if not self._last:
+            return
+        healed_at_s = max(at for at, _ in self._last.values())
+        self._answered = self._answered + 1 if at_s - healed_at_s <= ANSWERED_S else 0
+        if self._answered >= PROOF:
+            self._proven_at_s = at_s
+
+    def stopped(self, at_s: float) -> bool:
+        """Does somebody else stop it, lately?"""
+        return at_s - self._proven_at_s < FORGET_S
 
     def heard(self, at_s: float) -> None:
         """It said something, or was switched: nothing is wrong."""
@@ -30,11 +59,14 @@ class Healing:
         self._last.clear()
 
     def due_s(self, card: str, first_s: float) -> float:
-        """When it is to be healed there; `first_s` after the last word at the earliest."""
-        at_s, wait_s = self._last.get(card, (self._heard_at_s, first_s))
+        """When it is to be healed there; `first_s` after the last word at the latest, half of it at the earliest."""
+        at_s, wait_s = self._last.get(card, (self._heard_at_s, self._first_s(first_s)))
         return at_s + wait_s
 
     def healed(self, card: str, at_s: float, first_s: float) -> None:
         """It was started again there."""
-        _, wait_s = self._last.get(card, (at_s, first_s))
+        _, wait_s = self._last.get(card, (at_s, self._first_s(first_s)))
         self._last[card] = at_s, max(first_s, min(2 * wait_s, MOST_S))
+
+    def _first_s(self, usual_s: float) -> float:
+        return usual_s * WAITS[self._answered % len(WAITS)]

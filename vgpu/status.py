@@ -88,6 +88,8 @@ class TurnStatus(msgspec.Struct, frozen=True):
     """How long it may still run before its own cap stops it; below 0 it has a debt. 0 without a cap."""
     untold: bool = False
     """The driver sees it compute while it says it is idle."""
+    stopped: bool = False
+    """Somebody else stops its channels again and again: its work ends right after they are enabled anew."""
     seen_s: float | None = None
     """GPU time that the driver counted of its processes; None where it does not tell."""
 

@@ -16,6 +16,7 @@ from arbiter.tenant import SEATS_LIMIT
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, B, Driver, Tenant, TurnsNode, open_descriptors
 from vgpu import wire
+from vgpu.healing import PROOF
 from vgpu.wire import Activity, Channels, What
 
 
@@ -319,6 +320,27 @@ def test_somebody_else_stopped_a_tenant_that_should_run_and_it_is_started_again(
     assert driver.off(one)
     wait_for(lambda: not driver.off(one), 0.5)
     assert node.turns.tenants["a"].heals >= 1
+
+
+def test_who_is_stopped_by_somebody_else_again_and_again_is_named(
+    node: TurnsNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("vgpu.healing.ANSWERED_S", 5.0)  # on a busy machine this process is late, not the work
+    one = node.tenant("a")
+    one.works()
+    wait_for(lambda: node.seats("a") == 1 and not node.turns.tenants["a"].to_do(A))
+    for times in range(1, PROOF + 1):
+        assert not node.status("a").stopped
+        with node.turns.lock:
+            heals = node.turns.counts.heals
+        driver.stop_behind_its_back(one)
+        wait_for(lambda: node.turns.counts.heals > heals and not driver.off(one), 0.5)  # noqa: B023
+        one.idles()
+        wait_for(lambda: not node.status("a").working)
+        assert node.turns.tenants["a"].healing._answered == times
+        one.works()
+        wait_for(lambda: node.status("a").working)
+    assert node.status("a").stopped
 
 
 def test_work_that_ends_while_its_tenant_is_stopped_shows_that_suspends_have_no_effect(node: TurnsNode, driver: Driver):

@@ -45,7 +45,7 @@ class Told:
     offences: list[Offence] = field(default_factory=list)
     now: list[int] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    untold: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
         assert pod.uid == offence.uid
@@ -54,8 +54,8 @@ class Told:
     def over_limit_now(self, containers: int) -> None:
         self.now.append(containers)
 
-    def untold_work(self, pod: Pod, container: str) -> None:
-        self.untold.append(f"{pod.uid} {container}")
+    def noticed(self, pod: Pod, container: str, reason: str) -> None:
+        self.notices.append(f"{pod.uid} {container} {reason}")
 
     def arbiter_silent(self, trouble: Trouble) -> None:
         self.troubles.append(trouble)
@@ -211,10 +211,11 @@ async def test_an_arbiter_that_says_nothing_is_left_in_time(looking: Looking, mo
     assert looking.told.troubles == ["unreachable"]
 
 
-def test_a_container_that_computes_without_saying_so_is_told_of_once_each_time_it_is_found(looking: Looking) -> None:
+@pytest.mark.parametrize(("flag", "reason"), [("untold", "UntoldWork"), ("stopped", "StoppedByAnother")])
+def test_what_is_found_out_about_gpu_time_is_told_of_once_each_time(looking: Looking, flag: str, reason: str) -> None:
     fair = TurnStatus(True, False, 1, 30, 1.0, 0.0, 0.0, 0, "")
     honest = msgspec.structs.replace(container(over=False), turn=fair)
-    silent = msgspec.structs.replace(honest, turn=msgspec.structs.replace(fair, untold=True))
+    silent = msgspec.structs.replace(honest, turn=msgspec.structs.replace(fair, **{flag: True}))
     stranger = msgspec.structs.replace(silent, uid="uid-default-c")
 
     async def looks() -> None:
@@ -224,4 +225,8 @@ def test_a_container_that_computes_without_saying_so_is_told_of_once_each_time_i
         await looking.look_at(silent, stranger)
 
     asyncio.run(looks())
-    assert looking.told.untold == ["uid-default-a main", "uid-default-a main", "uid-default-c main"]
+    assert looking.told.notices == [
+        f"uid-default-a main {reason}",
+        f"uid-default-a main {reason}",
+        f"uid-default-c main {reason}",
+    ]

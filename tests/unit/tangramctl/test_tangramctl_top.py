@@ -67,9 +67,9 @@ def test_times_are_written_for_people(seconds: float, text: str):
     assert screen.clock(seconds) == text
 
 
-def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_is_named_below():
+def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_or_is_stopped_is_named_below():
     before = msgspec.structs.replace(turn(1, off_s=0.5), arrivals=10, clearing_s=0.5)
-    now = msgspec.structs.replace(turn(2, off_s=0.51), arrivals=20, clearing_s=0.52, untold=True)
+    now = msgspec.structs.replace(turn(2, off_s=0.51), arrivals=20, clearing_s=0.52, untold=True, stopped=True)
     table = top.between(View((entry("a", before),)), View((entry("a", now), entry("b", turn(1)))), 1.0)
     assert [row.wait_ms for row in table.rows] == [pytest.approx(3.0), None]
     console = Console(width=200)
@@ -77,6 +77,7 @@ def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_is_named_bel
         console.print(screen.drawn_top(table, 200))
     assert "3.00 ms" in got.get()
     assert "name-a: computes while it says it is idle" in got.get()
+    assert "name-a: another tenant of the GPU stops its work" in got.get()
 
 
 def test_the_pid_of_a_run_stands_first_and_stays_on_a_narrow_terminal_and_a_node_without_runs_has_no_such_column():

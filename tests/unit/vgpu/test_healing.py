@@ -1,11 +1,11 @@
-"""A silent container is healed soon, then ever more seldom, on each of its cards."""
+"""A silent container is healed soon, then ever more seldom, on each of its cards; and is one stopped by somebody, or are its kernels long?"""
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vgpu.healing import MOST_S, Healing
+from vgpu.healing import FORGET_S, MOST_S, PROOF, WAITS, Healing
 
 FIRST_S = 0.1
 
@@ -42,3 +42,47 @@ def test_who_is_stopped_stands_still_no_longer_than_it_was_silent(stopped_at_s: 
         healing.healed("a", at_s, first_s)
     stood_s = at_s - stopped_at_s
     assert stood_s <= max(first_s, min(stopped_at_s + first_s, MOST_S)) + 1e-9
+
+
+def lives(kernels_s: list[float], *, stopped: bool) -> Healing:
+    """One that says when each kernel ends. `stopped`: somebody stops it as it begins, so that it ends that long after a heal instead."""
+    healing, at_s = Healing(0.0), 0.0
+    for kernel_s in kernels_s:
+        end_s = at_s + kernel_s
+        if stopped:
+            at_s = healing.due_s("a", FIRST_S)
+            healing.healed("a", at_s, FIRST_S)
+            end_s = at_s + kernel_s
+        while (due_s := healing.due_s("a", FIRST_S)) <= end_s:
+            healing.healed("a", due_s, FIRST_S)
+        healing.ended(end_s)
+        healing.heard(end_s)
+        at_s = end_s
+    return healing
+
+
+def test_work_that_ends_right_after_each_heal_was_stopped_by_somebody() -> None:
+    assert not lives([0.004] * (PROOF - 1), stopped=True).stopped(0.0)
+    proven = lives([0.004] * PROOF, stopped=True)
+    assert proven.stopped(1.0)
+    assert not proven.stopped(1.0 + FORGET_S), "nothing confirmed it since"
+
+
+def test_a_silence_is_healed_no_later_while_somebody_is_suspected() -> None:
+    healing, waits, at_s = Healing(0.0), [], 0.0
+    for _ in range(2 * len(WAITS)):
+        due_s = healing.due_s("a", FIRST_S)
+        waits.append(round(due_s - at_s, 3))
+        healing.healed("a", due_s, FIRST_S)
+        healing.ended(due_s)
+        healing.heard(due_s)
+        at_s = due_s
+    assert waits == [0.1, 0.075, 0.05] * 2
+
+
+@given(st.floats(0.0, 5.0), st.integers(PROOF, 40))
+@example(0.105, 12)
+@example(0.08, 12)
+def test_kernels_of_one_length_are_nobodys_doing(kernel_s: float, count: int) -> None:
+    """Whatever the length: also just as long as the silence that brings a heal."""
+    assert not lives([kernel_s] * count, stopped=False).stopped(0.0)

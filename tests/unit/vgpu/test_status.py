@@ -32,7 +32,7 @@ TEXT = """
     "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
   "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
     "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0, "clearing_s": 0.0,
-    "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "seen_s": null}}],
+    "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null}}],
  "version": 1}
 """ % (UUID, UUID)  # noqa: UP031
 STATUS = Status(
