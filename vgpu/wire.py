@@ -8,6 +8,7 @@ bytes only: no socket, no ledger. The messages themselves are in `vgpu.messages`
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 from vgpu.errors import BadDocument, NewerVersion
@@ -159,6 +160,8 @@ def decode(packet: bytes) -> tuple[int, Message]:
     body = packet[_HEADER.size :]
     if body_bytes != len(body):
         raise BadDocument(f"packet announces a body of {body_bytes} bytes and carries {len(body)}")
+    if number == _TYPES[Activity] and len(body) == _ACTIVITY.size:
+        return seq, _activity(body)
     if number == _TYPES[Welcome]:
         return seq, _welcome(body)
     if number == _TYPES[ProcessList]:
@@ -197,9 +200,6 @@ def _message(number: int, body: bytes) -> Message:
             return Processes(_card(_CARD_ONLY.unpack(body)[0]))
         case 13:
             return _channels(*_CHANNELS.unpack(body))
-        case 14:
-            what, _, value = _ACTIVITY.unpack(body)
-            return Activity(_what(what), value)
         case 15 | 16:
             card, held, space, _, amount, key = _SHARED.unpack(body)
             kind = Hold if number == 15 else Drop
@@ -207,6 +207,13 @@ def _message(number: int, body: bytes) -> Message:
         case _:
             code, text = _ERROR.unpack(body)
             return Error(code, _text(text))
+
+
+@lru_cache(64)
+def _activity(body: bytes) -> Activity:
+    """A request waits for this one, and there are few that differ."""
+    what, _, value = _ACTIVITY.unpack(body)
+    return Activity(_what(what), value)
 
 
 def _welcome(body: bytes) -> Welcome:
