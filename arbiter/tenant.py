@@ -358,14 +358,14 @@ class TenantTurns:
         """Start or stop all its processes on a card: the driver's status. A stop that fails is taken back whole.
 
         Blocks for about half a millisecond a process. Called without any lock, so the seats are those of a moment ago: one that
-        was closed meanwhile answers with an error, and its process is gone. To start touches what does not run for certain; who
+        was closed meanwhile answers with an error, and its process is gone. To stop touches what runs for certain. To start touches what does not run for certain; who
         is to be off has only what is unsure started, and is stopped next.
         """
         status, joined = rm.OK, self.joined
         copies = self._copies and joined is not None and joined.klass == BEST_EFFORT
         for seat in self.seats(card):
             if not on:
-                status = seat.suspend(copies=copies) or status
+                status = (seat.suspend(copies=copies) if seat.runs is Runs.ON and not seat.partial else rm.OK) or status
             elif seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
                 status = seat.resume() or status
         if status != rm.OK and not on:

@@ -27,7 +27,7 @@ _GAUGES: Final = {
     "running": "1 while the container may run",
     "trouble": "1 while the container cannot be suspended; the log and the status say why",
     "untold": "1 while NVML sees the container compute while it says it is idle",
-    "stopped": "1 while another process stops the container's channels again and again",
+    "stopped": "1 while something other than the arbiter seems to stop the container's work again and again",
     "asked_percent": "the cap that the container asked for; 0 = none",
     "credit_seconds": "how long the container may still run before its own cap stops it; below 0 it has a debt; 0 without a cap",
 }

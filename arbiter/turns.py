@@ -69,7 +69,7 @@ class Turns:
         """Its version, where nobody has tried it; empty = known, or there is none."""
         self._lanes: dict[str, Lane] = {}
         self._decision = Decision(frozenset(), inf, {})
-        self._orders = Orders(self.share.lead_s)
+        self.orders = Orders(self.share.lead_s)
 
     def adopt(self, name: str, grant: Grant, page: Page, connection: Connection) -> None:
         """A connection of a process that tells of turns; ours from here on."""
@@ -93,6 +93,7 @@ class Turns:
             tenant = self.tenants.get(name)
             if tenant is not None:
                 tenant.grant = grant
+                self.orders.forget()
                 self._know(tenant)
                 self._decide()
 
@@ -105,7 +106,6 @@ class Turns:
             if tenant.page is not None:
                 tenant.page.show_turn(off=False)
             tenant.page, tenant.wanted = None, True
-            self._orders.forget()
             if tenant.joined is not None:
                 self._apply(Leave(now_s(), name))
             if tenant.processes:
@@ -158,7 +158,7 @@ class Turns:
         """Start everybody and end the threads."""
         with self.lock:
             self.ending = True
-            self._orders.forget()
+            self.orders.forget()
             lanes = list(self._lanes.values())
         for lane in lanes:
             lane.stop()
@@ -171,8 +171,9 @@ class Turns:
         self, tenant: TenantTurns, connection: Connection, message: wire.Message, fd: int | None, at_s: float
     ) -> None:
         """A message of a process came at `at_s`, with a descriptor that is ours then. Raises BadDocument."""
+        at_s = max(at_s, self.share.now_s)  # what others did meanwhile is in the books and stays before it
         if isinstance(message, wire.Activity) and message.what is wire.What.IDLE:
-            tenant.healing.ended(at_s)
+            tenant.healing.ended(at_s, self._heal_s)
         tenant.healing.heard(at_s)
         if self._awake_s and tenant.urgent:
             self._stay_awake(tenant, at_s + self._awake_s)
@@ -185,34 +186,29 @@ class Turns:
             case wire.Channels():
                 tenant.sits(connection.number, message, fd)
                 tenant.changed_channels()
-                self._orders.forget()
+                self.orders.forget()
                 tell_of_partial(tenant)
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for turns")
-        self._know(tenant)
+        self._know(tenant, at_s)
 
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
         seats = tenant.leaves(connection.number, now_s())
         tenant.changed_channels()  # what was known may have been of that process's
-        self._orders.forget()
+        self.orders.forget()
         self._know(tenant)
         return seats
 
-    def at_once(self, card: str, tenant: TenantTurns, message: wire.Message) -> list[TenantTurns]:
-        """Whom the card's thread stops before anything else when this is said. It says `stopped` then."""
-        return self._orders.of(card, tenant, message)
-
-    def stopped(self, at_s: float, took_s: Mapping[TenantTurns, tuple[int, float]]) -> None:
-        """By an order, for what was said at `at_s` and heard since: the driver's status and how long it took, of each."""
+    def stopped(self, tenant: TenantTurns, at_s: float, status: int, took_s: float) -> None:
+        """By an order, for what was said at `at_s` and has been heard since: the policy has it decided then, and it is done now."""
         self._decide(at_s)
-        for tenant, (status, seconds) in took_s.items():
-            self.switched(tenant, False, status, seconds)
+        self.switched(tenant, False, status, took_s)
 
     def give_orders(self, card: str) -> None:
         """Nothing is to be switched on a card now: what will be when a request comes?"""
         if not self.ending:
-            self._orders.give(card, self.tenants, self.share)
+            self.orders.give(card, self.tenants, self.share)
 
     def hush(self, tenant: TenantTurns, *, unheard: bool) -> None:
         """A tenant is not listened to for a while, or is again."""
@@ -249,7 +245,7 @@ class Turns:
         if why:
             tenant.failures += 1
             self._gate(tenant, why)
-        self._orders.forget()
+        self.orders.forget()
         self._wake(tenant)
 
     def switched(self, tenant: TenantTurns, on: bool, status: int, took_s: float) -> None:
@@ -300,7 +296,7 @@ class Turns:
                 tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
             if gap and card in tenant.depends_on():
                 tenant.doubt()
-                self._orders.forget()
+                self.orders.forget()
                 self._wake(tenant)
             if tenant.forgets(now_s()):
                 self._doubts(tenant)
@@ -316,20 +312,20 @@ class Turns:
         try:
             with self.lock:
                 self.ending = True
-                self._orders.forget()
+                self.orders.forget()
             self._release_all()
         finally:
             self._failed()
 
     def _apply(self, event: Event) -> None:
         tenant = self.tenants.get(event.name)
-        self._orders.forget(tenant.cards if tenant is not None else None)
+        self.orders.forget(tenant.cards if tenant is not None else None)
         self.trace.append(event)
         self.share.apply(event)
 
-    def _know(self, tenant: TenantTurns) -> None:
+    def _know(self, tenant: TenantTurns, at_s: float | None = None) -> None:
         """Bring what the policy knows of a tenant in step with what it is. One without channels stays: its debts do."""
-        terms, at_s = tenant.terms(), now_s()
+        terms, at_s = tenant.terms(), now_s() if at_s is None else at_s
         if tenant.page is None:  # a tenant of the same name may be here by now
             return
         if terms is not None and terms != tenant.joined:
@@ -391,7 +387,7 @@ class Turns:
             wanted = self.ending or tenant.joined is None or name in self._decision.on
             if wanted != tenant.wanted:
                 tenant.wanted = wanted
-                self._orders.forget(tenant.cards)
+                self.orders.forget(tenant.cards)
                 if tenant.gates:
                     self._show(tenant, 0.0)
                 self._wake(tenant)

@@ -37,8 +37,8 @@ NOTICES: Final = {
         "best-effort work, and from its gpu-core"
     ),
     "StoppedByAnother": (
-        "the GPU work of container {} was stopped several times by a process that is not its own: it is started again each time, "
-        "after a tenth of a second at most; another tenant of this GPU does that, and belongs elsewhere"
+        "the GPU work of container {} seems to be stopped again and again by something other than the arbiter; it is started again "
+        "within a second each time"
     ),
 }
 """What is found out about a container's GPU time: the Event's reason, and the sentence for a person."""

@@ -19,7 +19,7 @@ from tangramctl.view import CardView, Entry, View
 GIB: Final = 2**30
 MIB: Final = 2**20
 UNTOLD: Final = "computes while it says it is idle"
-STOPPED: Final = "another tenant of the GPU stops its work again and again"
+STOPPED: Final = "something other than the arbiter seems to stop its work again and again"
 PLAIN_WIDTH: Final = 100_000
 """Columns where output is no terminal: more than a line has. Whoever reads the lines cuts them."""
 GAP: Final = 2

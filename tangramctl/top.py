@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     untold: bool = False
     """It computes while it says it is idle."""
     stopped: bool = False
-    """A process that is not its own stops its work again and again."""
+    """Something other than the arbiter seems to stop its work again and again."""
 
 
 class Table(msgspec.Struct, frozen=True):

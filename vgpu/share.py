@@ -82,12 +82,17 @@ class Share:
         self._settings = settings if settings is not None else Settings()
         self._states: dict[str, Standing] = {}
         self._astir: dict[str, Standing] = {}
-        """Those for whom passing time changes anything. A node has many tenants that are idle: they cost a decision nothing."""
+        """Those for whom passing time changes anything. A node has many tenants that are idle: they cost a decision next to nothing."""
         self._now_s = -inf
         self._wanted: frozenset[str] | None = None
         """Who is to be on, as decided last."""
         self.suspend_s = self._settings.suspend_s
         """How long a suspend takes, as lately measured."""
+
+    @property
+    def now_s(self) -> float:
+        """Up to when everything is in the books."""
+        return self._now_s
 
     @property
     def lead_s(self) -> float:
@@ -132,7 +137,7 @@ class Share:
                 self._switched(state, event)
 
     def decide(self, now_s: float) -> Decision:
-        """Who is to be on from now. Cost: O(tenants with work x log) plus O(cards)."""
+        """Who is to be on from now. Cost: O(tenants with work x log) plus O(cards), and a little for each of the others."""
         self._advance(now_s)
         self._let_rest()
         why = dict.fromkeys(self._states, "idle")
@@ -160,9 +165,9 @@ class Share:
         return Decision(self._wanted, self._ask_again_s(ready, on), why)
 
     def gives_way(self, name: str) -> list[str]:
-        """Who of those that are on would have to go if this tenant had work from now on; nobody where that takes more than a look.
+        """Who of those that are on with work would have to go if this tenant had work from now on; nobody where that takes more than a look.
 
-        So that a switch can begin before `decide` is asked: all these it would stop, others perhaps, too.
+        So that a switch can begin before `decide` is asked: all these it would stop, others perhaps, too. That holds until an event comes.
         """
         state = self._states.get(name)
         if state is None or state.cap or len(state.tenant.cards) > 1 or state.active(self._now_s):
@@ -171,7 +176,7 @@ class Share:
         rivals = [(other, s) for other, s in beside if s.active(self._now_s)]
         if any(s.slice_s or s.urgency <= state.urgency for _, s in rivals):
             return []
-        return [other for other, s in rivals if s.on]
+        return [other for other, s in rivals if s.on and s.working]
 
     def _let_rest(self) -> None:
         resting = [name for name, state in self._astir.items() if state.rests(self._now_s, self._credit_most_s(state))]

@@ -89,7 +89,7 @@ class TurnStatus(msgspec.Struct, frozen=True):
     untold: bool = False
     """The driver sees it compute while it says it is idle."""
     stopped: bool = False
-    """Somebody else stops its channels again and again: its work ends right after they are enabled anew."""
+    """Something other than the arbiter seems to stop it again and again: its work ends right after it is enabled anew."""
     seen_s: float | None = None
     """GPU time that the driver counted of its processes; None where it does not tell."""
 

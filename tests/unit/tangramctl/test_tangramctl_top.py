@@ -77,7 +77,7 @@ def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_or_is_stoppe
         console.print(screen.drawn_top(table, 200))
     assert "3.00 ms" in got.get()
     assert "name-a: computes while it says it is idle" in got.get()
-    assert "name-a: another tenant of the GPU stops its work" in got.get()
+    assert "name-a: something other than the arbiter seems to stop its work" in got.get()
 
 
 def test_the_pid_of_a_run_stands_first_and_stays_on_a_narrow_terminal_and_a_node_without_runs_has_no_such_column():

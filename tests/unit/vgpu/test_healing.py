@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -55,7 +58,7 @@ def lives(kernels_s: list[float], *, stopped: bool) -> Healing:
             end_s = at_s + kernel_s
         while (due_s := healing.due_s("a", FIRST_S)) <= end_s:
             healing.healed("a", due_s, FIRST_S)
-        healing.ended(end_s)
+        healing.ended(end_s, FIRST_S)
         healing.heard(end_s)
         at_s = end_s
     return healing
@@ -70,19 +73,39 @@ def test_work_that_ends_right_after_each_heal_was_stopped_by_somebody() -> None:
 
 def test_a_silence_is_healed_no_later_while_somebody_is_suspected() -> None:
     healing, waits, at_s = Healing(0.0), [], 0.0
-    for _ in range(2 * len(WAITS)):
+    for _ in range(PROOF):
         due_s = healing.due_s("a", FIRST_S)
         waits.append(round(due_s - at_s, 3))
         healing.healed("a", due_s, FIRST_S)
-        healing.ended(due_s)
+        healing.ended(due_s, FIRST_S)
         healing.heard(due_s)
         at_s = due_s
-    assert waits == [0.1, 0.075, 0.05] * 2
+    assert waits == [round(FIRST_S * part, 3) for part in WAITS]
+    assert set(waits) == {0.05, 0.075, 0.1}
 
 
 @given(st.floats(0.0, 5.0), st.integers(PROOF, 40))
-@example(0.105, 12)
-@example(0.08, 12)
+@example(0.105, 40)
+@example(0.08, 40)
 def test_kernels_of_one_length_are_nobodys_doing(kernel_s: float, count: int) -> None:
     """Whatever the length: also just as long as the silence that brings a heal."""
     assert not lives([kernel_s] * count, stopped=False).stopped(0.0)
+
+
+@given(
+    st.sampled_from(
+        [[(0.05, 0.11)], [(0.02, 0.12)], [(0.005, 0.005)] * 9 + [(0.05, 0.11)], [(0.075, 0.085)], [(0.1, 0.3)]]
+    ),
+    st.integers(0, 2**32),
+)
+def test_kernels_of_many_lengths_are_nobodys_doing(spans: list[tuple[float, float]], seed: int) -> None:
+    random = Random(seed)
+    kernels_s = [random.uniform(*random.choice(spans)) for _ in range(2000)]
+    assert not lives(kernels_s, stopped=False).stopped(0.0)
+
+
+@pytest.mark.parametrize(
+    "cycle", [[0.105, 0.08, 0.055], [0.105, 0.055, 0.08], [0.105, 0.055], [0.08, 0.055, 0.105, 0.105]]
+)
+def test_kernels_that_take_turns_are_nobodys_doing(cycle: list[float]) -> None:
+    assert not lives(cycle * 200, stopped=False).stopped(0.0)

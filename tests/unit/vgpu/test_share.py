@@ -329,17 +329,20 @@ def test_who_rests_is_decided_on_and_counted_as_if_he_were_looked_at_every_time(
         assert one.credit_s(name) == pytest.approx(other.credit_s(name))
 
 
-@given(happenings, st.sampled_from(NAMES), st.sampled_from([Work, Begin]))
+@given(happenings, st.sampled_from(NAMES), st.sampled_from([Work, Begin]), st.floats(0.0, 3.0), st.booleans())
 def test_who_is_said_to_give_way_goes_when_the_work_comes(
-    list_: list[Happening], name: str, kind: type[Work | Begin]
+    list_: list[Happening], name: str, kind: type[Work | Begin], later_s: float, asked: bool
 ) -> None:
+    """Whenever that is, and whether anybody asked in between or not."""
     share, _, _, now_s = play(list_)
     before = share.decide(now_s)
     stops = share.gives_way(name)
+    now_s += later_s
+    before = share.decide(now_s) if asked else before
     share.apply(kind(now_s, name))
     after = share.decide(now_s)
     assert not after.on.intersection(stops)
-    assert not stops or (name in after.on and before.why[name] == "idle")
+    assert not stops or before.why[name] == "idle"
 
 
 def test_nobody_is_said_to_give_way_who_has_a_slice_against_starvation() -> None:
@@ -352,6 +355,15 @@ def test_nobody_is_said_to_give_way_who_has_a_slice_against_starvation() -> None
     share.apply(Switched(1.011, "std", on=False, took_s=0.0006))
     share.apply(Switched(1.012, "be", on=True, took_s=0.0004))
     share.decide(1.012)
+    assert share.gives_way("lc") == []
+
+
+def test_nobody_is_said_to_give_way_for_what_is_over_without_an_event() -> None:
+    """The grace after his last work: nothing tells when it ends."""
+    share = share_with(lc=tenant(LC, level=1), less=tenant(LC, level=3))
+    share.apply(Work(0.0, "less"))
+    share.apply(Idle(0.001, "less"))
+    assert share.decide(0.0011).why["less"] != "idle"
     assert share.gives_way("lc") == []
 
 
