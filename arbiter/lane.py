@@ -102,8 +102,11 @@ class Lane:
         os.eventfd_write(self._bell, 1)
         self._thread.join()
         with self._turns.lock:
-            for _, connection in self._connections.values():
-                connection.sock.close()
+            for fd, (tenant, connection) in list(self._connections.items()):
+                if tenant.page is None:  # dropped, and its hang-up not seen yet: nobody else knows its seats
+                    self._lose(fd, lives=True)
+                else:
+                    connection.sock.close()
             self._connections.clear()
         self._close_left()
         self._epoll.close()

@@ -97,17 +97,17 @@ def test_a_request_stops_a_neighbour_before_the_policy_is_asked(node: TurnsNode,
     urgent, background = a_pair(node)
     watched = Watched(node, driver)
     SAYS[said](urgent)
-    wait_for(lambda: driver.off(background))
+    wait_for(
+        lambda: node.status("be").suspends == 1
+    )  # what was announced and does not come holds for milliseconds only
     assert (watched.heard, watched.locked) == ([False], [False])
-    wait_for(lambda: not node.status("be").on)
-    assert node.status("be").suspends == 1
     urgent.works()
     urgent.idles()
     urgent.send(Activity(What.END_SECTION))
     wait_for(lambda: not driver.off(background))
 
 
-@pytest.mark.parametrize("said", SAYS)
+@pytest.mark.parametrize("said", ["work", "a section"])  # what a hint claims ends in mid-suspend here
 def test_what_was_stopped_by_order_is_in_the_books_as_if_it_had_been_decided(
     node: TurnsNode, driver: Driver, said: str
 ) -> None:

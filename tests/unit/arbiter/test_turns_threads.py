@@ -18,7 +18,7 @@ from arbiter.status import status_of
 from arbiter.turn_metrics import families
 from arbiter.turns import Turns
 from tests.unit.arbiter.conftest import a_grant, wait_for
-from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from tests.unit.arbiter.turns_kit import A, Driver, TurnsNode
 from vgpu import wire
 from vgpu.codec import grant_to_text
 from vgpu.share import Share
@@ -52,6 +52,19 @@ def stopped(node: TurnsNode, driver: Driver):
 
 
 def test_the_end_starts_everybody_and_closes_every_descriptor(node: TurnsNode, driver: Driver, stopped):
+    node.turns.close()
+    assert driver.owed() == 0
+    assert node.device_descriptors() == 1, "the test's own"
+    node.turns = Turns(node.failed.set)
+
+
+def test_the_end_starts_also_who_was_dropped_and_whose_hang_up_nobody_has_seen(
+    node: TurnsNode, driver: Driver, stopped, monkeypatch: pytest.MonkeyPatch
+):
+    background, _ = stopped
+    monkeypatch.setattr(node.turns._lanes[A], "_ready", lambda *_: None)
+    node.drop("be")
+    assert driver.off(background)
     node.turns.close()
     assert driver.owed() == 0
     assert node.device_descriptors() == 1, "the test's own"
