@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import KERNEL_US, PERIOD_US, QUANTILES, free_lc_rate
-from bench.gpu_time.node import Node, by_kind, quantile, rate
-from tests.gpu.kit.machine import Lines
+from bench.gpu_time.node import Node, ask, by_kind, quantile, rate
 
 KIB, NEIGHBOUR_MIB = 1024, 64
 REPEATS = 5
@@ -73,27 +71,22 @@ class Pair:
         before = after = {"done": 0.0}
         suspends = self.node.turns()["be"].suspends if way.held else 0
         if way.neighbour:
-            _ask(be, "copy", NEIGHBOUR_MIB)
+            ask(be, "copy", NEIGHBOUR_MIB)
             time.sleep(UNDER_WAY_S)
-            before = _ask(be, "count")
+            before = ask(be, "count")
         if way.requests:
             count = max(10, int(seconds * 1e6 / PERIOD_US))
-            took = _ask(lc, "moves", count, PERIOD_US, KIB, KERNEL_US, self.per_us, way.ahead_us)["us"]
+            took = ask(lc, "moves", count, PERIOD_US, KIB, KERNEL_US, self.per_us, way.ahead_us)["us"]
         else:
             time.sleep(seconds)
         if way.neighbour:
-            after = _ask(be, "count")
-            _ask(be, "stop")
+            after = ask(be, "count")
+            ask(be, "stop")
         return took, rate(before, after) * NEIGHBOUR_MIB * 2**20 / 1e9, self._note(suspends) if way.held else ""
 
     def _note(self, suspends: int) -> str:
         turn = self.node.turns()["be"]
         return f"{turn.suspends - suspends} suspends" + (f", trouble: {turn.trouble}" if turn.trouble else "")
-
-
-def _ask(lines: Lines, *words: object) -> dict[str, Any]:
-    lines.send(*words)
-    return lines.receive()
 
 
 def run(node: Node, book: Book, seconds: float) -> None:

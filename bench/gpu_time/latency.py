@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from bench.gpu_time import mps
 from bench.gpu_time.book import Book
-from bench.gpu_time.node import Node, by_kind, quantile, rate
+from bench.gpu_time.node import Node, ask, by_kind, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
@@ -87,17 +86,17 @@ class Pair:
         took: list[float] = []
         suspends = self._suspends() if way.held else 0
         if way.neighbour:
-            _ask(be, "start", LONG_US, self.per_us)
+            ask(be, "start", LONG_US, self.per_us)
             time.sleep(UNDER_WAY_S)
-            before = _ask(be, "count")
+            before = ask(be, "count")
         if way.requests:
             count = max(10, int(seconds * 1e6 / PERIOD_US))
-            took = _ask(lc, "lc", count, PERIOD_US, LAUNCHES, KERNEL_US, self.per_us, way.ahead_us)["us"]
+            took = ask(lc, "lc", count, PERIOD_US, LAUNCHES, KERNEL_US, self.per_us, way.ahead_us)["us"]
         else:
             time.sleep(seconds)
         if way.neighbour:
-            after = _ask(be, "count")
-            _ask(be, "stop")
+            after = ask(be, "count")
+            ask(be, "stop")
         return took, rate(before, after), (self._suspends() - suspends) if way.held else 0
 
     def _suspends(self) -> int:
@@ -106,12 +105,7 @@ class Pair:
 
 def free_lc_rate(lc: Lines) -> int:
     """Steps of the kernel in a microsecond, on a GPU of its own."""
-    return int(_ask(lc, "calibrate")["per_us"])
-
-
-def _ask(lines: Lines, *words: object) -> dict[str, Any]:
-    lines.send(*words)
-    return lines.receive()
+    return int(ask(lc, "calibrate")["per_us"])
 
 
 def run(node: Node, book: Book, seconds: float) -> None:

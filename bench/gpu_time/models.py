@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.gpu_time import mps
 from bench.gpu_time.book import Book
-from bench.gpu_time.node import Node, quantile, rate
+from bench.gpu_time.node import Node, ask, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 REPEATS = 5
@@ -127,21 +127,16 @@ def _round(
 
 
 def _served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
-    took: list[float] = _ask(lc, "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us)["ms"]
+    took: list[float] = ask(lc, "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us)["ms"]
     return took
 
 
 def _beside(be: Lines, pair: Pair, what: Callable[[], Any]) -> tuple[float, Any]:
     """The neighbour's steps in a second meanwhile, and what came out of it."""
-    _ask(be, "start", pair.neighbour)
+    ask(be, "start", pair.neighbour)
     time.sleep(UNDER_WAY_S)
-    before = _ask(be, "count")
+    before = ask(be, "count")
     found = what()
-    after = _ask(be, "count")
-    _ask(be, "stop")
+    after = ask(be, "count")
+    ask(be, "stop")
     return rate(before, after), found
-
-
-def _ask(lines: Lines, *words: object) -> dict[str, Any]:
-    lines.send(*words)
-    return lines.receive()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.gpu.kit.machine import ROOT, Lines, Machine, machine
 from vgpu.codec import grant_to_text
@@ -182,6 +182,12 @@ def node(fake: bool | None) -> Iterator[Node]:
         finally:
             here.end_tenants()
             made.stop_arbiter()
+
+
+def ask(lines: Lines, *words: object) -> dict[str, Any]:
+    """A program's answer to one line."""
+    lines.send(*words)
+    return lines.receive()
 
 
 def by_kind(switches: list[Switch]) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ from arbiter.lane import NAP_US
 from arbiter.timer import Nap
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import ASLEEP, KERNEL_US, LAUNCHES, LONG_US, PERIOD_US, free_lc_rate
-from bench.gpu_time.node import Node, quantile
+from bench.gpu_time.node import Node, ask, quantile
 from bench.process import cpu_s
 from tests.gpu.kit.machine import Lines
 
@@ -155,13 +155,13 @@ def _requests(
 ) -> tuple[list[float], list[float], float, str]:
     """How late the suspend for each request began, since its launch and since the arbiter's thread woke up for it; percent of a core,
     and a note. Ends the arbiter."""
-    _ask(be, "start", LONG_US, per_us)
+    ask(be, "start", LONG_US, per_us)
     time.sleep(UNDER_WAY_S)
     began_s, used_s = time.monotonic(), cpu_s(node.arbiter.pid)
     lc.send("lc", max(20, int(seconds * 1e6 / PERIOD_US)), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
     at_us = lc.receive()["at_us"]
     busy = 100 * (cpu_s(node.arbiter.pid) - used_s) / (time.monotonic() - began_s)
-    _ask(be, "stop")
+    ask(be, "stop")
     suspends = [one for one in node.stop_arbiter() if one.what == "suspend"]
     late_us, awake_us = [], []
     for at in at_us:
@@ -170,11 +170,6 @@ def _requests(
             late_us.append(after[0].began_us - at)
             awake_us.append(after[0].awake_us)
     return late_us, awake_us, busy, f"{len(at_us)} requests, {len(late_us)} of them with a suspend"
-
-
-def _ask(lines: Lines, *words: object) -> None:
-    lines.send(*words)
-    lines.receive()
 
 
 def _quantiles(book: Book, case: str, repeat: int, late_us: list[float]) -> None:

@@ -9,12 +9,11 @@ anew twice a second. `GAIN` was chosen with matrix products of one kind; the oth
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.caps import ONE, Load, loads
 from bench.gpu_time.latency import free_lc_rate
-from bench.gpu_time.node import Node, rate
+from bench.gpu_time.node import Node, ask, rate
 from tests.gpu.kit.machine import Lines
 
 ASKED = 30
@@ -46,34 +45,29 @@ def run(node: Node, book: Book, seconds: float) -> None:
 def _held(node: Node, book: Book, load: Load, program: Lines, repeat: int, seconds: float) -> None:
     """Calibrates, settles, measures."""
     node.grant(ONE)
-    _ask(program, "start", *load.words)
+    ask(program, "start", *load.words)
     time.sleep(0.2)
-    before = _ask(program, "count")
+    before = ask(program, "count")
     time.sleep(1.0)
-    solo = rate(before, _ask(program, "count"))
+    solo = rate(before, ask(program, "count"))
     limit, owed = float(ASKED), 0.0
-    last = began = _ask(program, "count")
+    last = began = ask(program, "count")
     began_on_s = node.turns()[ONE].on_s
     for number in range(SETTLING_ROUNDS + max(2, round(seconds / ROUND_S))):
         whole = min(99, max(1, round(limit + owed)))
         owed += limit - whole  # limits are whole percents: what one round has too much the next has too little
         node.grant(ONE, core=whole)
         if number == SETTLING_ROUNDS:
-            began, began_on_s = _ask(program, "count"), node.turns()[ONE].on_s
+            began, began_on_s = ask(program, "count"), node.turns()[ONE].on_s
         time.sleep(ROUND_S)
-        now = _ask(program, "count")
+        now = ask(program, "count")
         limit += GAIN * (ASKED - 100 * rate(last, now) / solo)
         last = now
     passed_s = last["at_s"] - began["at_s"]
     on_s = node.turns()[ONE].on_s - began_on_s
     clock = node.smi("clocks.sm")
-    _ask(program, "stop")
+    ask(program, "stop")
     note = f"limit {limit:.1f} % in the end" + (f", {clock[0]} MHz" if clock else "")
     case = f"{load.name}, {ASKED} % of the work"
     book.add("work", case, "throughput of no limit", "%", repeat, 100 * rate(began, last) / solo, note)
     book.add("work", case, "GPU time by the wall", "%", repeat, 100 * on_s / passed_s)
-
-
-def _ask(program: Lines, *words: object) -> dict[str, Any]:
-    program.send(*words)
-    return program.receive()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,6 +24,9 @@ from arbiter.server import Server
 from vgpu import wire
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
+
+if TYPE_CHECKING:
+    from tests.unit.arbiter.turns_kit import Driver
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 OTHER_CARD = "GPU-00000000-0000-0000-0000-000000000002"
@@ -204,3 +208,13 @@ def node() -> Iterator[Node]:
     yield node
     node.close()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The kernel driver, in the place of the real one."""
+    from tests.unit.arbiter.turns_kit import Driver  # the kit stands on this module
+
+    made = Driver()
+    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
+    return made

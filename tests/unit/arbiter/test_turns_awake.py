@@ -14,9 +14,8 @@ from tests.unit.arbiter.turns_kit import Driver, TurnsNode
 
 
 @pytest.fixture
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def naps(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> list[bool]:
     """Did they end early? Of all that were taken."""
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", Driver().ioctl)
     taken, plain = list[bool](), Nap.ends_early
 
     def counted(nap: Nap) -> bool:

@@ -13,13 +13,6 @@ from vgpu.wire import Channels
 COMPUTE, COPY = (3, 4), (9, 10, 11)
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
-    return made
-
-
 @pytest.fixture(params=[True])
 def node(driver: Driver, request: pytest.FixtureRequest) -> Iterator[TurnsNode]:
     made = TurnsNode(copies=request.param, heal_s=0)

@@ -20,13 +20,6 @@ SILENCE_S = 0.6
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
-    return made
-
-
-@pytest.fixture
 def node(driver: Driver) -> Iterator[TurnsNode]:
     made = TurnsNode(settings=Settings(starve_after_s=600))
     yield made

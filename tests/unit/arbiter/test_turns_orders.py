@@ -25,13 +25,6 @@ SLOW_S = 0.05
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
-    return made
-
-
-@pytest.fixture
 def node(driver: Driver) -> Iterator[TurnsNode]:
     made = TurnsNode(heal_s=0)
     yield made

@@ -27,13 +27,6 @@ from vgpu.wire import Activity, What
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
-    return made
-
-
-@pytest.fixture
 def node(driver: Driver) -> Iterator[TurnsNode]:
     made = TurnsNode()
     yield made

@@ -16,13 +16,6 @@ MANY = tuple(range(3, 67))
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
-    return made
-
-
-@pytest.fixture
 def node(driver: Driver) -> Iterator[TurnsNode]:
     made = TurnsNode()
     yield made
