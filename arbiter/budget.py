@@ -22,7 +22,9 @@ class Budget:
 
     def may(self, at_s: float) -> bool:
         """May one more message be read?"""
-        self._fill(at_s)
+        if at_s > self._at_s:
+            self._left = min(self._at_once, self._left + (at_s - self._at_s) * self._a_second)
+            self._at_s = at_s
         return self._left >= 1.0
 
     def spend(self, cost: float) -> None:
@@ -30,10 +32,5 @@ class Budget:
         self._left -= cost
 
     def again_s(self, at_s: float) -> float:
-        """When it is worth asking again: with a quarter of the bucket, so that one wake-up reads many."""
-        self._fill(at_s)
+        """When it is worth asking again, now that `may` has said no: with a quarter of the bucket, so that one wake-up reads many."""
         return at_s + max(0.0, self._at_once / 4 - self._left) / self._a_second
-
-    def _fill(self, at_s: float) -> None:
-        self._left = min(self._at_once, self._left + max(0.0, at_s - self._at_s) * self._a_second)
-        self._at_s = at_s

@@ -73,6 +73,8 @@ class Connection:
             return None
         except OSError as error:
             raise Gone(str(error)) from None
+        if packet and not passed:
+            return None, wire.decode(packet)[1]
         fds = [
             fd
             for level, kind, data in passed

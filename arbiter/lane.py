@@ -18,6 +18,7 @@ import structlog
 
 from arbiter.budget import CHANNELS_COST
 from arbiter.connection import BAD_PACKET, Connection, Gone
+from arbiter.rehearsal import Rehearsal
 from arbiter.seat import Runs, Seat
 from arbiter.tenant import TenantTurns
 from arbiter.timer import Nap, Timer, now_s
@@ -25,6 +26,7 @@ from vgpu import wire
 from vgpu.errors import BadDocument
 
 if TYPE_CHECKING:
+    from arbiter.orders import Order
     from arbiter.turns import Turns
 
 BEAT_S: Final = 0.2
@@ -52,6 +54,7 @@ class Lane:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._timer = Timer()
         self._nap = Nap(self._epoll.fileno(), NAP_US)
+        self._rehearsal = Rehearsal()
         self._connections: dict[int, tuple[TenantTurns, Connection]] = {}
         self._held_back: dict[TenantTurns, float] = {}
         """Who has used his budget up, and until when he is not listened to."""
@@ -111,6 +114,7 @@ class Lane:
         self._close_left()
         self._epoll.close()
         self._timer.close()
+        self._rehearsal.close()
         os.close(self._bell)
 
     def _run(self) -> None:
@@ -128,7 +132,8 @@ class Lane:
             raise
 
     def _wait(self) -> list[tuple[int, int]]:
-        while now_s() < self.awake_until_s:
+        while (at_s := now_s()) < self.awake_until_s:
+            self._rehearsal.play(at_s)
             if self._nap.ends_early():
                 break
         return self._epoll.poll()
@@ -163,9 +168,9 @@ class Lane:
                 if received is None:
                     return
                 tenant.budget.spend(CHANNELS_COST if isinstance(received[1], wire.Channels) else 1.0)
-                first = self._turns.orders.of(self.uuid, tenant, received[1])
-                if first is not None:
-                    self._stop_and_hear(first, tenant, connection, *received)
+                order = self._turns.orders.of(self.uuid, tenant, received[1])
+                if order is not None:
+                    self._stop_and_hear(order, tenant, connection, *received)
                     return
                 self._hear(tenant, connection, *received, now_s())
         except Gone:
@@ -178,7 +183,7 @@ class Lane:
 
     def _stop_and_hear(
         self,
-        first: TenantTurns,
+        order: Order,
         tenant: TenantTurns,
         connection: Connection,
         fd: int | None,
@@ -188,12 +193,12 @@ class Lane:
         at_s = now_s()
         self._turns.lock.release()
         try:
-            status = first.switch(self.uuid, on=False)
+            status = order.tenant.stop(order.seats)
         finally:
             self._turns.lock.acquire()
         took_s = now_s() - at_s
         self._hear(tenant, connection, fd, message, at_s)
-        self._turns.stopped(first, at_s, status, took_s)
+        self._turns.stopped(order.tenant, at_s, status, took_s)
 
     def _hear(
         self, tenant: TenantTurns, connection: Connection, fd: int | None, message: wire.Message, at_s: float

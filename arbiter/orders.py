@@ -12,13 +12,21 @@ thread hears of and switches: none with several cards, granted or used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
+from arbiter.seat import Seat
 from arbiter.tenant import TenantTurns, Trial
 from vgpu import wire
 from vgpu.share import Share
 
 BEGINS: Final = (wire.What.WORK, wire.What.HINT, wire.What.BEGIN_SECTION)
+
+
+class Order(NamedTuple):
+    """Whom to stop first, and what of it there is on the card."""
+
+    tenant: TenantTurns
+    seats: list[Seat]
 
 
 class Orders:
@@ -27,20 +35,20 @@ class Orders:
     def __init__(self, lead_s: float) -> None:
         self._lead_us = lead_s * 1e6
         """What is announced for later is no order yet."""
-        self._cards: dict[str, dict[TenantTurns, TenantTurns]] = {}
+        self._cards: dict[str, dict[TenantTurns, Order]] = {}
 
     def give(self, card: str, tenants: Mapping[str, TenantTurns], share: Share) -> None:
         """As things stand now."""
         urgent = [t for t in tenants.values() if t.urgent and _is_this_threads(t, card) and not t.distrusted]
         found = {t: [o for name in share.gives_way(t.name) if _obeys(o := tenants[name], card)] for t in urgent}
-        self._cards[card] = {tenant: stops[0] for tenant, stops in found.items() if stops}
+        self._cards[card] = {t: Order(stops[0], stops[0].seats(card)) for t, stops in found.items() if stops}
 
     def forget(self, cards: Iterable[str] | None = None) -> None:
         """Things stand otherwise on these, or on all."""
         for card in list(self._cards) if cards is None else cards:
             self._cards.pop(card, None)
 
-    def of(self, card: str, tenant: TenantTurns, message: wire.Message) -> TenantTurns | None:
+    def of(self, card: str, tenant: TenantTurns, message: wire.Message) -> Order | None:
         """Whom to stop there first for this message."""
         orders = self._cards.get(card)
         if not orders or not isinstance(message, wire.Activity) or message.what not in BEGINS:

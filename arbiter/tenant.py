@@ -6,6 +6,7 @@ The parts that decide nothing themselves: a tenant adds up what its processes sa
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -361,15 +362,23 @@ class TenantTurns:
         was closed meanwhile answers with an error, and its process is gone. To stop touches what runs for certain. To start touches what does not run for certain; who
         is to be off has only what is unsure started, and is stopped next.
         """
+        seats, status = self.seats(card), rm.OK
+        if not on:
+            return self.stop(seats)
+        for seat in seats:
+            if seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
+                status = seat.resume() or status
+        return status
+
+    def stop(self, seats: Sequence[Seat]) -> int:
+        """Stop what runs for certain of these, as `switch` does with all of a card."""
         status, joined = rm.OK, self.joined
         copies = self._copies and joined is not None and joined.klass == BEST_EFFORT
-        for seat in self.seats(card):
-            if not on:
-                status = (seat.suspend(copies=copies) if seat.runs is Runs.ON and not seat.partial else rm.OK) or status
-            elif seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
-                status = seat.resume() or status
-        if status != rm.OK and not on:
-            for seat in self.seats(card):
+        for seat in seats:
+            if seat.runs is Runs.ON and not seat.partial:
+                status = seat.suspend(copies=copies) or status
+        if status != rm.OK:
+            for seat in seats:
                 if seat.runs is Runs.OFF:
                     seat.resume()
         return status

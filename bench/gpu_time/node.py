@@ -55,7 +55,7 @@ class Node:
         subprocess.run([*words, "-ldl"], check=True)
 
     def start_arbiter(self, *words: str, **settings: str) -> None:
-        """TANGRAM_ARBITER_<NAME> settings; `twice` as in watched.py."""
+        """TANGRAM_ARBITER_<NAME> settings; `words` as in watched.py."""
         self.stop_arbiter()
         root = os.environ.get("TANGRAM_ARBITER_DRIVER_ROOT") or (str(DRIVER_ROOT) if DRIVER_ROOT.is_dir() else "/")
         root = str(self.machine.build / "fake") if self.machine.fake else root

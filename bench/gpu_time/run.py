@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
     "lc": (0.28, latency.run),
     "sums": (0.04, switches.sums),
     "switches": (0.04, switches.run),
-    "wakes": (0.12, wakes.run),
+    "wakes": (0.16, wakes.run),
     "caps": (0.32, caps.run),
     "work": (0.16, work.run),
     "models": (0.4, models.run),

@@ -26,6 +26,12 @@ CARDS = (1, 8)
 """Threads that wait in the same way at once, as the arbiter of so many cards has; one of them is told something."""
 WORDS_PERIOD_S = 0.005
 WAYS = ("sleeping", "napping", "spinning")
+KEPT: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
+    ("", (), {}),
+    (", nothing kept warm", ("unrehearsed",), {}),
+    (", arbiter asleep between requests", (), ASLEEP),
+)
+"""How the arbiter's thread waits for a request: name, words of watched.py, settings."""
 UNDER_WAY_S = 0.4
 SENDER = """
 import socket, sys, time
@@ -94,7 +100,8 @@ def _threads(book: Book, seconds: float) -> None:
                 book.add("wakes", case, "processor", "% of a core", repeat, busy)
                 _quantiles(book, case, repeat, late_us)
                 pooled.setdefault(case, []).extend(late_us)
-    _over_all(book, pooled)
+    for case, all_us in pooled.items():
+        _over_all(book, case, all_us, f"{len(all_us)} of {REPEATS * words} words")
 
 
 def _told(how: str, cards: int, words: int) -> tuple[list[float], float]:
@@ -123,24 +130,27 @@ def _containers(node: Node, book: Book, seconds: float) -> None:
     per_us = free_lc_rate(plain)
     plain.end()
     lc, be, *_ = node.loads(keys)
-    pooled: dict[str, list[float]] = {}
-    ways: tuple[dict[str, str], ...] = ({}, ASLEEP)
+    pooled: dict[tuple[str, str], list[float]] = {}
+    requests: dict[str, int] = {}
     for repeat in range(REPEATS):
-        for number, settings in enumerate(ways):
-            left = (REPEATS - repeat) * len(ways) - number
+        for number, (way, words, settings) in enumerate(KEPT):
+            left = (REPEATS - repeat) * len(KEPT) - number
             window_s = max(1.0, ((end - time.monotonic()) / left - 4) / 2)
             node.start_arbiter(
-                grants_in_environment="true", **settings
+                *words, grants_in_environment="true", **settings
             )  # nothing is mounted here, which would be looked for again and again
             node.wait_for_turns(*keys)
-            case = f"{CONTAINERS} containers" + (", arbiter asleep between requests" if settings else "")
+            case = f"{CONTAINERS} containers{way}"
             book.add("wakes", case, "processor while nothing happens", "% of a core", repeat, _idle(node, window_s))
-            late_us, awake_us, busy, seen = _requests(node, lc, be, per_us, window_s)
+            late_us, awake_us, busy, made = _requests(node, lc, be, per_us, window_s)
+            seen = f"{made} requests, {len(late_us)} of them with a suspend"
             book.add("wakes", case, "processor beside requests", "% of a core", repeat, busy, seen)
+            requests[case] = requests.get(case, 0) + made
             for since, took in (("launch", late_us), ("wake-up", awake_us)):
                 _quantiles(book, f"{case}: {since} to suspend", repeat, took)
-                pooled.setdefault(f"{case}: {since} to suspend", []).extend(took)
-    _over_all(book, pooled)
+                pooled.setdefault((case, since), []).extend(took)
+    for (case, since), took in pooled.items():
+        _over_all(book, f"{case}: {since} to suspend", took, f"{len(took)} of {requests[case]} requests")
 
 
 def _idle(node: Node, seconds: float) -> float:
@@ -152,9 +162,9 @@ def _idle(node: Node, seconds: float) -> float:
 
 def _requests(
     node: Node, lc: Lines, be: Lines, per_us: int, seconds: float
-) -> tuple[list[float], list[float], float, str]:
+) -> tuple[list[float], list[float], float, int]:
     """How late the suspend for each request began, since its launch and since the arbiter's thread woke up for it; percent of a core,
-    and a note. Ends the arbiter."""
+    and how many requests there were. Ends the arbiter."""
     ask(be, "start", LONG_US, per_us)
     time.sleep(UNDER_WAY_S)
     began_s, used_s = time.monotonic(), cpu_s(node.arbiter.pid)
@@ -169,7 +179,7 @@ def _requests(
         if after:
             late_us.append(after[0].began_us - at)
             awake_us.append(after[0].awake_us)
-    return late_us, awake_us, busy, f"{len(at_us)} requests, {len(late_us)} of them with a suspend"
+    return late_us, awake_us, busy, len(at_us)
 
 
 def _quantiles(book: Book, case: str, repeat: int, late_us: list[float]) -> None:
@@ -177,7 +187,6 @@ def _quantiles(book: Book, case: str, repeat: int, late_us: list[float]) -> None
         book.add("wakes", case, name, "us", repeat, quantile(late_us, part))
 
 
-def _over_all(book: Book, pooled: dict[str, list[float]]) -> None:
-    for case, late_us in pooled.items():
-        for name, part in QUANTILES:
-            book.over_all("wakes", case, name, "us", quantile(late_us, part), f"{len(late_us)} times")
+def _over_all(book: Book, case: str, late_us: list[float], of: str) -> None:
+    for name, part in QUANTILES:
+        book.over_all("wakes", case, name, "us", quantile(late_us, part), of)

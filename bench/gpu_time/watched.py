@@ -1,8 +1,8 @@
-"""The arbiter, with a clock at each of its switches: python3 watched.py FILE [twice]
+"""The arbiter, with a clock at each of its switches: python3 watched.py FILE [twice] [unrehearsed]
 
 What it saw is in FILE when it ends: `suspend,562.1,8123456.7,41.2` is one call, its microseconds, when it began by CLOCK_MONOTONIC, and for
-how long the card's thread had been awake then (of several calls in a row the first counts). With `twice` each resume is issued again at once, as `enabled`: what it costs to enable channels that are enabled. Settings come from the
-environment, as for the arbiter.
+how long the card's thread had been awake then (of several calls in a row the first counts). With `twice` each resume is issued again at once, as `enabled`: what it costs to enable channels that are enabled. With `unrehearsed` nothing is kept warm for a
+request. Settings come from the environment, as for the arbiter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from arbiter.__main__ import main
 from arbiter.lane import Lane
+from arbiter.rehearsal import Rehearsal
 from arbiter.seat import Seat
 
 Seen = tuple[str, float, float, float]
@@ -42,7 +43,7 @@ def timed(what: str, plain: Callable[..., int], seen: list[Seen]) -> Callable[..
     return call
 
 
-def watch(file: Path, twice: bool) -> None:
+def watch(file: Path, twice: bool, rehearsed: bool) -> None:
     seen: list[Seen] = []
     suspend, resume = timed("suspend", Seat.suspend, seen), timed("resume", Seat.resume, seen)
     again = timed("enabled", Seat.resume, seen)
@@ -53,6 +54,8 @@ def watch(file: Path, twice: bool) -> None:
     Lane._wait = waking(Lane._wait)  # type: ignore[method-assign]
     Seat.suspend = suspend  # type: ignore[method-assign, assignment]
     Seat.resume = resume_twice if twice else resume  # type: ignore[method-assign, assignment]
+    if not rehearsed:
+        Rehearsal.play = lambda *_: None  # type: ignore[method-assign]
     try:
         main([])
     finally:
@@ -60,4 +63,4 @@ def watch(file: Path, twice: bool) -> None:
 
 
 if __name__ == "__main__":
-    watch(Path(sys.argv[1]), "twice" in sys.argv[2:])
+    watch(Path(sys.argv[1]), "twice" in sys.argv[2:], "unrehearsed" not in sys.argv[2:])

@@ -36,8 +36,8 @@ def node(driver: Driver) -> Iterator[TurnsNode]:
 def ordered(node: TurnsNode, name: str = "lc", card: str = A) -> str:
     """Who would be stopped first for a tenant's work."""
     with node.turns.lock:
-        first = node.turns.orders.of(card, node.turns.tenants[name], Activity(What.WORK))
-        return first.name if first is not None else ""
+        order = node.turns.orders.of(card, node.turns.tenants[name], Activity(What.WORK))
+        return order.tenant.name if order is not None else ""
 
 
 def given(node: TurnsNode, card: str = A) -> None:

@@ -1,0 +1,54 @@
+"""What keeps the way of a request warm leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from arbiter.connection import Connection
+from arbiter.rehearsal import EVERY_S, Rehearsal
+from tests.unit.arbiter.conftest import wait_for
+from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from vgpu.wire import Activity, What
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_each_message_is_read_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, plain = list[object](), Connection.receive_with_fd
+    monkeypatch.setattr(Connection, "receive_with_fd", lambda self: read.append(plain(self)))
+    before = descriptors()
+    rehearsal = Rehearsal()
+    for ms in range(10_000):  # more than its budget has at once
+        rehearsal.play(100.0 + ms * EVERY_S * 1.01)
+        rehearsal.play(100.0 + ms * EVERY_S * 1.01 + EVERY_S / 2)
+    assert read == [(None, Activity(What.WORK))] * 10_000
+    assert plain(rehearsal._connection) is None
+    rehearsal.close()
+    assert descriptors() == before
+
+
+def test_a_napping_thread_rehearses_and_nobody_is_said_to_work(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    played, plain = list[float](), Rehearsal.play
+
+    def play(rehearsal: Rehearsal, at_s: float) -> None:
+        played.append(at_s)
+        plain(rehearsal, at_s)
+
+    monkeypatch.setattr(Rehearsal, "play", play)
+    node = TurnsNode(awake_s=0.2)
+    try:
+        urgent, background = node.tenant("lc", "latency-critical"), node.tenant("be", "best-effort")
+        background.works()
+        wait_for(lambda: not node.turns.tenants["lc"].working() and node.turns.tenants["be"].working())
+        played.clear()
+        urgent.idles()
+        wait_for(lambda: len(played) > 20)
+        assert not node.turns.tenants["lc"].working()
+        assert driver.owed() == 0
+        assert node.turns.counts.bad_packets == 0
+    finally:
+        node.close()
