@@ -7,6 +7,7 @@ end of another, as that of the same process without a limit in the same repeat.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.gpu_time.book import Book
@@ -16,12 +17,16 @@ from tests.gpu.kit.machine import Lines
 from vgpu.status import TurnStatus
 
 ASKED = (10, 30, 50, 70)
+WHOLE = 100
+"""A limit that is none: nobody is suspended."""
 PAIR = (30, 60)
 REPEATS = 5
 LEAST_S = 1.0
 SETTLE_S, PAIR_SETTLES_S = 0.2, 2.0
 """Until credit saved up in idleness is spent: three frames of it last long where nearly all of the GPU is asked for."""
 ONE, OTHER = "one", "other"
+Programs = Mapping[str, list[Lines]]
+"""Of each container."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Load:
     torch: bool = False
     asked: tuple[int, ...] = ASKED
     pair: bool = True
+    processes: int = 1
+    """Of the container, that do the same at once."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +45,20 @@ class Mark:
     """How far a tenant was, just after it was suspended."""
 
     turn: TurnStatus
-    count: dict[str, float]
-    """load.c's answer."""
+    counts: list[dict[str, float]]
+    """load.c's answer, of each of its processes."""
 
 
 def loads(per_us: int) -> tuple[Load, ...]:
     return (
-        Load("1 ms kernels", (1000, per_us)),
+        Load("1 ms kernels", (1000, per_us), asked=(*ASKED, WHOLE)),
         Load("60 ms kernels", (60_000, per_us), asked=(30,), pair=False),
-        Load("8192^3 bf16 matmul", ("matmul",), torch=True),
+        Load("cooperative kernels of 1 ms", (1000, per_us, 1), asked=(30,), pair=False),
+        Load("1 ms kernels of two processes", (1000, per_us), asked=(30,), pair=False, processes=2),
+        Load("8192^3 bf16 matmul", ("matmul",), torch=True, asked=(*ASKED, WHOLE)),
         Load("8192^3 bf16 matmul, waited for", ("waited",), torch=True, asked=(30,)),
         Load("graph of 20 matmuls", ("graph",), torch=True),
+        Load("small operations", ("small",), torch=True),
     )
 
 
@@ -59,26 +69,26 @@ def run(node: Node, book: Book, seconds: float) -> None:
         node.grant(key)
     plain = node.load()
     own, torch = loads(free_lc_rate(plain)), (node.machine.fake is False)
-    programs: dict[bool, dict[str, Lines]] = {False: {key: node.load(key) for key in (ONE, OTHER)}}
+    programs = {ONE: [node.load(ONE), node.load(ONE)], OTHER: [node.load(OTHER)]}
     plain.end()
     done_s = time.monotonic()
     own_end = done_s + (end - done_s) * 0.4 if torch else end
-    _rounds(node, book, [load for load in own if not load.torch], programs[False], own_end)
+    _rounds(node, book, [load for load in own if not load.torch], programs, own_end)
     if not torch:
         book.not_run("caps", "PyTorch", "the fake driver computes nothing")
     else:
-        for program in programs[False].values():
+        for program in (*programs[ONE], *programs[OTHER]):
             program.end()
         try:
-            programs[True] = {key: node.torch(key) for key in (ONE, OTHER)}
+            programs = {key: [node.torch(key)] for key in (ONE, OTHER)}
         except RuntimeError as error:
             book.not_run("caps", "PyTorch", error)
         else:
-            _rounds(node, book, [load for load in own if load.torch], programs[True], end)
+            _rounds(node, book, [load for load in own if load.torch], programs, end)
     book.sum_up("caps")
 
 
-def _rounds(node: Node, book: Book, chosen: list[Load], programs: dict[str, Lines], end: float) -> None:
+def _rounds(node: Node, book: Book, chosen: list[Load], programs: Programs, end: float) -> None:
     windows = REPEATS * sum(1 + len(load.asked) + load.pair for load in chosen)
     for repeat in range(REPEATS):
         for load in chosen:
@@ -94,23 +104,20 @@ _solo: dict[str, float] = {}
 
 
 def _window(
-    node: Node, book: Book, load: Load, limits: tuple[int, ...], programs: dict[str, Lines], repeat: int, seconds: float
+    node: Node, book: Book, load: Load, limits: tuple[int, ...], programs: Programs, repeat: int, seconds: float
 ) -> None:
     keys = (ONE, OTHER)[: len(limits)]
+    chosen = {key: programs[key][: load.processes] for key in keys}
     for key, asked in zip(keys, limits, strict=True):
         node.grant(key, core=asked)
-        programs[key].send("start", *load.words)
-        programs[key].receive()
+        _ask_all(chosen[key], "start", *load.words)
     time.sleep(_settles_s(limits))
-    first = _marks(node, keys, programs)
+    first = _marks(node, chosen)
     time.sleep(seconds / 2)
     clock = node.smi("clocks.sm", "power.draw")
     time.sleep(seconds / 2)
-    last = _marks(node, keys, programs)
-    for key in keys:
-        programs[key].send("stop")
-    for key in keys:
-        programs[key].receive()
+    last = _marks(node, chosen)
+    _ask_all([program for key in keys for program in chosen[key]], "stop")
     note = f"{clock[0]} MHz, {clock[1]} W in mid-window" if clock else ""
     for key, asked in zip(keys, limits, strict=True):
         case = f"{load.name}, " + ("no limit" if not asked else f"{asked} %")
@@ -124,8 +131,8 @@ def _settles_s(limits: tuple[int, ...]) -> float:
 
 def _write(book: Book, load: Load, case: str, asked: int, marks: tuple[Mark, Mark], repeat: int, note: str) -> None:
     before, after = marks
-    passed_s = after.count["at_s"] - before.count["at_s"]
-    throughput = rate(before.count, after.count)
+    passed_s = after.counts[0]["at_s"] - before.counts[0]["at_s"]
+    throughput = sum(rate(*counts) for counts in zip(before.counts, after.counts, strict=True))
     if not asked:
         _solo[load.name] = throughput
         book.add("caps", case, "throughput", "1/s", repeat, throughput, note)
@@ -138,16 +145,21 @@ def _write(book: Book, load: Load, case: str, asked: int, marks: tuple[Mark, Mar
     book.add("caps", case, "throughput of no limit", "%", repeat, 100 * throughput / _solo[load.name], note)
 
 
-def _marks(node: Node, keys: tuple[str, ...], programs: dict[str, Lines]) -> dict[str, Mark]:
+def _ask_all(programs: list[Lines], *words: object) -> list[dict[str, float]]:
+    for program in programs:
+        program.send(*words)
+    return [program.receive() for program in programs]
+
+
+def _marks(node: Node, programs: Programs) -> dict[str, Mark]:
     """Each tenant just after its next suspend; as it is where none comes."""
     seen: dict[str, Mark] = {}
     before, end = node.turns(), time.monotonic() + 1.0
-    limited = any(before[key].asked_percent for key in keys)
-    while len(seen) < len(keys):
+    limited = any(0 < before[key].asked_percent < WHOLE for key in programs)
+    while len(seen) < len(programs):
         now = node.turns()
-        for key in keys:
+        for key in programs:
             if key not in seen and (now[key].suspends != before[key].suspends or not limited or time.monotonic() > end):
-                programs[key].send("count")
-                seen[key] = Mark(now[key], programs[key].receive())
+                seen[key] = Mark(now[key], _ask_all(programs[key], "count"))
         time.sleep(0.003)
     return seen

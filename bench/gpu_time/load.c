@@ -4,7 +4,7 @@
  *   calibrate                                        {"per_us": steps of the kernel in a microsecond}
  *   lc N PERIOD_US LAUNCHES KERNEL_US PER_US HINT_US {"us": [...], "at_us": [...]}   N requests, each announced HINT_US ahead,
  *                                                    0 = not; what they took, and when they began by CLOCK_MONOTONIC
- *   start KERNEL_US PER_US                           {"ok": 1}         kernels back to back from now on
+ *   start KERNEL_US PER_US [TOGETHER]                {"ok": 1}         kernels back to back from now on; TOGETHER = 1: cooperative ones
  *   count                                            {"done": n, "ended_at_s": when the last of them ended, "at_s": now}
  *   stop                                             the same
  *   check SECONDS KERNEL_US PER_US                   {"kernels": n, "wrong": m}   sums compared with what they must be
@@ -50,6 +50,7 @@ static int (*host_allocate)(void **, size_t, unsigned), (*stream_create)(void **
 static int (*copy_in)(uint64_t, const void *, size_t, void *), (*copy_out)(void *, uint64_t, size_t, void *);
 static int (*event_create)(void **, unsigned), (*event_record)(void *, void *), (*event_wait)(void *), (*stream_wait)(void *);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int (*launch_together)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **);
 static int (*hint)(uint64_t), (*begin)(void), (*end)(void);
 
 static void *function, *context;
@@ -64,6 +65,7 @@ static struct {
 static pthread_t worker;
 static struct {
     uint32_t us, per_us;
+    bool together;
 } work;
 
 static void need(int rc, const char *what)
@@ -107,6 +109,12 @@ static void run(uint32_t us, uint32_t per_us)
     need(launch(function, blocks, 1, 1, THREADS, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
 }
 
+static void run_together(uint32_t us, uint32_t per_us)
+{
+    void *parameters[] = {&us, &per_us, &out};
+    need(launch_together(function, blocks, 1, 1, THREADS, 1, 1, 0, NULL, parameters), "cuLaunchCooperativeKernel");
+}
+
 static void start_up(void)
 {
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *module;
@@ -131,6 +139,7 @@ static void start_up(void)
     take(cuda, "cuEventSynchronize", &event_wait);
     take(cuda, "cuStreamSynchronize", &stream_wait);
     take(cuda, "cuLaunchKernel", &launch);
+    take(cuda, "cuLaunchCooperativeKernel", &launch_together);
     take(RTLD_DEFAULT, "tangram_hint", &hint);
     take(RTLD_DEFAULT, "tangram_begin", &begin);
     take(RTLD_DEFAULT, "tangram_end", &end);
@@ -243,7 +252,7 @@ static void *keep_busy(void *unused)
     unsigned long queued = 0, ended = 0;
     while (atomic_load(&busy) || ended < queued) {
         for (; atomic_load(&busy) && queued < ended + QUEUED; queued++) {
-            run(work.us, work.per_us);
+            (work.together ? run_together : run)(work.us, work.per_us);
             need(event_record(events[queued % QUEUED], NULL), "cuEventRecord");
         }
         if (ended < queued) {
@@ -334,7 +343,7 @@ static void obey(const char *word, const double *given)
     else if (strcmp(word, "moves") == 0)
         requests(given, true);
     else if (strcmp(word, "start") == 0) {
-        work.us = (uint32_t)given[0], work.per_us = (uint32_t)given[1];
+        work.us = (uint32_t)given[0], work.per_us = (uint32_t)given[1], work.together = given[2] != 0;
         begin_work(keep_busy);
     } else if (strcmp(word, "copy") == 0) {
         make_room((size_t)given[0] << 20);

@@ -3,7 +3,7 @@
     python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,work,sums,switches,wakes,models,copies,faults] [--fake]
 
     lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
-    caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels and, where PyTorch is there, matrix products and graphs
+    caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels, also cooperative ones and of two processes, and, where PyTorch is there, matrix products, graphs and small operations
     work      an experiment: limits that are moved so that the work done, not the time, is what was asked
     sums      results of kernels that were suspended over and over
     models    a transformer that decodes at batch 1 beside training and beside matrix products: time slicing, MPS, and held by us

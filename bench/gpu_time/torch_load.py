@@ -1,7 +1,8 @@
 """A tenant's PyTorch program that keeps the GPU busy; obeys run.py as load.c does.
 
-["start", "matmul"], ["start", "waited"] or ["start", "graph"], ["count"], ["stop"]: each answered by one line of JSON. `waited` are
-matrix products of which each is waited for before the next is launched, as in a loop with a synchronise; of the others some are queued.
+["start", "matmul"], ["start", "waited"], ["start", "graph"] or ["start", "small"], ["count"], ["stop"]: each answered by one line of JSON.
+`waited` are matrix products of which each is waited for before the next is launched, as in a loop with a synchronise; of the others some
+are queued. A step of `small` is many element-wise operations of some 15 us each.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.gpu_time.torch_work import Work, obey
 
 SIDE, GRAPH_SIDE, GRAPH_NODES, QUEUED = 8192, 4096, 20, 4
+SMALL, SMALL_OPERATIONS = 2**23, 50
 
 
 class Load(Work):
     def __init__(self) -> None:
         matmul = self._matmul()
-        super().__init__({"matmul": (matmul, QUEUED), "waited": (matmul, 1), "graph": (self._graph(), QUEUED)})
+        super().__init__(
+            {
+                "matmul": (matmul, QUEUED),
+                "waited": (matmul, 1),
+                "graph": (self._graph(), QUEUED),
+                "small": (self._small(), QUEUED),
+            }
+        )
 
     @staticmethod
     def _matrices(side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,6 +52,15 @@ class Load(Work):
             for _ in range(GRAPH_NODES):
                 torch.matmul(one, other, out=out)
         return lambda: graph.replay()
+
+    def _small(self) -> Callable[[], Any]:
+        values = torch.zeros(SMALL, device="cuda")
+
+        def step() -> None:
+            for _ in range(SMALL_OPERATIONS):
+                values.add_(1.0)
+
+        return step
 
 
 def main() -> None:

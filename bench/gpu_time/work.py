@@ -30,7 +30,8 @@ def run(node: Node, book: Book, seconds: float) -> None:
     node.start_arbiter()
     node.grant(ONE)
     plain = node.load()
-    chosen = [load for load in loads(free_lc_rate(plain)) if load.torch is not node.machine.fake]
+    own = [load for load in loads(free_lc_rate(plain)) if load.processes == 1]
+    chosen = [load for load in own if load.torch is not node.machine.fake]
     plain.end()
     program = node.load(ONE) if node.machine.fake else node.torch(ONE)
     windows = REPEATS * len(chosen)
