@@ -19,7 +19,7 @@ from bench.gpu_time.node import Node, ask, quantile
 from bench.process import cpu_s
 from tests.gpu.kit.machine import Lines
 
-REPEATS = 3
+REPEATS = 5
 QUANTILES = (("p50", 0.5), ("p99", 0.99))
 CONTAINERS = 50
 CARDS = (1, 8)
@@ -84,8 +84,8 @@ class Waiter:
 
 def run(node: Node, book: Book, seconds: float) -> None:
     """First without any GPU, then with one."""
-    _threads(book, seconds * 0.4)
-    _containers(node, book, seconds * 0.6)
+    _threads(book, seconds * 0.25)
+    _containers(node, book, seconds * 0.75)
     book.sum_up("wakes")
 
 
