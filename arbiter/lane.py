@@ -36,8 +36,7 @@ GAP_S: Final = 0.5
 HEAL_S: Final = 0.01
 """One tenant at most is healed in this time: a call takes 0.3 ms, in which nobody else is switched."""
 NAP_US: Final = 100
-"""While requests come. A core that sleeps for longer takes 0.05 ms more to come back, 0.25 at the p99; naps of 50 us cost half as much again and bring
-nothing; who spins instead takes a whole core, and where several cards' threads do, each other's time (bench/gpu_time/gpu-time.csv)."""
+"""While requests come. A core that sleeps for longer takes 0.05 ms more to come back, 0.3 at the p99; who spins instead takes a whole core, and where several cards' threads do, each other's time (bench/gpu_time/gpu-time.csv)."""
 PACKETS_A_TURN: Final = 16
 QUIET_S: Final = 1.0
 """A tenant that sends garbage fills its own metric and not the log."""
