@@ -115,23 +115,24 @@ def _round(
         for name, part in QUANTILES:
             book.add("models", case, name, "ms", repeat, quantile(took, part))
 
-    note(alone, _served(lc, pair, seconds, repeat))
-    solo, _ = _beside(be, pair, lambda: time.sleep(seconds))
+    note(alone, served(lc, pair, seconds, repeat))
+    solo, _ = beside(be, pair, lambda: time.sleep(seconds))
     book.add("models", f"{pair.name}: neighbour alone", "neighbour's steps", "1/s", repeat, solo)
     for way in ways:
         lc, be = tenants[way.tenants]
         case = f"{pair.name}: {way.name}"
-        beside, took = _beside(be, pair, lambda lc=lc, way=way: _served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
+        kept, took = beside(be, pair, lambda lc=lc, way=way: served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
         note(case, took)
-        book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * beside / solo)
+        book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * kept / solo)
 
 
-def _served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
+def served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
+    """Milliseconds of each request."""
     took: list[float] = ask(lc, "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us)["ms"]
     return took
 
 
-def _beside(be: Lines, pair: Pair, what: Callable[[], Any]) -> tuple[float, Any]:
+def beside(be: Lines, pair: Pair, what: Callable[[], Any]) -> tuple[float, Any]:
     """The neighbour's steps in a second meanwhile, and what came out of it."""
     ask(be, "start", pair.neighbour)
     time.sleep(UNDER_WAY_S)

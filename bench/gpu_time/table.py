@@ -68,6 +68,34 @@ def _models(rows: list[Row]) -> list[str]:
 KEPT = "neighbour's steps of alone"
 
 
+def _leads(rows: list[Row]) -> list[str]:
+    found = {case: of for case, of in _figures(rows, "leads").items() if "p50" in of}
+    if not found:
+        return []
+    lines = ["| decode of | p50 ms | p99 ms | of alone | neighbour's progress of alone % |", "|---|---|---|---|---|"]
+    alone = next(iter(found.values()))
+    for case, of in found.items():
+        seen = " | ".join(f"{float(of[name]['value']):.2f}" for name in QUANTILES)
+        times = " / ".join(f"{float(of[name]['value']) / float(alone[name]['value']):.2f}" for name in QUANTILES)
+        lines.append(f"| {case} | {seen} | {times} | {_spread(of[KEPT]) if KEPT in of else ''} |")
+    return lines
+
+
+def _clocks(rows: list[Row]) -> list[str]:
+    found = {case: of for case, of in _figures(rows, "leads").items() if "p50" not in of}
+    if not found:
+        return []
+    times = list(next(iter(found.values())))
+    lines = [
+        f"| MHz, so long after the others were told to stop | {' | '.join(times)} |",
+        "|---" * (len(times) + 1) + "|",
+    ]
+    for case, of in found.items():
+        seen = " | ".join(f"{float(of[time]['value']):,.0f}" for time in times)
+        lines.append(f"| {case} | {seen} |")
+    return lines
+
+
 def _copies(rows: list[Row]) -> list[str]:
     found = {case.partition(": ")[2]: of for case, of in _figures(rows, "copies").items() if ": " in case}
     if not found:
@@ -189,6 +217,8 @@ def tables(rows: list[Row]) -> str:
         [head],
         _latency(rows),
         _models(rows),
+        _leads(rows),
+        _clocks(rows),
         _limits(rows),
         _work(rows),
         _copies(rows),

@@ -1,6 +1,7 @@
 """A tenant's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
 
 ["serve", SECONDS, RATE, SEED, TOKENS, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
+["clocks", LASTING_MS]  the card's clock in a section of its own: [milliseconds since its begin, MHz] each
 ["start", "train", "gemm" or "idler"], ["count"], ["stop"]  work without end
 
 Python collects no garbage meanwhile: that takes tens of milliseconds with PyTorch loaded, of one request in some hundred.
@@ -32,6 +33,8 @@ QUEUED = 2
 SPIN_S = 0.0005
 IDLER_CYCLES = 120_000_000
 """Some 60 ms at 1980 MHz."""
+CLOCK_CYCLES = 200_000
+"""Some 0.1 ms: what an event takes beside is a hundredth."""
 
 
 class Decoder:
@@ -128,6 +131,19 @@ class Program(Work):
                 _until(comes + ahead_us / 1e6)
             self._decoder.request(tokens, graph)
             took.append(1000 * (time.perf_counter() - comes - ahead_us / 1e6))
+
+    def clocks(self, lasting_ms: float) -> dict[str, Any]:
+        """Cycles of a thread that waits, and the time that they take."""
+        began, seen = time.perf_counter(), []
+        with tangram.latency_critical():
+            while (since_ms := 1000 * (time.perf_counter() - began)) < lasting_ms:
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                torch.cuda._sleep(CLOCK_CYCLES)
+                last.record()
+                last.synchronize()
+                seen.append([since_ms, CLOCK_CYCLES / (1000 * first.elapsed_time(last))])
+        return {"seen": seen}
 
 
 def _until(at: float) -> None:
