@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from kube.paths import NODES, PODS
 from tests.builders import PodBuilder, node, pod
@@ -285,13 +286,25 @@ async def test_nothing_is_placed_before_pods_and_nodes_are_known(api: FakeApi) -
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"Pod":7}', b'{"Pod":{"spec":{"containers":{}}}}', b"\xff", b"null"]
-)
+UNREADABLE = (b"", b"{", b"[]", b'{"Pod":7}', b'{"Pod":{"spec":{"containers":{}}}}', b"\xff", b"null")
+
+
+@pytest.mark.parametrize("body", UNREADABLE)
 async def test_a_body_that_cannot_be_read_is_an_error_in_the_answer(api: FakeApi, body: bytes) -> None:
     async with running(api) as scheduler:
         for verb in ("filter", "bind"):
             assert "the request cannot be read" in (await scheduler.call(verb, body))["Error"]
+
+
+@pytest.mark.parametrize("verb", ["prioritize", "spare"])
+async def test_for_a_body_that_cannot_be_read_no_node_is_rated_and_the_log_says_why(api: FakeApi, verb: str) -> None:
+    async with running(api) as scheduler:
+        with capture_logs() as logged:
+            assert [await scheduler.call(verb, body) for body in UNREADABLE] == [[]] * len(UNREADABLE)
+        warned = [one["event"] for one in logged if one["log_level"] == "warning"]
+        assert warned == [f"{verb}: the request cannot be read"] * len(UNREADABLE)
+        metrics = (await scheduler.look("/metrics")).text
+    assert f'tangram_extender_requests_total{{outcome="error",verb="{verb}"}} {len(UNREADABLE)}.0' in metrics
 
 
 async def test_a_path_or_method_that_there_is_not_says_so_and_does_nothing(api: FakeApi) -> None:
