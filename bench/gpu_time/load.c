@@ -10,6 +10,8 @@
  *   check SECONDS KERNEL_US PER_US                   {"kernels": n, "wrong": m}   sums compared with what they must be
  *   section | end                                    {"told": 0 or -1}  tangram_begin, tangram_end
  *   copy MIB                                         {"ok": 1}         copies to and from the GPU at once from now on; count and stop count pairs
+ *   carry SECONDS MIB                                {"rounds": n, "wrong": m}    so much to the GPU and, at once, that of the round before
+ *                                                    back; rounds in which a page came back as it was not sent
  *   moves N PERIOD_US KIB KERNEL_US PER_US HINT_US   the same: so much in, a kernel, so much out
  *
  * The kernel fills the GPU and counts steps, not a clock: time in which it is suspended does not count. Each thread steps a
@@ -25,7 +27,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { THREADS = 256, BLOCKS_PER_SM = 8, QUEUED = 4, SPIN_US = 60, A = 1664525, C = 1013904223 };
+enum { PAGE = 4096, THREADS = 256, BLOCKS_PER_SM = 8, QUEUED = 4, SPIN_US = 60, A = 1664525, C = 1013904223 };
 
 static const char ptx[] =
     "//fake spin us=param0\n"
@@ -334,6 +336,39 @@ static void check(double seconds, uint32_t us, uint32_t per_us)
     free(seen);
 }
 
+/* The first word of each page says of which round and which page it is. */
+static bool is_of(uint64_t *words, size_t bytes, uint64_t round, bool make)
+{
+    bool right = true;
+    for (size_t at = 0; at < bytes / 8; at += PAGE / 8) {
+        uint64_t must = round << 32 | at;
+        if (make)
+            words[at] = must;
+        right = right && words[at] == must;
+    }
+    return right;
+}
+
+static void carry(double seconds, size_t bytes)
+{
+    unsigned long rounds = 0, wrong = 0;
+    void *streams[2];
+    make_room(bytes);
+    for (int i = 0; i < 2; i++)
+        need(stream_create(&streams[i], 1), "cuStreamCreate");
+    for (double until = now_us() + seconds * 1e6; now_us() < until || rounds < 2; rounds++) {
+        uint64_t there = rounds % 2 ? room.out : room.in, before = rounds % 2 ? room.in : room.out;
+        is_of(room.from, bytes, rounds, true);
+        need(copy_in(there, room.from, bytes, streams[0]), "cuMemcpyHtoDAsync");
+        if (rounds > 0)
+            need(copy_out(room.to, before, bytes, streams[1]), "cuMemcpyDtoHAsync");
+        for (int i = 0; i < 2; i++)
+            need(stream_wait(streams[i]), "cuStreamSynchronize");
+        wrong += rounds > 0 && !is_of(room.to, bytes, rounds - 1, false);
+    }
+    printf("{\"rounds\": %lu, \"wrong\": %lu}\n", rounds, wrong);
+}
+
 static void obey(const char *word, const double *given)
 {
     if (strcmp(word, "calibrate") == 0)
@@ -356,6 +391,8 @@ static void obey(const char *word, const double *given)
         tell();
     } else if (strcmp(word, "check") == 0)
         check(given[0], (uint32_t)given[1], (uint32_t)given[2]);
+    else if (strcmp(word, "carry") == 0)
+        carry(given[0], (size_t)given[1] << 20);
     else if (strcmp(word, "section") == 0)
         printf("{\"told\": %d}\n", begin == NULL ? -1 : begin());
     else if (strcmp(word, "end") == 0)

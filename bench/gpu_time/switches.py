@@ -7,17 +7,18 @@ import time
 
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import KERNEL_US, LAUNCHES, PERIOD_US, QUANTILES, free_lc_rate
-from bench.gpu_time.node import Node, by_kind, quantile
+from bench.gpu_time.node import Node, ask, by_kind, quantile
 from tests.gpu.kit.machine import Lines
 
 SUM_KERNEL_US = 100_000
+CARRIED_MIB = 64
 FRAME_MS = 20
 LOOKS = 3
 
 
-def _tenants(node: Node, **settings: str) -> tuple[Lines, Lines, int]:
+def _tenants(node: Node, *words: str, **settings: str) -> tuple[Lines, Lines, int]:
     """A latency-critical tenant, a best-effort one, and the steps of the kernel in a microsecond."""
-    node.start_arbiter(*("twice",) if settings else (), **settings)
+    node.start_arbiter(*words, **settings)
     node.grant("lc", "latency-critical")
     node.grant("be", "best-effort")
     plain = node.load()
@@ -27,26 +28,35 @@ def _tenants(node: Node, **settings: str) -> tuple[Lines, Lines, int]:
 
 
 def sums(node: Node, book: Book, seconds: float) -> None:
-    """Kernels that sum, beside requests that each suspend them."""
+    """Kernels that sum, beside requests that each suspend them; and copies, which are suspended with them then."""
+    window_s = max(2.0, seconds / 2 - 4)
     if node.machine.fake:
         book.not_run("sums", "results after suspends", "the fake driver computes nothing")
-        return
-    lc, be, per_us = _tenants(node)
+    else:
+        lc, be, per_us = _tenants(node)
+        seen, note = _disturbed(node, lc, be, per_us, window_s, "check", window_s, SUM_KERNEL_US, per_us)
+        book.add("sums", "results after suspends", "kernels checked", "", 0, seen["kernels"], note)
+        book.add("sums", "results after suspends", "kernels with a wrong sum", "", 0, seen["wrong"], note)
+        node.machine.end_tenants()
+    lc, be, per_us = _tenants(node, suspend_copies="true")
+    seen, note = _disturbed(node, lc, be, per_us, window_s, "carry", window_s, CARRIED_MIB)
+    book.add("sums", "copies after suspends", "rounds checked", "", 0, seen["rounds"], note)
+    book.add("sums", "copies after suspends", "rounds that came back wrong", "", 0, seen["wrong"], note)
+
+
+def _disturbed(
+    node: Node, lc: Lines, be: Lines, per_us: int, seconds: float, *words: object
+) -> tuple[dict[str, float], str]:
+    """What a best-effort program answers that was told these words, beside requests; and how often it was suspended meanwhile."""
     before = node.turns()["be"].suspends
-    window_s = max(2.0, seconds - 4)
-    be.send("check", window_s, SUM_KERNEL_US, per_us)
-    lc.send("lc", int(window_s * 1e6 / PERIOD_US), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
-    lc.receive()
-    seen = be.receive()
-    suspends = node.turns()["be"].suspends - before
-    note = f"{suspends} suspends"
-    book.add("sums", "results after suspends", "kernels checked", "", 0, seen["kernels"], note)
-    book.add("sums", "results after suspends", "kernels with a wrong sum", "", 0, seen["wrong"], note)
+    be.send(*words)
+    ask(lc, "lc", int(seconds * 1e6 / PERIOD_US), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
+    return be.receive(), f"{node.turns()['be'].suspends - before} suspends"
 
 
 def run(node: Node, book: Book, seconds: float) -> None:
     """Half of the time each."""
-    _, be, per_us = _tenants(node, frame_ms=str(FRAME_MS))
+    _, be, per_us = _tenants(node, "twice", frame_ms=str(FRAME_MS))
     node.grant("be", "best-effort", 50)
     be.send("start", 1000, per_us)
     be.receive()

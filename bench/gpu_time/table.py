@@ -181,9 +181,15 @@ def _sums(rows: list[Row]) -> list[str]:
     if "kernels checked" not in found:
         return []
     checked, wrong = (int(float(found[name]["value"])) for name in ("kernels checked", "kernels with a wrong sum"))
-    return [
+    lines = [
         f"Kernels that sum, suspended in mid-flight: {checked} checked, {found['kernels checked']['note']}, {wrong} wrong."
     ]
+    if "rounds checked" in found:
+        carried, bad = (int(float(found[name]["value"])) for name in ("rounds checked", "rounds that came back wrong"))
+        lines.append(
+            f"Copies of 64 MiB to the GPU and back, their channels suspended in mid-copy: {carried} checked, {found['rounds checked']['note']}, {bad} wrong."
+        )
+    return lines
 
 
 def _faults(rows: list[Row]) -> list[str]:
