@@ -8,10 +8,11 @@ twice as long for it. So while it naps it sends itself a message now and then, a
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import Final
 
 from arbiter.budget import Budget
-from arbiter.connection import Connection
+from arbiter.connection import Connection, Gone
 from arbiter.timer import now_s
 from vgpu import wire
 
@@ -34,10 +35,11 @@ class Rehearsal:
         if at_s < self._again_s:
             return
         self._again_s = at_s + EVERY_S
-        self._us.send(_PACKET)
-        self._budget.may(at_s)
-        self._connection.receive_with_fd()
-        self._budget.spend(1.0)
+        with suppress(OSError, Gone):  # a kernel short of memory: it costs a slow request, and may not cost the arbiter
+            self._us.send(_PACKET)
+            self._budget.may(at_s)
+            self._connection.receive_with_fd()
+            self._budget.spend(1.0)
 
     def close(self) -> None:
         """Give it up."""

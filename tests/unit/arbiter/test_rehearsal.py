@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arbiter.connection import Connection
+from arbiter.connection import Connection, Gone
 from arbiter.rehearsal import EVERY_S, Rehearsal
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import Driver, TurnsNode
@@ -29,6 +29,23 @@ def test_each_message_is_read_and_none_is_left(monkeypatch: pytest.MonkeyPatch) 
     assert plain(rehearsal._connection) is None
     rehearsal.close()
     assert descriptors() == before
+
+
+def test_one_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal, short = Rehearsal(), [True]
+    plain = Connection.receive_with_fd
+
+    def gone(connection: Connection) -> object:
+        if short[0]:
+            raise Gone("no memory")
+        return plain(connection)
+
+    monkeypatch.setattr(Connection, "receive_with_fd", gone)
+    for ms in range(2000):  # until its socket is full, and on
+        rehearsal.play(100.0 + ms * EVERY_S * 1.01)
+    short[0] = False
+    assert rehearsal._connection.receive_with_fd() == (None, Activity(What.WORK))
+    rehearsal.close()
 
 
 def test_a_napping_thread_rehearses_and_nobody_is_said_to_work(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
