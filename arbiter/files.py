@@ -9,9 +9,9 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-SPARE: Final = 64
-"""Files that no connection and no descriptor of a tenant gets. Guessed: a folder, a grant, readers of metrics and status, the threads
-of some cards."""
+SPARE: Final = 128
+"""Files that no connection and no descriptor of a tenant gets. Guessed: a folder, a grant, readers of metrics and status, five for
+the thread of each card."""
 PART: Final = 8
 """One container has at most this part of the rest. Guessed: more containers than one then go on beside one that takes all it can."""
 

@@ -1,8 +1,9 @@
 """Keeps warm what a request waits for.
 
 A thread that has slept finds the code and the values with which it reads a message gone from the processor's cache, and takes
-twice as long for it. So while it naps it sends itself a message now and then, and reads it as it reads a request's
-(bench/gpu_time/gpu-time.csv, part wakes, has both).
+longer for it: at the p50 1.7 times as long in one run on the H200's machine, and no longer in another (part wakes of
+bench/gpu_time/gpu-time.csv and wakes-before.csv). So while it naps it sends itself a message now and then, and reads it as it
+reads a request's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from arbiter.timer import now_s
 from vgpu import wire
 
 EVERY_S: Final = 0.001
-"""Of naps of 0.1 ms after each one costs 3 % of a core and brings no more."""
+"""Guessed: ten naps."""
 _PACKET: Final = wire.encode(0, wire.Activity(wire.What.WORK))
 
 

@@ -371,7 +371,10 @@ class TenantTurns:
         return status
 
     def stop(self, seats: Sequence[Seat]) -> int:
-        """Stop what runs for certain of these, as `switch` does with all of a card."""
+        """Stop what runs for certain of these: the driver's status. One that fails is taken back whole; a partial list is left alone.
+
+        Called without any lock, as `switch`.
+        """
         status, joined = rm.OK, self.joined
         copies = self._copies and joined is not None and joined.klass == BEST_EFFORT
         for seat in seats:

@@ -11,7 +11,7 @@
  *   section | end                                    {"told": 0 or -1}  tangram_begin, tangram_end
  *   copy MIB                                         {"ok": 1}         copies to and from the GPU at once from now on; count and stop count pairs
  *   carry SECONDS MIB                                {"rounds": n, "wrong": m}    so much to the GPU and, at once, that of the round before
- *                                                    back; rounds in which a page came back as it was not sent
+ *                                                    back; rounds in which the first word of a page was not as sent
  *   moves N PERIOD_US KIB KERNEL_US PER_US HINT_US   the same: so much in, a kernel, so much out
  *
  * The kernel fills the GPU and counts steps, not a clock: time in which it is suspended does not count. Each thread steps a
@@ -56,7 +56,7 @@ static int (*launch_together)(void *, unsigned, unsigned, unsigned, unsigned, un
 static int (*hint)(uint64_t), (*begin)(void), (*end)(void);
 
 static void *function, *context;
-static unsigned blocks;
+static unsigned blocks, together; /* of a kernel; of a cooperative one, all of whose blocks must fit at once */
 static uint64_t out;
 static atomic_bool busy;
 static struct {
@@ -114,13 +114,13 @@ static void run(uint32_t us, uint32_t per_us)
 static void run_together(uint32_t us, uint32_t per_us)
 {
     void *parameters[] = {&us, &per_us, &out};
-    need(launch_together(function, blocks, 1, 1, THREADS, 1, 1, 0, NULL, parameters), "cuLaunchCooperativeKernel");
+    need(launch_together(function, together, 1, 1, THREADS, 1, 1, 0, NULL, parameters), "cuLaunchCooperativeKernel");
 }
 
 static void start_up(void)
 {
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *module;
-    int sms = 0;
+    int sms = 0, threads = 0;
     if (cuda == NULL)
         need(-1, dlerror());
     take(cuda, "cuInit", &init);
@@ -152,7 +152,9 @@ static void start_up(void)
     need(load(&module, ptx), "cuModuleLoadData");
     need(get_function(&function, module, "spin"), "cuModuleGetFunction");
     need(attribute(&sms, 16, 0), "cuDeviceGetAttribute");
+    need(attribute(&threads, 39, 0), "cuDeviceGetAttribute"); /* of a multiprocessor at once */
     blocks = (unsigned)(sms > 0 ? sms : 1) * BLOCKS_PER_SM;
+    together = threads / THREADS < BLOCKS_PER_SM ? blocks / BLOCKS_PER_SM * (unsigned)(threads / THREADS) : blocks;
     need(allocate(&out, (size_t)blocks * THREADS * 8), "cuMemAlloc");
     run(1, 1);
     need(stream_wait(NULL), "cuStreamSynchronize");

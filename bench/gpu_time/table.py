@@ -72,7 +72,10 @@ def _leads(rows: list[Row]) -> list[str]:
     found = {case: of for case, of in _figures(rows, "leads").items() if "p50" in of}
     if not found:
         return []
-    lines = ["| decode of | p50 ms | p99 ms | of alone | neighbour's progress of alone % |", "|---|---|---|---|---|"]
+    lines = [
+        "| decode of | p50 ms | p99 ms | of alone, held | neighbour's progress of alone % |",
+        "|---|---|---|---|---|",
+    ]
     alone = next(iter(found.values()))
     for case, of in found.items():
         seen = " | ".join(f"{float(of[name]['value']):.2f}" for name in QUANTILES)
@@ -87,7 +90,7 @@ def _clocks(rows: list[Row]) -> list[str]:
         return []
     times = list(next(iter(found.values())))
     lines = [
-        f"| MHz, so long after the others were told to stop | {' | '.join(times)} |",
+        f"| MHz, so long after a section was asked for | {' | '.join(times)} |",
         "|---" * (len(times) + 1) + "|",
     ]
     for case, of in found.items():
@@ -178,18 +181,20 @@ def _switches(rows: list[Row]) -> list[str]:
 
 def _sums(rows: list[Row]) -> list[str]:
     found = {row["figure"]: row for row in rows if row["part"] == "sums"}
-    if "kernels checked" not in found:
-        return []
-    checked, wrong = (int(float(found[name]["value"])) for name in ("kernels checked", "kernels with a wrong sum"))
-    lines = [
-        f"Kernels that sum, suspended in mid-flight: {checked} checked, {found['kernels checked']['note']}, {wrong} wrong."
-    ]
-    if "rounds checked" in found:
-        carried, bad = (int(float(found[name]["value"])) for name in ("rounds checked", "rounds that came back wrong"))
-        lines.append(
-            f"Copies of 64 MiB to the GPU and back, their channels suspended in mid-copy: {carried} checked, {found['rounds checked']['note']}, {bad} wrong."
+    checks = (
+        ("Kernels that sum, suspended in mid-flight: {} checked, {}, {} wrong.", "kernels checked", "kernels with a wrong sum"),
+        (
+            "Copies of 64 MiB to the GPU and back while their channels were suspended again and again: {} checked by a word of each page, {}, {} wrong.",
+            "rounds checked", "rounds that came back wrong",
+        ),
+    )  # fmt: skip
+    return [
+        says.format(
+            f"{float(found[checked]['value']):.0f}", found[checked]["note"], f"{float(found[bad]['value']):.0f}"
         )
-    return lines
+        for says, checked, bad in checks
+        if checked in found
+    ]
 
 
 def _faults(rows: list[Row]) -> list[str]:

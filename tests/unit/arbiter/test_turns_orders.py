@@ -288,6 +288,24 @@ def test_who_cannot_be_suspended_is_asked_once(node: TurnsNode, driver: Driver) 
     assert driver.calls_about(background).count(True) == 1
 
 
+def test_a_process_that_hangs_up_ends_the_orders_also_where_its_container_goes_on_as_before(
+    node: TurnsNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ordered to stop is a list of channels, and some of them are gone."""
+    urgent, working = a_pair(node)
+    idle = node.tenant("be", "best-effort")
+    wait_for(lambda: node.seats("be") == 2)
+    given(node)
+    assert ordered(node) == "be"
+    monkeypatch.setattr(node.turns.orders, "give", lambda *_: None)
+    idle.close()
+    wait_for(lambda: node.seats("be") == 1)
+    assert ordered(node) == ""
+    urgent.works()
+    wait_for(lambda: driver.off(working))
+    assert (node.status("be").mode, node.status("be").trouble) == ("suspend", "")
+
+
 @pytest.mark.parametrize("change", ["drop", "channels", "hang up", "class"])
 def test_whatever_changes_ends_the_orders_until_they_are_given_anew(
     node: TurnsNode, driver: Driver, change: str, monkeypatch: pytest.MonkeyPatch

@@ -58,7 +58,7 @@ def test_who_grows_past_a_list_while_it_is_off_runs_on_all_channels_it_had(node:
 def test_a_container_of_which_one_process_cannot_be_stopped_runs_whole(node: TurnsNode, driver: Driver):
     first, second = node.tenant("be", "best-effort"), node.tenant("be", "best-effort")
     urgent = node.tenant("lc", "latency-critical")
-    driver.refuse(second, 0x56)
+    driver.refuse(second, 0x56, starts=False)
     first.works()
     second.works()
     wait_for(lambda: node.status("be").working and node.seats("be") == 2)
