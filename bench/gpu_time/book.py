@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
-from bench.gpu_time.node import median
+from bench.gpu_time.node import median, quantile
 
+QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
 HEADER = ("part", "case", "figure", "unit", "repeat", "value", "low", "high", "note", "gpu", "driver", "date", "commit")
 
 
@@ -48,6 +50,34 @@ class Book:
         spread = f" [{low} .. {high}]" if low != "" else ""
         at = time.monotonic() - self._began
         print(f"{at:6.1f} s  {part}  {case}  {figure} = {value} {unit}{spread}  ({repeat})  {note}", flush=True)
+
+
+class Requests:
+    """How long requests took, by case: the quantiles of each repeat as they come, and in the end of all repeats together, beside those of the
+    case that is alone."""
+
+    def __init__(self, book: Book, part: str, unit: str) -> None:
+        self._book, self._part, self._unit = book, part, unit
+        self._took: dict[str, list[float]] = {}
+        self._alone: dict[str, str] = {}
+
+    def add(self, case: str, repeat: int, took: list[float], *, alone: str) -> None:
+        """Of one repeat."""
+        self._took.setdefault(case, []).extend(took)
+        self._alone[case] = alone
+        for name, part in QUANTILES:
+            self._book.add(self._part, case, name, self._unit, repeat, quantile(took, part))
+
+    def over_all(self, cases: Iterable[str] | None = None) -> None:
+        """Those of `cases` that there are, in this order; all, in the order in which they came."""
+        for case in self._took if cases is None else cases:
+            if case not in self._took:
+                continue
+            took, alone = self._took[case], self._took[self._alone[case]]
+            for name, part in QUANTILES:
+                value = quantile(took, part)
+                note = f"{len(took)} requests, {value / quantile(alone, part):.3f} x alone"
+                self._book.over_all(self._part, case, name, self._unit, value, note)
 
 
 def _short(number: float) -> float:

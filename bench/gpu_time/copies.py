@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bench.gpu_time.book import Book
-from bench.gpu_time.latency import KERNEL_US, PERIOD_US, QUANTILES, free_lc_rate
+from bench.gpu_time.book import QUANTILES, Book, Requests
+from bench.gpu_time.latency import KERNEL_US, PERIOD_US, free_lc_rate
 from bench.gpu_time.node import Node, ask, by_kind, quantile, rate
 
 KIB, NEIGHBOUR_MIB = 1024, 64
@@ -93,23 +93,17 @@ def run(node: Node, book: Book, seconds: float) -> None:
     """All ways in turns, REPEATS times."""
     end = time.monotonic() + seconds
     pair = Pair(node)
-    pooled: dict[str, list[float]] = {}
+    requests = Requests(book, "copies", "us")
     for repeat in range(REPEATS):
         ways = sorted(WAYS, key=lambda way: way.stopped is (repeat % 2 == 0))
         for number, way in enumerate(ways):
             left = (REPEATS - repeat) * len(ways) - number
             took, beside, note = pair.run(way, max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.2))
             if way.requests:
-                pooled.setdefault(way.name, []).extend(took)
-                for name, part in QUANTILES:
-                    book.add("copies", way.name, name, "us", repeat, quantile(took, part))
+                requests.add(way.name, repeat, took, alone="copies: alone")
             if way.neighbour:
                 book.add("copies", way.name, "neighbour copies in each direction", "GB/s", repeat, beside, note)
-    for way in (way for way in WAYS if way.name in pooled):
-        for name, part in QUANTILES:
-            value, alone = quantile(pooled[way.name], part), quantile(pooled["copies: alone"], part)
-            note = f"{len(pooled[way.name])} requests, {value / alone:.3f} x alone"
-            book.over_all("copies", way.name, name, "us", value, note)
+    requests.over_all(way.name for way in WAYS)
     book.sum_up("copies")
     for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:

@@ -7,13 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.gpu_time import mps
-from bench.gpu_time.book import Book
+from bench.gpu_time.book import QUANTILES, Book, Requests
 from bench.gpu_time.node import Node, ask, by_kind, quantile, rate
 from tests.gpu.kit.machine import Lines
 
 LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
 REPEATS = 5
-QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
 HELD = -1
 ASLEEP = {"awake_ms": "0"}
 UNDER_WAY_S = 0.4
@@ -112,7 +111,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
     """All ways in turns, REPEATS times; the ways that need the other arbiter stand together."""
     end = time.monotonic() + seconds
     pair = Pair(node)
-    pooled: dict[str, list[float]] = {}
+    requests = Requests(book, "lc", "us")
     with ExitStack() as stack:
         try:
             env = stack.enter_context(mps.server(node.machine.folder))
@@ -120,20 +119,15 @@ def run(node: Node, book: Book, seconds: float) -> None:
             pair.use_mps(env)
         except (mps.NoMps, RuntimeError) as error:
             book.not_run("lc", "MPS", error)
-        _repeats(pair, book, end, pooled)
-    for way in WAYS:
-        if way.name in pooled:
-            for name, part in QUANTILES:
-                value, alone = quantile(pooled[way.name], part), quantile(pooled["alone"], part)
-                count = len(pooled[way.name])
-                book.over_all("lc", way.name, name, "us", value, f"{count} requests, {value / alone:.3f} x alone")
+        _repeats(pair, book, end, requests)
+    requests.over_all(way.name for way in WAYS)
     book.sum_up("lc")
     for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:
             book.over_all("lc", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls")
 
 
-def _repeats(pair: Pair, book: Book, end: float, pooled: dict[str, list[float]]) -> None:
+def _repeats(pair: Pair, book: Book, end: float, requests: Requests) -> None:
     there = [way for way in WAYS if way.held or way.mps_percent in pair.programs]
     for repeat in range(REPEATS):
         ways = sorted(there, key=lambda way: way.asleep is (repeat % 2 == 0))
@@ -142,8 +136,6 @@ def _repeats(pair: Pair, book: Book, end: float, pooled: dict[str, list[float]])
             window_s = max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 0.4)
             took, beside, suspends = pair.run(way, window_s)
             if way.requests:
-                pooled.setdefault(way.name, []).extend(took)
-                for name, part in QUANTILES:
-                    book.add("lc", way.name, name, "us", repeat, quantile(took, part))
+                requests.add(way.name, repeat, took, alone="alone")
             if way.neighbour:
                 book.add("lc", way.name, "neighbour's kernels", "1/s", repeat, beside, f"{suspends} suspends")

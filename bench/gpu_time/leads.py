@@ -7,9 +7,9 @@ import time
 from itertools import pairwise
 from typing import Final
 
-from bench.gpu_time.book import Book
-from bench.gpu_time.models import QUANTILES, UNDER_WAY_S, Pair, beside, served
-from bench.gpu_time.node import Node, ask, median, quantile
+from bench.gpu_time.book import Book, Requests
+from bench.gpu_time.models import UNDER_WAY_S, Pair, beside, served
+from bench.gpu_time.node import Node, ask, median
 from tests.gpu.kit.machine import Lines
 
 REPEATS = 5
@@ -31,31 +31,23 @@ def run(node: Node, book: Book, seconds: float) -> None:
     node.grant("lc", "latency-critical")
     node.grant("be", "best-effort")
     lc, be = node.model("serve", "lc"), node.model("work", "be")
-    pooled: dict[str, list[float]] = {}
+    requests = Requests(book, "leads", "ms")
     for repeat in range(REPEATS):
         left_s = (end - time.monotonic()) / (REPEATS - repeat)
         window_s = max(LEAST_S, left_s / (len(LEADS_US) + 2) - 2 * UNDER_WAY_S)
-        _round(book, lc, be, repeat, window_s, pooled)
+        _round(book, lc, be, repeat, window_s, requests)
         _clocks(book, lc, be, repeat)
-    for case, took in pooled.items():
-        for name, part in QUANTILES:
-            value, of = quantile(took, part), quantile(pooled[ALONE], part)
-            book.over_all("leads", case, name, "ms", value, f"{len(took)} requests, {value / of:.3f} x alone")
+    requests.over_all()
     book.sum_up("leads")
 
 
-def _round(book: Book, lc: Lines, be: Lines, repeat: int, seconds: float, pooled: dict[str, list[float]]) -> None:
-    def note(case: str, took: list[float]) -> None:
-        pooled.setdefault(case, []).extend(took)
-        for name, part in QUANTILES:
-            book.add("leads", case, name, "ms", repeat, quantile(took, part))
-
-    note(ALONE, served(lc, PAIR, seconds, repeat))
+def _round(book: Book, lc: Lines, be: Lines, repeat: int, seconds: float, requests: Requests) -> None:
+    requests.add(ALONE, repeat, served(lc, PAIR, seconds, repeat), alone=ALONE)
     solo, _ = beside(be, PAIR, lambda: time.sleep(seconds))
     for lead_us in LEADS_US:
         case = f"{PAIR.name}: announced {lead_us / 1000:g} ms ahead"
         kept, took = beside(be, PAIR, lambda lead_us=lead_us: served(lc, PAIR, seconds, repeat, lead_us))  # type: ignore[misc]
-        note(case, took)
+        requests.add(case, repeat, took, alone=ALONE)
         book.add("leads", case, "neighbour's steps of alone", "%", repeat, 100 * kept / solo)
 
 

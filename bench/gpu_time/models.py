@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.gpu_time import mps
-from bench.gpu_time.book import Book
-from bench.gpu_time.node import Node, ask, quantile, rate
+from bench.gpu_time.book import Book, Requests
+from bench.gpu_time.node import Node, ask, rate
 from tests.gpu.kit.machine import Lines
 
 REPEATS = 5
-QUANTILES = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
 UNDER_WAY_S = 0.3
 LEAST_S = 1.0
 CAP_PERCENT = 50
@@ -67,7 +66,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
     node.start_arbiter()
     node.grant("lc", "latency-critical")
     node.grant("be", "best-effort")
-    pooled: dict[tuple[str, str], list[float]] = {}
+    requests = Requests(book, "models", "ms")
     with ExitStack() as stack:
         tenants = _tenants(node, book, stack)
         ways = [way for way in WAYS if way.tenants in tenants]
@@ -75,11 +74,8 @@ def run(node: Node, book: Book, seconds: float) -> None:
             for at, pair in enumerate(PAIRS):
                 rounds = (REPEATS - repeat) * len(PAIRS) - at
                 window_s = max(LEAST_S, (end - time.monotonic()) / rounds / (len(ways) + 2) - UNDER_WAY_S)
-                _round(book, tenants, ways, pair, repeat, window_s, pooled)
-    for (case, alone), took in pooled.items():
-        for name, part in QUANTILES:
-            value, of = quantile(took, part), quantile(pooled[alone, alone], part)
-            book.over_all("models", case, name, "ms", value, f"{len(took)} requests, {value / of:.3f} x alone")
+                _round(book, tenants, ways, pair, repeat, window_s, requests)
+    requests.over_all()
     book.sum_up("models")
 
 
@@ -105,24 +101,19 @@ def _round(
     pair: Pair,
     repeat: int,
     seconds: float,
-    pooled: dict[tuple[str, str], list[float]],
+    requests: Requests,
 ) -> None:
     lc, be = tenants["free"]
     alone = f"{pair.name}: alone"
 
-    def note(case: str, took: list[float]) -> None:
-        pooled.setdefault((case, alone), []).extend(took)
-        for name, part in QUANTILES:
-            book.add("models", case, name, "ms", repeat, quantile(took, part))
-
-    note(alone, served(lc, pair, seconds, repeat))
+    requests.add(alone, repeat, served(lc, pair, seconds, repeat), alone=alone)
     solo, _ = beside(be, pair, lambda: time.sleep(seconds))
     book.add("models", f"{pair.name}: neighbour alone", "neighbour's steps", "1/s", repeat, solo)
     for way in ways:
         lc, be = tenants[way.tenants]
         case = f"{pair.name}: {way.name}"
         kept, took = beside(be, pair, lambda lc=lc, way=way: served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
-        note(case, took)
+        requests.add(case, repeat, took, alone=alone)
         book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * kept / solo)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from bench.gpu_time.book import Book
-from bench.gpu_time.latency import KERNEL_US, LAUNCHES, PERIOD_US, QUANTILES, free_lc_rate
+from bench.gpu_time.book import QUANTILES, Book
+from bench.gpu_time.latency import KERNEL_US, LAUNCHES, PERIOD_US, free_lc_rate
 from bench.gpu_time.node import Node, ask, by_kind, quantile
 from tests.gpu.kit.machine import Lines
 
