@@ -119,8 +119,13 @@ def _round(
 
 def served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
     """Milliseconds of each request."""
-    took: list[float] = ask(lc, "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us)["ms"]
+    took: list[float] = ask(lc, *asked(pair, seconds, seed, ahead_us))["ms"]
     return took
+
+
+def asked(pair: Pair, seconds: float, seed: int, ahead_us: float) -> tuple[object, ...]:
+    """What torch_models.py is asked for to serve requests."""
+    return "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us
 
 
 def beside(be: Lines, pair: Pair, what: Callable[[], Any]) -> tuple[float, Any]:

@@ -1,13 +1,13 @@
 """Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
 
-    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,work,sums,switches,wakes,models,leads,copies,faults] [--fake]
+    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,work,sums,switches,wakes,models,clocks,copies,faults] [--fake]
 
     lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
     caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels, also cooperative ones and of two processes, and, where PyTorch is there, matrix products, graphs and small operations
     work      an experiment: limits that are moved so that the work done, not the time, is what was asked
     sums      results of kernels that were suspended over and over
     models    a transformer that decodes at batch 1 beside training and beside matrix products: time slicing, MPS, and held by us
-    leads     requests announced by several leads beside large matrix products, and the card's clock after those were stopped
+    clocks    why announced requests take longer beside large matrix products: the card's clock, by its power
     copies    requests that copy in and out, beside a best-effort tenant that does nothing but copy; with its copy channels stopped too
     faults    arbiter and tenants killed, stopped and started anew at every step, 50 times: who lives goes on, with right results
     switches  how long suspends and resumes take, and what NVML says meanwhile
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.gpu_time import caps, copies, faults, latency, leads, models, switches, wakes, work
+from bench.gpu_time import caps, clocks, copies, faults, latency, models, switches, wakes, work
 from bench.gpu_time.book import Book
 from bench.gpu_time.node import Node, node
 
@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
     "caps": (0.32, caps.run),
     "work": (0.16, work.run),
     "models": (0.4, models.run),
-    "leads": (0.16, leads.run),
+    "clocks": (0.16, clocks.run),
     "copies": (0.12, copies.run),
     "faults": (0.3, faults.run),
 }

@@ -1,8 +1,8 @@
 """A tenant's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
 
 ["serve", SECONDS, RATE, SEED, TOKENS, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
-["clocks", LASTING_MS]  the card's clock in a section of its own: [milliseconds since its begin, MHz] each
-["start", "train", "gemm" or "idler"], ["count"], ["stop"]  work without end
+["serve", ..., true]  the same, each with a kernel at its end, not counted, that tells the card's clock: MHz each, too
+["start", "train", "gemm", "zeros" or "idler"], ["count"], ["stop"]  work without end
 
 Python collects no garbage meanwhile: that takes tens of milliseconds with PyTorch loaded, of one request in some hundred.
 """
@@ -34,7 +34,7 @@ SPIN_S = 0.0005
 IDLER_CYCLES = 120_000_000
 """Some 60 ms at 1980 MHz."""
 CLOCK_CYCLES = 200_000
-"""Some 0.1 ms: what an event takes beside is a hundredth."""
+"""Some 0.1 ms: what the events around it take is a hundredth or two, in all cases."""
 
 
 class Decoder:
@@ -70,13 +70,23 @@ class Decoder:
         self.out.copy_(x)
 
     @torch.inference_mode()
-    def request(self, tokens: int, graph: bool) -> None:
+    def request(self, tokens: int, graph: bool, clock: bool) -> float:
+        """Milliseconds that CLOCK_CYCLES took behind it; 0 where that was not asked for."""
         for _ in range(tokens):
             if graph:
                 self._graph.replay()
             else:
                 self._step()
-        self.out.float().sum().item()
+        result = self.out.float().sum()
+        if not clock:
+            result.item()
+            return 0.0
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        torch.cuda._sleep(CLOCK_CYCLES)
+        last.record()
+        result.item()
+        return first.elapsed_time(last)
 
 
 def trainer() -> Callable[[], Any]:
@@ -95,8 +105,9 @@ def trainer() -> Callable[[], Any]:
     return step
 
 
-def multiplier() -> Callable[[], Any]:
-    one, other = (torch.randn(GEMM_SIDE, GEMM_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+def multiplier(make: Callable[..., torch.Tensor]) -> Callable[[], Any]:
+    """Of what `make` makes: random numbers draw more power than zeros, of which no bit changes, in the same kernels."""
+    one, other = (make(GEMM_SIDE, GEMM_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(one)
     return lambda: torch.matmul(one, other, out=out)
 
@@ -109,41 +120,35 @@ def idler() -> Callable[[], Any]:
 class Program(Work):
     def __init__(self, kind: str) -> None:
         self._decoder = Decoder() if kind == "serve" else None
-        steps = {} if kind == "serve" else {"train": trainer(), "gemm": multiplier(), "idler": idler()}
+        steps: dict[str, Callable[[], Any]] = {}
+        if kind != "serve":
+            gemm, zeros = multiplier(torch.randn), multiplier(torch.zeros)
+            steps = {"train": trainer(), "gemm": gemm, "zeros": zeros, "idler": idler()}
         for step in steps.values():
             step()
         super().__init__({name: (step, QUEUED) for name, step in steps.items()})
 
     def serve(
-        self, seconds: float, rate: float, seed: int, tokens: int, graph: bool, ahead_us: float
+        self, seconds: float, rate: float, seed: int, tokens: int, graph: bool, ahead_us: float, clock: bool = False
     ) -> dict[str, Any]:
         """A request that comes while another is served waits for it. Announced ones are so when they come, and use the GPU `ahead_us` later."""
         assert self._decoder is not None
-        draw, took = random.Random(seed), []
+        draw = random.Random(seed)
+        took: list[float] = []
+        mhz: list[float] = []
         began = comes = time.perf_counter()
         while True:
             comes += draw.expovariate(rate)
             if comes - began > seconds:
-                return {"ms": took}
+                return {"ms": took, "mhz": mhz}
             _until(comes)
             if ahead_us:
                 tangram.hint(ahead_us)
                 _until(comes + ahead_us / 1e6)
-            self._decoder.request(tokens, graph)
-            took.append(1000 * (time.perf_counter() - comes - ahead_us / 1e6))
-
-    def clocks(self, lasting_ms: float) -> dict[str, Any]:
-        """Cycles of a thread that waits, and the time that they take."""
-        began, seen = time.perf_counter(), []
-        with tangram.latency_critical():
-            while (since_ms := 1000 * (time.perf_counter() - began)) < lasting_ms:
-                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                first.record()
-                torch.cuda._sleep(CLOCK_CYCLES)
-                last.record()
-                last.synchronize()
-                seen.append([since_ms, CLOCK_CYCLES / (1000 * first.elapsed_time(last))])
-        return {"seen": seen}
+            beside_ms = self._decoder.request(tokens, graph, clock)
+            took.append(1000 * (time.perf_counter() - comes - ahead_us / 1e6) - beside_ms)
+            if clock:
+                mhz.append(CLOCK_CYCLES / (1000 * beside_ms))
 
 
 def _until(at: float) -> None:

@@ -1,0 +1,73 @@
+"""Why an announced request takes longer beside large matrix products, though the GPU is free when it comes: the card's clock, seen at the end of
+each request. Beside products of random numbers and of zeros (the same kernels and the same bytes moved, for less power), and beside products that
+have less of the time. Announced 1.5 ms ahead where nothing else is said."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from bench.gpu_time.book import Book, Requests
+from bench.gpu_time.models import UNDER_WAY_S, Pair, asked, beside
+from bench.gpu_time.node import Node, ask, median
+
+REPEATS = 5
+LEAST_S = 1.0
+ALONE: Final = "alone, held"
+NEIGHBOUR: Final = "neighbour's steps"
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    neighbour: str
+    lead_us: float = 1_500
+    limit_percent: int = 0
+    """Of the neighbour's time; 0 = none."""
+
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.name, self.neighbour, tokens=8, graph=True)
+
+
+WAYS: Final = (
+    Way("beside 16384^3 matmul", "gemm"),
+    Way("beside 16384^3 matmul, 10 ms ahead", "gemm", lead_us=10_000),
+    Way("beside 16384^3 matmul limited to 70 % of the time", "gemm", limit_percent=70),
+    Way("beside 16384^3 matmul limited to 50 % of the time", "gemm", limit_percent=50),
+    Way("beside 16384^3 matmul of zeros", "zeros"),
+    Way("beside kernels of 60 ms in one thread", "idler"),
+    Way("beside kernels of 60 ms in one thread, 10 ms ahead", "idler", lead_us=10_000),
+)
+
+
+def run(node: Node, book: Book, seconds: float) -> None:
+    """All ways in turns, REPEATS times."""
+    if node.machine.fake is not False:
+        book.not_run("clocks", "PyTorch", "the fake driver computes nothing")
+        return
+    end = time.monotonic() + seconds
+    node.start_arbiter()
+    node.grant("lc", "latency-critical")
+    node.grant("be", "best-effort")
+    lc, be = node.model("serve", "lc"), node.model("work", "be")
+    requests = Requests(book, "clocks", "ms")
+
+    def seen(case: str, repeat: int, found: dict[str, list[float]]) -> None:
+        requests.add(case, repeat, found["ms"], alone=ALONE)
+        book.add("clocks", case, "clock", "MHz", repeat, median(found["mhz"]))
+
+    for repeat in range(REPEATS):
+        left_s = (end - time.monotonic()) / (REPEATS - repeat)
+        window_s = max(LEAST_S, left_s / (len(WAYS) + 1) - 2 * UNDER_WAY_S)
+        seen(ALONE, repeat, ask(lc, *asked(WAYS[0].pair, window_s, repeat, 0.0), True))
+        for way in WAYS:
+            node.grant("be", "best-effort", way.limit_percent)
+            serve = partial(ask, lc, *asked(way.pair, window_s, repeat, way.lead_us), True)
+            steps, found = beside(be, way.pair, serve)
+            seen(way.name, repeat, found)
+            book.add("clocks", way.name, NEIGHBOUR, "1/s", repeat, steps)
+    requests.over_all()
+    book.sum_up("clocks")
