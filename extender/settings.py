@@ -64,7 +64,7 @@ class Settings(ProgramSettings):
         description="Scheduler name of the pods that nominate-ahead-from-nodes is about.",
     )
     nominate_ahead_from_nodes: int = Field(
-        0,
+        1_000,
         ge=0,
         le=1_000_000,
         description="Nodes of a cluster from which on pods that wait are nominated ahead of their turn. 0: never.",

@@ -34,8 +34,9 @@ int tangram_memory(unsigned card, struct tangram_memory *out);
  * All return 0, or -1 when nobody was told. They do not block and may be called from any thread. With a CUDA context current
  * they also launch one empty kernel, which brings this process back onto the GPU before the request. */
 
-/* Work comes in so many microseconds: 1500 are enough to meet it as if alone. The GPU is given back when there is no work left
- * after that time, or 5 ms after it when none came. */
+/* Work comes in so many microseconds: 1500 are enough to meet it as if alone. Told earlier, the GPU is cleared 1500 before all the
+ * same, but the empty kernel does not wait for that, and the request finds its process colder. The GPU is given back when there is
+ * no work left after that time, or 5 ms after it when none came. */
 int tangram_hint(uint64_t microseconds);
 
 /* A section of latency-critical work begins, and ends. One that is not ended is over after a second. */

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -23,6 +24,8 @@ from vgpu.snapshot import Snapshot
 NODE_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_NODES", "1000"))
 POD_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_PODS", "1500"))
 PATIENCE_S: Final = int(os.environ.get("TANGRAM_SCHEDULER_PATIENCE_S", "200"))
+AHEAD: Final = pytest.mark.parametrize("ahead_from_nodes", [0, 1], ids=["in-turn", "nominated-ahead"])
+FOLLOWED: Final = re.compile(r'^tangram_extender_nominations_total\{outcome="taken"\} (\S+)$', re.MULTILINE)
 FULL_MIB: Final = 81_920
 GIB: Final = 1_024
 PODS: Final = "/api/v1/namespaces/default/pods"
@@ -159,12 +162,15 @@ class Impatient:
             await self._world.api.delete(await self._due.get())
 
 
+@AHEAD
 @pytest.mark.timeout(4 * PATIENCE_S)
-async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(world: World) -> None:
+async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(
+    world: World, ahead_from_nodes: int
+) -> None:
     chance = random.Random(1)
     nodes = [node(f"n{at:05}").with_gpus(2) for at in range(NODE_COUNT)]
     await world.add(*nodes)
-    pair = await world.stack.pair()
+    pair = await world.stack.pair(ahead_from_nodes=ahead_from_nodes)
     changes, impatient = Changes(world, nodes, chance), Impatient(world, chance)
     world.follower.told += [changes.tell, impatient.tell]
     noise = [asyncio.create_task(one.run()) for one in (changes, impatient)]
@@ -185,6 +191,8 @@ async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(wo
     assert changes.made > POD_COUNT // 10
     assert len(world.ledger.held) + len(impatient.deleted) == POD_COUNT
     await world.agrees(pair)
+    followed = await nominations_followed(pair)
+    assert followed > POD_COUNT // 10 if ahead_from_nodes else followed == 0
 
 
 async def settled(world: World, impatient: Impatient) -> None:
@@ -198,20 +206,21 @@ async def settled(world: World, impatient: Impatient) -> None:
     await world.follower.until(done, "all pods that stay are bound and the others gone", timeout_s=3 * PATIENCE_S)
 
 
+@AHEAD
 @pytest.mark.timeout(2 * PATIENCE_S)
 async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_nothing_and_book_nothing_twice(
-    world: World,
+    world: World, ahead_from_nodes: int
 ) -> None:
     names, room = [f"n{at:03}" for at in range(100)], 400
     await world.add(*(node(name).with_cards(card(0, FULL_MIB, name), card(1, FULL_MIB, name)) for name in names))
-    first = await world.stack.pair(elected=True)
+    first = await world.stack.pair(elected=True, ahead_from_nodes=ahead_from_nodes)
     await first.comes_to_lead()
-    second = await world.stack.pair(elected=True)
+    second = await world.stack.pair(elected=True, ahead_from_nodes=ahead_from_nodes)
     asking = (pod(f"p{at}").asking(mib=FULL_MIB // 2, core=50) for at in range(room + 40))
     creating = asyncio.create_task(world.api.create(PODS, map(pod_object, asking)))
     await bound(world, lambda count: count >= room // 4)
     await first.kill()
-    third = await world.stack.pair(elected=True)
+    third = await world.stack.pair(elected=True, ahead_from_nodes=ahead_from_nodes)
     await second.comes_to_lead()
     await bound(world, lambda count: count >= room // 2)
     second.scheduler.kill()  # its extender lives on, and nobody asks it
@@ -221,10 +230,20 @@ async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_
     assert world.ledger.wrong == []
     await world.agrees(third)
     await world.agrees_on_who_is_bound(second)
+    followed = await nominations_followed(second, third)
+    assert followed > room // 10 if ahead_from_nodes else followed == 0
     assert len(world.ledger.bound()) == room, "every card is full and none more than full"
     mib, percent = world.ledger.used()
     assert set(mib.values()) == {FULL_MIB}
     assert set(percent.values()) == {100}
+
+
+async def nominations_followed(*pairs: Pair) -> int:
+    """Pods that kube-scheduler bound where one of these extenders had nominated them ahead of their turn."""
+    texts = [await pair.extender.metrics() for pair in pairs if pair.extender is not None]
+    found = [FOLLOWED.search(text) for text in texts]
+    assert None not in found, texts
+    return sum(int(float(one[1])) for one in found if one is not None)
 
 
 async def bound(world: World, enough: Callable[[int], bool]) -> None:

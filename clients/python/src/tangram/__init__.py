@@ -94,7 +94,7 @@ def memory(card: int = 0) -> Memory | None:
 
 
 def hint(us: float) -> bool:
-    """GPU work comes in so many microseconds. 1500 are enough to meet it as if alone; True when the arbiter was told.
+    """GPU work comes in so many microseconds. 1500 are enough to meet it as if alone, and best; True when the arbiter was told.
 
     With a CUDA context current in this thread, the process is brought back onto the GPU before the request. Work that does not
     come costs the others some milliseconds. Raises ValueError outside 0 to 10,000,000, TypeError for what is no number.
