@@ -12,6 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.gpu_time import goals
+
 Row = dict[str, str]
 QUANTILES = ("p50", "p99")
 
@@ -23,6 +26,18 @@ def _figures(rows: list[Row], part: str) -> dict[str, dict[str, Row]]:
         if row["part"] == part and row["repeat"] == "all":
             found.setdefault(row["case"], {})[row["figure"]] = row
     return found
+
+
+def _goals(rows: list[Row]) -> list[str]:
+    values: dict[str, goals.Of] = {}
+    for part in dict.fromkeys(row["part"] for row in rows):
+        found = _figures(rows, part)
+        values[part] = {
+            case: {name: float(row["value"] or "nan") for name, row in of.items()} for case, of in found.items()
+        }
+    head = ["| what was to be reached (p50 / p99) | goal | seen |", "|---|---|---|"]
+    said = ((one, one.seen if one.met else f"**{one.seen}**, not met") for one in goals.lines(values))
+    return head + [f"| {one.what} | {one.goal} | {seen} |" for one, seen in said]
 
 
 def _latency(rows: list[Row]) -> list[str]:
@@ -215,6 +230,7 @@ def tables(rows: list[Row]) -> str:
     head += f" Not in this history, because their tree was committed anew: {', '.join(lost)}." if lost else ""
     blocks = [
         [head],
+        _goals(rows),
         _latency(rows),
         _models(rows),
         _clocks(rows),
