@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,8 +134,16 @@ def main() -> int:
                 become_root("hack.cluster")
                 with _alone():
                     _run(arguments, layout, steps)
-    except (LookupError, OSError, RuntimeError, ValueError) as error:
+    except (LookupError, OSError, RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
         print(f"{arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        words = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+        said = f": {words.strip()}" if words.strip() else ""
+        print(
+            f"{arguments.command}: {shlex.join(map(str, error.cmd))} ended with {error.returncode}{said}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from hack.cluster import __main__ as command_line
 from hack.cluster import providers
 from hack.cluster.console import Steps
 from hack.cluster.layout import Layout
@@ -65,6 +67,23 @@ def test_images_go_to_kinds_nodes_by_its_own_command(kinds: Layout, tmp_path: Pa
     (tmp_path / "a.tar").touch()
     providers.load(kinds, [tmp_path / "a.tar"], QUIET)
     assert asked(kinds) == [f"load image-archive {tmp_path / 'a.tar'} --name tangram"]
+
+
+def test_the_command_line_passes_on_what_a_program_said_that_failed(
+    kinds: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (kinds.bin / "kubectl").write_text("#!/bin/sh\necho the server is on fire >&2\nexit 3\n")
+    (kinds.bin / "kubectl").chmod(0o755)
+    kinds.provider.write_text("existing\n")
+    given = tmp_path / "given"
+    given.write_text("apiVersion: v1\n")
+    monkeypatch.setenv("KUBECONFIG", str(given))
+    monkeypatch.setattr(providers, "_tools", lambda *_, **__: None)  # else they are built
+    monkeypatch.setattr(sys, "argv", ["cluster", "--state", str(kinds.state), "up", "--provider", "existing"])
+    monkeypatch.setattr(command_line, "become_root", lambda _: None)
+    assert command_line.main() == 1
+    assert "kubectl --kubeconfig" in (said := capsys.readouterr().err)
+    assert said.endswith("get --raw /readyz ended with 3: the server is on fire\n")
 
 
 def test_kind_needs_docker_and_says_so_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
