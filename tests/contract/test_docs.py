@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
+import statistics
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +147,17 @@ def test_the_readmes_figures_of_a_request_are_those_of_the_table() -> None:
     (row,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| a request of "))
     cases = ("alone", "time slicing", "found by the library", "announced 1.5 ms ahead")
     assert re.findall(r"([\d,]+) / ([\d,]+) us", row) == [found[case] for case in cases]
+
+
+def test_the_pods_a_second_of_the_limits_are_the_means_of_the_csvs() -> None:
+    page = (ROOT / "docs/limits.md").read_text()
+    shown = re.findall(r"^ *\| ([\d,]+) \|" + r" (\d+) \|" * 6 + "$", page, re.MULTILINE)
+    measured = defaultdict(list)
+    for name in ("throughput", "throughput-16-cores"):
+        with (ROOT / f"bench/scheduler/{name}.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                measured[int(row["nodes"]), name, row["mode"]].append(float(row["pods_a_second"]))
+    means = {key: f"{statistics.mean(values):.0f}" for key, values in measured.items()}
+    sizes = sorted({nodes for nodes, _, _ in means})
+    columns = list(product(("throughput", "throughput-16-cores"), ("alone", "extender", "ahead")))
+    assert shown == [(f"{nodes:,}", *(means[nodes, *column] for column in columns)) for nodes in sizes]
