@@ -77,6 +77,8 @@ class Nominator:
         self._line, self._trust = Line[Needs](), Trust()
         self._seen: dict[str, str] = {}
         """UID of every waiting pod that was nominated, or is not to be -> its node, or nothing."""
+        self._written: set[str] = set()
+        """UIDs of those that wait, whose nomination the API server took from us."""
         self._suitable: dict[Needs, Sequence[str]] = {}
         self._in_vain: dict[tuple[PodAsk, Needs], float] = {}
         self._asked_at = float("-inf")
@@ -100,6 +102,9 @@ class Nominator:
         elif turned_down(new):
             self._judge(new.uid, useful=False)
             self._set_aside(new.uid)
+        elif self._is_anothers(new):
+            self._forget(new.uid)
+            self.read_back(new)
         elif self._from_nodes and new.uid not in self._seen and new.uid not in self._line:
             self._join(new)
 
@@ -120,21 +125,26 @@ class Nominator:
             self._line.join(Waiting(pod.uid, pod.key, pod.spec.priority or 0, ask, needs))
             self._wake.set()
 
+    def _is_anothers(self, pod: Pod) -> bool:
+        """Was it nominated by another extender, while it is still to be by us, or to another node? We were not the active one, or are not."""
+        node = pod.status.nominated_node_name
+        return bool(node) and node != self._seen.get(pod.uid) and (pod.uid in self._line or pod.uid in self.plans)
+
     def _judge(self, uid: str, *, useful: bool) -> None:
-        if self._seen.get(uid):
+        if uid in self._written:
             self.counts["taken" if useful else "left"] += 1
             self._trust.note(self._clock(), useful=useful)
 
     def _set_aside(self, uid: str) -> None:
         """It is not nominated any more, nor again."""
-        self._line.leave(uid)
-        self.plans.drop(uid)
+        self._forget(uid)
         self._seen[uid] = ""
 
     def _forget(self, uid: str) -> None:
         self._line.leave(uid)
         self.plans.drop(uid)
         self._seen.pop(uid, None)
+        self._written.discard(uid)
 
     # --- what the scheduler asks ---
 
@@ -155,13 +165,13 @@ class Nominator:
         return bool(self._seen.get(uid))
 
     def read_back(self, pod: Pod) -> None:
-        """A pod that an extender before this one has nominated: hold its room, if it is still there."""
+        """A pod that another extender has nominated, or one before this: hold its room, if it is still there."""
         node = pod.status.nominated_node_name
         try:
             ask = self._state.ask_of(pod)
         except BadAsk:
             return
-        if not self._from_nodes or not ask or self._state.claims.get(pod.uid) is not None:
+        if not self._from_nodes or not ask or self._state.claims.get(pod.uid) is not None or pod.uid in self.plans:
             return
         found = self._place(ask, [node])
         if found is not None:
@@ -268,7 +278,7 @@ class Nominator:
 
     async def _nominate(self, one: Waiting[Needs]) -> None:
         pod, node = self._pod_of(one.key), self._seen.get(one.uid)
-        if pod is None or not node or one.uid not in self.plans:
+        if pod is None or not node or one.uid not in self.plans or pod.status.nominated_node_name:
             return
         meta = pod.metadata
         change = {
@@ -278,10 +288,12 @@ class Nominator:
         try:
             await merge(self._client, paths.pod(meta.namespace, meta.name, "status"), change)
             self.counts["written"] += 1
+            if one.uid in self._seen:  # else it is gone, or bound already
+                self._written.add(one.uid)
         except ApiError as error:
             log.warning("a pod was not nominated ahead", pod=one.key, node=node, error=str(error))
             self.counts["refused"] += 1
-            if one.uid in self._seen:
+            if self._seen.get(one.uid) == node:
                 self._judge_refused(one.uid)
 
     def _judge_refused(self, uid: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from extender.plans import PREFIX
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
@@ -242,3 +245,71 @@ async def test_room_made_by_eviction_is_kept_over_a_restart_also_when_the_victim
         assert (await scheduler.filter(waiting_for_it, "n0"))["NodeNames"] == ["n0"]
         assert await scheduler.bind(waiting_for_it, "n0") == ""
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.holds) == 0)
+
+
+async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nominated_and_nominates_none_anew(
+    api: FakeApi,
+) -> None:
+    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+        built = [half(f"p{at:02}") for at in range(40)]
+        for one in built:
+            put(api, one)
+        await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= 40)
+        by_other = {one.name: NODES[at % 4] for at, one in enumerate(built[1:])}
+        for one in built[1:]:
+            put(api, one.nominated_to(by_other[one.name]))
+        ahead, fleet = scheduler.extender.ahead, scheduler.extender.state.fleet
+        await scheduler.comes_to_hold(lambda: len(ahead.plans) == 39)
+        assert int(fleet.free_mib.sum()) == 32 * FULL_MIB - 39 * HALF_MIB
+        assert (await scheduler.filter(built[0], *NODES))["NodeNames"]
+        await ahead.flush()
+        assert writes(api) == 0
+        assert nominations(api) == by_other
+        for one in built[1:]:
+            assert (await scheduler.filter(one, by_other[one.name]))["NodeNames"] == [by_other[one.name]]
+            assert await scheduler.bind(one, by_other[one.name]) == ""
+        await scheduler.comes_to_hold(lambda: len(ahead.plans) == 0)
+        assert fleet.overcommitted() == []
+        assert ahead.counts == {"written": 0, "refused": 0, "taken": 0, "left": 0}, "they were not ours"
+
+
+async def test_a_pod_that_another_replica_nominates_elsewhere_is_left_there(api: FakeApi) -> None:
+    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+        await waiting(api, scheduler, 30)
+        ahead = scheduler.extender.ahead
+        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 29)
+        written = writes(api)
+        elsewhere = "n3"
+        assert nominations(api)["p20"] != elsewhere
+        put(api, half("p20").nominated_to(elsewhere))
+        claims = scheduler.extender.state.claims
+        await scheduler.comes_to_hold(
+            lambda: (held := claims.get(f"{PREFIX}uid-default-p20")) and held.node == elsewhere
+        )
+        await ahead.flush()
+        assert nominations(api)["p20"] == elsewhere
+        assert writes(api) == written
+        assert scheduler.extender.state.fleet.overcommitted() == []
+
+
+async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_counted_as_taken(api: FakeApi) -> None:
+    bound = asyncio.Event()
+
+    async def late() -> web.StreamResponse:
+        await bound.wait()
+        return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
+
+    api.faults.append(lambda request, _: late() if request.path.endswith("/p10/status") else None)
+    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+        built = await waiting(api, scheduler, 30)
+        counts, claims = scheduler.extender.ahead.counts, scheduler.extender.state.claims
+        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
+        planned = claims.get(f"{PREFIX}uid-default-p10")
+        assert planned
+        assert (await scheduler.filter(built[10], planned.node))["NodeNames"] == [planned.node]
+        assert await scheduler.bind(built[10], planned.node) == ""
+        put(api, half("last"))
+        await scheduler.comes_to_hold(lambda: scheduler.extender.pods.get("default/last") is not None)
+        bound.set()
+        await scheduler.extender.ahead.flush()
+        assert counts == {"written": 28, "refused": 1, "taken": 0, "left": 0}
