@@ -49,6 +49,9 @@ WRITERS: Final = 4
 KINDS: Final = 64
 """Kinds of needs whose nodes are remembered, and asks that fit nowhere. Pulled out of the air."""
 
+SCHEDULER_ERROR: Final = "SchedulerError"
+"""Reason of the condition PodScheduled. Specified by the API (core/v1, PodReasonSchedulerError)."""
+
 TOGETHER: Final = 512
 """Nodes judged before the scheduler's calls have their turn: 0.5 ms."""
 
@@ -99,7 +102,7 @@ class Nominator:
             self._forget(new.uid)
         elif new.metadata.deletion_timestamp is not None:
             self._forget(new.uid)
-        elif turned_down(new):
+        elif _fits_nowhere(new):
             self._judge(new.uid, useful=False)
             self._set_aside(new.uid)
         elif self._is_anothers(new):
@@ -304,6 +307,11 @@ class Nominator:
 def turned_down(pod: Pod) -> bool:
     """Has the scheduler been there, and found no place?"""
     return any(map(unplaced, pod.status.conditions))
+
+
+def _fits_nowhere(pod: Pod) -> bool:
+    """The same, where it was not that the scheduler could not ask, as when one of us starts anew: then it looks at the pod once more."""
+    return any(unplaced(one) and one.reason != SCHEDULER_ERROR for one in pod.status.conditions)
 
 
 def unplaced(condition: Condition) -> bool:

@@ -85,7 +85,7 @@ class Objects:
     def containers(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """(pod's spec, container) of everything that runs."""
         for _, template in self.pods():
-            for container in template["spec"]["containers"]:
+            for container in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]:
                 yield template["spec"], container
 
     def container(self, name: str) -> dict[str, Any]:

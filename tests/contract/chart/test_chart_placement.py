@@ -69,3 +69,11 @@ def test_for_pods_without_a_gpu_the_extender_says_where_fewest_gpus_are_left_and
         "httpTimeout": "1s",
     }
     assert len(extenders(helm, 0)) == 1
+
+
+def test_the_extender_serves_before_kube_scheduler_starts_and_until_it_has_ended(helm: Helm) -> None:
+    (template,) = (spec for spec, container in helm.objects().containers() if container["name"] == "kube-scheduler")
+    assert [one["name"] for one in template["containers"]] == ["kube-scheduler"]
+    (extender,) = template["initContainers"]
+    assert (extender["name"], extender["restartPolicy"]) == ("extender", "Always")
+    assert extender["startupProbe"]["httpGet"]["path"] == "/readyz"

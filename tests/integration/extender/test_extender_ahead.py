@@ -308,8 +308,22 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
         assert planned
         assert (await scheduler.filter(built[10], planned.node))["NodeNames"] == [planned.node]
         assert await scheduler.bind(built[10], planned.node) == ""
-        put(api, half("last"))
-        await scheduler.comes_to_hold(lambda: scheduler.extender.pods.get("default/last") is not None)
+        known = scheduler.extender.pods
+        await scheduler.comes_to_hold(lambda: bool((one := known.get("default/p10")) and one.spec.node_name))
         bound.set()
         await scheduler.extender.ahead.flush()
         assert counts == {"written": 28, "refused": 1, "taken": 0, "left": 0}
+
+
+@pytest.mark.parametrize(("reason", "nominated"), [("SchedulerError", 39), ("Unschedulable", 0)])
+async def test_pods_that_the_scheduler_could_not_ask_for_are_nominated_and_those_that_fit_nowhere_are_not(
+    api: FakeApi, reason: str, nominated: int
+) -> None:
+    for at in range(40):
+        plain = half(f"p{at:02}").plain()
+        plain["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": reason}]
+        api.put(plain)
+    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+        await scheduler.filter(half("p00"), *NODES)
+        await scheduler.extender.ahead.flush()
+        assert len(nominations(api)) == nominated

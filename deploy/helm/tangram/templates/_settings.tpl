@@ -116,6 +116,7 @@ extenders:
 
 {{- define "tangram.extenderContainer" -}}
 name: extender
+restartPolicy: Always
 image: {{ include "tangram.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: [tangram-extender]
@@ -154,6 +155,10 @@ env:
 ports:
   - name: metrics
     containerPort: {{ .Values.scheduler.extender.metricsPort }}
+startupProbe: # all nodes and pods are listed
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 1
+  failureThreshold: 120
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 10
