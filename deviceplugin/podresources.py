@@ -6,6 +6,8 @@ app containers that use them again.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from vgpu.errors import TangramError
 from vgpu_pb import podresources_pb2 as pb
 
 DEADLINE_S: Final = 5.0
+PAUSE_S: Final = 0.02
+"""The kubelet answers 10 questions at once and 100 in a second, whoever puts them, and refuses others (apis/podresources, Kubernetes 1.36)."""
 MESSAGE_LIMIT: Final = 64 * 2**20
 """A node of 110 pods with a thousand IDs each is 6 MB; the kubelet's own client takes 16 MiB."""
 
@@ -43,12 +47,18 @@ class Holding:
 
 
 class PodResources:
-    """A client of the kubelet's pod resources socket. Connects when asked, again after a restart of the kubelet."""
+    """A client of the kubelet's pod resources socket. Connects when asked, again after a restart of the kubelet.
+
+    One question is under way at a time. Who asks meanwhile shares the next one's answer with all others who do.
+    """
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
+        self._asking = asyncio.Lock()
+        self._next: asyncio.Task[bytes] | None = None
+        """The question that waits for the one under way."""
 
     async def holdings(self, domain: str) -> tuple[Holding, ...]:
         """Every device under our domain that a container has. Raises KubeletSilent."""
@@ -66,16 +76,32 @@ class PodResources:
             await channel.close()
 
     async def _list(self) -> bytes:
-        """The kubelet's answer, encoded: what is read of it differs."""
+        """The kubelet's answer to a question that is put after this call, encoded: what is read of it differs."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._ask_in_turn())
+        return await asyncio.shield(self._next)
+
+    async def _ask_in_turn(self) -> bytes:
+        async with self._asking:
+            self._next = None
+            return await self._ask()
+
+    async def _ask(self) -> bytes:
         if self._call is None:
             options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_reconnect_backoff_ms", 1000)]
             self._channel = grpc.aio.insecure_channel(f"unix://{self._socket}", options=options)
             self._call = self._channel.unary_unary(LIST)
-        try:
-            answer: bytes = await self._call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            raise KubeletSilent(f"pod resources at {self._socket}: {error.code().name}: {error.details()}") from None
-        return answer
+        until_s = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                answer: bytes = await self._call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > until_s:
+                    said = f"{error.code().name}: {error.details()}"
+                    raise KubeletSilent(f"pod resources at {self._socket}: {said}") from None
+                await asyncio.sleep(PAUSE_S)
+            else:
+                return answer
 
 
 def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:
