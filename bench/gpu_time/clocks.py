@@ -26,6 +26,8 @@ class Way:
     lead_us: float = 1_500
     limit_percent: int = 0
     """Of the neighbour's time; 0 = none."""
+    section: bool = False
+    """Is the neighbour off from the announcement on? A hint clears the card 1.5 ms before the request, however early it comes."""
 
     @property
     def pair(self) -> Pair:
@@ -35,6 +37,8 @@ class Way:
 WAYS: Final = (
     Way("beside 16384^3 matmul", "gemm"),
     Way("beside 16384^3 matmul, 10 ms ahead", "gemm", lead_us=10_000),
+    Way("beside 16384^3 matmul, in a section from 1.5 ms before", "gemm", section=True),
+    Way("beside 16384^3 matmul, in a section from 10 ms before", "gemm", lead_us=10_000, section=True),
     Way("beside 16384^3 matmul limited to 70 % of the time", "gemm", limit_percent=70),
     Way("beside 16384^3 matmul limited to 50 % of the time", "gemm", limit_percent=50),
     Way("beside 16384^3 matmul of zeros", "zeros"),
@@ -65,7 +69,7 @@ def run(node: Node, book: Book, seconds: float) -> None:
         seen(ALONE, repeat, ask(lc, *asked(WAYS[0].pair, window_s, repeat, 0.0), True))
         for way in WAYS:
             node.grant("be", "best-effort", way.limit_percent)
-            serve = partial(ask, lc, *asked(way.pair, window_s, repeat, way.lead_us), True)
+            serve = partial(ask, lc, *asked(way.pair, window_s, repeat, way.lead_us), True, way.section)
             steps, found = beside(be, way.pair, serve)
             seen(way.name, repeat, found)
             book.add("clocks", way.name, NEIGHBOUR, "1/s", repeat, steps)

@@ -2,6 +2,7 @@
 
 ["serve", SECONDS, RATE, SEED, TOKENS, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
 ["serve", ..., true]  the same, each with a kernel at its end, not counted, that tells the card's clock: MHz each, too
+["serve", ..., true, true]  the same, each in a section that begins AHEAD_US before it
 ["start", "train", "gemm", "zeros" or "idler"], ["count"], ["stop"]  work without end
 
 Python collects no garbage meanwhile: that takes tens of milliseconds with PyTorch loaded, of one request in some hundred.
@@ -14,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +131,20 @@ class Program(Work):
         super().__init__({name: (step, QUEUED) for name, step in steps.items()})
 
     def serve(
-        self, seconds: float, rate: float, seed: int, tokens: int, graph: bool, ahead_us: float, clock: bool = False
+        self,
+        seconds: float,
+        rate: float,
+        seed: int,
+        tokens: int,
+        graph: bool,
+        ahead_us: float,
+        clock: bool = False,
+        section: bool = False,
     ) -> dict[str, Any]:
-        """A request that comes while another is served waits for it. Announced ones are so when they come, and use the GPU `ahead_us` later."""
+        """A request that comes while another is served waits for it. Announced ones are so when they come, and use the GPU `ahead_us` later.
+
+        That is a hint, or the begin of a section.
+        """
         assert self._decoder is not None
         draw = random.Random(seed)
         took: list[float] = []
@@ -142,10 +155,11 @@ class Program(Work):
             if comes - began > seconds:
                 return {"ms": took, "mhz": mhz}
             _until(comes)
-            if ahead_us:
-                tangram.hint(ahead_us)
+            with tangram.latency_critical() if section else nullcontext():
+                if ahead_us and not section:
+                    tangram.hint(ahead_us)
                 _until(comes + ahead_us / 1e6)
-            beside_ms = self._decoder.request(tokens, graph, clock)
+                beside_ms = self._decoder.request(tokens, graph, clock)
             took.append(1000 * (time.perf_counter() - comes - ahead_us / 1e6) - beside_ms)
             if clock:
                 mhz.append(CLOCK_CYCLES / (1000 * beside_ms))
