@@ -3,8 +3,8 @@
 Columns by name, in any order; others are passed over. The openb trace's own files are read as they are.
 
     nodes   sn or name, gpu (cards), model, and optionally cpu_milli, memory_mib (of the host), gpu_mib (of a card)
-    pods    name, num_gpu (cards), gpu_milli (thousandths) or gpu_mib of each, and optionally cpu_milli, memory_mib,
-            gpu_core (percent of each card), gpu_spec (models joined by |)
+    pods    name, num_gpu (cards), gpu_milli (thousandths) or gpu_mib of each, in each line one of the two, and optionally
+            cpu_milli, memory_mib, gpu_core (percent of each card), gpu_spec (models joined by |)
 
 A pod that says gpu_milli needs nodes without gpu_mib, whose cards then have 1,000 units each; what a host is not said to have
 it has without end.
@@ -65,8 +65,11 @@ class _Row:
     line: int
     cells: Mapping[str, str]
 
+    def text(self, column: str) -> str:
+        return self.cells.get(column, "").strip()
+
     def number(self, column: str, low: int, high: int, default: int | None = None) -> int:
-        text = self.cells.get(column, "").strip()
+        text = self.text(column)
         if not text and default is not None:
             return default
         if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
@@ -79,13 +82,11 @@ class _Row:
 
 def read_nodes(text: str, file: str) -> list[Host]:
     """Raises BadWorkload. `file` is only named."""
-    hosts, seen = [], set()
+    hosts: list[Host] = []
+    seen: set[str] = set()
     for row in _rows(text, file, (("sn", "name"), ("gpu",), ("model",))):
         column = "sn" if "sn" in row.cells else "name"
-        name, model = row.cells[column], row.cells["model"]
-        if not name or name in seen:
-            raise row.error(column, f"is {name[:80]!r}: it must be a name, and of no other line")
-        seen.add(name)
+        name, model = _name(row, column, seen), row.cells["model"]
         mib = row.number("gpu_mib", 1, LARGEST_CARD_MIB, THOUSAND)
         cards = tuple(
             Card(f"{name}/{index}", index, model, mib) for index in range(row.number("gpu", 0, MOST_CARDS_OF_A_NODE))
@@ -103,27 +104,52 @@ def read_nodes(text: str, file: str) -> list[Host]:
 
 def read_pods(text: str, file: str, policy: str) -> list[Job]:
     """Raises BadWorkload. Every pod asks for `policy`."""
-    jobs = []
+    jobs: list[Job] = []
+    seen: set[str] = set()
     for row in _rows(text, file, (("name",), ("num_gpu",), ("gpu_milli", "gpu_mib"))):
+        name = _name(row, "name", seen)
         cpu, memory = row.number("cpu_milli", 0, ENDLESS, 0), row.number("memory_mib", 0, ENDLESS, 0)
         cards = row.number("num_gpu", 0, MOST_CARDS)
         models = frozenset(row.cells.get("gpu_spec", "").split("|")) - {""}
         containers: tuple[Ask, ...] = ()
         if cards:
-            column, most = ("gpu_mib", LARGEST_CARD_MIB) if "gpu_mib" in row.cells else ("gpu_milli", THOUSAND)
-            mib, core = row.number(column, 1, most), row.number("gpu_core", 0, FULL_CORE_PERCENT, 0)
+            mib, core = _of_each_card(row), row.number("gpu_core", 0, FULL_CORE_PERCENT, 0)
             containers = (Ask("main", "share", cards, units=cards * mib, mib=mib, core_percent=core),)
         ask = PodAsk(containers, policy=policy, models=models, cpu_milli=cpu)
-        jobs.append(Job(row.cells["name"], cpu, memory, ask))
+        jobs.append(Job(name, cpu, memory, ask))
     if not any(job.gpu_mib for job in jobs):
         raise BadWorkload(f"{file}: no pod asks for a GPU: there must be one at least")
     return jobs
+
+
+def _name(row: _Row, column: str, seen: set[str]) -> str:
+    """The line's name, which is added to those seen."""
+    name = row.cells[column]
+    if not name or name in seen:
+        raise row.error(column, f"is {name[:80]!r}: it must be a name, and of no other line")
+    seen.add(name)
+    return name
+
+
+def _of_each_card(row: _Row) -> int:
+    """MiB, or thousandths. An empty cell says nothing, as if its column were not there."""
+    mib, milli = row.text("gpu_mib"), row.text("gpu_milli")
+    if mib and milli:
+        raise BadWorkload(
+            f"{row.file}: line {row.line}, columns gpu_mib and gpu_milli are {mib[:40]!r} and {milli[:40]!r}: one of the two must be empty"
+        )
+    if milli or "gpu_mib" not in row.cells:
+        return row.number("gpu_milli", 1, THOUSAND)
+    return row.number("gpu_mib", 1, LARGEST_CARD_MIB)
 
 
 def _rows(text: str, file: str, wanted: Sequence[tuple[str, ...]]) -> Iterator[_Row]:
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
     try:
         header = [cell.strip() for cell in next(reader, [])]
+        if not any(header):
+            columns = ", ".join(" or ".join(names) for names in wanted)
+            raise BadWorkload(f"{file} has no header line: line 1 must name the columns {columns}")
         for names in wanted:
             if not set(names) & set(header):
                 raise BadWorkload(

@@ -62,16 +62,40 @@ def test_cards_of_ones_own_have_their_size_in_mib() -> None:
     assert replay(hosts, jobs, 42, 1.0).at(100).allocation == 50
 
 
+def test_each_line_of_a_pods_file_says_mib_or_thousandths() -> None:
+    text = "name,num_gpu,gpu_milli,gpu_mib\nx,1,,300\ny,2,200,\nz,1, ,100\nnone,0,0,0\n"
+    assert [job.gpu_mib for job in read_pods(text, "pods.csv", "binpack")] == [300, 400, 100, 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("x,1,500,300", "columns gpu_mib and gpu_milli are '300' and '500': one of the two must be empty"),
+        ("x,1,0,300", "columns gpu_mib and gpu_milli are '300' and '0': one of the two must be empty"),
+        ("x,1,,", "column gpu_mib is '': it must be a whole number from 1 to 16777215"),
+    ],
+)
+def test_a_line_that_says_both_or_neither_is_refused(line: str, says: str) -> None:
+    with pytest.raises(BadWorkload) as refused:
+        read_pods(f"name,num_gpu,gpu_milli,gpu_mib\n{line}\n", "pods.csv", "binpack")
+    assert str(refused.value) == f"pods.csv: line 2, {says}"
+
+
 @pytest.mark.parametrize(
     ("nodes", "pods", "says"),
     [
         ("sn,gpu\na,1\n", "", r"nodes.csv: line 1 has no column model"),
         (NODES + "c,1,1,x,T4\n", "", r"nodes.csv: line 4, column gpu is 'x': it must be a whole number from 0 to 64"),
         (NODES + "a,1,1,1,T4\n", "", r"nodes.csv: line 4, column sn is 'a': .* of no other line"),
+        ("", "", r"nodes.csv has no header line: line 1 must name the columns sn or name, gpu, model$"),
+        ("\n" + NODES, "", r"nodes.csv has no header line"),
+        (",,\n", "", r"nodes.csv has no header line"),
         (NODES + "c,1\n", "", r"nodes.csv: line 4, column memory_mib: the line has 2 cells: it must have 5"),
         ("sn,gpu,model\na,0,T4\n", "", r"nodes.csv: no node has a GPU"),
         (NODES, "x,0,0,1,1001,\n", r"pods.csv: line 2, column gpu_milli is '1001': .* from 1 to 1000"),
         (NODES, "x,0,0,17,1000,\n", r"pods.csv: line 2, column num_gpu is '17'"),
+        (NODES, "x,0,0,1,1,\nx,0,0,1,2,\n", r"pods.csv: line 3, column name is 'x': .* of no other line"),
+        (NODES, ",0,0,1,1,\n", r"pods.csv: line 2, column name is ''"),
         (NODES, "x,-1,0,1,1000,\n", r"pods.csv: line 2, column cpu_milli is '-1'"),
         (NODES, "x,0,0,0,0,\n", r"pods.csv: no pod asks for a GPU"),
     ],
