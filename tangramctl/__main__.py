@@ -174,6 +174,7 @@ def ps(
 
 @app.command(help=SIMULATE)
 def simulate(
+    context: typer.Context,
     nodes: Annotated[Path | None, typer.Option("--nodes", metavar="FILE", help="CSV of the nodes.")] = None,
     pods: Annotated[Path | None, typer.Option("--pods", metavar="FILE", help="CSV of the pods.")] = None,
     policy: Annotated[
@@ -217,9 +218,15 @@ def simulate(
     from tangramctl.simulate import would_fit
 
     with _answering():
+        of_replay = _given(context, "nodes", "pods", "seeds", "arrive", "jobs", "plot")
+        of_pod = _given(context, "gpu_mem", "gpu_core", "gpu_count", "gpu_model")
         if snapshot is not None:
-            if gpu_mem is None or nodes or pods:
-                raise BadOption("--snapshot needs --gpu-mem, and neither --nodes nor --pods")
+            if of_replay:
+                raise BadOption(
+                    f"--snapshot cannot stand with {', '.join(of_replay)}: a snapshot is asked about one pod, and nothing is replayed"
+                )
+            if gpu_mem is None:
+                raise BadOption("--snapshot needs --gpu-mem")
             fits = would_fit(
                 snapshot,
                 policy=policy,
@@ -232,6 +239,10 @@ def simulate(
             raise typer.Exit(0 if fits else 3)
         if nodes is None or pods is None:
             raise BadOption("simulate needs --nodes and --pods, or --snapshot and --gpu-mem")
+        if of_pod:
+            raise BadOption(
+                f"--nodes and --pods cannot stand with {', '.join(of_pod)}: what pods ask for is in the file of --pods"
+            )
         replay(nodes, pods, policy=policy, seeds=seeds, arrive=arrive, json=json, plot=plot, jobs=jobs)
 
 
@@ -294,6 +305,14 @@ def stop(
 
     with _answering():
         arbiter_stop(state, force=force)
+
+
+def _given(context: typer.Context, *names: str) -> list[str]:
+    """Those of the options that stand on the command line, as they are written there."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [
+        f"--{name.replace('_', '-')}" for name, source in sources.items() if source and source.name == "COMMANDLINE"
+    ]
 
 
 @contextmanager

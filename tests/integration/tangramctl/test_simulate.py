@@ -162,3 +162,27 @@ def test_a_snapshot_that_is_not_there_is_named_once(tmp_path: Path) -> None:
 def test_a_snapshot_and_a_workload_are_two_questions(snapshot: Path, files: list[str | Path]) -> None:
     assert "--snapshot needs --gpu-mem" in simulate("--snapshot", snapshot).stderr
     assert "--nodes and --pods" in simulate(*files[:2]).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["SNAPSHOT", "--seeds", "42:52", "--plot", "x.svg"], "--snapshot cannot stand with --seeds, --plot: "),
+        (["SNAPSHOT", "--arrive", "1.3", "--jobs", "1"], "--snapshot cannot stand with --arrive, --jobs: "),
+        (["SNAPSHOT", "FILES"], "--snapshot cannot stand with --nodes, --pods: "),
+        (
+            ["FILES", "--gpu-mem", "8Gi", "--gpu-core", "0"],
+            "--nodes and --pods cannot stand with --gpu-mem, --gpu-core: ",
+        ),
+        (
+            ["FILES", "--gpu-count", "1", "--gpu-model", ""],
+            "--nodes and --pods cannot stand with --gpu-count, --gpu-model: ",
+        ),
+    ],
+)
+def test_options_of_the_other_question_are_named_and_not_passed_over(
+    snapshot: Path, files: list[str | Path], words: list[str], says: str
+) -> None:
+    meant: dict[str, list[str | Path]] = {"SNAPSHOT": ["--snapshot", snapshot, "--gpu-mem", "8Gi"], "FILES": files}
+    done = simulate(*(word for each in words for word in meant.get(each, [each])))
+    assert (done.returncode, done.stderr.startswith(f"tangramctl: {says}")) == (2, True), done.stderr
