@@ -140,7 +140,7 @@ def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
     for condition in _conditions(ask):
         print(f"  {condition}")
     for reason, count in summary(rows).items():
-        print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}{_figures(reason, ask, rows)}")
+        print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}{figures(reason, ask, rows)}")
     table = Table("NODE", "BEST GPU", "FREE", "LACKS", "WHY NOT", box=None, pad_edge=False)
     for row in rows[:SHOWN]:
         best = row.nearest
@@ -151,7 +151,7 @@ def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
         print(f"and {len(rows) - SHOWN} more nodes: --json shows all")
 
 
-def _figures(reason: str, ask: PodAsk, rows: list[Row]) -> str:
+def figures(reason: str, ask: PodAsk, rows: list[Row]) -> str:
     """What is asked of a GPU and what the largest has, where none is large enough; else nothing."""
     need, largest_mib = need_of(ask), max((row.largest_mib for row in rows if row.reason == reason), default=0)
     if reason != TOO_LARGE or need is None or not largest_mib:

@@ -17,8 +17,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from tangramctl.ask import memory_mib
 from tangramctl.errors import BadOption
+from tangramctl.explain import figures
 from tangramctl.plot import curve_svg
 from vgpu.errors import TangramError
+from vgpu.explain import rows_of
 from vgpu.placement import Placement, explain, place
 from vgpu.policy import POLICIES
 from vgpu.quantity import LARGEST_CARD_MIB
@@ -127,11 +129,12 @@ def would_fit(snapshot: Path, *, policy: str, gpu_mem: str, gpu_core: int, cards
     mib = min(mib, LARGEST_CARD_MIB)
     share = Ask("main", "share", cards, units=cards * mib // known.unit_mib, mib=mib, core_percent=gpu_core)
     allowed = frozenset(model.strip() for model in models.split(",")) - {""}
-    answer = _answer(known, PodAsk((share,), policy=policy, models=allowed))
+    wanted = PodAsk((share,), policy=policy, models=allowed)
+    answer = _answer(known, wanted)
     if json:
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     else:
-        _say(answer)
+        _say(answer, known, wanted)
     return bool(answer["fits"])
 
 
@@ -153,14 +156,15 @@ def _answer(known: Snapshot, ask: PodAsk) -> dict[str, Any]:
     }
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _say(answer: dict[str, Any], known: Snapshot, ask: PodAsk) -> None:
     if answer["fits"]:
         also = f"; {len(answer['also'])} more nodes could take it" if answer["also"] else ""
         print(f"fits: node {answer['node']}, {', '.join(answer['gpus'])}{also}")
     else:
         print("does not fit")
+    rows = {row.node: row for row in rows_of(known, ask)}
     for node, reason in sorted(answer["why_not"].items()):
-        print(f"  {node}: {reason}")
+        print(f"  {node}: {reason}{figures(reason, ask, [rows[node]])}")
 
 
 def _show(found: dict[str, Any]) -> None:
