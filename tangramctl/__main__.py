@@ -71,7 +71,7 @@ EXPLAIN = """Say why a pod is pending: of each node the GPU that comes nearest, 
   tangramctl explain pod default/train-0 --snapshot snapshot.json
 
 The extender is asked what it goes by (kubectl -n tangram-system port-forward deploy/tangram-scheduler 8888); where none answers, the API is.
-The pod itself is read by kubectl. Exit code 3: it fits no node.
+The pod itself is read by kubectl. Exit code 3: it fits no node; 2: bad option or file, no such pod, no answer of the API; 127: no kubectl.
 """
 
 TOP = """Show who gets how much of the GPUs' time: a table of the last second, again each second until stopped.

@@ -13,12 +13,13 @@ from rich.table import Table
 from tangramctl.cluster import kubectl, snapshot_at, snapshot_of
 from tangramctl.errors import BadOption
 from tangramctl.screen import console, put
+from vgpu.contract import GPUS_ENV
 from vgpu.errors import BadAsk, TangramError
 from vgpu.explain import Nearest, Row, cards_of, need_of, rows_of, summary
 from vgpu.names import Names
 from vgpu.placement import TOO_LARGE
 from vgpu.policy import POLICIES
-from vgpu.request import PodAsk, pod_ask
+from vgpu.request import PodAsk, asks_for_ours, pod_ask
 from vgpu.snapshot import PodRecord, Snapshot, snapshot_from_json
 
 SHOWN = 20
@@ -54,10 +55,11 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
         return True
     ask = _ask(name, found, known)
     rows = rows_of(known, ask)
+    admitted = met_webhook(found, Names(known.domain))
     if json:
-        sys.stdout.write(msgspec.json.encode(_document(name, rows)).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(_document(name, rows, admitted=admitted)).decode() + "\n")
     else:
-        _say(name, ask, rows)
+        _say(name, ask, rows, "" if admitted else _never_admitted(found))
     return any(not row.reason for row in rows)
 
 
@@ -106,10 +108,28 @@ def _ask(name: str, found: dict[str, Any], known: Snapshot) -> PodAsk:
     return ask
 
 
-def _document(name: str, rows: list[Row]) -> dict[str, Any]:
+def met_webhook(found: dict[str, Any], names: Names) -> bool:
+    """It gives each container that asks a variable. The scheduler's name says less: a cluster may run Tangram's under any."""
+    spec = found.get("spec") or {}
+    asking = [
+        one
+        for one in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+        if asks_for_ours(one, names)
+    ]
+    return all(any(env.get("name") == GPUS_ENV for env in one.get("env") or []) for one in asking)
+
+
+def _never_admitted(found: dict[str, Any]) -> str:
+    """What is wrong with a pod that was stored without the webhook, and what helps."""
+    scheduler = (found.get("spec") or {}).get("schedulerName") or "not named"
+    return f"it never met Tangram's webhook, so its quantities are as written and its scheduler is {scheduler}: delete it and create it anew, in a namespace that Tangram does not leave out"
+
+
+def _document(name: str, rows: list[Row], *, admitted: bool) -> dict[str, Any]:
     return {
         "pod": name,
         "placed": False,
+        "met_webhook": admitted,
         "fits": any(not row.reason for row in rows),
         "why_not": summary(rows),
         "nodes": rows,
@@ -133,11 +153,13 @@ def _say_ended(name: str, phase: str, *, json: bool) -> None:
         print(f"pod {name} has ended ({phase}): it holds no GPU and waits for none")
 
 
-def _say(name: str, ask: PodAsk, rows: list[Row]) -> None:
+def _say(name: str, ask: PodAsk, rows: list[Row], wrong: str) -> None:
+    """`wrong` is what keeps it pending whatever the nodes have; may be empty."""
     fit = [row.node for row in rows if not row.reason]
-    verdict = f"fits {len(fit)} of {len(rows)} nodes: the scheduler has other reasons" if fit else "fits no node"
+    why = "" if wrong else ": the scheduler has other reasons"
+    verdict = f"fits {len(fit)} of {len(rows)} nodes{why}" if fit else "fits no node"
     print(f"pod {name} asks for {_wanted(ask)} and {verdict}")
-    for condition in _conditions(ask):
+    for condition in filter(None, [wrong, *_conditions(ask)]):
         print(f"  {condition}")
     for reason, count in summary(rows).items():
         print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}{figures(reason, ask, rows)}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tangramctl.__main__ import app
+from tangramctl.__main__ import EXPLAIN, app
 from tangramctl.cluster import UNREADABLE, complaint, snapshot_of
-from tangramctl.explain import STANDING, free_text
+from tangramctl.explain import STANDING, free_text, met_webhook
 from tests.builders import PodBuilder, card, node, pod, share
+from tests.contract.webhook.pairs import INPUTS, answer, load
+from vgpu.contract import GPUS_ENV
 from vgpu.explain import Nearest, rows_of
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
@@ -26,6 +30,7 @@ from vgpu.request import Ask, PodAsk, pod_ask
 from vgpu.snapshot import STAGES, NodeRecord, Snapshot, fleet_of, snapshot_to_json
 
 FULL_MIB = 81_920
+PAGE = (Path(__file__).resolve().parents[3] / "docs/reference/tangramctl.md").read_text()
 
 
 def cluster() -> Snapshot:
@@ -38,6 +43,14 @@ def cluster() -> Snapshot:
 def held(name: str, at: str, row: int, gib: int, core: int = 0) -> PodBuilder:
     asking = pod(name).asking(mib=gib * 1024, core=core).on(at)
     return asking.assigned(share(card(row, node=at), gib * 1024, core)).with_phase("Running")
+
+
+def admitted(built: PodBuilder) -> bytes:
+    """The pod as the API has it, with the variable that the webhook gives containers that ask."""
+    document = built.plain()
+    for container in document["spec"]["containers"]:
+        container["env"] = [{"name": GPUS_ENV}]
+    return json.dumps(document).encode()
 
 
 def ask_of(built: PodBuilder) -> PodAsk:
@@ -121,10 +134,10 @@ def _cards(known: Snapshot, name: str) -> tuple[Any, ...]:
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     (tmp_path / "snapshot.json").write_bytes(snapshot_to_json(cluster()))
-    (tmp_path / "pod.json").write_bytes(pod("p").asking(mib=35 * 1024).json())
-    (tmp_path / "fits.json").write_bytes(pod("p").asking(mib=8192).json())
-    (tmp_path / "plain.json").write_bytes(pod("p").json())
-    (tmp_path / "bad.json").write_bytes(pod("p").asking(core=30).json())
+    (tmp_path / "pod.json").write_bytes(admitted(pod("p").asking(mib=35 * 1024)))
+    (tmp_path / "fits.json").write_bytes(admitted(pod("p").asking(mib=8192)))
+    (tmp_path / "plain.json").write_bytes(admitted(pod("p")))
+    (tmp_path / "bad.json").write_bytes(admitted(pod("p").asking(core=30)))
     (tmp_path / "list.json").write_text("[]")
     return tmp_path
 
@@ -139,7 +152,7 @@ def of_files(files: Path, name: str) -> list[str]:
 
 
 def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
-    (files / "pod.json").write_bytes(pod("p").asking(mib=50 * 1024).json())
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=50 * 1024)))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
     assert said.startswith("pod default/p asks for 50 GiB of one GPU and fits no node\n")
@@ -150,7 +163,7 @@ def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
 
 
 def test_how_many_gpus_are_asked_for_and_missing_is_said(files: Path) -> None:
-    (files / "pod.json").write_bytes(pod("p").asking(mib=9 * 1024).annotated(gpu_count="3").json())
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=9 * 1024).annotated(gpu_count="3")))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
     assert said.startswith("pod default/p asks for 3 GiB of each of 3 GPUs and fits no node\n")
@@ -158,14 +171,14 @@ def test_how_many_gpus_are_asked_for_and_missing_is_said(files: Path) -> None:
     assert "  1 GPU  " in lines["n1"]
     assert "  2 GPUs  " in lines["n2"]
     assert lines["n1"].endswith(TOO_FEW)
-    (files / "pod.json").write_bytes(pod("p").asking(gpus=3).json())
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(gpus=3)))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert said.startswith("pod default/p asks for 3 whole GPUs and fits no node\n")
 
 
 def test_conditions_that_no_gpu_meets_stand_beside_what_there_is(files: Path) -> None:
     asking = pod("p").asking(mib=1024).annotated(gpu_model="H200", gpu_uuid="GPU-1")
-    (files / "pod.json").write_bytes(asking.json())
+    (files / "pod.json").write_bytes(admitted(asking))
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert "\n  only GPUs of model H200\n  only GPUs GPU-1\n" in said
     (line,) = [line for line in said.splitlines() if line.startswith("n1")]
@@ -194,18 +207,50 @@ def test_every_stage_of_a_snapshot_has_words() -> None:
 
 
 def test_a_pod_asks_for_what_was_written_and_no_more(files: Path) -> None:
-    (files / "pod.json").write_bytes(pod("p").asking(mib=200 * 1024, core=30).json())
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=200 * 1024, core=30)))
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert said.startswith("pod default/p asks for 200 GiB and 30 % of one GPU and fits no node\n")
     assert f"  3 nodes: {TOO_LARGE} (200 GiB asked, the largest allowed there has 80 GiB)\n" in said
     asking = pod("p").asking(mib=200 * 1024).annotated(gpu_model="H200")
-    (files / "pod.json").write_bytes(asking.json())
+    (files / "pod.json").write_bytes(admitted(asking))
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert f"  3 nodes: {TOO_LARGE}\n" in said
 
 
+def test_one_that_fits_and_waits_is_said_to_have_other_reasons(files: Path) -> None:
+    code, said, _ = explain("default/p", *of_files(files, "fits.json"))
+    assert code == 0
+    assert said.startswith(
+        "pod default/p asks for 8 GiB of one GPU and fits 3 of 4 nodes: the scheduler has other reasons\n"
+    )
+
+
+def test_one_that_never_met_the_webhook_is_said_to_with_its_scheduler(files: Path) -> None:
+    asking = replace(pod("p").asking(mib=8192), scheduler="default-scheduler").plain()
+    asking["spec"]["containers"][0]["resources"] = {"limits": {DEFAULT.gpu_mem: "8Gi"}}
+    (files / "pod.json").write_text(json.dumps(asking))
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    first, second = said.splitlines()[:2]
+    assert (code, first) == (0, "pod default/p asks for 8 GiB of one GPU and fits 3 of 4 nodes")
+    assert second.startswith("  it never met Tangram's webhook, ")
+    assert "its scheduler is default-scheduler: delete it and create it anew" in second
+    _, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
+    assert json.loads(said)["met_webhook"] is False
+
+
+def test_the_webhooks_pods_are_told_from_those_that_never_met_it() -> None:
+    told = []
+    for file in INPUTS:
+        before, rules = load(file)
+        after = answer(before, rules)[0]
+        if "denied" not in after and after != before:
+            told.append((met_webhook(before, rules.names), met_webhook(after, rules.names), file.name))
+    assert len(told) > 20
+    assert [name for early, late, name in told if early or not late] == []
+
+
 def test_one_that_has_ended_is_said_to(files: Path) -> None:
-    (files / "pod.json").write_bytes(pod("p").asking(mib=8192).on("n1").with_phase("Succeeded").json())
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=8192).on("n1").with_phase("Succeeded")))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert (code, said) == (0, "pod default/p has ended (Succeeded): it holds no GPU and waits for none\n")
     code, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
@@ -307,6 +352,21 @@ NO_CLUSTER = (
 )
 def test_what_kubectl_complains_of_is_one_sentence(text: str, sentence: str) -> None:
     assert complaint(text, 1) == sentence
+
+
+def test_an_api_that_does_not_answer_has_the_exit_code_that_page_and_help_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "complaint").write_text(NO_CLUSTER)
+    fake = tmp_path / "kubectl"
+    fake.write_text(f"#!/bin/sh\ncat {tmp_path}/complaint >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    code, _, wrong = explain("default/p", "--extender", "http://127.0.0.1:1")
+    assert (code, wrong.splitlines()[-1]) == (2, f"tangramctl: kubectl get nodes: {NO_CLUSTER.splitlines()[-1]}")
+    assert re.search(r"2: [^;]*\bAPI\b[^;]*; 127: ", EXPLAIN)
+    (line,) = re.findall(r"^Exit code 3: it fits no node\. 2: ([^;]*); 127: ", PAGE, re.MULTILINE)
+    assert "the API does not" in line
 
 
 def test_a_card_that_holds_more_than_it_has_is_said_to() -> None:
