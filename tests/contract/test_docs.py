@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from vgpu.policy import POLICIES
+from vgpu.quantity import parse
 from vgpu.request import pod_ask
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,8 @@ FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 FENCED_YAML = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 SHOWN = re.compile(r"^ {4}.*$|`[^`\n]+`", re.MULTILINE)
 """A line of a block by indentation, or a code span."""
+IN_BYTES = re.compile(r"`[^`\n]*?([0-9]+Gi)` is ([0-9,]+) units")
+"""A ResourceQuota that was written in bytes, and what it counts."""
 CODE = re.compile(r"`([^`\n]+)`")
 VALUES: dict[str, Any] = yaml.safe_load((ROOT / "deploy/helm/tangram/values.yaml").read_text())
 
@@ -74,6 +77,18 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         seen |= ahead
         ahead = {file for page in ahead if page.suffix == ".md" for file, _ in links(page)} - seen
     assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - seen == set()
+
+
+def test_the_readme_leads_to_the_examples_and_to_each_client() -> None:
+    wanted = {ROOT / "examples/README.md", *tracked("clients/*/README.md")}
+    assert len(wanted) > 1
+    assert wanted - {file for file, _ in links(ROOT / "README.md")} == set()
+
+
+@pytest.mark.parametrize("name", ["operating", "troubleshooting"])
+def test_a_quota_in_bytes_is_said_to_be_so_many_units(name: str) -> None:
+    ((quantity, units),) = IN_BYTES.findall((ROOT / f"docs/{name}.md").read_text())
+    assert parse(quantity) == int(units.replace(",", ""))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
