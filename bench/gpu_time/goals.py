@@ -1,28 +1,45 @@
-"""What was to be reached, beside what gpu-time.csv says: the first table of docs/gpu-time.md. table.py writes it."""
+"""What was to be reached, beside what gpu-time.csv says: the first table of docs/gpu-time.md. table.py writes it.
+
+Every goal has its row. One whose figures were not measured, or are no numbers, is not met.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-Of = dict[str, dict[str, float]]
-"""Case -> figure -> value, of all repeats together."""
+Figures = dict[str, dict[str, float]]
+"""Of a part: case -> figure -> value, of all repeats together."""
+QUANTILES = ("p50", "p99")
 
-FOUND, ANNOUNCED = "found by the library", "announced 1.5 ms ahead"
-LATENCY = {
-    FOUND: (3.3, 4.2),
-    f"{FOUND}, as an arbiter that spins should": (3.0, 3.2),
-    "announced 1.0 ms ahead": (1.35, 1.4),
-    ANNOUNCED: (1.03, 1.25),
-}
-"""Way -> of alone, p50 and p99, beside kernels of 60 ms. The arbiter does not spin."""
+FOUND, ANNOUNCED_1_MS, ANNOUNCED = "found by the library", "announced 1.0 ms ahead", "announced 1.5 ms ahead"
+LATENCY = (
+    (FOUND, FOUND, (3.3, 4.2)),
+    (f"{FOUND}, as an arbiter that spins should", FOUND, (3.0, 3.2)),
+    (ANNOUNCED_1_MS, ANNOUNCED_1_MS, (1.35, 1.4)),
+    (ANNOUNCED, ANNOUNCED, (1.03, 1.25)),
+)
+"""What is said, the case, and its goals: of alone, p50 and p99, beside kernels of 60 ms. The arbiter does not spin."""
 MODELS = {FOUND: (1.35, 1.5), ANNOUNCED: (1.1, 1.25)}
+"""Way -> of alone, p50 and p99, in each pair."""
 WORSE = ("time slicing", "MPS")
 LIMIT_POINTS, WORK_POINTS = 0.5, 2.0
-AT_POWER_CAP = ("matmul",)
+LOADS = (
+    "1 ms kernels",
+    "60 ms kernels",
+    "cooperative kernels of 1 ms",
+    "1 ms kernels of two processes",
+    "small operations",
+)
+"""Of core limits, away from the card's power cap."""
+WAITED = "8192^3 bf16 matmul, waited for"
+AT_POWER_CAP = ("8192^3 bf16 matmul", WAITED, "graph of 20 matmuls")
 """Loads whose clock is lower without a limit than with one: what they get done is not in proportion to their time."""
-IDLE_PERCENT, WAKE_US = 2.0, (50.0, 150.0)
+TIME, BY_THE_WALL, THROUGHPUT = "GPU time", "GPU time by the wall", "throughput of no limit"
+WAKE_US, IDLE_PERCENT = (50.0, 150.0), 2.0
+NOT_MEASURED = "not measured"
 
 
 class Line(NamedTuple):
@@ -32,70 +49,95 @@ class Line(NamedTuple):
     goal: str
     seen: str
     met: bool
+    """So is a row without a goal."""
 
 
-def lines(of_part: dict[str, Of]) -> Iterator[Line]:
-    """Of the parts that were measured. `of_part`: part -> its figures."""
-    lc = of_part.get("lc", {})
-    for way, most in LATENCY.items() if lc else ():
-        yield _times(f"5 launches beside kernels of 60 ms, {way}", lc[way.partition(", as")[0]], lc["alone"], most)
-    models = of_part.get("models", {})
-    names = dict.fromkeys(case.partition(": ")[0] for case in models)
-    pairs = [pair for pair in names if "p50" in models.get(f"{pair}: {FOUND}", {})]
+def lines(of_part: dict[str, Figures]) -> Iterator[Line]:
+    """A row for each goal. `of_part`: part -> its figures."""
+    lc, models, caps, wakes = (of_part.get(part, {}) for part in ("lc", "models", "caps", "wakes"))
+    for said, case, most in LATENCY:
+        yield _line(f"5 launches beside kernels of 60 ms, {said}, times alone", most, _times(lc, case, "alone"))
+    pairs = list(dict.fromkeys(case.partition(": ")[0] for case in models)) or ["decode"]
     for pair in pairs:
         for way, most in MODELS.items():
-            yield _times(f"{pair}, {way}", models[f"{pair}: {way}"], models[f"{pair}: alone"], most)
-    if pairs:
-        yield _better(models, pairs)
-    caps = {case: of for case, of in of_part.get("caps", {}).items() if "GPU time" in of}
-    if caps:
-        by_the_wall = {case: {"time": of.get("GPU time by the wall", of["GPU time"])} for case, of in caps.items()}
-        yield _furthest("GPU time at core limits", by_the_wall, "time", LIMIT_POINTS)
-        apart = {case: of for case, of in caps.items() if not any(load in case for load in AT_POWER_CAP)}
-        yield _furthest(
-            "throughput at core limits, away from the power cap", apart, "throughput of no limit", WORK_POINTS
-        )
-    wakes = of_part.get("wakes", {}).get("50 containers: wake-up to suspend")
-    if wakes:
-        seen = wakes["p50"], wakes["p99"]
-        met = all(one <= most for one, most in zip(seen, WAKE_US, strict=True))
-        goal = " / ".join(f"{one:.0f}" for one in WAKE_US)
-        yield Line(
-            "from the arbiter's wake-up to the suspend, 50 containers, us", goal, f"{seen[0]:.0f} / {seen[1]:.0f}", met
-        )
-    idle = of_part.get("wakes", {}).get("50 containers", {}).get("processor while nothing happens")
-    if idle is not None:
-        yield Line(
-            "the arbiter while nothing happens, % of a core", f"{IDLE_PERCENT:g}", f"{idle:.1f}", idle <= IDLE_PERCENT
-        )
+            yield _line(f"{pair}, {way}, times alone", most, _times(models, f"{pair}: {way}", f"{pair}: alone"))
+    yield _better(models, pairs)
+    yield from _limits(caps)
+    late = [_figure(wakes, "50 containers: wake-up to suspend", name) for name in QUANTILES]
+    yield _line("from the arbiter's wake-up to the suspend, 50 containers, us", WAKE_US, late, digits=1)
+    idle = _figure(wakes, "50 containers", "processor while nothing happens")
+    yield _line("the arbiter while nothing happens, % of a core", [IDLE_PERCENT], [idle], digits=1)
 
 
-def _times(what: str, of: dict[str, float], alone: dict[str, float], most: tuple[float, float]) -> Line:
-    seen = [of[name] / alone[name] for name in ("p50", "p99")]
-    met = all(round(one, 2) <= top for one, top in zip(seen, most, strict=True))
-    return Line(f"{what}, times alone", "{:g} / {:g}".format(*most), "{:.2f} / {:.2f}".format(*seen), met)
+def _limits(caps: Figures) -> Iterator[Line]:
+    loads = list(dict.fromkeys((*LOADS, *AT_POWER_CAP, *(_asked(case)[0] for case in caps if _is_limit(case)))))
+    away = [load for load in loads if load not in AT_POWER_CAP]
+    what = "GPU time at core limits, by the wall, most points off what was asked"
+    yield _line(what, [LIMIT_POINTS], [_furthest(caps, loads, BY_THE_WALL)])
+    what = "the same, of products that are waited for one by one, of the time in which they have work"
+    yield _line(what, [LIMIT_POINTS], [_furthest(caps, [WAITED], TIME)])
+    what = "throughput at core limits, away from the card's power cap, most points off what was asked"
+    what += f" (left out: {'; '.join(AT_POWER_CAP)})"
+    yield _line(what, [WORK_POINTS], [_furthest(caps, away, THROUGHPUT)])
+    yield _line("the same, of those left out", [], [_furthest(caps, AT_POWER_CAP, THROUGHPUT)])
 
 
-def _better(models: Of, pairs: list[str]) -> Line:
-    won = [
-        all(
-            models[f"{pair}: {way}"][name] < models[f"{pair}: {other}"][name]
-            for other in WORSE
-            for name in ("p50", "p99")
-        )
-        for pair in pairs
-        for way in MODELS
-    ]
-    what = "decode, in each pair found and announced: better than time slicing and than MPS without a cap, p50 and p99"
-    return Line(what, f"{len(won)} of {len(won)}", f"{sum(won)}", all(won))
+def _furthest(caps: Figures, loads: Sequence[str], name: str) -> float:
+    """Of these loads, in points off what was asked. NaN where a load was not run, or a case of it has no such figure."""
+    off: dict[str, list[float]] = {load: [] for load in loads}
+    for case in filter(_is_limit, caps):
+        load, asked = _asked(case)
+        if load in off:
+            off[load].append(abs(_figure(caps, case, name) - asked))
+    if any(not points or any(map(math.isnan, points)) for points in off.values()):
+        return math.nan
+    return max(max(points) for points in off.values())
 
 
-def _furthest(what: str, caps: Of, figure: str, points: float) -> Line:
-    off = max(abs(of[figure] - _asked(case)) for case, of in caps.items())
-    return Line(f"{what}, most points off what was asked", f"{points:g}", f"{off:.1f}", round(off, 1) <= points)
+def _is_limit(case: str) -> bool:
+    return not case.endswith(", no limit")
 
 
-def _asked(case: str) -> float:
-    found = re.search(r", (\d+) %", case)
+def _asked(case: str) -> tuple[str, float]:
+    """Of which load, how many percent."""
+    found = re.fullmatch(r"(.+), (\d+) %( beside \d+ %)?", case)
     assert found is not None, case
-    return float(found[1])
+    return found[1], float(found[2])
+
+
+def _times(part: Figures, case: str, alone: str) -> list[float]:
+    """p50 and p99, of those alone."""
+    both = [(_figure(part, case, name), _figure(part, alone, name)) for name in QUANTILES]
+    return [one / other if other else math.nan for one, other in both]
+
+
+def _better(models: Figures, pairs: list[str]) -> Line:
+    ours = [(pair, way) for pair in pairs for way in MODELS]
+    leads = [
+        [
+            _figure(models, f"{pair}: {other}", name) - _figure(models, f"{pair}: {way}", name)
+            for other in WORSE
+            for name in QUANTILES
+        ]
+        for pair, way in ours
+    ]
+    won = sum(all(one > 0 for one in each) for each in leads)
+    measured = not any(math.isnan(one) for each in leads for one in each)
+    what = "decode, in each pair found and announced: better than time slicing and than MPS without a cap, p50 and p99"
+    goal = f"{len(ours)} of {len(ours)}"
+    return Line(what, goal, f"{won}" if measured else NOT_MEASURED, measured and won == len(ours))
+
+
+def _figure(part: Figures, case: str, name: str) -> float:
+    """NaN where it is missing, or no number."""
+    value = part.get(case, {}).get(name, math.nan)
+    return value if math.isfinite(value) else math.nan
+
+
+def _line(what: str, most: Sequence[float], seen: Sequence[float], digits: int = 2) -> Line:
+    """Judged by what was seen, not by what is shown of it."""
+    goal = " / ".join(f"{one:g}" for one in most) or "-"
+    if any(map(math.isnan, seen)):
+        return Line(what, goal, NOT_MEASURED, met=not most)
+    met = not most or all(one <= top for one, top in zip(seen, most, strict=True))
+    return Line(what, goal, " / ".join(f"{one:.{digits}f}" for one in seen), met)
