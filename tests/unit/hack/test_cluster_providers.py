@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,37 @@ def test_the_command_line_passes_on_what_a_program_said_that_failed(
     assert command_line.main() == 1
     assert "kubectl --kubeconfig" in (said := capsys.readouterr().err)
     assert said.endswith("get --raw /readyz ended with 3: the server is on fire\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        ("echo it burns >&2; exit 3", {"capture_output": True}, " ended with 3: it burns\n"),
+        ("printf 'it burns \\377' >&2; exit 3", {"capture_output": True}, " ended with 3: it burns \ufffd\n"),
+        ("echo it burns >&2; exit 3", {"capture_output": True, "text": True}, " ended with 3: it burns\n"),
+        ("exit 3", {"capture_output": True}, " ended with 3\n"),
+        ("exit 3", {"capture_output": True, "text": True}, " ended with 3\n"),
+        ("exit 3", {}, " ended with 3\n"),
+        ("exec sleep 9", {"timeout": 0.05}, " seconds\n"),
+    ],
+)
+def test_the_command_line_says_how_a_program_ended_whatever_was_kept_of_its_words(
+    script: str,
+    options: dict[str, Any],
+    said: str,
+    kinds: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(providers, "up", lambda *_, **__: subprocess.run(["sh", "-c", script], check=True, **options))
+    monkeypatch.setattr(sys, "argv", ["cluster", "--state", str(kinds.state), "up"])
+    monkeypatch.setattr(command_line, "become_root", lambda _: None)
+    assert command_line.main() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("up: ")
+    assert ("timed out" in told) is ("timeout" in options)
+    assert told.endswith(said)
+    assert told.count("\n") == 1
 
 
 def test_kind_needs_docker_and_says_so_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
