@@ -200,6 +200,7 @@ def test_what_is_left_out_has_a_row_without_a_goal() -> None:
     for value, shown in ((38.26, "8.26"), (20.0, "10.00"), (None, NOT_MEASURED)):
         one = seen("caps", "graph of 20 matmuls, 30 %", THROUGHPUT, value)[LEFT_OUT]
         assert (one.goal, one.seen, one.met) == ("-", shown, True)
+    assert seen("caps", "small operations, 30 %", THROUGHPUT, 60.0)[LEFT_OUT].seen == "8.00"
 
 
 @pytest.mark.parametrize("part", [*MET, "all of them"])
