@@ -30,6 +30,26 @@ def _figures(rows: list[Row], part: str) -> dict[str, dict[str, Row]]:
     return found
 
 
+def _cell(of: dict[str, Row], figure: str, form: str) -> str:
+    """Empty where there is no such figure."""
+    return format(float(of[figure]["value"]), form) if figure in of else ""
+
+
+def _times(of: dict[str, Row], alone: dict[str, Row]) -> str:
+    """p50 and p99 of those alone; empty where one is missing."""
+    if not all(name in each for each in (of, alone) for name in QUANTILES):
+        return ""
+    return " / ".join(f"{float(of[name]['value']) / float(alone[name]['value']):.2f}" for name in QUANTILES)
+
+
+def _spread(of: dict[str, Row], figure: str) -> str:
+    """The value and the range of the repeats; empty where there is no such figure."""
+    if figure not in of:
+        return ""
+    value, low, high = (f"{float(of[figure][name]):.1f}" for name in ("value", "low", "high"))
+    return value if low == value == high else f"{value} ({low} to {high})"
+
+
 def _goals(rows: list[Row]) -> list[str]:
     values: dict[str, goals.Figures] = {}
     for part in dict.fromkeys(row["part"] for row in rows):
@@ -45,19 +65,19 @@ def _goals(rows: list[Row]) -> list[str]:
 
 def _latency(rows: list[Row]) -> list[str]:
     found = {case: of for case, of in _figures(rows, "lc").items() if not case.startswith("the last arbiter")}
-    alone = [float(found["alone"][name]["value"]) for name in QUANTILES]
+    if not found:
+        return []
     lines = [
         "| 5 launches of 48 us every 10 ms, beside kernels of 59.5 ms | p50 us | p99 us | of alone | neighbour's kernels a second |",
         "|---|---|---|---|---|",
     ]
     for case, of in found.items():
-        rate = f"{float(of[RATE]['value']):.1f}" if RATE in of else ""
-        words = ["", "", ""]
-        if "p50" in of:
-            seen = [float(of[name]["value"]) for name in QUANTILES]
-            times = " / ".join(f"{one / other:.2f}" for one, other in zip(seen, alone, strict=True))
-            words = [*(f"{one:,.0f}" for one in seen), times]
-        lines.append(f"| {case} | {' | '.join(words)} | {rate} |")
+        words = [
+            *(_cell(of, name, ",.0f") for name in QUANTILES),
+            _times(of, found.get("alone", {})),
+            _cell(of, RATE, ".1f"),
+        ]
+        lines.append(f"| {case} | {' | '.join(words)} |")
     return lines
 
 
@@ -75,11 +95,9 @@ def _models(rows: list[Row]) -> list[str]:
     for case, of in found.items():
         if "p50" not in of:
             continue
-        alone = found[case.partition(":")[0] + ": alone"]
-        times = " / ".join(f"{float(of[name]['value']) / float(alone[name]['value']):.2f}" for name in QUANTILES)
-        seen = " | ".join(f"{float(of[name]['value']):.2f}" for name in (*QUANTILES, "p99.9"))
-        kept = _spread(of[KEPT]) if KEPT in of else ""
-        lines.append(f"| {case} | {seen} | {times} | {kept} |")
+        alone = found.get(case.partition(":")[0] + ": alone", {})
+        seen = " | ".join(_cell(of, name, ".2f") for name in (*QUANTILES, "p99.9"))
+        lines.append(f"| {case} | {seen} | {_times(of, alone)} | {_spread(of, KEPT)} |")
     return lines
 
 
@@ -96,10 +114,10 @@ def _clocks(rows: list[Row]) -> list[str]:
     ]
     alone = next(iter(found.values()))
     for case, of in found.items():
-        seen = " | ".join(f"{float(of[name]['value']):.2f}" for name in QUANTILES)
-        times = " / ".join(f"{float(of[name]['value']) / float(alone[name]['value']):.2f}" for name in QUANTILES)
-        steps = f"{float(of[STEPS]['value']):.1f}" if STEPS in of else ""
-        lines.append(f"| {case} | {seen} | {times} | {float(of['clock']['value']):,.0f} | {steps} |")
+        seen = " | ".join(_cell(of, name, ".2f") for name in QUANTILES)
+        lines.append(
+            f"| {case} | {seen} | {_times(of, alone)} | {_cell(of, 'clock', ',.0f')} | {_cell(of, STEPS, '.1f')} |"
+        )
     return lines
 
 
@@ -115,9 +133,8 @@ def _copies(rows: list[Row]) -> list[str]:
         "|---|---|---|---|",
     ]
     for case, of in found.items():
-        words = [f"{float(of[name]['value']):,.0f}" if name in of else "" for name in QUANTILES]
-        rate = f"{float(of[COPIED]['value']):.1f}" if COPIED in of else ""
-        lines.append(f"| {case} | {' | '.join(words)} | {rate} |")
+        words = [*(_cell(of, name, ",.0f") for name in QUANTILES), _cell(of, COPIED, ".1f")]
+        lines.append(f"| {case} | {' | '.join(words)} |")
     return lines
 
 
@@ -126,6 +143,8 @@ COPIED = "neighbour copies in each direction"
 
 def _accused(rows: list[Row]) -> list[str]:
     found = [row for row in rows if row["figure"] == "taken for liars"]
+    if not found:
+        return []
     times = sum(float(row["value"]) for row in found)
     commits = " and ".join(dict.fromkeys(row["commit"] for row in found))
     return [f"Taken for liars by NVML's count in the runs of {commits}, of tenants that were all honest: {times:.0f}."]
@@ -135,13 +154,8 @@ def _limits(rows: list[Row]) -> list[str]:
     lines = ["| core limit | GPU time % | throughput, % of no limit |", "|---|---|---|"]
     for case, of in _figures(rows, "caps").items():
         if "GPU time" in of:
-            lines.append(f"| {case} | {_spread(of['GPU time'])} | {_spread(of['throughput of no limit'])} |")
+            lines.append(f"| {case} | {_spread(of, 'GPU time')} | {_spread(of, 'throughput of no limit')} |")
     return lines
-
-
-def _spread(row: Row) -> str:
-    value, low, high = (f"{float(row[name]):.1f}" for name in ("value", "low", "high"))
-    return value if low == value == high else f"{value} ({low} to {high})"
 
 
 def _work(rows: list[Row]) -> list[str]:
@@ -153,7 +167,7 @@ def _work(rows: list[Row]) -> list[str]:
         "|---|---|---|",
     ]
     for case, of in found.items():
-        lines.append(f"| {case} | {_spread(of['throughput of no limit'])} | {_spread(of['GPU time by the wall'])} |")
+        lines.append(f"| {case} | {_spread(of, 'throughput of no limit')} | {_spread(of, 'GPU time by the wall')} |")
     return lines
 
 
@@ -164,11 +178,11 @@ def _wakes(rows: list[Row]) -> list[str]:
     lines = ["| how late the arbiter is | p50 us | p99 us | its processor time, % of a core |", "|---|---|---|---|"]
     for case, of in found.items():
         if "p50" in of:
-            used = f"{float(of['processor']['value']):.1f}" if "processor" in of else ""
-            lines.append(f"| {case} | {float(of['p50']['value']):.0f} | {float(of['p99']['value']):.0f} | {used} |")
+            words = [*(_cell(of, name, ".0f") for name in QUANTILES), _cell(of, "processor", ".1f")]
+            lines.append(f"| {case} | {' | '.join(words)} |")
     for case, of in found.items():
-        used = ((figure.removeprefix("processor "), of[figure]) for figure in (IDLE, BUSY) if figure in of)
-        lines += [f"| {case}: {when} | | | {_spread(row)} |" for when, row in used]
+        used = ((figure.removeprefix("processor "), _spread(of, figure)) for figure in (IDLE, BUSY) if figure in of)
+        lines += [f"| {case}: {when} | | | {spread} |" for when, spread in used]
     return lines
 
 
@@ -180,9 +194,7 @@ def _switches(rows: list[Row]) -> list[str]:
     lines = ["| the driver's call, as the arbiter times it | p50 us | p99 us |", "|---|---|---|"]
     for case, of in _figures(rows, "switches").items():
         if case in names:
-            lines.append(
-                f"| {names[case]} | " + " | ".join(f"{float(of[name]['value']):.0f}" for name in QUANTILES) + " |"
-            )
+            lines.append(f"| {names[case]} | {' | '.join(_cell(of, name, '.0f') for name in QUANTILES)} |")
     return lines
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOUND, AHEAD_1_MS, AHEAD = "found by the library", "announced 1.0 ms ahead", "announced 1.5 ms ahead"
 ALONE = {"p50": 100.0, "p99": 200.0}
 WAKES = "50 containers: wake-up to suspend"
+KEYS = ("part", "case", "figure", "repeat")
 IDLE = "processor while nothing happens"
 
 LC = [
@@ -123,6 +126,67 @@ def seen(part: str, case: str, figure: str, value: float | None) -> dict[str, Li
 def test_the_pages_tables_are_those_of_the_csv(rows: list[Row]) -> None:
     _, _, body = tables(rows).partition("\n\n")  # before it stands which of the commits this clone has
     assert body in (ROOT / "docs/gpu-time.md").read_text()
+
+
+@pytest.mark.parametrize("folder", [ROOT, None])
+def test_the_tables_are_made_by_a_script_from_anywhere(folder: Path | None, rows: list[Row], tmp_path: Path) -> None:
+    where = folder or tmp_path
+    script, figures = (ROOT / "bench/gpu_time" / name for name in ("table.py", "gpu-time.csv"))
+    names = [str(path.relative_to(where) if folder else path) for path in (script, figures)]
+    (tmp_path / "page.md").write_text("before\n<!-- figures -->\nold\n<!-- end -->\nafter\n")
+    done = subprocess.run(
+        [sys.executable, "-S", *names, str(tmp_path / "page.md")],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    written = f"before\n<!-- figures -->\n\n{tables(rows)}\n<!-- end -->\nafter\n"
+    assert (tmp_path / "page.md").read_text() == written
+
+
+@pytest.mark.parametrize("part", ["lc", "models", "caps", "wakes"])
+def test_a_page_is_made_of_the_parts_that_were_run(part: str, rows: list[Row]) -> None:
+    made = tables([row for row in rows if row["part"] != part])
+    assert "| **not measured**, not met |" in made
+    kept = tables([row for row in rows if row["part"] == part])
+    assert kept.count("| **not measured**, not met |") > made.count("| **not measured**, not met |")
+    assert "Taken for liars" in made
+    assert "Taken for liars" not in kept
+
+
+@pytest.mark.parametrize(
+    ("part", "case", "figure", "goal"),
+    [
+        ("lc", FOUND, "p99", f"| {LC[0]} | 3.3 / 4.2 |"),
+        (
+            "models",
+            "decode beside training: alone",
+            "p99",
+            f"| decode beside training, {AHEAD}, times alone | 1.1 / 1.25 |",
+        ),
+        ("models", "decode beside training: MPS", "p99", f"| {BETTER} | 10 of 10 |"),
+        ("caps", "small operations, 10 %", BY_THE_WALL, f"| {WALL} | 0.5 |"),
+        ("caps", "small operations, 10 %", THROUGHPUT, f"| {WORK} | 2 |"),
+        ("wakes", WAKES, "p99", f"| {LATE} | 50 / 150 |"),
+        ("wakes", "50 containers", IDLE, f"| {NOTHING} | 2 |"),
+    ],
+)
+@pytest.mark.parametrize("value", ["", "nan", None])
+def test_a_figure_without_a_value_is_not_met_on_the_page(
+    part: str, case: str, figure: str, goal: str, value: str | None, rows: list[Row]
+) -> None:
+    at = next(at for at, row in enumerate(rows) if [row[key] for key in KEYS] == [part, case, figure, "all"])
+    instead = [] if value is None else [rows[at] | {"value": value}]
+    assert f"{goal} **not measured**, not met |" in tables([*rows[:at], *instead, *rows[at + 1 :]])
+    assert f"{goal} **not measured**, not met |" not in tables(rows)
+
+
+def test_a_case_whose_rows_all_have_no_value_is_not_left_out(rows: list[Row]) -> None:
+    case = {"part": "caps", "case": "small operations, 10 %"}
+    made = tables([row | ({"value": ""} if row.items() >= case.items() else {}) for row in rows])
+    assert all(f"| {row} | {goal} | **not measured**, not met |" in made for row, goal in ((WALL, 0.5), (WORK, 2)))
 
 
 def test_each_goal_has_a_row_and_is_met_by_what_just_reaches_it() -> None:
