@@ -112,7 +112,7 @@ def _clocks(rows: list[Row]) -> list[str]:
         "| decode of 8 tokens as a graph; beside others announced 1.5 ms ahead where nothing else is said | p50 ms | p99 ms | of alone, p50 / p99 | clock in the requests, MHz | neighbour's steps a second |",
         "|---|---|---|---|---|---|",
     ]
-    alone = next(iter(found.values()))
+    alone = found.get("alone, held", {})
     for case, of in found.items():
         seen = " | ".join(_cell(of, name, ".2f") for name in QUANTILES)
         lines.append(
@@ -151,8 +151,11 @@ def _accused(rows: list[Row]) -> list[str]:
 
 
 def _limits(rows: list[Row]) -> list[str]:
+    found = _figures(rows, "caps")
+    if not found:
+        return []
     lines = ["| core limit | GPU time % | throughput, % of no limit |", "|---|---|---|"]
-    for case, of in _figures(rows, "caps").items():
+    for case, of in found.items():
         if "GPU time" in of:
             lines.append(f"| {case} | {_spread(of, 'GPU time')} | {_spread(of, 'throughput of no limit')} |")
     return lines
@@ -190,9 +193,12 @@ IDLE, BUSY = "processor while nothing happens", "processor beside requests"
 
 
 def _switches(rows: list[Row]) -> list[str]:
+    found = _figures(rows, "switches")
+    if not found:
+        return []
     names = {"suspend": "suspend", "resume": "resume", "enabled": "enabling channels that are enabled"}
     lines = ["| the driver's call, as the arbiter times it | p50 us | p99 us |", "|---|---|---|"]
-    for case, of in _figures(rows, "switches").items():
+    for case, of in found.items():
         if case in names:
             lines.append(f"| {names[case]} | {' | '.join(_cell(of, name, '.0f') for name in QUANTILES)} |")
     return lines

@@ -152,6 +152,7 @@ def test_a_page_is_made_of_the_parts_that_were_run(part: str, rows: list[Row]) -
     assert "| **not measured**, not met |" in made
     kept = tables([row for row in rows if row["part"] == part])
     assert kept.count("| **not measured**, not met |") > made.count("| **not measured**, not met |")
+    assert not any(table.endswith("---|") for table in kept.split("\n\n"))
     assert "Taken for liars" in made
     assert "Taken for liars" not in kept
 
@@ -181,6 +182,20 @@ def test_a_figure_without_a_value_is_not_met_on_the_page(
     instead = [] if value is None else [rows[at] | {"value": value}]
     assert f"{goal} **not measured**, not met |" in tables([*rows[:at], *instead, *rows[at + 1 :]])
     assert f"{goal} **not measured**, not met |" not in tables(rows)
+
+
+@pytest.mark.parametrize(
+    ("part", "alone", "other"),
+    [
+        ("lc", "alone", "| time slicing | 1,508 | 2,545 |  | 15.9 |"),
+        ("models", "decode beside training: alone", "| decode beside training: MPS | 6.24 | 19.94 | 44.41 |  | 98.4 ("),
+        ("clocks", "alone, held", "| beside 16384^3 matmul | 4.47 | 11.94 |  | 1,584 | 61.9 |"),
+    ],
+)
+def test_without_the_case_that_is_alone_nothing_is_told_of_it(
+    part: str, alone: str, other: str, rows: list[Row]
+) -> None:
+    assert other in tables([row for row in rows if (row["part"], row["case"]) != (part, alone)])
 
 
 def test_a_case_whose_rows_all_have_no_value_is_not_left_out(rows: list[Row]) -> None:
