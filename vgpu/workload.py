@@ -86,7 +86,10 @@ def read_nodes(text: str, file: str) -> list[Host]:
     seen: set[str] = set()
     for row in _rows(text, file, (("sn", "name"), ("gpu",), ("model",))):
         column = "sn" if "sn" in row.cells else "name"
-        name, model = _name(row, column, seen), row.cells["model"]
+        name, model = row.cells[column], row.cells["model"]
+        if not name or name in seen:
+            raise row.error(column, f"is {name[:80]!r}: it must be a name, and of no other line")
+        seen.add(name)
         mib = row.number("gpu_mib", 1, LARGEST_CARD_MIB, THOUSAND)
         cards = tuple(
             Card(f"{name}/{index}", index, model, mib) for index in range(row.number("gpu", 0, MOST_CARDS_OF_A_NODE))
@@ -104,10 +107,8 @@ def read_nodes(text: str, file: str) -> list[Host]:
 
 def read_pods(text: str, file: str, policy: str) -> list[Job]:
     """Raises BadWorkload. Every pod asks for `policy`."""
-    jobs: list[Job] = []
-    seen: set[str] = set()
+    jobs = []
     for row in _rows(text, file, (("name",), ("num_gpu",), ("gpu_milli", "gpu_mib"))):
-        name = _name(row, "name", seen)
         cpu, memory = row.number("cpu_milli", 0, ENDLESS, 0), row.number("memory_mib", 0, ENDLESS, 0)
         cards = row.number("num_gpu", 0, MOST_CARDS)
         models = frozenset(row.cells.get("gpu_spec", "").split("|")) - {""}
@@ -116,19 +117,10 @@ def read_pods(text: str, file: str, policy: str) -> list[Job]:
             mib, core = _of_each_card(row), row.number("gpu_core", 0, FULL_CORE_PERCENT, 0)
             containers = (Ask("main", "share", cards, units=cards * mib, mib=mib, core_percent=core),)
         ask = PodAsk(containers, policy=policy, models=models, cpu_milli=cpu)
-        jobs.append(Job(name, cpu, memory, ask))
+        jobs.append(Job(row.cells["name"], cpu, memory, ask))
     if not any(job.gpu_mib for job in jobs):
         raise BadWorkload(f"{file}: no pod asks for a GPU: there must be one at least")
     return jobs
-
-
-def _name(row: _Row, column: str, seen: set[str]) -> str:
-    """The line's name, which is added to those seen."""
-    name = row.cells[column]
-    if not name or name in seen:
-        raise row.error(column, f"is {name[:80]!r}: it must be a name, and of no other line")
-    seen.add(name)
-    return name
 
 
 def _of_each_card(row: _Row) -> int:
