@@ -82,8 +82,7 @@ class _Row:
 
 def read_nodes(text: str, file: str) -> list[Host]:
     """Raises BadWorkload. `file` is only named."""
-    hosts: list[Host] = []
-    seen: set[str] = set()
+    hosts, seen = [], set()
     for row in _rows(text, file, (("sn", "name"), ("gpu",), ("model",))):
         column = "sn" if "sn" in row.cells else "name"
         name, model = row.cells[column], row.cells["model"]

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Final
 
 from bench.gpu_time.book import Book, Requests
-from bench.gpu_time.models import UNDER_WAY_S, Pair, asked, beside
+from bench.gpu_time.models import UNDER_WAY_S, Pair, asked, beside, computes
 from bench.gpu_time.node import Node, ask, median
 
 REPEATS = 5
 LEAST_S = 1.0
-ALONE: Final = "alone, held"
+REQUEST: Final = Pair("alone, held", "", tokens=8, graph=True)
+"""In each way."""
 NEIGHBOUR: Final = "neighbour's steps"
 
 
@@ -28,10 +29,6 @@ class Way:
     """Of the neighbour's time; 0 = none."""
     section: bool = False
     """Is the neighbour off from the announcement on? A hint clears the card 1.5 ms before the request, however early it comes."""
-
-    @property
-    def pair(self) -> Pair:
-        return Pair(self.name, self.neighbour, tokens=8, graph=True)
 
 
 WAYS: Final = (
@@ -49,28 +46,26 @@ WAYS: Final = (
 
 def run(node: Node, book: Book, seconds: float) -> None:
     """All ways in turns, REPEATS times."""
-    if node.machine.fake is not False:
-        book.not_run("clocks", "PyTorch", "the fake driver computes nothing")
+    if not computes(node, book, "clocks"):
         return
     end = time.monotonic() + seconds
     node.start_arbiter()
-    node.grant("lc", "latency-critical")
-    node.grant("be", "best-effort")
+    node.grant_pair()
     lc, be = node.model("serve", "lc"), node.model("work", "be")
     requests = Requests(book, "clocks", "ms")
 
     def seen(case: str, repeat: int, found: dict[str, list[float]]) -> None:
-        requests.add(case, repeat, found["ms"], alone=ALONE)
+        requests.add(case, repeat, found["ms"], alone=REQUEST.name)
         book.add("clocks", case, "clock", "MHz", repeat, median(found["mhz"]))
 
     for repeat in range(REPEATS):
         left_s = (end - time.monotonic()) / (REPEATS - repeat)
         window_s = max(LEAST_S, left_s / (len(WAYS) + 1) - 2 * UNDER_WAY_S)
-        seen(ALONE, repeat, ask(lc, *asked(WAYS[0].pair, window_s, repeat, 0.0), True))
+        seen(REQUEST.name, repeat, ask(lc, *asked(REQUEST, window_s, repeat, 0.0), True))
         for way in WAYS:
             node.grant("be", "best-effort", way.limit_percent)
-            serve = partial(ask, lc, *asked(way.pair, window_s, repeat, way.lead_us), True, way.section)
-            steps, found = beside(be, way.pair, serve)
+            serve = partial(ask, lc, *asked(REQUEST, window_s, repeat, way.lead_us), True, way.section)
+            steps, found = beside(be, way.neighbour, serve)
             seen(way.name, repeat, found)
             book.add("clocks", way.name, NEIGHBOUR, "1/s", repeat, steps)
     requests.over_all()

@@ -49,8 +49,7 @@ class Pair:
         self.node = node
         self.stopped: bool | None = None
         self.start_arbiter(False)
-        node.grant("lc", "latency-critical")
-        node.grant("be", "best-effort")
+        node.grant_pair()
         free = node.load(), node.load()
         self.per_us = free_lc_rate(free[0])
         self.programs = {False: free, True: (node.load("lc"), node.load("be"))}

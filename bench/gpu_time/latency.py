@@ -58,8 +58,7 @@ class Pair:
         self.node = node
         self.asleep: bool | None = None
         self.start_arbiter(False)
-        node.grant("lc", "latency-critical")
-        node.grant("be", "best-effort")
+        node.grant_pair()
         free_lc, free_be = node.load(), node.load()
         self.per_us = free_lc_rate(free_lc)
         self.programs = {0: (free_lc, free_be), HELD: (node.load("lc"), node.load("be"))}

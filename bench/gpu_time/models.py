@@ -59,13 +59,11 @@ Tenants = tuple[Lines, Lines]
 
 def run(node: Node, book: Book, seconds: float) -> None:
     """All ways in turns, REPEATS times. What is alone is the server without a neighbour, and the neighbour without it."""
-    if node.machine.fake is not False:
-        book.not_run("models", "PyTorch", "the fake driver computes nothing")
+    if not computes(node, book, "models"):
         return
     end = time.monotonic() + seconds
     node.start_arbiter()
-    node.grant("lc", "latency-critical")
-    node.grant("be", "best-effort")
+    node.grant_pair()
     requests = Requests(book, "models", "ms")
     with ExitStack() as stack:
         tenants = _tenants(node, book, stack)
@@ -107,14 +105,22 @@ def _round(
     alone = f"{pair.name}: alone"
 
     requests.add(alone, repeat, served(lc, pair, seconds, repeat), alone=alone)
-    solo, _ = beside(be, pair, lambda: time.sleep(seconds))
+    solo, _ = beside(be, pair.neighbour, lambda: time.sleep(seconds))
     book.add("models", f"{pair.name}: neighbour alone", "neighbour's steps", "1/s", repeat, solo)
     for way in ways:
         lc, be = tenants[way.tenants]
         case = f"{pair.name}: {way.name}"
-        kept, took = beside(be, pair, lambda lc=lc, way=way: served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
+        kept, took = beside(be, pair.neighbour, lambda lc=lc, way=way: served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
         requests.add(case, repeat, took, alone=alone)
         book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * kept / solo)
+
+
+def computes(node: Node, book: Book, part: str) -> bool:
+    """Is there a GPU that computes? If not, a row says why the part was not run."""
+    if node.machine.fake is False:
+        return True
+    book.not_run(part, "PyTorch", "the fake driver computes nothing")
+    return False
 
 
 def served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
@@ -128,9 +134,9 @@ def asked(pair: Pair, seconds: float, seed: int, ahead_us: float) -> tuple[objec
     return "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us
 
 
-def beside(be: Lines, pair: Pair, what: Callable[[], Any]) -> tuple[float, Any]:
+def beside(be: Lines, neighbour: str, what: Callable[[], Any]) -> tuple[float, Any]:
     """The neighbour's steps in a second meanwhile, and what came out of it."""
-    ask(be, "start", pair.neighbour)
+    ask(be, "start", neighbour)
     time.sleep(UNDER_WAY_S)
     before = ask(be, "count")
     found = what()

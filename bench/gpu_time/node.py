@@ -120,6 +120,11 @@ class Node:
         if turn is not None:
             self.wait(lambda: self.turns()[key].asked_percent == core, f"the core limit {core} of container {key}")
 
+    def grant_pair(self) -> None:
+        """A latency-critical container `lc` and a best-effort one `be`."""
+        self.grant("lc", "latency-critical")
+        self.grant("be", "best-effort")
+
     def load(self, key: str = "", **env: str) -> Lines:
         """load.c in a container, or outside all."""
         return self._ready(self.machine.lines([str(self._load)], key, **env), key, 30)

@@ -19,8 +19,7 @@ LOOKS = 3
 def _tenants(node: Node, *words: str, **settings: str) -> tuple[Lines, Lines, int]:
     """A latency-critical tenant, a best-effort one, and the steps of the kernel in a microsecond."""
     node.start_arbiter(*words, **settings)
-    node.grant("lc", "latency-critical")
-    node.grant("be", "best-effort")
+    node.grant_pair()
     plain = node.load()
     per_us = free_lc_rate(plain)
     plain.end()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.gpu_time import goals
-from bench.gpu_time.goals import QUANTILES
+from bench.gpu_time.goals import BY_THE_WALL, QUANTILES, THROUGHPUT, TIME
 
 Row = dict[str, str]
 
@@ -156,8 +156,8 @@ def _limits(rows: list[Row]) -> list[str]:
         return []
     lines = ["| core limit | GPU time % | throughput, % of no limit |", "|---|---|---|"]
     for case, of in found.items():
-        if "GPU time" in of:
-            lines.append(f"| {case} | {_spread(of, 'GPU time')} | {_spread(of, 'throughput of no limit')} |")
+        if TIME in of:
+            lines.append(f"| {case} | {_spread(of, TIME)} | {_spread(of, THROUGHPUT)} |")
     return lines
 
 
@@ -170,7 +170,7 @@ def _work(rows: list[Row]) -> list[str]:
         "|---|---|---|",
     ]
     for case, of in found.items():
-        lines.append(f"| {case} | {_spread(of, 'throughput of no limit')} | {_spread(of, 'GPU time by the wall')} |")
+        lines.append(f"| {case} | {_spread(of, THROUGHPUT)} | {_spread(of, BY_THE_WALL)} |")
     return lines
 
 

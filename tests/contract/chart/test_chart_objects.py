@@ -363,3 +363,27 @@ def test_everything_is_scraped_when_prometheus_operator_is_there(nvidia: Objects
     assert ports == served
     assert ports <= allowed
     assert set(nvidia.of("ServiceMonitor")) == {name for name in nvidia.of("Service") if name.endswith("-metrics")}
+
+
+def test_metrics_are_read_from_the_ports_that_the_pods_containers_serve_them_on(helm: Helm) -> None:
+    values = {
+        "serviceMonitor": {"enabled": True},
+        "node": {"plugin": {"metricsPort": 7001}, "arbiter": {"metricsPort": 7002}},
+        "scheduler": {"extender": {"metricsPort": 7003}},
+        "webhook": {"metricsPort": 7004},
+    }
+    objects = helm.objects(values)
+    served = {
+        (thing["metadata"]["name"], port["name"], port["containerPort"])
+        for thing, template in objects.pods()
+        for container in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
+        for port in container.get("ports", [])
+    }
+    asked = {
+        (name.removesuffix("-metrics"), port["name"], port.get("targetPort", port["port"]))
+        for name, service in objects.of("Service").items()
+        if name.endswith("-metrics")
+        for port in service["spec"]["ports"]
+    }
+    assert {port for _, _, port in asked} == {7001, 7002, 7003, 7004}
+    assert asked <= served
