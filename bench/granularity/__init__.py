@@ -1,0 +1,1 @@
+"""What the GPU loses to each call of the driver."""

@@ -1,0 +1,102 @@
+"""What the GPU loses to each call of the driver, measured: the rules by which the library charges.
+
+    python3 bench/granularity/run.py OUT [--only sizes,traces,...] [--seconds 100]
+
+Needs one GPU that nobody else uses, and libcuda.so.1; parts that compile need nvcc. It uses neither the library nor the arbiter: what
+is measured is the driver alone. Loss is the difference of cuMemGetInfo's free figure; where `nvml_lost` is given, of NVML's figure of
+this process. OUT/granularity.csv has a row a measurement, OUT/traces.csv every step of random sequences with the addresses that the
+driver gave out, from which its packing can be read. Each part runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.granularity import arrays, errors, limits, linear, modules, others
+from bench.granularity.driver import HEADER, Rows
+
+PARTS = {
+    "sizes": linear.sizes,
+    "addresses": linear.addresses,
+    "traces": linear.traces,
+    "pitch": linear.pitch,
+    "arrays": arrays.arrays,
+    "arrays_per_block": arrays.arrays_per_block,
+    "limits": limits.limits,
+    "limits_used": limits.limits_used,
+    "stacks": limits.stacks,
+    "local": limits.local,
+    "modules": modules.modules,
+    "many_kernels": modules.many_kernels,
+    "others": others.others,
+    "streams": others.streams,
+    "sharing": others.sharing,
+    "errors": errors.errors,
+    "green": errors.green,
+}
+"""In this order."""
+BY_LOADING = ("modules", "many_kernels")
+"""These run once lazily and once eagerly."""
+
+
+def machine(rows: Rows) -> None:
+    """Where and when: the GPU, its driver, the date, the commit (TANGRAM_COMMIT where there is no git)."""
+    said = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
+    commit = os.environ.get("TANGRAM_COMMIT") or git.stdout.strip() or "unknown"
+    rows.add("machine", said.stdout.strip(), "", "", "", "", "", f"{time.strftime('%Y-%m-%d')} at {commit}")
+
+
+def main() -> int:
+    """Run the parts; exit status 1 when one of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
+    parser.add_argument("--seconds", type=float, default=120, help="a part is ended after so long")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = Rows(given.out / "granularity.csv", HEADER)
+    if given.part:
+        PARTS[given.part](rows)
+        return 0
+    machine(rows)
+    failed = 0
+    runs = [
+        (name, mode) for name in given.only.split(",") for mode in (("LAZY", "EAGER") if name in BY_LOADING else ("",))
+    ]
+    for name, mode in runs:
+        env = {**os.environ, **({"CUDA_MODULE_LOADING": mode} if mode else {})}
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, str(given.out), "--part", name],
+                env=env,
+                check=False,
+                timeout=given.seconds,
+                capture_output=True,
+                text=True,
+            )
+            said = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1:]
+        except subprocess.TimeoutExpired:
+            said = "ended by force"
+        if said:
+            failed += 1
+            rows.add(name, "the part", "", "", "", "", "", said)
+        print(f"{name} {mode}: {time.monotonic() - began:.1f} s {said}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
