@@ -9,10 +9,11 @@ PYTEST := TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim $(RUN) pytest
 UNCLUSTERED := $(PYTEST) -n auto --dist loadfile --ignore=tests/integration/turns tests/unit tests/contract tests/integration || status=$$?; \
 	$(PYTEST) tests/integration/turns || status=$$?
 SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python"
+FUZZED = $(or $(TESTS),tests/unit tests/contract)
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
-.PHONY: help demo test lint unit library shim sanitized faults e2e images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized faults fuzz e2e images cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +60,10 @@ faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn,
 	$(SHIM) lib
 	TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim TANGRAM_FAULT_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
 	$(RUN) pytest tests/integration/turns/test_fault_matrix.py
+
+fuzz: .venv/.synced shim ## the property tests with other examples, EXAMPLES=1000 each in the order of SEED=, which it prints
+	@seed=$(or $(SEED),$$(shuf -i 1-4294967295 -n 1)); echo "make fuzz SEED=$$seed EXAMPLES=$(or $(EXAMPLES),1000) TESTS='$(FUZZED)'"; \
+	EXAMPLES=$(or $(EXAMPLES),1000) $(PYTEST) -n auto --timeout 0 -m hypothesis --hypothesis-profile=fuzz --hypothesis-seed=$$seed $(FUZZED)
 
 e2e: cluster-up ## the tests on the local cluster, which stays up
 	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e

@@ -86,7 +86,7 @@ def place(
     fit, outcome = np.flatnonzero(table.fits), table.outcome()
     scores = policy.score(outcome)
     if wishes:
-        fit = _lowest(policy.grade(outcome, scores), fit)
+        fit = _lowest(policy.grade(outcome, scores, fit), fit)
         if len(fit) > 1:  # else nothing is to be weighed
             liked = liking(wishes, fleet, table.columns(fit))
             fit = fit[liked == liked.max()]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import numpy as np
 import numpy.typing as npt
 
+from vgpu.fleet import Columns
 from vgpu.outcome import Outcome, Scores
 from vgpu.policies.binpack import binpack
 from vgpu.policies.fragmentation import fragmentation
@@ -35,16 +35,20 @@ GRADES_OF_A_GPU: Final = 4
 fine enough that none of them opens an idle GPU while one in use has room."""
 
 
-def first_key(_: Outcome, scores: Scores) -> Grade:
+def first_key(_: Outcome, scores: Scores, __: Columns) -> Grade:
     """For policies whose first key is coarse as it is."""
     grade: Grade = scores[0]
     return grade
 
 
-def quarters(outcome: Outcome, scores: Scores) -> Grade:
-    """For policies whose first key is memory: in quarters of the node's largest GPU."""
+def quarters(outcome: Outcome, scores: Scores, fit: Columns) -> Grade:
+    """For policies whose first key is memory: in quarters of the largest GPU of the nodes that fit.
+
+    The step is the same for all of them, so the grade never contradicts the key: the node that is best by the key is in the best
+    grade. Steps of each node's own largest GPU would not do: 1 MiB left of 3 is less than a half, 0 MiB left of 2 is nothing.
+    """
     before, _ = outcome.cards
-    largest = np.maximum(before.total_mib.max(axis=0), 1)
+    largest = max(int(before.total_mib[:, fit].max(initial=0)), 1)
     grade: Grade = scores[0] * GRADES_OF_A_GPU // largest
     return grade
 
@@ -56,8 +60,9 @@ class Policy:
     score: Callable[[Outcome], Scores]
     order: Order = "tightest"
     """Of pods with one container that asks for GPUs; those with several take the tightest, which always fit."""
-    grade: Callable[[Outcome, Scores], Grade] = first_key
-    """What must be equal before the pod's own wishes count. Looked at for pods with wishes only."""
+    grade: Callable[[Outcome, Scores, Columns], Grade] = first_key
+    """What must be equal before the pod's own wishes count, of the nodes that fit: a function of the first key that never falls when the
+    key rises. Computed for pods with wishes only."""
     lists: bool = False
     """Are all nodes that fit answered, and kube-scheduler's own preferences decide?"""
 

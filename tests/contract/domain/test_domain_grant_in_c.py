@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.domain.pairs import DOCUMENTS, FOLDER, kind
+from tests.examples import examples
 from vgpu.codec import grant_from_text
 from vgpu.errors import BadDocument
 
@@ -116,7 +117,7 @@ SCRAPS: Final = [
 SCRAPS += [line.encode() for line in LINES] + [b"16777215", b"16777216", b"4294967296", b"18446744073709551617"]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 80) | st.just(0), st.sampled_from(SCRAPS) | st.binary(max_size=3)), max_size=4))  # fmt: skip
 def test_whatever_becomes_of_a_grant_both_readers_say_the_same(
     in_c: Reader, changes: list[tuple[int, int, bytes]]
@@ -127,14 +128,14 @@ def test_whatever_becomes_of_a_grant_both_readers_say_the_same(
     assert understood(in_c, text) == in_python(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(st.sampled_from(LINES), max_size=14))
 def test_lines_in_any_order_mean_the_same_to_both(in_c: Reader, lines: list[str]) -> None:
     text = "".join(lines).encode()
     assert understood(in_c, text) == in_python(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.integers(0, 2**65), st.integers(0, 1000), st.sampled_from(["", "0", "+", "-", " "]))
 def test_every_number_means_the_same_to_both(in_c: Reader, mib: int, percent: int, before: str) -> None:
     text = TEXT.replace("mib=1024", f"mib={before}{mib}").replace("core_percent=50", f"core_percent={percent}").encode()

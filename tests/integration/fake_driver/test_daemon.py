@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.built import fake_build
+from tests.examples import examples
 from tests.fake import start_fake_driver
 
 
@@ -102,7 +103,7 @@ def test_a_socket_left_by_a_killed_daemon_is_taken_over(fake_driver, tmp_path):
 HEADER = b"FAKP"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     packets=st.lists(
         st.one_of(

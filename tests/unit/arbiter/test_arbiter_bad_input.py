@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.arbiter.conftest import MIB, Node, a_grant
 from vgpu import wire
 from vgpu.ledger import RECALLS
@@ -64,7 +65,7 @@ def test_bad_packets_are_counted(started: Node) -> None:
     assert started.server.containers["k"].bad_packets == 1
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -19,6 +19,7 @@ from arbiter.tenant import Process, TenantTurns
 from arbiter.witness import AHEAD_US, REMEMBERED_US, Witness, add_up, look_since_us
 from nvml.errors import NvmlError
 from nvml.utilisation import Busy
+from tests.examples import examples
 from tests.unit.arbiter.conftest import wait_for
 from vgpu.grant import Grant, GrantCard
 from vgpu.wire import Activity, What
@@ -213,7 +214,7 @@ class Honest:
         return Busy({1: round(100 * ran_us / (newest_us - since_us))}, newest_us)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SPANS, st.floats(0.0, 1.0), st.lists(st.one_of(st.just(1.0), st.floats(0.2, 30.0)), min_size=10, max_size=30))
 @example([(30.0, 2.0)], 0.0, [27.0, 32.0, 32.0])  # all its work right before each look
 def test_who_tells_all_its_work_is_never_accused_whatever_the_pauses_between_looks(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from deviceplugin.allocate import Choice, Flight, Request, Tenant, candidates, check_room, contradiction, prefer, settle
 from deviceplugin.ledger import Ledger
+from tests.examples import examples
 from tests.unit.deviceplugin.builders import KnownPods, ModelKubelet, inventory, share, tenant, uuid
 from vgpu.contract import uuid_of
 from vgpu.errors import Refused
@@ -37,7 +38,7 @@ def set_up(access: str, seed: int, cards: int = 2) -> tuple[KnownPods, Ledger, M
     st.integers(0, 10_000),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 async def test_pods_of_one_size_in_any_order_have_mem_and_core_on_one_card_and_no_card_is_overbooked(
     sizes: list[tuple[int, int]], access: str, seed: int, data: st.DataObject
 ) -> None:
@@ -61,7 +62,7 @@ async def test_pods_of_one_size_in_any_order_have_mem_and_core_on_one_card_and_n
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["cdi", "nvidia"]), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 async def test_each_of_several_containers_gets_its_own_card_whatever_the_order_of_resources(
     seed: int, access: str, known_at_once: bool
 ) -> None:
@@ -81,7 +82,7 @@ async def test_each_of_several_containers_gets_its_own_card_whatever_the_order_o
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 async def test_app_containers_reuse_an_init_containers_devices_and_get_the_rest_on_the_same_cards(seed: int) -> None:
     pods, _, kubelet = set_up("cdi", seed, cards=3)
     one = tenant("p", 0, share("init", 4, 10, 2, init=True), share("app", 8, 20, 2), on=[0, 2])
@@ -94,7 +95,7 @@ async def test_app_containers_reuse_an_init_containers_devices_and_get_the_rest_
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 async def test_an_app_container_smaller_than_the_init_container_keeps_to_the_pods_cards(seed: int) -> None:
     pods, ledger, kubelet = set_up("cdi", seed, cards=3)
     one = tenant("p", 0, share("init", 8, 0, 2, init=True), share("app", 4, 0, 2), on=[0, 2])

@@ -34,6 +34,7 @@ from deviceplugin.server import Service
 from deviceplugin.upkeep import ENDED_AGE_S, GARBAGE_AGE_S, Upkeep, restore
 from kube.objects import Pod
 from tests.builders import pod
+from tests.examples import examples
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.codec import assignment_to_json, grant_from_text
 from vgpu.contract import grant_key
@@ -353,7 +354,7 @@ BEFORE = [("admit", 0, 4, 0, None), ("start", 0, None), ("admit", 1, 1, 2, None)
 LATER: Final = ("look after", 2 * GARBAGE_AGE_S, None)
 
 
-@settings(deadline=None, max_examples=int(os.environ.get("TANGRAM_CRASH_EXAMPLES", "80")))
+@settings(deadline=None, max_examples=examples(80))
 @example([("restart", None), LATER])
 @example([("restart", None), LATER, ("start", 1, None), ("restart", None), LATER])
 @example([("start", 1, 3), ("restart", None), LATER, ("start", 1, None), LATER])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from deviceplugin.grants import RECORD, Grants, Record
+from tests.examples import examples
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.codec import grant_from_text
 from vgpu.contract import PRELOAD_TEXT
@@ -153,7 +154,7 @@ def restarted(root: Path) -> Grants:
     return grants
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(

@@ -14,6 +14,7 @@ from extender.claims import Claim, Claims
 from extender.peers import Peers
 from kube.objects import Pod, Requirement, Selector
 from tests.builders import card, pod, share
+from tests.examples import examples
 from vgpu.grant import Assignment
 
 NODES = st.sampled_from(["n1", "n2", "n3"])
@@ -90,7 +91,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestPeers = Machine.TestCase
-TestPeers.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPeers.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from extender.state import State
 from extender.wire import FilterArgs
 from kube.objects import Pod
 from tests.builders import PodBuilder, mig_card, node, pod
+from tests.examples import examples
 from vgpu.names import DEFAULT
 from vgpu.placement import Placement, place
 
@@ -94,7 +95,7 @@ def asked_mib(built: PodBuilder) -> int:
 
 
 TestPlans = Machine.TestCase
-TestPlans.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPlans.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize(("priority", "yields"), [(4, False), (5, True), (6, True)])

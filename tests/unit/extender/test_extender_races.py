@@ -22,6 +22,7 @@ from extender.turns import Turns
 from extender.wire import BindingArgs
 from kube.objects import Pod
 from tests.builders import pod
+from tests.examples import examples
 from tests.unit.extender.racing import NODES, Races
 from vgpu.codec import assignment_to_json
 from vgpu.names import DEFAULT
@@ -172,7 +173,7 @@ def test_no_order_of_events_books_twice_or_leaks(machine: type[Races]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=400,
+            max_examples=examples(400),
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.codec import (
     assignment_from_json,
     assignment_to_json,
@@ -120,7 +121,7 @@ def test_every_truncation_is_a_bad_document(read: Callable[[str], object], text:
 
 
 @each_document
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_a_damaged_document_raises_nothing_but_bad_document(
     read: Callable[[str], object], text: str, data: st.DataObject

@@ -8,6 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.holding import Event, Granted, Wanted
 from vgpu.ledger import PROMISE_S, Ledger
 
@@ -189,7 +190,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(0, 400), st.integers(0, 40), STEPS)
 def test_whatever_processes_do_the_leases_stay_within_the_limit(
     limit: int, room: int, steps: list[tuple[str, int, int]]

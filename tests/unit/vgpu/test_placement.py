@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.fleet import Fleet
 from vgpu.grant import Assignment, Slice
 from vgpu.inventory import Card, Inventory, MigInstance
@@ -136,7 +137,7 @@ def pods(draw: st.DrawFn) -> PodAsk:
     return PodAsk(tuple(parts))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(used_fleets(), pods())
 def test_a_pod_of_up_to_four_containers_fits_exactly_where_some_assignment_fits(fleet: Fleet, ask: PodAsk) -> None:
     nodes = sorted(fleet.column)
@@ -151,7 +152,7 @@ def test_a_pod_of_up_to_four_containers_fits_exactly_where_some_assignment_fits(
         assert holds(fleet, placed(result).node, placed(result).assignment)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(used_fleets(), st.integers(1, 8), st.sampled_from([0, 20, 50]), st.integers(1, 3))
 def test_one_share_goes_to_the_tightest_cards_then_the_fullest_node_then_the_smallest_name(
     fleet: Fleet, mib: int, percent: int, cards: int
@@ -173,7 +174,7 @@ def test_one_share_goes_to_the_tightest_cards_then_the_fullest_node_then_the_sma
     assert (result.node if isinstance(result, Placement) else None) == (best[2] if best else None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(used_fleets(), st.lists(pods(), max_size=6))
 def test_placing_and_debiting_never_takes_more_than_a_card_has(fleet: Fleet, asks: list[PodAsk]) -> None:
     before = fleet.snapshot()
@@ -191,7 +192,7 @@ def test_placing_and_debiting_never_takes_more_than_a_card_has(fleet: Fleet, ask
         assert (array == before[name]).all(), name
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.permutations([("s", "sidecar"), ("i", "init"), ("j", "init")]),
     st.lists(st.integers(1, 8), min_size=4, max_size=4),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.vgpu.test_placement_views import NODES, asks, fleets
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card, Inventory
@@ -38,7 +39,7 @@ def packed(*free_mib: int) -> Fleet:
     return fleet
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(fleets(), asks(), st.sampled_from(sorted(POLICIES)), st.data())
 def test_a_text_of_names_is_answered_as_a_list_of_them(
     fleet: Fleet, ask: PodAsk, policy: str, data: st.DataObject

@@ -8,6 +8,7 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory, MigInstance
@@ -75,7 +76,7 @@ def usable(fleet: Fleet, ask: PodAsk, node: str, profile: str, only: dict[str, s
     return count
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fleets(), asks(), st.data())
 def test_the_answer_for_some_nodes_is_that_of_a_fleet_of_those_nodes(
     fleet: Fleet, ask: PodAsk, data: st.DataObject
@@ -97,7 +98,7 @@ def test_the_answer_for_some_nodes_is_that_of_a_fleet_of_those_nodes(
             assert place(fleet, ask, fitting, only) == together
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fleets(), asks(), st.data())
 def test_mig_instances_fit_exactly_where_enough_of_them_are_free(
     fleet: Fleet, ask: PodAsk, data: st.DataObject
@@ -142,7 +143,7 @@ def free_gpus(fleet: Fleet, node: str) -> Fraction:
     return free
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fleets(), st.lists(st.sampled_from([*NODES, "gone"]), unique=True))
 def test_a_pod_without_a_gpu_rates_each_node_one_less_for_each_gpu_that_is_free(fleet: Fleet, asked: list[str]) -> None:
     for name in fleet.column:
@@ -152,7 +153,7 @@ def test_a_pod_without_a_gpu_rates_each_node_one_less_for_each_gpu_that_is_free(
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(fleets())
 def test_the_counts_of_instances_are_those_of_the_inventories(fleet: Fleet) -> None:
     for name, at in fleet.column.items():

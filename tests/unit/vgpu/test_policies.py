@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory
@@ -123,7 +124,7 @@ def test_topology_follows_an_inventory_that_changed() -> None:
     assert set(chosen(fleet, share(10, "topology", cards=2))) == {"a-2", "a-3"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(1, 100),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory, MigInstance
@@ -120,7 +121,7 @@ asks = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(clusters(), asks, st.integers(0, 4), st.booleans())
 def test_the_least_set_is_the_least_of_all_sets(
     cluster: tuple[dict[str, int], dict[str, list[Holder]]], ask: PodAsk, priority: int, violate: bool
@@ -139,7 +140,7 @@ def test_the_least_set_is_the_least_of_all_sets(
         assert left.overcommitted() == [], "nobody is evicted for a pod that then does not fit"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3), st.booleans()), min_size=EXACT + 1, max_size=20),
     st.integers(1, 100),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.examples import examples
 from tests.unit.vgpu.gpu_model import BE, LC, STANDARD, Node, Program, always, requests, share_with, tenant
 from vgpu.errors import BadDocument
 from vgpu.share import Settings, Share
@@ -25,7 +26,7 @@ def test_a_cap_is_met_to_half_a_point_by_a_tenant_that_is_alone(cap: int) -> Non
     assert node.on_s("a") / 20 * 100 == pytest.approx(cap, abs=0.5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.integers(5, 60), min_size=2, max_size=4).filter(lambda caps: sum(caps) <= 90), st.integers(0, 9))
 def test_caps_that_leave_room_for_switches_are_all_met_to_half_a_point(caps: list[int], seed: int) -> None:
     node = Node({f"t{at}": always(cap=cap, weight=cap) for at, cap in enumerate(caps)}, seed=seed)
@@ -34,7 +35,7 @@ def test_caps_that_leave_room_for_switches_are_all_met_to_half_a_point(caps: lis
         assert node.on_s(f"t{at}", 1.0) / 19 * 100 == pytest.approx(cap, abs=0.5), (caps, at)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(5, 95), st.floats(0.005, 0.2), st.floats(0.001, 0.3), st.integers(0, 9))
 def test_no_second_gives_more_than_the_cap_and_what_may_be_saved_up(
     cap: int, period: float, work: float, seed: int
@@ -122,7 +123,7 @@ def test_equals_without_caps_are_left_to_the_driver() -> None:
     assert node.on_s("a") == pytest.approx(1.0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.sampled_from([1, 2, 3, 5, 8]), min_size=2, max_size=5).filter(lambda ws: len(set(ws)) > 1))
 def test_equals_with_weights_get_time_in_proportion(weights: list[int]) -> None:
     node = Node({f"t{at}": always(weight=weight) for at, weight in enumerate(weights)})
@@ -194,7 +195,7 @@ def test_an_idle_tenant_is_not_switched_for_nothing() -> None:
     assert share.decide(0.001).on == {"busy"}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.sampled_from([LC, STANDARD]), st.integers(1, 3))
 def test_nobody_with_work_starves_under_more_urgent_work(klass: str, starving: int) -> None:
     programs = {"urgent": always(klass)} | {f"be{at}": always(BE) for at in range(starving)}

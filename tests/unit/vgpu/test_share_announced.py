@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.vgpu.gpu_model import BE, LC, Node, Program, always, share_with, tenant
 from vgpu.share import Settings
 from vgpu.trace import Begin, End, Hint, Idle, Work
@@ -62,7 +63,7 @@ def test_idleness_inside_a_section_does_not_end_it() -> None:
     assert share.decide(1.5).on == {"lc"}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.floats(0.012, 0.05), st.floats(0.0001, 0.003), st.floats(0.0, 0.003), st.integers(0, 9))
 def test_announced_requests_cost_the_others_the_lead_the_work_and_two_switches(
     period_s: float, work_s: float, ahead_s: float, seed: int

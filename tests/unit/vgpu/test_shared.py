@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu import shared
 from vgpu.errors import BadDocument
 from vgpu.holding import Denied, Event, Granted, Wanted
@@ -147,7 +148,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.integers(0, 150), STEPS)
 def test_in_whatever_order_processes_come_and_go_what_is_there_is_charged_once(
     limit: int, steps: list[tuple[str, int, int, int]]

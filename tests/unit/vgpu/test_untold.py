@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.untold import ENOUGH_S, MOST_S, Doubt
 
 SPANS = st.lists(st.tuples(st.floats(0.001, 3.0), st.floats(0.001, 3.0)), min_size=1, max_size=40)
@@ -23,7 +24,7 @@ def working_s(spans: list[tuple[float, float]], since_s: float, until_s: float) 
     return total
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SPANS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_who_tells_all_its_work_is_never_accused_however_late_the_driver_counts(
     spans: list[tuple[float, float]], late_s: float, part: float

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card, Inventory
 from vgpu.labels import MOST_KEYS, Labels
@@ -164,7 +165,7 @@ def test_more_and_less_are_of_one_whole_number(operator: str, values: tuple[str,
     assert liked(wish, {"a": {"size": "12"}, "b": {"size": "1_0"}, "c": {}}) == {"a": liked_size, "b": 0, "c": 0}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(WISHES, st.fixed_dictionaries(dict.fromkeys(NAMES, LABELS)), st.sets(st.sampled_from(NAMES), min_size=1))
 def test_nodes_are_liked_as_the_schedulers_own_plugins_would_one_by_one(
     wishes: Wishes, labels: LabelsOf, asked: set[str]
@@ -174,7 +175,7 @@ def test_nodes_are_liked_as_the_schedulers_own_plugins_would_one_by_one(
     assert dict(zip(names, found.tolist(), strict=True)) == slow(wishes, {name: labels[name] for name in names}, labels)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     WISHES,
     st.fixed_dictionaries(
@@ -182,6 +183,15 @@ def test_nodes_are_liked_as_the_schedulers_own_plugins_would_one_by_one(
     ),
     st.integers(1, CARD_MIB),
     st.sampled_from(["binpack", "spread", "fragmentation", "scheduler"]),
+)
+@example(
+    Wishes(), {name: ({}, [2]) for name in NAMES[:4]} | {"n4": ({}, [2, 3])}, 1, "binpack"
+)  # GPU sizes that differ: preferences that change nothing moved the pod
+@example(
+    Wishes((Term((Condition("zone", "In", ("a",)),), 1),)),
+    {name: ({}, [2]) for name in NAMES[:4]} | {"n4": ({}, [2, 3])},
+    1,
+    "binpack",
 )
 def test_of_the_nodes_that_are_as_good_for_the_gpu_the_one_that_the_pod_likes_best(
     wishes: Wishes, nodes: dict[str, tuple[dict[str, str], list[int]]], mib: int, policy: str
@@ -196,7 +206,8 @@ def test_of_the_nodes_that_are_as_good_for_the_gpu_the_one_that_the_pod_likes_be
         return
     if not wishes:
         assert found == without
-    grade = {name: grade_of(fleet, ask, name) for name in fit}
+    largest = max(card.mib for name in fit for card in fleet.inventory[name].cards)
+    grade = {name: grade_of(fleet, ask, name, largest) for name in fit}
     best = [name for name in fit if grade[name] == min(grade.values())]
     likes = slow(wishes, {name: labels[name] for name in best}, labels)
     favourites = [name for name in best if likes[name] == max(likes.values())]
@@ -204,11 +215,10 @@ def test_of_the_nodes_that_are_as_good_for_the_gpu_the_one_that_the_pod_likes_be
     assert (without.node in favourites) <= (found.node == without.node)
 
 
-def grade_of(fleet: Fleet, ask: PodAsk, name: str) -> float:
-    """Of one node, by the words of the policies."""
+def grade_of(fleet: Fleet, ask: PodAsk, name: str, largest: int) -> float:
+    """Of one node, by the words of the policies; `largest` is the largest GPU of the nodes that fit, in MiB."""
     free = sorted(fleet.free_mib[: len(fleet.inventory[name].cards), fleet.column[name]].tolist())
     left = [mib - ask.containers[0].mib for mib in free if mib >= ask.containers[0].mib]
-    largest = max(card.mib for card in fleet.inventory[name].cards)
     match ask.policy:
         case "binpack":
             return 4 * left[0] // largest

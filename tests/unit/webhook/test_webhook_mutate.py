@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.webhook.pairs import applied
+from tests.examples import examples
 from vgpu.contract import CONTAINER_LIBRARY
 from vgpu.errors import BadAsk
 from vgpu.policy import POLICIES
@@ -101,7 +102,7 @@ RULES = [
 
 
 @given(pods(), st.sampled_from(RULES))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_what_came_in_asks_the_same_and_is_not_changed_again(pod: dict[str, Any], rules: Rules) -> None:
     try:
         verdict = mutate(pod, rules)
@@ -115,7 +116,7 @@ def test_what_came_in_asks_the_same_and_is_not_changed_again(pod: dict[str, Any]
 
 
 @given(pods(), st.sampled_from(RULES))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_every_container_of_a_pod_that_asks_has_its_gpus_decided(pod: dict[str, Any], rules: Rules) -> None:
     try:
         mutated = applied(pod, list(mutate(pod, rules).ops))
@@ -171,7 +172,7 @@ def test_the_namespace_of_the_request_decides_and_not_what_the_pod_says() -> Non
 
 
 @given(junk)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_json_as_a_pod_gets_an_answer_and_never_the_webhooks_own_fault(pod: Any) -> None:
     answer = review(body_of(pod), Rules())
     response = msgspec.json.decode(answer.body)["response"]
@@ -180,7 +181,7 @@ def test_any_json_as_a_pod_gets_an_answer_and_never_the_webhooks_own_fault(pod: 
 
 
 @given(st.one_of(st.binary(max_size=200), junk.map(msgspec.json.encode)))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_bytes_as_a_review_are_refused_with_a_sentence(body: bytes) -> None:
     with pytest.raises(BadReview, match=r"must be|is no AdmissionReview"):
         review(body, Rules())
@@ -193,7 +194,7 @@ def test_any_bytes_as_a_review_are_refused_with_a_sentence(body: bytes) -> None:
     | st.none()
     | st.lists(st.integers(), max_size=1)
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_malformed_quantity_never_comes_in(value: Any) -> None:
     pod = {
         "metadata": {"name": "a"},
