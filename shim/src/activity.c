@@ -9,7 +9,6 @@
  * Nothing is asked while the calling thread or the stream captures: that would end the capture. Work that nobody waits for is
  * found by the thread of turn.c, which looks while we are told to work and nothing is launched.
  */
-#include <errno.h>
 #include <string.h>
 
 #include "hook.h"
@@ -35,7 +34,8 @@ static bool is_clean(struct activity_stream *of)
 
 static void tell_work(void)
 {
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
+    turn_meet();
     pthread_mutex_lock(&activity_->telling);
     if (!atomic_load(&tangram.hot.told)) {
         atomic_store(&tangram.hot.told, true);
@@ -43,16 +43,18 @@ static void tell_work(void)
     }
     pthread_mutex_unlock(&activity_->telling);
     capture_tell(); /* a context that was made since the last time has its channels by now */
-    errno = saved;
+    quiet_end(quiet);
 }
 
 /* What waits here is counted and not yet the driver's: a stream that has nothing left says nothing of it. */
 static void wait_at_gate(struct stream_name name)
 {
+    struct quiet quiet = quiet_begin();
     atomic_fetch_add(&activity_->waiting, 1);
     turn_wait_for_gate();
     atomic_fetch_add(&stream_place(name)->launches, 1); /* the first count may have been taken for done meanwhile */
     atomic_fetch_sub(&activity_->waiting, 1);
+    quiet_end(quiet);
 }
 
 void activity_launched(struct stream_name name)
@@ -171,10 +173,10 @@ static void ask(CUcontext context)
 {
     if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
         return;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     if (all_done(context))
         tell_idle();
-    errno = saved;
+    quiet_end(quiet);
 }
 
 void activity_something_synced(void)

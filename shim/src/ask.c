@@ -1,7 +1,7 @@
 /* ask.c - what is asked of the arbiter, and what is said to it, by the threads of the program.
  *
  * Each question is one packet and one answer, awaited for a bounded time; an arbiter that went away meanwhile is asked again
- * when it is back. link.lock is free while one waits.
+ * when it is back, and one that is silent is asked nothing. link.lock is free while one waits.
  */
 #include "process.h"
 
@@ -19,7 +19,7 @@ static struct link *const link_ = &tangram.link;
 static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
 {
     uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
-    bool sent = wire_send(link_->fd, type, seq, body, body_bytes);
+    bool sent = wire_send(&link_->end, type, seq, body, body_bytes);
     if (sent)
         atomic_store(&link_->given_seq, seq);
     return sent;
@@ -30,17 +30,29 @@ bool link_drop(const struct wire_shared *said)
     return give(WIRE_DROP, said, sizeof *said);
 }
 
+static bool is_connected(void)
+{
+    return link_->stage == LINK_CONNECTED;
+}
+
+/* Locked. Until something that a packet brings, the connection ends, or the deadline. */
+static void wait_for_packet(uint64_t deadline_ms)
+{
+    if (link_->reading || link_->pumping)
+        link_wait_until(deadline_ms);
+    else
+        link_pump(deadline_ms);
+}
+
 /* Locked. Until the answer is there: false when it is not, in time or at all. */
 static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
     uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
-    while (!awaited->answered && link_->connected && now_ms() < deadline_ms) {
-        if (link_->reading || link_->pumping)
-            link_wait_until(deadline_ms);
-        else
-            link_pump(deadline_ms);
-    }
+    while (!awaited->answered && is_connected() && now_ms() < deadline_ms)
+        wait_for_packet(deadline_ms);
     awaited->seq = 0;
+    if (!awaited->answered && is_connected() && patience_ms >= PATIENCE_MS)
+        atomic_store(&link_->silent, true);
     return awaited->answered;
 }
 
@@ -54,7 +66,7 @@ static bool reached(bool sent)
 /* Locked. Up to so much of the unused lease goes back. Without an arbiter it stays ours. */
 static void return_unused(struct card *card, uint64_t most_bytes)
 {
-    if (!link_->connected || atomic_load(&card->unused_bytes) == 0)
+    if (!is_connected() || atomic_load(&card->unused_bytes) == 0)
         return;
     atomic_fetch_add(&link_->gives, 1); /* before it is taken out */
     struct wire_amount back = {.card = (uint32_t)atomic_load(&card->wire), .bytes = lease_take_unused(card, most_bytes)};
@@ -64,19 +76,16 @@ static void return_unused(struct card *card, uint64_t most_bytes)
         atomic_fetch_add(&card->unused_bytes, back.bytes);
 }
 
-/* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. An arbiter that is there and says
- * nothing is waited for once. */
+/* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. */
 static bool came(_Atomic uint32_t *seq)
 {
     if (atomic_load(seq) == 0)
         return false;
-    uint64_t deadline_ms = now_ms() + PATIENCE_MS;
-    while (atomic_load(seq) != 0 && link_->connected && now_ms() < deadline_ms) {
-        if (link_->reading || link_->pumping)
-            link_wait_until(deadline_ms);
-        else
-            link_pump(deadline_ms);
-    }
+    uint64_t deadline_ms = now_ms() + (link_is_silent() ? 0 : PATIENCE_MS);
+    while (atomic_load(seq) != 0 && is_connected() && now_ms() < deadline_ms)
+        wait_for_packet(deadline_ms);
+    if (atomic_load(seq) != 0 && is_connected())
+        atomic_store(&link_->silent, true);
     atomic_store(seq, 0);
     return true;
 }
@@ -97,43 +106,40 @@ void link_settle(struct card *card)
     quiet_end(quiet);
 }
 
+/* Locked, connected. One question. LINK_ABSENT: it was not answered; ask again if the arbiter went away meanwhile. */
+static enum link_answer ask_once(struct card *card, uint64_t need_bytes, uint64_t want_bytes)
+{
+    struct wire_lease lease = {.card = (uint32_t)atomic_load(&card->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
+    link_->lease = (struct awaited){.seq = link_next_seq()};
+    bool sent = wire_send(&link_->end, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease);
+    if (!reached(sent) || !answered_in_time(&link_->lease, PATIENCE_MS))
+        return LINK_ABSENT;
+    if (link_->lease_answer.refused || link_->lease_answer.granted_bytes < need_bytes)
+        return LINK_REFUSED;
+    atomic_fetch_add(&card->unused_bytes, link_->lease_answer.granted_bytes - need_bytes);
+    return LINK_GRANTED;
+}
+
 /* Asks for at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. What is unused goes back first, in
  * every try: an arbiter that was away when this began has not got it yet, and would count it as held. */
 enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
     struct quiet quiet = quiet_begin();
+    process_check();
     pthread_mutex_lock(&link_->lock);
-    while (answer == LINK_ABSENT && link_connected_in_time()) {
-        struct wire_lease lease = {
-            .card = (uint32_t)atomic_load(&card->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
+    for (bool again = true; again && answer == LINK_ABSENT && link_connected_in_time() && !link_is_silent(); again = !is_connected()) {
         if (atomic_load(&card->wire) < 0) {
             answer = LINK_REFUSED; /* the arbiter's grant does not name it */
-            break;
-        }
-        if (chunk_came(card) && lease_take(card, need_bytes)) {
+        } else if (chunk_came(card) && lease_take(card, need_bytes)) {
             answer = LINK_GRANTED;
-            break;
-        }
-        return_unused(card, UINT64_MAX);
-        if (!link_->connected)
-            continue;
-        link_->lease = (struct awaited){.seq = link_next_seq()};
-        if (!reached(wire_send(link_->fd, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease)))
-            break;
-        if (!answered_in_time(&link_->lease, PATIENCE_MS)) {
-            if (link_->connected)
-                break; /* it is there and says nothing */
-            continue;  /* it went away meanwhile: ask the next one */
-        }
-        answer = LINK_REFUSED;
-        if (!link_->lease_answer.refused && link_->lease_answer.granted_bytes >= need_bytes) {
-            atomic_fetch_add(&card->unused_bytes, link_->lease_answer.granted_bytes - need_bytes);
-            answer = LINK_GRANTED;
+        } else {
+            return_unused(card, UINT64_MAX);
+            if (is_connected())
+                answer = ask_once(card, need_bytes, want_bytes);
         }
     }
-    if (link_->begun)
-        link_reader_needed();
+    link_have_helper();
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
     return answer;
@@ -166,10 +172,10 @@ static void ask_chunk_ahead(struct card *card)
 {
     struct card_contexts *contexts = &tangram.contexts.of[card->at];
     struct wire_lease lease = {.card = (uint32_t)atomic_load(&card->wire), .want_bytes = lease_chunk_bytes(card)};
-    if (atomic_load(&contexts->chunk_seq) != 0 || atomic_load(&card->leased_bytes) != 0)
+    if (!link_has_helper() || atomic_load(&contexts->chunk_seq) != 0 || atomic_load(&card->leased_bytes) != 0)
         return;
     uint32_t seq = link_next_seq();
-    if (wire_send(link_->fd, WIRE_LEASE, seq, &lease, sizeof lease))
+    if (wire_send(&link_->end, WIRE_LEASE, seq, &lease, sizeof lease))
         atomic_store(&contexts->chunk_seq, seq);
 }
 
@@ -183,73 +189,68 @@ static uint64_t redeem_promise(struct card *card)
     return bytes;
 }
 
+/* Locked, connected. One question, as `ask_once`. */
+static enum link_answer begin_once(struct card *card, bool *estimated)
+{
+    link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
+    bool sent = link_say_context(card, WIRE_BEGIN, link_->context.seq);
+    if (!reached(sent))
+        return LINK_ABSENT;
+    link_have_helper(); /* now, while the arbiter decides */
+    ask_chunk_ahead(card);
+    uint64_t granted_bytes = sent ? redeem_promise(card) : 0;
+    if (granted_bytes > 0) {
+        link_->context.seq = 0; /* nobody waits for the answer */
+    } else if (!answered_in_time(&link_->context, PATIENCE_MS)) {
+        return LINK_ABSENT;
+    } else if (link_->context_answer.refused) {
+        return LINK_REFUSED;
+    } else {
+        granted_bytes = link_->context_answer.granted_bytes;
+    }
+    *estimated = granted_bytes > 0;
+    atomic_store(&tangram.contexts.of[card->at].bytes, granted_bytes); /* what the next arbiter is told, should this one end before it has measured */
+    return LINK_GRANTED;
+}
+
 /* Before the first context on a card. *estimated: the arbiter knew what it will take, and holds that. */
 enum link_answer link_context_begin(struct card *card, bool *estimated)
 {
     enum link_answer answer = LINK_ABSENT;
     struct quiet quiet = quiet_begin();
-    forks_watch();
+    process_check();
     pthread_mutex_lock(&link_->lock);
-    while (answer == LINK_ABSENT && link_connected_in_time()) {
-        if (atomic_load(&card->wire) < 0) {
-            answer = LINK_REFUSED;
-            break;
-        }
-        link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
-        bool sent = link_say_context(card, WIRE_BEGIN, link_->context.seq);
-        if (!reached(sent))
-            break;
-        ask_chunk_ahead(card);
-        if (!link_->threaded)
-            reader_start(); /* now, while the arbiter decides; whether it could be started is looked at below */
-        uint64_t granted_bytes = sent ? redeem_promise(card) : 0;
-        if (granted_bytes > 0) {
-            link_->context.seq = 0; /* nobody waits for the answer */
-            answer = LINK_GRANTED;
-        } else if (answered_in_time(&link_->context, PATIENCE_MS)) {
-            answer = link_->context_answer.refused ? LINK_REFUSED : LINK_GRANTED;
-            granted_bytes = link_->context_answer.granted_bytes;
-        } else if (link_->connected) {
-            break; /* it is there and says nothing */
-        } else {
-            continue; /* it went away meanwhile: ask the next one */
-        }
-        *estimated = granted_bytes > 0;
-        if (answer == LINK_GRANTED) /* what the next arbiter is told, should this one end before it has measured */
-            atomic_store(&tangram.contexts.of[card->at].bytes, granted_bytes);
-    }
-    if (link_->begun)
-        link_reader_needed();
+    for (bool again = true; again && answer == LINK_ABSENT && link_connected_in_time() && !link_is_silent(); again = !is_connected())
+        answer = atomic_load(&card->wire) < 0 ? LINK_REFUSED : begin_once(card, estimated);
+    link_have_helper();
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
     return answer;
 }
 
-/* Memory was opened that somebody else may have made. What is answered too late is taken back. */
+/* Locked, connected. One question, as `ask_once`. What is answered too late is taken back. */
+static enum link_answer hold_once(struct card *card, struct wire_shared *said)
+{
+    said->card = (uint32_t)atomic_load(&card->wire);
+    link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
+    if (!reached(wire_send(&link_->end, WIRE_HOLD, link_->hold.seq, said, sizeof *said)))
+        return LINK_ABSENT;
+    if (answered_in_time(&link_->hold, PATIENCE_MS))
+        return link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+    if (is_connected())
+        link_drop(said);
+    return LINK_ABSENT;
+}
+
+/* Memory was opened that somebody else may have made. */
 enum link_answer link_hold(struct card *card, struct wire_shared *said)
 {
     enum link_answer answer = LINK_ABSENT;
-    forks_watch();
+    process_check();
     pthread_mutex_lock(&link_->lock);
-    while (answer == LINK_ABSENT && link_connected_in_time()) {
-        if (atomic_load(&card->wire) < 0) {
-            answer = LINK_REFUSED;
-            break;
-        }
-        said->card = (uint32_t)atomic_load(&card->wire);
-        link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
-        if (!reached(wire_send(link_->fd, WIRE_HOLD, link_->hold.seq, said, sizeof *said)))
-            break;
-        if (!answered_in_time(&link_->hold, PATIENCE_MS)) {
-            if (!link_->connected)
-                continue;
-            link_drop(said);
-            break;
-        }
-        answer = link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;
-    }
-    if (link_->begun)
-        link_reader_needed();
+    for (bool again = true; again && answer == LINK_ABSENT && link_connected_in_time() && !link_is_silent(); again = !is_connected())
+        answer = atomic_load(&card->wire) < 0 ? LINK_REFUSED : hold_once(card, said);
+    link_have_helper();
     if (answer != LINK_GRANTED)
         pthread_mutex_unlock(&link_->lock);
     return answer;
@@ -260,7 +261,7 @@ void link_context_end(struct card *card, enum wire_step step, bool wait)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
-    if (link_->connected && atomic_load(&card->wire) >= 0) {
+    if (is_connected() && !link_is_silent() && atomic_load(&card->wire) >= 0) {
         uint32_t seq = link_next_seq() | WIRE_SEQ_CONTEXT;
         if (wait)
             link_->measured = (struct awaited){.seq = seq};
@@ -279,12 +280,12 @@ bool link_processes(struct card *card, struct wire_process *out, uint32_t room, 
         return false;
     pthread_mutex_lock(&link_->listing);
     pthread_mutex_lock(&link_->lock);
-    if (link_->connected && atomic_load(&card->wire) >= 0) {
+    if (is_connected() && atomic_load(&card->wire) >= 0) {
         struct wire_card_only ask = {.card = (uint32_t)atomic_load(&card->wire)};
         link_->processes = (struct awaited){.seq = link_next_seq()};
         link_->listed = out;
         link_->listed_room = room;
-        known = wire_send(link_->fd, WIRE_PROCESSES, link_->processes.seq, &ask, sizeof ask) &&
+        known = wire_send(&link_->end, WIRE_PROCESSES, link_->processes.seq, &ask, sizeof ask) &&
                 answered_in_time(&link_->processes, PATIENCE_MS);
         link_->listed = NULL;
         *count = link_->listed_count;

@@ -54,9 +54,10 @@ static void remember(struct object added, const void *parameters)
     pthread_mutex_lock(&capture_->lock);
     bool known = objects_add(&capture_->book, added);
     pthread_mutex_unlock(&capture_->lock);
-    if (!known)
-        warn_once("no memory to follow GPU channels: this process cannot be suspended");
-    else if ((added.klass & 0xff) == RM_CHANNEL_LOW) {
+    if (!known) {
+        state_set(WIRE_UNLISTED_CHANNELS, true);
+        warn(WARN_NO_CHANNELS, "no memory to follow GPU channels: this process cannot be suspended");
+    } else if ((added.klass & 0xff) == RM_CHANNEL_LOW) {
         atomic_store_explicit(&capture_->changed, true, memory_order_release);
         turn_start();
     }
@@ -109,7 +110,7 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
     unsigned escape = rm_escape(request);
     if (escape != RM_ESCAPE_ALLOC && escape != RM_ESCAPE_FREE && escape != RM_ESCAPE_XFER)
         return rc;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     if (grant_ready() == GRANT_GOOD) {
         const struct rm_xfer *wrapped = argument;
         if (escape != RM_ESCAPE_XFER)
@@ -117,7 +118,7 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
         else if (rm_size(request) == sizeof *wrapped && wrapped->argument != 0)
             saw(fd, wrapped->escape, (const void *)(uintptr_t)wrapped->argument, wrapped->bytes);
     }
-    errno = saved;
+    quiet_end(quiet);
     return rc;
 }
 
@@ -188,7 +189,8 @@ static bool tell(struct seat *seat, size_t count)
         struct capture_channels *of = &seat[at].channels;
         of->fresh = fresh;
         if (!find_uuid(&seat[at])) {
-            warn_once("the GPU driver does not say which card a channel is on: this process cannot be suspended");
+            state_set(WIRE_NO_UUID, true);
+            warn(WARN_NO_UUID, "the GPU driver does not say which card a channel is on: this process cannot be suspended");
             continue;
         }
         if (card_of_uuid(of->uuid) == NULL) /* not shared */
@@ -212,8 +214,13 @@ void capture_tell(void)
 {
     if (is_too_early())
         return;
-    if (!atomic_load_explicit(&capture_->changed, memory_order_acquire) || pthread_mutex_trylock(&capture_->telling) != 0)
+    if (!atomic_load_explicit(&capture_->changed, memory_order_acquire))
         return;
+    struct quiet quiet = quiet_begin();
+    if (pthread_mutex_trylock(&capture_->telling) != 0) {
+        quiet_end(quiet);
+        return;
+    }
     struct seat *seat = calloc(CAPTURE_SEATS, sizeof *seat);
     if (seat != NULL && atomic_exchange(&capture_->changed, false)) {
         pthread_mutex_lock(&capture_->lock);
@@ -224,6 +231,7 @@ void capture_tell(void)
     }
     free(seat);
     pthread_mutex_unlock(&capture_->telling);
+    quiet_end(quiet);
 }
 
 void capture_arbiter_is_new(void)

@@ -30,8 +30,14 @@ struct card *card_of_device(CUdevice device)
     if (state == GRANT_NONE)
         return NULL;
     CUuuid uuid;
-    if (tangram.driver.cuDeviceGetUuid == NULL || tangram.driver.cuDeviceGetUuid(&uuid, device) != CUDA_SUCCESS)
-        return state == GRANT_BAD ? &tangram.grant.closed : NULL;
+    CUresult rc = DRIVER(cuDeviceGetUuid, &uuid, device);
+    if (rc == CUDA_ERROR_INVALID_DEVICE || rc == CUDA_ERROR_NOT_INITIALIZED || rc == CUDA_ERROR_DEINITIALIZED)
+        return state == GRANT_BAD ? &tangram.grant.closed : NULL; /* the driver's own error is the answer */
+    if (rc != CUDA_SUCCESS) {
+        warn(WARN_NO_UUID, "the driver does not name device %d (error %d): its memory is refused", device, (int)rc);
+        tangram.grant.closed.closed = true;
+        return &tangram.grant.closed; /* it may be one of ours: what cannot be told apart is not unlimited */
+    }
     struct card *card = card_of_uuid((const uint8_t *)uuid.bytes);
     if (kept)
         atomic_store_explicit(&tangram.device_card[device], card ? card : &tangram.unshared, memory_order_release);

@@ -2,8 +2,8 @@
  *
  * Before the first context on a card the arbiter is asked to hold what one takes there; after it was made, and after the last is
  * gone, the arbiter measures. What is allocated in a context dies with it, and so do our books of it. A second context of the
- * same process costs less and is measured with the rest. The arbiter is asked with our lock held, so that two threads do not
- * both make the first; the driver is called without it.
+ * same process is measured with the rest. The arbiter is asked with `beginning` held, so that two threads do not both make the first;
+ * the driver is called without it, and nobody who only looks at the list waits for the arbiter.
  */
 #include "hook.h"
 #include "memory.h"
@@ -18,15 +18,20 @@ EXPORT CUresult cuInit(unsigned int flags)
 {
     NEEDS(cuInit);
     link_greet(); /* while the driver is busy the arbiter answers */
-    return tangram.driver.cuInit(flags);
+    CUresult rc = tangram.driver.cuInit(flags);
+    if (rc == CUDA_SUCCESS)
+        helper_watch_end();
+    return rc;
 }
 
-/* Locked. Another one is about to be made. */
+/* Another one is about to be made. */
 static void comes(void)
 {
+    pthread_mutex_lock(&contexts_->lock);
     atomic_fetch_add(&contexts_->making, 1);
     if (contexts_->ever++ > 0)
         atomic_store(&tangram.hot.several_contexts, true);
+    pthread_mutex_unlock(&contexts_->lock);
 }
 
 /* The driver has answered. */
@@ -35,12 +40,14 @@ static void tried(void)
     atomic_fetch_sub(&contexts_->making, 1);
 }
 
-/* Locked. It was made. Its default stream was booked without its handle, if it is the first: so nobody has the handle yet. */
+/* It was made. Its default stream was booked without its handle, if it is the first: so nobody has the handle yet. */
 static void came(CUcontext context)
 {
+    pthread_mutex_lock(&contexts_->lock);
     atomic_store(&contexts_->one_made, true);
     if (context != NULL && atomic_load(&contexts_->first) == NULL && !atomic_load(&tangram.hot.several_contexts))
         atomic_store(&contexts_->first, context);
+    pthread_mutex_unlock(&contexts_->lock);
 }
 
 void contexts_are_several(void)
@@ -50,7 +57,7 @@ void contexts_are_several(void)
     pthread_mutex_unlock(&contexts_->lock);
 }
 
-/* Locked. False = there is no room for a context. */
+/* Under `beginning`. False = there is no room for a context. */
 static bool begin(struct card *card)
 {
     struct card_contexts *of = &contexts_->of[card->at];
@@ -61,7 +68,7 @@ static bool begin(struct card *card)
     }
     enum link_answer answer = link_context_begin(card, &of->estimated);
     if (answer == LINK_ABSENT)
-        warn_once("the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
+        warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
     if (answer != LINK_GRANTED)
         return false;
     of->open = true;
@@ -70,14 +77,16 @@ static bool begin(struct card *card)
     return true;
 }
 
-/* Locked. It could not be made. */
+/* It could not be made. */
 static void failed(void)
 {
+    pthread_mutex_lock(&contexts_->lock);
     if (!atomic_load(&tangram.hot.several_contexts))
         contexts_->ever--;
+    pthread_mutex_unlock(&contexts_->lock);
 }
 
-/* Locked. */
+/* Under `beginning`. */
 static void gone(struct card *card)
 {
     struct card_contexts *of = &contexts_->of[card->at];
@@ -88,7 +97,7 @@ static void gone(struct card *card)
     link_context_end(card, WIRE_GONE, false);
 }
 
-/* Locked. Only when the arbiter knew nothing is its measure waited for, before anything is allocated. */
+/* Under `beginning`. Only when the arbiter knew nothing is its measure waited for, before anything is allocated. */
 static void made(struct card *card)
 {
     struct card_contexts *of = &contexts_->of[card->at];
@@ -100,24 +109,44 @@ static void made(struct card *card)
 
 void contexts_measure(struct card *card)
 {
-    pthread_mutex_lock(&contexts_->lock);
+    pthread_mutex_lock(&contexts_->beginning);
     if (contexts_->of[card->at].count > 0)
         link_context_end(card, WIRE_DONE, true);
+    pthread_mutex_unlock(&contexts_->beginning);
+}
+
+/* What there is no memory to remember counts until the process ends. */
+static void remember(CUcontext context, struct card *card)
+{
+    pthread_mutex_lock(&contexts_->lock);
+    struct context_made *more = contexts_->made;
+    if (contexts_->count == contexts_->room) {
+        size_t room = contexts_->room ? contexts_->room * 2 : 16;
+        more = realloc(contexts_->made, room * sizeof *more);
+        if (more != NULL) {
+            contexts_->made = more;
+            contexts_->room = room;
+        }
+    }
+    if (more != NULL)
+        contexts_->made[contexts_->count++] = (struct context_made){context, card};
     pthread_mutex_unlock(&contexts_->lock);
 }
 
-/* Locked. False when there is no memory to remember it by: it then counts until the process ends. */
-static void remember(CUcontext context, struct card *card)
+/* After the driver answered to making a context that `begin` let pass. */
+static void settle_first(struct card *card, CUresult rc, CUcontext context)
 {
-    if (contexts_->count == contexts_->room) {
-        size_t room = contexts_->room ? contexts_->room * 2 : 16;
-        struct context_made *more = realloc(contexts_->made, room * sizeof *more);
-        if (more == NULL)
-            return;
-        contexts_->made = more;
-        contexts_->room = room;
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&contexts_->beginning);
+    if (rc == CUDA_SUCCESS) {
+        came(context);
+        made(card);
+    } else {
+        failed();
+        gone(card);
     }
-    contexts_->made[contexts_->count++] = (struct context_made){context, card};
+    pthread_mutex_unlock(&contexts_->beginning);
+    quiet_end(quiet);
 }
 
 /* Locked. NULL: it is none that we saw being made. */
@@ -135,9 +164,11 @@ static struct card *forget(CUcontext context)
 
 static bool lock_and_begin(struct card *card)
 {
-    pthread_mutex_lock(&contexts_->lock);
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&contexts_->beginning);
     bool room = begin(card);
-    pthread_mutex_unlock(&contexts_->lock);
+    pthread_mutex_unlock(&contexts_->beginning);
+    quiet_end(quiet);
     return room;
 }
 
@@ -161,16 +192,9 @@ static struct card *charged_card(CUdevice device)
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
         tried();                                                                                                               \
-        pthread_mutex_lock(&contexts_->lock);                                                                                  \
-        if (rc == CUDA_SUCCESS) {                                                                                              \
-            came(*context);                                                                                                    \
+        if (rc == CUDA_SUCCESS)                                                                                                \
             remember(*context, card);                                                                                          \
-            made(card);                                                                                                        \
-        } else {                                                                                                               \
-            failed();                                                                                                          \
-            gone(card);                                                                                                        \
-        }                                                                                                                      \
-        pthread_mutex_unlock(&contexts_->lock);                                                                                \
+        settle_first(card, rc, rc == CUDA_SUCCESS ? *context : NULL);                                                          \
         return rc;                                                                                                             \
     }
 
@@ -201,12 +225,14 @@ static bool is_one_left(void)
 static void context_died(CUcontext context, struct card *card)
 {
     activity_context_ended(context, !is_one_left());
-    warm_forget();
+    warm_context_ended(context);
     table_forget_context(context, card); /* none is named PENDING: of a primary context whose handle nobody asked for, arrays stay */
-    pthread_mutex_lock(&contexts_->lock);
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&contexts_->beginning);
     if (card != NULL)
         gone(card);
-    pthread_mutex_unlock(&contexts_->lock);
+    pthread_mutex_unlock(&contexts_->beginning);
+    quiet_end(quiet);
 }
 
 #define DESTROYS(name)                                                                                                         \
@@ -217,13 +243,10 @@ static void context_died(CUcontext context, struct card *card)
         struct card *card = forget(context); /* first: the driver may give the handle out again at once */                    \
         pthread_mutex_unlock(&contexts_->lock);                                                                                \
         CUresult rc = tangram.driver.name(context);                                                                            \
-        if (rc == CUDA_SUCCESS) {                                                                                              \
+        if (rc == CUDA_SUCCESS)                                                                                                \
             context_died(context, card);                                                                                       \
-        } else if (card != NULL) {                                                                                             \
-            pthread_mutex_lock(&contexts_->lock);                                                                              \
+        else if (card != NULL)                                                                                                 \
             remember(context, card);                                                                                           \
-            pthread_mutex_unlock(&contexts_->lock);                                                                            \
-        }                                                                                                                      \
         return rc;                                                                                                             \
     }
 
@@ -238,7 +261,8 @@ static bool primary_begin(CUdevice device, struct card *card, bool *first)
     *first = false;
     if (primary_of(device) != NULL)
         return true;
-    pthread_mutex_lock(&contexts_->lock);
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&contexts_->beginning);
     bool room = true;
     if (primary_of(device) == NULL) {
         room = begin(card);
@@ -246,7 +270,8 @@ static bool primary_begin(CUdevice device, struct card *card, bool *first)
         if (room)
             atomic_store_explicit(&contexts_->primary[device], PENDING, memory_order_release);
     }
-    pthread_mutex_unlock(&contexts_->lock);
+    pthread_mutex_unlock(&contexts_->beginning);
+    quiet_end(quiet);
     return room;
 }
 
@@ -256,18 +281,11 @@ static void primary_settle(CUdevice device, struct card *card, CUresult rc, CUco
         tried();
     else if (rc != CUDA_SUCCESS || primary_of(device) != PENDING)
         return;
-    pthread_mutex_lock(&contexts_->lock);
-    if (rc == CUDA_SUCCESS) {
-        if (device >= 0 && device < CONTEXT_DEVICES && context != NULL)
-            atomic_store_explicit(&contexts_->primary[device], context, memory_order_release);
-        came(context);
-        made(card);
-    } else {
+    if (rc != CUDA_SUCCESS)
         atomic_store_explicit(&contexts_->primary[device], NULL, memory_order_release);
-        failed();
-        gone(card);
-    }
-    pthread_mutex_unlock(&contexts_->lock);
+    else if (device >= 0 && device < CONTEXT_DEVICES && context != NULL)
+        atomic_store_explicit(&contexts_->primary[device], context, memory_order_release);
+    settle_first(card, rc, context);
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
@@ -370,5 +388,5 @@ void contexts_forget_all(void)
 {
     atomic_store(&tangram.hot.several_contexts, false);
     memset(contexts_, 0, sizeof *contexts_);
-    contexts_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    contexts_->beginning = contexts_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

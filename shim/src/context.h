@@ -26,7 +26,8 @@ struct card_contexts {
 };
 
 struct contexts {
-    pthread_mutex_t lock; /* guards what follows; held while the arbiter is asked, never while the driver is called */
+    pthread_mutex_t beginning; /* one thread at a time asks the arbiter for the first context of a card, or tells it of the last; taken before `lock` */
+    pthread_mutex_t lock;      /* guards what follows, for short steps */
     struct card_contexts of[CONTEXT_CARDS]; /* by card->at */
     struct context_made *made;
     size_t count, room;

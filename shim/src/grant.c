@@ -275,7 +275,7 @@ static enum grant_state load(struct grant *grant)
     if (!good) {
         grant->cards = 0;
         grant->closed.closed = true;
-        warn_once("grant %s cannot be read (%s): GPU memory is refused to this process", path, why);
+        warn(WARN_GRANT, "grant %s cannot be read (%s): GPU memory is refused to this process", path, why);
     }
     return good ? GRANT_GOOD : GRANT_BAD;
 }

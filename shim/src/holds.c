@@ -16,6 +16,11 @@
 static struct holds *const holds = &tangram.holds;
 static struct link *const link_ = &tangram.link;
 
+static bool is_connected(void) /* locked */
+{
+    return link_->stage == LINK_CONNECTED;
+}
+
 /* Locked. The oldest of that address: one that is newer was made after the program had freed the older one. */
 static struct hold **find(uint64_t at)
 {
@@ -62,7 +67,7 @@ static bool say(struct hold *hold, enum wire_type type, enum wire_held held, uin
     struct wire_shared said = hold->said;
     said.held = (uint32_t)held;
     said.bytes = bytes;
-    if (!link_->connected || atomic_load(&hold->card->wire) < 0)
+    if (!is_connected() || atomic_load(&hold->card->wire) < 0)
         return false;
     return type == WIRE_DROP ? link_drop(&said) : link_say(type, &said, sizeof said);
 }
@@ -121,7 +126,7 @@ bool hold_opened(struct card *card, enum wire_space space, uint64_t at, uint64_t
     if (answer != LINK_GRANTED)
         free(hold);
     if (answer == LINK_ABSENT)
-        warn_once("the arbiter does not answer at %s: memory of another process is paid for here", tangram.grant.socket);
+        warn(WARN_SHARED_AWAY, "the arbiter does not answer at %s: memory of another process is paid for here", tangram.grant.socket);
     quiet_end(quiet);
     return answer == LINK_GRANTED || (answer == LINK_ABSENT && lease_take(card, bytes));
 }

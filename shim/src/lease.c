@@ -42,11 +42,11 @@ static bool ask(struct card *card, uint64_t bytes)
 {
     if (bytes > atomic_load(&card->limit_bytes)) /* no answer could be yes */
         return false;
-    switch (link_ask(card, bytes, bytes + lease_chunk_bytes(card))) {
+    switch (link_ask(card, bytes, link_has_helper() ? bytes + lease_chunk_bytes(card) : bytes)) {
     case LINK_GRANTED:
         return true;
     case LINK_ABSENT:
-        warn_once("the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
+        warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
         return take(card, bytes); /* what could not be handed back is still ours */
     case LINK_REFUSED:
         break;
@@ -67,7 +67,7 @@ bool lease_reserve(struct card *card, uint64_t bytes)
     if (take(card, bytes))
         return true;
     struct quiet quiet = quiet_begin();
-    forks_watch();
+    process_check();
     pthread_mutex_lock(&tangram.asking);
     bool taken = take(card, bytes) || ask(card, bytes);
     pthread_mutex_unlock(&tangram.asking);
@@ -76,10 +76,13 @@ bool lease_reserve(struct card *card, uint64_t bytes)
 }
 
 /* What is not needed any more stays leased, so that the next allocation of that size asks nobody. A sibling that needs it
- * recalls it, and what is left over for a while goes back by lease_surplus. */
+ * recalls it, and what is left over for a while goes back by lease_surplus. Without a helper nobody here would answer a recall: all that is
+ * not needed goes back at once. */
 void lease_give_back(struct card *card, uint64_t bytes)
 {
     atomic_fetch_add(&card->unused_bytes, bytes);
+    if (UNLIKELY(!link_has_helper()))
+        link_return(card, UINT64_MAX);
 }
 
 /* What of the unused lease will not be needed soon: all of it in a process that uses nothing. */
@@ -98,15 +101,13 @@ static bool is_on_the_way(struct card *card)
            atomic_load_explicit(&tangram.link.given_seq, memory_order_relaxed) != 0;
 }
 
-/* What an allocation could take now, as far as this process can tell without asking. */
+/* What an allocation could take now, as far as this process can tell without asking. It waits for no arbiter that is away. */
 uint64_t lease_free_bytes(struct card *card)
 {
     uint64_t unleased = 0, unused;
     uint32_t gives;
     if (card->closed)
         return 0;
-    if (UNLIKELY(!link_unleased(card, &unleased)))
-        link_wait();
     do {
         gives = atomic_load_explicit(&tangram.link.gives, memory_order_acquire);
         if (UNLIKELY(is_on_the_way(card)))

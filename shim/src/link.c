@@ -1,23 +1,33 @@
 /* link.c - the connection to the arbiter: how it is met, and who reads on it. What is asked over it is in ask.c.
  *
- * HELLO is said when the driver is initialised, so that the arbiter has answered by the time memory is wanted. The first
- * answers are read by the thread that waits for them, which saves it waiting for another to wake up; then a thread of our own
- * reads (reader.c). While the arbiter is away what is leased stays usable and nothing new is leased; who asks waits until it has
- * been away for RESTART_MS (PATIENCE_MS if it was never there), and after that is refused at once.
+ * HELLO is sent when the driver is initialised, so that the arbiter has answered by the time memory is wanted. One thread reads at a time:
+ * the helper, or, before there is one and where none can be had, whoever waits for an answer.
+ *
+ * Three ways in which the arbiter does not answer
+ *     away        nobody listens, or the connection ended. Who asks waits until it has been away for `wait_ms` of the page; all
+ *                 threads share that wait, and after it each is refused at once until the arbiter is back.
+ *     silent      it is connected, or has taken our connection, and says nothing for SILENT_MS. That is noticed once: from then on, until
+ *                 a packet comes, who asks is refused at once.
+ *     turning us away   it answers HELLO with an ERROR. Who asks is refused at once; the helper goes on trying.
+ * What is leased stays usable in all of them.
  */
 #include "process.h"
 
 #include <errno.h>
-#include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
-    PATIENCE_MS = 2000, /* for an arbiter that was never met; specified */
-    RESTART_MS = 5000,  /* for one that went away: a restarted container is back by then; guessed */
-    PROMISE_MS = 500,   /* after HELLO; half of what the arbiter keeps to: specified */
+    SILENT_MS = 2000,     /* specified */
+    WAIT_MS = 30000,      /* specified: where the arbiter's page says nothing of it */
+    WAIT_MOST_MS = 600000, /* guessed */
+    PROMISE_MS = 500,     /* after HELLO; half of what the arbiter keeps to: specified */
+    RETRY_FIRST_MS = 5,   /* guessed */
+    RETRY_MOST_MS = 200,  /* below the arbiter's grace after a start, in which it waits for statements */
+    THREAD_AGAIN_MS = 1000, /* guessed: a limit on processes may be lifted */
     SEQ_MASK = 0x0fffffff
 };
 
@@ -37,17 +47,13 @@ uint32_t link_next_seq(void)
 
 bool link_say(enum wire_type type, const void *body, uint32_t body_bytes)
 {
-    return wire_send(link_->fd, type, link_next_seq(), body, body_bytes);
+    return wire_send(&link_->end, type, link_next_seq(), body, body_bytes);
 }
 
-bool link_readable(int fd, int ms)
+uint32_t link_page_word(size_t at)
 {
-    struct pollfd ready = {.fd = fd, .events = POLLIN};
-    int rc;
-    do
-        rc = poll(&ready, 1, ms);
-    while (rc < 0 && errno == EINTR);
-    return rc > 0;
+    const char *page = (const char *)(uintptr_t)atomic_load_explicit(&link_->page, memory_order_acquire);
+    return page == NULL ? 0 : atomic_load_explicit((const _Atomic uint32_t *)(const void *)(page + at), memory_order_relaxed);
 }
 
 /* What this process holds, in full: the arbiter takes it as it is when it has just come back. */
@@ -60,16 +66,15 @@ bool link_state_use(struct card *card)
         .leased_bytes = leased,
     };
     atomic_store(&card->stated_bytes, usage.used_bytes);
-    return wire_send(link_->fd, WIRE_USAGE, link_next_seq(), &usage, sizeof usage);
+    return link_say(WIRE_USAGE, &usage, sizeof usage);
 }
 
-/* Locked. */
 bool link_say_context(struct card *card, enum wire_step step, uint32_t seq)
 {
     struct wire_context context = {.card = (uint32_t)atomic_load(&card->wire),
                                    .step = (uint32_t)step,
                                    .estimate_bytes = atomic_load(&tangram.contexts.of[card->at].bytes)};
-    return wire_send(link_->fd, WIRE_CONTEXT, seq, &context, sizeof context);
+    return wire_send(&link_->end, WIRE_CONTEXT, seq, &context, sizeof context);
 }
 
 static void map_page(int fd)
@@ -80,196 +85,256 @@ static void map_page(int fd)
         atomic_store(&link_->page, (const _Atomic uint64_t *)page);
 }
 
+/* Locked. What this process has of a card, said to an arbiter that may be new. */
+static bool restate(struct card *card)
+{
+    struct card_contexts *contexts = &tangram.contexts.of[card->at];
+    if (atomic_load(&card->leased_bytes) > 0 && !link_state_use(card))
+        return false;
+    return holds_restate(card) &&
+           (atomic_load(&contexts->bytes) == 0 || link_say_context(card, WIRE_DONE, link_next_seq() | WIRE_SEQ_CONTEXT));
+}
+
 /* Locked. The arbiter's limits are the ones that hold; the grant said which cards are meant. */
-static bool welcome(const struct wire_welcome *in)
+static bool welcomed(const struct wire_welcome *in)
 {
     for (unsigned i = 0; i < tangram.grant.cards; i++) {
         struct card *card = &tangram.grant.card[i];
-        struct card_contexts *contexts = &tangram.contexts.of[i];
         atomic_store(&card->wire, -1);
-        atomic_store(&contexts->chunk_seq, 0);
+        atomic_store(&tangram.contexts.of[i].chunk_seq, 0);
         for (uint32_t w = 0; w < in->cards; w++) {
             if (memcmp(in->card[w].uuid, card->uuid, sizeof card->uuid) != 0)
                 continue;
             atomic_store(&card->limit_bytes, in->card[w].limit_bytes);
             atomic_store(&card->wire, (int)w);
-            if (atomic_load(&card->leased_bytes) > 0 && !link_state_use(card))
-                return false;
-            if (!holds_restate(card))
-                return false;
-            if (atomic_load(&contexts->bytes) > 0 && !link_say_context(card, WIRE_DONE, link_next_seq() | WIRE_SEQ_CONTEXT))
+            if (!restate(card))
                 return false;
         }
     }
-    link_->connected = true;
+    link_->stage = LINK_CONNECTED;
+    link_->turned_away = false;
+    link_->lost_at_ms = 0;
+    link_->states_told = 0;
     pthread_cond_broadcast(&link_->changed);
+    return state_report();
+}
+
+/* Locked. */
+static bool greet(uint32_t flags)
+{
+    struct wire_hello hello = {.pid = (uint32_t)getpid(), .flags = flags, .library_version = TANGRAM_VERSION};
+    uint64_t now = now_ms();
+    if (link_->lost_at_ms == 0)
+        link_->lost_at_ms = now;
+    if (now < link_->again_ms)
+        return false;
+    link_->pause_ms = link_->pause_ms == 0 ? RETRY_FIRST_MS : link_->pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : link_->pause_ms * 2;
+    link_->again_ms = now + link_->pause_ms;
+    if (!wire_connect(&link_->end, tangram.grant.socket))
+        return false;
+    if (!wire_send(&link_->end, WIRE_HELLO, 1, &hello, sizeof hello)) {
+        wire_close(&link_->end);
+        return false;
+    }
+    link_->stage = LINK_GREETED;
+    link_->greeted_at_ms = now;
+    link_->seq = 1;
     return true;
 }
 
-/* A connection that has said HELLO, or -1. */
-static int say_hello(uint32_t flags)
+bool link_try(void)
 {
-    struct wire_hello hello = {.pid = (uint32_t)getpid(), .flags = flags, .library_version = TANGRAM_VERSION};
-    int fd = wire_connect(tangram.grant.socket);
-    if (fd >= 0 && !wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello)) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
-}
-
-/* Takes fd over. *hung_up: nobody read the HELLO. */
-static bool welcomed(int fd, int patience_ms, bool *hung_up)
-{
-    int passed = -1;
-    bool came = link_readable(fd, patience_ms);
-    bool good = came && wire_receive(fd, &link_->packet, &passed);
-    *hung_up = came && !good;
-    good = good && passed >= 0 && link_->packet.header.type == WIRE_WELCOME;
-    pthread_mutex_lock(&link_->lock);
-    if (good) {
-        map_page(passed);
-        link_->fd = fd;
-        link_->seq = 1;
-        link_->promised_bytes = link_->packet.body.welcome.promised_mib * MIB;
-        good = atomic_load(&link_->page) != NULL && welcome(&link_->packet.body.welcome);
-        if (!good)
-            link_->fd = -1;
-    }
-    pthread_mutex_unlock(&link_->lock);
-    if (passed >= 0)
-        close(passed);
-    if (!good)
-        close(fd);
-    return good;
-}
-
-/* A connection that has been welcomed, or false. One that was greeted may have ended meanwhile, with the arbiter of that time. */
-bool link_meet(int patience_ms)
-{
-    pthread_mutex_lock(&link_->lock);
-    int fd = link_->greeted;
-    link_->greeted = -1;
-    pthread_mutex_unlock(&link_->lock);
-    bool hung_up = false;
-    if (fd >= 0 && welcomed(fd, patience_ms, &hung_up))
-        return true;
-    if (fd >= 0 && !hung_up)
-        return false;
-    fd = say_hello(0);
-    return fd >= 0 && welcomed(fd, patience_ms, &hung_up);
+    return link_->stage != LINK_APART || greet(0);
 }
 
 void link_greet(void)
 {
     struct quiet quiet = quiet_begin();
     if (grant_ready() == GRANT_GOOD) {
-        forks_watch();
+        process_check();
         pthread_mutex_lock(&link_->lock);
-        if (!link_->begun && link_->greeted < 0) {
+        if (link_->stage == LINK_APART && !link_->reading && !link_->pumping && link_->lost_at_ms == 0) {
             link_->promised_until_ms = now_ms() + PROMISE_MS;
-            link_->greeted = say_hello(atomic_load(&tangram.contexts.one_made) ? 0 : WIRE_FOR_CONTEXT);
+            greet(atomic_load(&tangram.contexts.one_made) ? 0 : WIRE_FOR_CONTEXT);
         }
         pthread_mutex_unlock(&link_->lock);
     }
     quiet_end(quiet);
 }
 
-/* Locked. */
-void link_lost(void)
+/* Locked, by the one who reads. */
+static void lost(void)
 {
-    if (close(link_->fd) != 0)
-        errno = 0; /* the program closed it under us */
-    link_->fd = -1;
-    link_->connected = false;
+    bool was_connected = link_->stage == LINK_CONNECTED;
+    wire_close(&link_->end);
+    link_->stage = LINK_APART;
+    atomic_store(&link_->silent, false);
     atomic_store(&link_->given_seq, 0); /* the next arbiter is told what there is */
-    link_->lost_at_ms = now_ms();
-    pthread_cond_broadcast(&link_->changed);
-}
-
-/* Locked. The reader is started when the first answer is there. Without one nobody would answer a recall: no connection then. */
-bool link_reader_needed(void)
-{
-    if (link_->threaded || link_->pumping || reader_start()) /* who pumps starts it when he has his answer */
-        return true;
-    if (link_->connected)
-        link_lost();
-    link_->begun = false;
-    return false;
-}
-
-/* Locked. The first connection is made by the thread that asks. Threads that come meanwhile wait for `connected`. */
-static void begin(void)
-{
-    link_->begun = link_->meeting = true;
-    if (!link_->clocked) {
-        pthread_condattr_t clock;
-        pthread_condattr_init(&clock);
-        pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-        pthread_cond_init(&link_->changed, &clock);
-        pthread_condattr_destroy(&clock);
-        link_->clocked = true;
+    if (was_connected) {
+        link_->lost_at_ms = now_ms();
+        link_->pause_ms = 0;
+        link_->again_ms = 0;
     }
-    link_->lost_at_ms = now_ms();
-    pthread_mutex_unlock(&link_->lock);
-    link_meet(PATIENCE_MS);
-    pthread_mutex_lock(&link_->lock);
-    link_->meeting = false;
     pthread_cond_broadcast(&link_->changed);
 }
 
-/* Locked. */
-bool link_connected_in_time(void)
+/* The first packet on a connection. */
+static bool answered_hello(const struct wire_packet *packet, int passed)
 {
-    if (!link_->begun)
-        begin();
-    while (!link_->connected) {
-        if (!link_->meeting && !link_reader_needed())
+    bool good = packet->header.type == WIRE_WELCOME && passed >= 0;
+    if (packet->header.type == WIRE_ERROR)
+        warn(WARN_TURNED_AWAY, "the arbiter turns this process away (%.*s): GPU memory is refused", (int)sizeof packet->body.error.text,
+             packet->body.error.text);
+    pthread_mutex_lock(&link_->lock);
+    if (good) {
+        map_page(passed);
+        link_->promised_bytes = packet->body.welcome.promised_mib * MIB;
+        good = atomic_load(&link_->page) != NULL && welcomed(&packet->body.welcome);
+    } else {
+        link_->turned_away = packet->header.type == WIRE_ERROR;
+    }
+    pthread_mutex_unlock(&link_->lock);
+    return good;
+}
+
+void link_read(void)
+{
+    int passed = -1;
+    bool good = wire_receive(&link_->end, &link_->packet, &passed);
+    if (good) {
+        atomic_store(&link_->silent, false);
+        good = link_->stage == LINK_GREETED ? answered_hello(&link_->packet, passed) : link_handle(&link_->packet);
+    }
+    if (passed >= 0)
+        close(passed);
+    if (good)
+        return;
+    pthread_mutex_lock(&link_->lock);
+    lost();
+    pthread_mutex_unlock(&link_->lock);
+}
+
+/* Locked on entry and exit: one step of whoever reads in the helper's place, until a deadline. */
+void link_pump(uint64_t deadline_ms)
+{
+    link_->pumping = true;
+    bool there = link_try();
+    uint64_t now = now_ms(), until_ms = there || deadline_ms < link_->again_ms ? deadline_ms : link_->again_ms;
+    if (there) {
+        struct wire_end end = link_->end;
+        pthread_mutex_unlock(&link_->lock);
+        if (wire_readable(&end, until_ms > now ? until_ms - now : 0))
+            link_read();
+        pthread_mutex_lock(&link_->lock);
+    } else if (until_ms > now) {
+        link_wait_until(until_ms);
+    }
+    link_->pumping = false;
+    pthread_cond_broadcast(&link_->changed);
+}
+
+/* Locked. How long an arbiter that is away is waited for: as the program's environment says, else as the arbiter said while it was there. It
+ * limits nothing but patience. */
+static uint64_t wait_ms(void)
+{
+    if (link_->wanted_ms > 0)
+        return link_->wanted_ms;
+    uint32_t told_ms = link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, wait_ms));
+    return told_ms == 0 ? WAIT_MS : told_ms;
+}
+
+/* Locked. Until when it is worth waiting for a connection. */
+static uint64_t worth_until_ms(void)
+{
+    if (link_->stage == LINK_GREETED)
+        return link_->greeted_at_ms + SILENT_MS;
+    if (link_->turned_away)
+        return 0;
+    return (link_->lost_at_ms == 0 ? now_ms() : link_->lost_at_ms) + wait_ms();
+}
+
+static void set_up(void)
+{
+    pthread_condattr_t clock;
+    if (link_->clocked)
+        return;
+    const char *wanted = getenv("TANGRAM_WAIT_MS");
+    unsigned long ms = wanted != NULL ? strtoul(wanted, NULL, 10) : 0;
+    link_->wanted_ms = ms > WAIT_MOST_MS ? WAIT_MOST_MS : (uint32_t)ms;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&link_->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    link_->clocked = true;
+}
+
+/* Locked. `most_ms`: no longer than that, whatever it is worth. */
+static bool connected_in(uint64_t most_ms)
+{
+    uint64_t begun_ms = now_ms();
+    bool looked = false;
+    set_up();
+    while (link_->stage != LINK_CONNECTED) {
+        uint64_t until_ms = worth_until_ms();
+        if (until_ms > begun_ms + most_ms)
+            until_ms = begun_ms + most_ms;
+        if (now_ms() >= until_ms && (looked || link_->reading))
             return false;
-        bool met = atomic_load(&link_->page) != NULL;
-        uint64_t deadline_ms = link_->lost_at_ms + (met ? RESTART_MS : PATIENCE_MS);
-        if (now_ms() >= deadline_ms)
-            return false;
-        link_wait_until(deadline_ms);
+        looked = true;
+        if (link_->reading || link_->pumping)
+            link_wait_until(until_ms);
+        else
+            link_pump(until_ms);
     }
     return true;
+}
+
+bool link_connected_in_time(void)
+{
+    return connected_in(UINT32_MAX);
+}
+
+bool link_is_silent(void)
+{
+    if (atomic_load(&link_->silent) && !link_->reading && !link_->pumping)
+        link_pump(0); /* nobody else would see that it speaks again */
+    return atomic_load(&link_->silent);
 }
 
 bool link_wait(void)
 {
     struct quiet quiet = quiet_begin();
-    forks_watch();
+    process_check();
     pthread_mutex_lock(&link_->lock);
-    bool there = link_connected_in_time() && link_reader_needed();
+    bool there = connected_in(SILENT_MS) && !link_is_silent();
+    link_have_helper();
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
     return there;
 }
 
-/* Locked on entry and exit. Reads one packet in the reader's place. */
-void link_pump(uint64_t deadline_ms)
+void link_have_helper(void)
 {
-    uint64_t now = now_ms();
-    int passed = -1;
-    link_->pumping = true;
-    pthread_mutex_unlock(&link_->lock);
-    bool good = true;
-    if (link_readable(link_->fd, deadline_ms > now ? (int)(deadline_ms - now) : 0))
-        good = wire_receive(link_->fd, &link_->packet, &passed) && link_handle(&link_->packet);
-    if (passed >= 0)
-        close(passed);
-    pthread_mutex_lock(&link_->lock);
-    link_->pumping = false;
-    if (!good)
-        link_lost();
-    pthread_cond_broadcast(&link_->changed);
+    if (link_->threaded || link_->pumping || now_ms() < link_->thread_again_ms) /* who pumps makes it when it has its answer */
+        return;
+    bool made = helper_start();
+    if (!made) {
+        link_->thread_again_ms = now_ms() + THREAD_AGAIN_MS;
+        warn(WARN_NO_THREAD, "no thread can be started here: GPU memory stays limited, and GPU time is limited less exactly");
+    }
+    state_set(WIRE_NO_THREAD, !made);
+    if (link_->stage == LINK_CONNECTED)
+        state_report();
+}
+
+bool link_has_helper(void)
+{
+    return (atomic_load_explicit(&tangram.states, memory_order_relaxed) & UINT32_C(1) << WIRE_NO_THREAD) == 0;
 }
 
 void link_forget(void)
 {
-    if (link_->fd >= 0)
-        close(link_->fd); /* our copy: the parent's stays open */
-    if (link_->greeted >= 0)
-        close(link_->greeted);
+    if (wire_is_ours(&link_->end))
+        close(link_->end.fd); /* our copy: the parent's stays open */
     *link_ = (struct link)LINK_NEVER_MET;
 }

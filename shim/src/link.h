@@ -1,6 +1,7 @@
 /* link.h - the connection to the arbiter: what is kept of it, and what its files offer each other and the rest.
  *
- * link.c connects, ask.c asks; reader.c is the thread that reads from then on. process.h includes this.
+ * packet.c sends and receives one packet, link.c connects and reads, ask.c asks, answers.c takes what comes. helper.c is the thread that reads while nobody asks, and
+ * nothing depends on it: a thread that waits for an answer reads itself where there is no helper. process.h includes this.
  */
 #ifndef TANGRAM_LINK_H
 #define TANGRAM_LINK_H
@@ -9,10 +10,19 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "wire.h"
 
 struct card;
+
+/* Our end of a socket. The program may close its number and be given it anew: device and inode say whether it is still ours. */
+struct wire_end {
+    int fd; /* -1 = none */
+    dev_t device;
+    ino_t inode;
+};
+#define WIRE_NO_END ((struct wire_end){.fd = -1})
 
 /* A packet whose answer a thread waits for. */
 struct awaited {
@@ -20,23 +30,34 @@ struct awaited {
     bool answered;
 };
 
+enum link_stage {
+    LINK_APART,     /* the arbiter is away, or was never met */
+    LINK_GREETED,   /* HELLO was sent */
+    LINK_CONNECTED, /* WELCOME was read */
+};
+
 struct link {
     pthread_mutex_t listing, holding; /* one question of a kind at a time; taken before `lock`, and held while one waits */
     pthread_mutex_t lock;             /* guards what follows, and every send */
     pthread_cond_t changed;
-    bool clocked;   /* `changed` is set up */
-    bool begun;     /* somebody met the arbiter, or tries to */
-    bool meeting;   /* a thread that asks is doing so */
-    bool threaded;  /* the reader thread was made */
-    bool reading;   /* and reads from now on */
-    bool pumping;   /* a thread that waits for an answer reads in its place */
-    bool connected; /* WELCOME was read */
-    int fd;
-    int greeted;         /* a connection on which HELLO was said and WELCOME not read; -1 = none */
+    bool clocked;  /* `changed` is set up, and `wanted_ms` read */
+    uint32_t wanted_ms; /* how long the program wants an arbiter that is away waited for; 0 = it does not say */
+    bool threaded; /* the helper thread was made */
+    bool reading;  /* and reads from now on */
+    bool pumping;  /* a thread that waits for an answer reads in its place */
+    uint64_t thread_again_ms; /* not before then is a thread tried again that could not be made */
+    enum link_stage stage;
+    struct wire_end end;
+    uint64_t greeted_at_ms; /* monotonic, as all that follow */
+    uint64_t lost_at_ms;    /* since when the arbiter is away; 0 = nobody asked for it yet */
+    uint64_t again_ms;      /* not before then is it tried again */
+    unsigned pause_ms;      /* between tries */
+    bool turned_away;       /* it answered HELLO with an ERROR: nobody waits for it any more */
+    _Atomic bool silent;    /* it is there and has not answered in time: nobody waits until a packet comes */
     uint64_t promised_bytes;    /* what the arbiter keeps for a context on its first card; 0 = nothing */
-    uint64_t promised_until_ms; /* so long we rely on it; monotonic */
-    uint64_t lost_at_ms; /* since when the arbiter is away; monotonic */
+    uint64_t promised_until_ms; /* so long we rely on it */
     uint32_t seq;
+    uint32_t states_told;        /* as the arbiter was told last; see state.c */
     _Atomic uint32_t given_seq; /* of the RETURN or DROP that was said last; 0 = it is answered */
     _Atomic uint32_t gives;     /* RETURNs that were begun: who counts what is free looks whether one came between */
     struct awaited lease, context, measured, processes, hold;
@@ -49,8 +70,8 @@ struct link {
 
 #define LINK_NEVER_MET                                                                                                         \
     {                                                                                                                          \
-        .listing = PTHREAD_MUTEX_INITIALIZER, .holding = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1, \
-        .greeted = -1                                                                                                          \
+        .listing = PTHREAD_MUTEX_INITIALIZER, .holding = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER,         \
+        .end = {.fd = -1}                                                                                                      \
     }
 
 /* Of the sequence numbers the library makes, those of CONTEXT, HOLD, and of RETURN and DROP: its answer is no lease, however late it comes.
@@ -59,10 +80,21 @@ struct link {
 #define WIRE_SEQ_HOLD UINT32_C(0x20000000)
 #define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
 
+/* packet.c */
+bool wire_connect(struct wire_end *end, const char *path);
+bool wire_is_ours(const struct wire_end *end);
+void wire_close(struct wire_end *end); /* its number is closed only while it is ours */
+bool wire_readable(const struct wire_end *end, uint64_t ms);
+bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
+bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd);
+bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd);
+
 /* link.c */
-void link_greet(void); /* says HELLO and waits for nothing */
-bool link_wait(void);  /* until connected, for a bounded time */
-void link_forget(void); /* in a forked child */
+void link_greet(void);          /* sends HELLO and waits for nothing */
+bool link_wait(void);           /* until connected, as long as an arbiter that is there may take */
+void link_forget(void);         /* in a forked child */
+bool link_has_helper(void);     /* false: what is not needed is returned at once, for nobody would answer a recall */
+uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page; 0 before the first WELCOME */
 
 /* ask.c */
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
@@ -75,20 +107,24 @@ void link_context_end(struct card *card, enum wire_step step, bool wait);
 bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count);
 enum link_answer link_hold(struct card *card, struct wire_shared *said); /* locked afterwards when it is granted */
 
-/* Between link.c, ask.c and reader.c. "Locked" = the caller holds link.lock. */
+/* Between link.c, ask.c and helper.c. "Locked" = the caller holds link.lock. */
 uint32_t link_next_seq(void);         /* locked */
 bool link_say(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
 bool link_say_context(struct card *card, enum wire_step step, uint32_t seq); /* locked, connected */
 bool link_drop(const struct wire_shared *said); /* locked, connected */
 bool link_connected_in_time(void);    /* locked */
-bool link_reader_needed(void);        /* locked */
+bool link_is_silent(void);            /* locked, connected */
+void link_have_helper(void);          /* locked */
 void link_wait_until(uint64_t deadline_ms); /* locked */
 void link_pump(uint64_t deadline_ms); /* locked */
-bool link_meet(int patience_ms);      /* not locked */
-bool link_readable(int fd, int ms);   /* not locked */
-bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */
-void link_lost(void);                 /* locked */
+bool link_try(void);                  /* locked, by the one who reads; false: the arbiter is away */
+void link_read(void);                 /* not locked, by the one who reads, when there is something */
 bool link_state_use(struct card *card); /* locked */
-bool reader_start(void);              /* locked */
+
+/* answers.c */
+bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */
+bool link_once_a_second(void); /* not locked; false: the connection is over */
+
+bool helper_start(void);              /* helper.c; locked */
 
 #endif

@@ -34,7 +34,9 @@ static struct card *card_of_handle(nvmlDevice_t device)
 
 static void view(struct card *card, unsigned long long *total, unsigned long long *free_now, unsigned long long *used)
 {
-    uint64_t limit = atomic_load(&card->limit_bytes);
+    uint64_t unleased, limit = atomic_load(&card->limit_bytes);
+    if (!link_unleased(card, &unleased)) /* nvidia-smi: nobody has met the arbiter yet */
+        link_wait();
     uint64_t ours = lease_free_bytes(card);
     if (*free_now > ours)
         *free_now = ours;

@@ -1,21 +1,36 @@
-/* packet.c - one packet over the arbiter's socket, sent or received whole or not at all. It never blocks for long. */
+/* packet.c - one packet over the arbiter's socket, sent or received whole or not at all. It never blocks for long.
+ *
+ * A program may close a descriptor that it did not open, and be given the number again for a file of its own. So an end remembers which
+ * socket it is, and nothing is sent to, read from or closed under a number that has become another file's.
+ */
 #include "process.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-/* A connected socket, or -1; also when too many wait to be accepted: it never blocks. Its number is as it comes: moving it up would grow the descriptor table, which costs a process of
- * several threads 5 to 20 ms (measured). */
-int wire_connect(const char *path)
+bool wire_is_ours(const struct wire_end *end)
+{
+    struct stat there;
+    return end->fd >= 0 && fstat(end->fd, &there) == 0 && there.st_dev == end->device && there.st_ino == end->inode;
+}
+
+/* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
+ * the descriptor table, which costs a process of several threads 5 to 20 ms (measured). */
+bool wire_connect(struct wire_end *end, const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct stat there;
+    *end = WIRE_NO_END;
     if (strlen(path) >= sizeof address.sun_path)
-        return -1;
+        return false;
     strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && fd <= STDERR_FILENO) { /* the program closed those: what it writes there must not come to us */
@@ -24,21 +39,43 @@ int wire_connect(const char *path)
         fd = higher;
     }
     if (fd < 0)
-        return -1;
-    if (connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
+        return false;
+    if (fstat(fd, &there) != 0 || connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
         close(fd);
-        return -1;
+        return false;
     }
-    return fd;
+    *end = (struct wire_end){.fd = fd, .device = there.st_dev, .inode = there.st_ino};
+    return true;
 }
 
-bool wire_send(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes)
+void wire_close(struct wire_end *end)
 {
-    return wire_send_fd(fd, type, seq, body, body_bytes, -1);
+    if (wire_is_ours(end))
+        close(end->fd);
+    *end = WIRE_NO_END;
 }
 
-bool wire_send_fd(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd)
+bool wire_readable(const struct wire_end *end, uint64_t ms)
 {
+    struct pollfd ready = {.fd = end->fd, .events = POLLIN};
+    int rc;
+    do
+        rc = poll(&ready, 1, ms > INT_MAX ? INT_MAX : (int)ms);
+    while (rc < 0 && errno == EINTR);
+    return rc > 0;
+}
+
+bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes)
+{
+    return wire_send_fd(end, type, seq, body, body_bytes, -1);
+}
+
+bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd)
+{
+    if (!wire_is_ours(end)) {
+        errno = EBADF;
+        return false;
+    }
     struct wire_header header = {WIRE_MAGIC, WIRE_VERSION, (uint16_t)type, seq, body_bytes};
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
     union {
@@ -57,7 +94,7 @@ bool wire_send_fd(int fd, enum wire_type type, uint32_t seq, const void *body, u
     }
     ssize_t sent;
     do
-        sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        sent = sendmsg(end->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (sent < 0 && errno == EINTR);
     return sent == (ssize_t)(sizeof header + body_bytes);
 }
@@ -101,7 +138,7 @@ static bool well_formed(const struct wire_packet *packet, size_t got)
 
 /* False when the peer hung up or what came is no packet of this protocol. A descriptor that came along is in *passed_fd,
  * else that is -1. */
-bool wire_receive(int fd, struct wire_packet *packet, int *passed_fd)
+bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd)
 {
     union {
         struct cmsghdr align;
@@ -112,8 +149,10 @@ bool wire_receive(int fd, struct wire_packet *packet, int *passed_fd)
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     ssize_t got;
     *passed_fd = -1;
+    if (!wire_is_ours(end))
+        return false;
     do
-        got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        got = recvmsg(end->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     while (got < 0 && errno == EINTR);
     if (got <= 0)
         return false;

@@ -6,22 +6,26 @@
 #include "process.h"
 
 #include <signal.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
+
+#include <dlfcn.h>
 
 #include "tangram.h"
 
-enum { THREAD_STACK = 256 * 1024 };
+enum { THREAD_STACK = 256 * 1024, STACK_LEAST = 16 * 1024 }; /* beside what the libc needs on it; guessed: the deepest use seen is 20 KiB */
 
 struct tangram tangram = {
     .setup = PTHREAD_MUTEX_INITIALIZER,
     .asking = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
-    .contexts = {.lock = PTHREAD_MUTEX_INITIALIZER},
+    .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
     .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .telling = PTHREAD_MUTEX_INITIALIZER},
-    .turn = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .fd = -1},
+    .turn = TURN_NEVER_MET,
     .activity = {.telling = PTHREAD_MUTEX_INITIALIZER},
     .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     /* a mutex of zeros is an unlocked one on Linux, so the shards need no line here */
@@ -31,6 +35,9 @@ static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
 
 static void in_child(void)
 {
+    order_forget();
+    atomic_store(&tangram.pid, getpid());
+    atomic_store(&tangram.states, 0);
     tangram.setup = unlocked;
     tangram.asking = unlocked;
     tangram.vmm.lock = unlocked;
@@ -70,10 +77,25 @@ static void in_child(void)
 extern void *__dso_handle __attribute__((visibility("hidden")));
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 
-void forks_watch(void)
+/* A fork by a bare system call runs no handlers: the child finds out when it first comes to where the arbiter is asked. */
+void process_check(void)
 {
     if (__register_atfork != NULL && !atomic_exchange(&tangram.forks_watched, true))
         __register_atfork(NULL, NULL, in_child, __dso_handle);
+    pid_t known = atomic_load_explicit(&tangram.pid, memory_order_relaxed), self = getpid();
+    if (known == 0)
+        atomic_store(&tangram.pid, self);
+    else if (known != self)
+        in_child();
+}
+
+/* A stack holds the thread-local variables of all libraries as well, which can be more than any guess of ours: the libc is asked. */
+static size_t stack_bytes(pthread_attr_t *attributes)
+{
+    size_t (*least)(const pthread_attr_t *);
+    void *found = real_dlsym(RTLD_DEFAULT, "__pthread_get_minstack");
+    memcpy(&least, &found, sizeof least);
+    return THREAD_STACK + (found != NULL ? least(attributes) : (size_t)STACK_LEAST);
 }
 
 /* A thread of our own, which a forked child has not. It takes no signals: those are the program's. */
@@ -82,13 +104,13 @@ bool thread_start(void *(*run)(void *))
     sigset_t all, before;
     pthread_attr_t attributes;
     pthread_t thread;
-    forks_watch();
     sigfillset(&all);
     pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, THREAD_STACK);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&thread, &attributes, run, NULL) == 0;
+    bool started = pthread_attr_setstacksize(&attributes, stack_bytes(&attributes)) == 0 && pthread_create(&thread, &attributes, run, NULL) == 0;
+    if (!started) /* whatever its stack is then: the program's own threads have that, too */
+        started = (started = pthread_create(&thread, NULL, run, NULL) == 0) && pthread_detach(thread) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return started;

@@ -1,8 +1,10 @@
 /* process.h - everything the library keeps in a process: one struct, `tangram`.
  *
  * Nothing is set up when the library is loaded. The driver's functions are found at the first call of a hook, the grant is
- * read when a hook first asks which card is meant, and the arbiter is met when memory is first asked for. Locks are held
- * for short steps of our own and never while the driver is called.
+ * read when a hook first asks which card is meant, and the arbiter is met when memory is first asked for.
+ *
+ * Locks are held for short steps of our own and never while the driver is called. While several are held they are taken in the order of
+ * lock_rank (order.c), which a library built with -DTANGRAM_LOCK_ORDER checks at every step: the sanitizers' builds are.
  */
 #ifndef TANGRAM_PROCESS_H
 #define TANGRAM_PROCESS_H
@@ -15,6 +17,7 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "order.h"
 #include "activity.h"
 #include "capture.h"
 #include "context.h"
@@ -30,6 +33,19 @@
 enum { CARDS_LIMIT = WIRE_CARDS, DEVICES_LIMIT = 64, SHARDS = 64 };
 
 #define MIB ((uint64_t)1 << 20)
+
+/* Kinds of trouble; each is written to stderr by itself. */
+enum warning {
+    WARN_GRANT,
+    WARN_AWAY,
+    WARN_SHARED_AWAY,
+    WARN_TURNED_AWAY,
+    WARN_NO_THREAD,
+    WARN_NEWER_FUNCTION,
+    WARN_NO_UUID,
+    WARN_NO_CHANNELS,
+    WARNINGS
+};
 
 /* A card that the grant names. `closed` is the one that stands for every card when the grant cannot be read. */
 struct card {
@@ -116,7 +132,10 @@ struct tangram {
     struct hot hot;
     struct driver driver; /* begins with the launches, in the line of `hot` */
     pthread_mutex_t setup;
-    _Atomic bool management_found, forks_watched, warned;
+    _Atomic bool management_found, forks_watched;
+    _Atomic pid_t pid;                        /* whose memory this is; 0 = not noted yet */
+    _Atomic uint32_t states;                  /* a bit a reason: what cannot be enforced here. state.c */
+    _Atomic uint64_t warned_ms[WARNINGS];     /* when each kind was written last; 0 = never. warn.c */
     bool mounted; /* the grant was there when the program started */
     struct management management;
     struct grant grant;
@@ -150,6 +169,8 @@ static inline bool driver_ready(void)
 {
     return !UNLIKELY(!atomic_load_explicit(&tangram.hot.driver_found, memory_order_acquire)) || driver_find();
 }
+/* A function of the driver that this one may lack; its answer then is CUDA_ERROR_NOT_SUPPORTED. The one way to call such a function. */
+#define DRIVER(name, ...) (tangram.driver.name != NULL ? tangram.driver.name(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED)
 bool management_ready(void);
 void *real_dlsym(void *handle, const char *name);
 bool is_driver_symbol(void *at, const char *library);
@@ -183,12 +204,6 @@ uint64_t lease_surplus_bytes(struct card *card);
 uint64_t lease_free_bytes(struct card *card);
 uint64_t lease_chunk_bytes(struct card *card);
 
-/* packet.c */
-int wire_connect(const char *path);
-bool wire_send(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
-bool wire_send_fd(int fd, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd);
-bool wire_receive(int fd, struct wire_packet *packet, int *passed_fd);
-
 /* table.c: what this process owns. An entry under a key that is taken replaces the old one: the driver gave the address out
  * anew, so what was there is gone. */
 bool table_own(struct owned entry);
@@ -211,6 +226,13 @@ void vmm_forget_all(void);
 /* sparse.c */
 void sparse_forget(const void *array);
 
+/* helper.c: after cuInit; the helper calls nothing of the driver's once the program ends. */
+void helper_watch_end(void);
+
+/* state.c */
+void state_set(enum wire_reason reason, bool active); /* anywhere, with or without locks */
+bool state_report(void); /* link.lock is held and the arbiter connected; false: the connection is over */
+
 /* Around whatever may wait or call the kernel: the program's errno stays, and its thread is not cancelled in the middle, which
  * would leave a lock taken for ever. */
 struct quiet {
@@ -229,9 +251,10 @@ static inline void quiet_end(struct quiet quiet)
 }
 
 /* process.c, warn.c */
-void forks_watch(void);
+void process_check(void); /* watches forks, and notices one that passed the watch by */
 bool thread_start(void *(*run)(void *));
-void warn_once(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void warn(enum warning kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
 uint64_t now_us(void);
 uint64_t now_ms(void);
 

@@ -1,8 +1,11 @@
-/* turn.c - the second connection to the arbiter, and the thread that keeps it.
+/* turn.c - the second connection to the arbiter.
  *
- * The arbiter hears of channels and of work on it, and answers in the container's page: whether this container is suspended,
+ * The arbiter is told of channels and of work on it, and answers in the container's page: whether this container is suspended,
  * whether new work is to wait, and a heartbeat. When the connection ends, or the heartbeat stops while we are suspended, nobody
- * would let us go on: then the process does so itself. A stopped arbiter costs a tenant less than a second.
+ * would let us go on: then the helper does so. A stopped arbiter costs a container less than a second.
+ *
+ * Without a helper nobody could: such a process tells of its channels only to an arbiter that knows not to suspend it, and the thread
+ * that launches connects and reads.
  */
 #include "launching.h"
 
@@ -13,25 +16,15 @@
 #include <unistd.h>
 
 enum {
-    WELCOME_MS = 3000,
     RETRY_FIRST_MS = 5,  /* guessed */
     RETRY_MOST_MS = 200, /* guessed */
-    LOOK_MS = 200,       /* at the heartbeat */
-    WORKING_LOOK_MS = 20, /* for work that ended and was never waited for; guessed */
-    HASTY_LOOK_MS = 2,   /* after an IDLE that it was too soon to tell, and HASTY_LOOKS times more; guessed */
-    HASTY_LOOKS = 10,
+    MEET_HERE_MS = 100,  /* for the WELCOME, where there is no helper; guessed: it takes less than one */
     STALE_MS = 600,      /* the arbiter's beats are 200 ms apart */
-    GATE_MOST_MS = 1000 /* specified: nobody waits longer */
+    GATE_MOST_MS = 1000  /* specified: nobody waits longer */
 };
 enum { LATENCY_CRITICAL = 0 }; /* class of WELCOME */
 
 static struct turn *const turn_ = &tangram.turn;
-
-static void pause_ms(unsigned ms)
-{
-    struct timespec pause = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
-    nanosleep(&pause, NULL);
-}
 
 static void map_page(int fd)
 {
@@ -44,33 +37,85 @@ static void map_page(int fd)
     }
 }
 
-/* A connection that was welcomed, or -1. */
-static int meet(void)
+/* Locked. */
+static void greet(void)
 {
     struct wire_hello hello = {.pid = (uint32_t)getpid(), .flags = WIRE_FOR_TURNS, .library_version = TANGRAM_VERSION};
+    uint64_t now = now_ms();
+    if (now < turn_->again_ms)
+        return;
+    turn_->pause_ms = turn_->pause_ms == 0 ? RETRY_FIRST_MS : turn_->pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : turn_->pause_ms * 2;
+    turn_->again_ms = now + turn_->pause_ms;
+    if (!wire_connect(&turn_->end, tangram.grant.socket))
+        return;
+    if (wire_send(&turn_->end, WIRE_HELLO, 1, &hello, sizeof hello))
+        turn_->stage = LINK_GREETED;
+    else
+        wire_close(&turn_->end);
+}
+
+int turn_try(void)
+{
+    if (!atomic_load(&turn_->wanted))
+        return -1;
+    pthread_mutex_lock(&turn_->lock);
+    if (turn_->stage == LINK_APART)
+        greet();
+    int fd = turn_->stage == LINK_APART ? -1 : turn_->end.fd;
+    pthread_mutex_unlock(&turn_->lock);
+    return fd;
+}
+
+static void lost(void)
+{
+    pthread_mutex_lock(&turn_->lock);
+    bool was_welcomed = turn_->stage == LINK_CONNECTED;
+    wire_close(&turn_->end);
+    turn_->stage = LINK_APART;
+    turn_->pause_ms = was_welcomed ? 0 : turn_->pause_ms;
+    turn_->again_ms = was_welcomed ? 0 : turn_->again_ms;
+    pthread_mutex_unlock(&turn_->lock);
+    if (was_welcomed)
+        capture_enable_own();
+}
+
+/* The first packet is the WELCOME; after it the arbiter sends nothing but, before it hangs up, an ERROR. */
+void turn_read(void)
+{
     struct wire_packet *packet = malloc(sizeof *packet);
-    int passed = -1, fd = packet == NULL ? -1 : wire_connect(tangram.grant.socket);
-    bool good = fd >= 0 && wire_send(fd, WIRE_HELLO, 1, &hello, sizeof hello) && link_readable(fd, WELCOME_MS) &&
-                wire_receive(fd, packet, &passed) && packet->header.type == WIRE_WELCOME && passed >= 0;
+    int passed = -1;
+    bool good = packet != NULL && turn_->stage == LINK_GREETED && wire_receive(&turn_->end, packet, &passed) &&
+                packet->header.type == WIRE_WELCOME && passed >= 0;
     if (good) {
         map_page(passed);
         atomic_store(&turn_->urgent, packet->body.welcome.cards > 0 && packet->body.welcome.card[0].klass == LATENCY_CRITICAL);
+        good = atomic_load(&tangram.hot.page) != NULL;
     }
     free(packet);
     if (passed >= 0)
         close(passed);
-    if (good && atomic_load(&tangram.hot.page) != NULL)
-        return fd;
-    if (fd >= 0)
-        close(fd);
-    return -1;
+    if (!good) {
+        lost();
+        return;
+    }
+    pthread_mutex_lock(&turn_->lock);
+    turn_->stage = LINK_CONNECTED;
+    pthread_mutex_unlock(&turn_->lock);
+    capture_arbiter_is_new();
+    activity_arbiter_is_new();
 }
 
-/* We are suspended and the one who did it does not show that he lives. */
+/* We are suspended and the one who did it does not show that it lives. */
 static bool abandoned(void)
 {
     struct wire_turn *page = atomic_load(&tangram.hot.page);
     return page != NULL && atomic_load(&page->off) != 0 && now_ms() > atomic_load(&page->beat_ms) + STALE_MS;
+}
+
+void turn_watch(void)
+{
+    if (atomic_load(&turn_->wanted) && abandoned())
+        capture_enable_own();
 }
 
 bool turn_is_urgent(void)
@@ -78,84 +123,48 @@ bool turn_is_urgent(void)
     return atomic_load_explicit(&turn_->urgent, memory_order_relaxed);
 }
 
-/* Until the connection ends. The arbiter sends nothing on it but, before it hangs up, an ERROR. */
-static void keep(int fd)
-{
-    for (unsigned hasty = 0;;) {
-        if (link_readable(fd, !activity_is_told() ? LOOK_MS : hasty > 0 ? HASTY_LOOK_MS : WORKING_LOOK_MS))
-            return;
-        hasty = activity_tell_later() ? HASTY_LOOKS : hasty > 0 ? hasty - 1 : 0;
-        if (abandoned())
-            capture_enable_own();
-        activity_look();
-        capture_tell();
-    }
-}
-
-static void wait_until_wanted(void)
-{
-    pthread_mutex_lock(&turn_->lock);
-    while (!turn_->wanted)
-        pthread_cond_wait(&turn_->changed, &turn_->lock);
-    pthread_mutex_unlock(&turn_->lock);
-}
-
-static void *keeper(void *unused)
-{
-    (void)unused;
-    wait_until_wanted();
-    for (unsigned wait_ms = RETRY_FIRST_MS;;) {
-        int fd = meet();
-        if (fd >= 0) {
-            pthread_mutex_lock(&turn_->lock);
-            turn_->fd = fd;
-            pthread_mutex_unlock(&turn_->lock);
-            capture_arbiter_is_new();
-            activity_arbiter_is_new();
-            keep(fd);
-            pthread_mutex_lock(&turn_->lock);
-            turn_->fd = -1;
-            pthread_mutex_unlock(&turn_->lock);
-            close(fd);
-            capture_enable_own();
-            wait_ms = RETRY_FIRST_MS;
-        }
-        pause_ms(wait_ms);
-        wait_ms = wait_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : wait_ms * 2;
-    }
-    return NULL;
-}
-
-/* Locked. */
-static void have_thread(void)
-{
-    if (!turn_->threaded)
-        turn_->threaded = thread_start(keeper);
-}
-
-void turn_ready(void)
-{
-    pthread_mutex_lock(&turn_->lock);
-    have_thread();
-    pthread_mutex_unlock(&turn_->lock);
-}
-
 void turn_start(void)
 {
-    pthread_mutex_lock(&turn_->lock);
-    if (!turn_->wanted) {
-        turn_->wanted = true;
-        activity_watch();
-        pthread_cond_signal(&turn_->changed);
+    if (atomic_exchange(&turn_->wanted, true))
+        return;
+    activity_watch();
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&tangram.link.lock);
+    link_have_helper();
+    pthread_mutex_unlock(&tangram.link.lock);
+    quiet_end(quiet);
+}
+
+void turn_meet(void)
+{
+    uint32_t features = link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features));
+    if (link_has_helper() || (features & WIRE_UNDERSTANDS_REPORT) == 0 || pthread_mutex_trylock(&turn_->meeting) != 0)
+        return;
+    if (turn_try() >= 0) {
+        pthread_mutex_lock(&turn_->lock);
+        struct wire_end end = turn_->end;
+        uint64_t patience_ms = turn_->stage == LINK_GREETED ? MEET_HERE_MS : 0;
+        pthread_mutex_unlock(&turn_->lock);
+        if (wire_readable(&end, patience_ms))
+            turn_read();
     }
-    have_thread();
-    pthread_mutex_unlock(&turn_->lock);
+    pthread_mutex_unlock(&turn_->meeting);
 }
 
 static uint32_t wire_of(const uint8_t uuid[16])
 {
     struct card *card = card_of_uuid(uuid);
     return card == NULL ? UINT32_MAX : card->at;
+}
+
+static bool send_now(enum wire_type type, const void *body, uint32_t body_bytes, int fd)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&turn_->lock);
+    bool sent = turn_->stage == LINK_CONNECTED && wire_send_fd(&turn_->end, type, ++turn_->seq, body, body_bytes, fd);
+    pthread_mutex_unlock(&turn_->lock);
+    quiet_end(quiet);
+    return sent;
 }
 
 bool turn_channels(const struct capture_channels *of, int fd)
@@ -168,19 +177,13 @@ bool turn_channels(const struct capture_channels *of, int fd)
                                      .flags = (of->unlisted ? WIRE_UNLISTED : 0) | (of->fresh ? WIRE_FRESH : 0)};
     memcpy(channels.compute, of->compute, sizeof channels.compute);
     memcpy(channels.copy, of->copy, sizeof channels.copy);
-    pthread_mutex_lock(&turn_->lock);
-    bool sent = turn_->fd >= 0 && wire_send_fd(turn_->fd, WIRE_CHANNELS, ++turn_->seq, &channels, sizeof channels, fd);
-    pthread_mutex_unlock(&turn_->lock);
-    return sent;
+    return send_now(WIRE_CHANNELS, &channels, sizeof channels, fd);
 }
 
 bool turn_activity(enum wire_activity what, uint64_t value)
 {
     struct wire_activity_said said = {.what = (uint32_t)what, .value = value};
-    pthread_mutex_lock(&turn_->lock);
-    bool sent = turn_->fd >= 0 && wire_send(turn_->fd, WIRE_ACTIVITY, ++turn_->seq, &said, sizeof said);
-    pthread_mutex_unlock(&turn_->lock);
-    return sent;
+    return send_now(WIRE_ACTIVITY, &said, sizeof said, -1);
 }
 
 void turn_wait_for_gate(void)
@@ -193,11 +196,8 @@ void turn_wait_for_gate(void)
 
 void turn_forget(void)
 {
-    int fd = turn_->fd;
-    memset(turn_, 0, sizeof *turn_);
-    turn_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    turn_->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    turn_->fd = -1;
-    if (fd >= 0)
-        close(fd);
+    struct wire_end end = turn_->end;
+    *turn_ = (struct turn)TURN_NEVER_MET;
+    if (wire_is_ours(&end))
+        close(end.fd);
 }

@@ -1,4 +1,4 @@
-/* turn.h - the second connection to the arbiter, on which it hears of channels and of work. process.h includes this. */
+/* turn.h - the second connection to the arbiter, on which it is told of channels and of work. process.h includes this. */
 #ifndef TANGRAM_TURN_H
 #define TANGRAM_TURN_H
 
@@ -8,22 +8,33 @@
 #include <stdint.h>
 
 #include "capture.h"
+#include "link.h"
 #include "wire.h"
 
 struct turn {
-    pthread_mutex_t lock; /* guards what follows, and every send */
-    pthread_cond_t changed;
-    bool threaded; /* the thread was made */
-    bool wanted;   /* there were channels: it keeps the connection, and is parked before */
-    int fd;        /* welcomed; -1 = the arbiter is away */
-    _Atomic bool urgent; /* the container is latency-critical, as it was welcomed */
+    pthread_mutex_t meeting; /* of threads that do what the helper would; taken before `lock` */
+    pthread_mutex_t lock;    /* guards what follows, and every send */
+    enum link_stage stage;
+    struct wire_end end;
+    _Atomic bool wanted;  /* there were channels: the connection is kept */
+    uint64_t again_ms;    /* not before then is the arbiter tried again */
+    unsigned pause_ms;    /* between tries */
+    _Atomic bool urgent;  /* the container is latency-critical, as it was welcomed */
     uint32_t seq;
 };
 
-/* There may be channels soon: make the thread, which takes a while, from another than the program's own. */
-void turn_ready(void);
+#define TURN_NEVER_MET {.meeting = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .end = {.fd = -1}}
+
 /* There are channels: keep the connection from here on. */
 void turn_start(void);
+
+/* For the helper: the descriptor to wait on, -1 = none; what came on it; and whether a suspend has lost its author. */
+int turn_try(void);
+void turn_read(void);
+void turn_watch(void);
+
+/* Where there is no helper: one try to connect, and a look whether the connection has ended, by a thread that has something to tell. */
+void turn_meet(void);
 
 /* False when the arbiter is away. fd = -1: these channels are gone. */
 bool turn_channels(const struct capture_channels *channels, int fd);

@@ -6,9 +6,6 @@
  */
 #include "warm.h"
 
-#include <errno.h>
-#include <string.h>
-
 #include "memory.h"
 
 static struct warm *const warm_ = &tangram.warm;
@@ -55,14 +52,27 @@ void warm_up(void)
 {
     struct warm_kernel kernel;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    int saved = errno;
+    struct quiet quiet = quiet_begin();
     bool exchanged = driver_ready() && tangram.driver.cuThreadExchangeStreamCaptureMode != NULL &&
                      tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     if (find(&kernel) && tangram.driver.cuLaunchKernel != NULL)
         tangram.driver.cuLaunchKernel(kernel.function, 1, 1, 1, 1, 1, 1, 0, kernel.stream, NULL, NULL);
     if (exchanged)
         tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
-    errno = saved;
+    quiet_end(quiet);
+}
+
+void warm_context_ended(CUcontext context)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&warm_->lock);
+    for (unsigned at = 0; at < warm_->count;)
+        if (warm_->of[at].context == context)
+            warm_->of[at] = warm_->of[--warm_->count];
+        else
+            at++;
+    pthread_mutex_unlock(&warm_->lock);
+    quiet_end(quiet);
 }
 
 void warm_forget(void)

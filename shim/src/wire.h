@@ -26,7 +26,8 @@ enum wire_type {
     WIRE_CHANNELS = 13,
     WIRE_ACTIVITY = 14,
     WIRE_HOLD = 15,
-    WIRE_DROP = 16
+    WIRE_DROP = 16,
+    WIRE_REPORT = 17
 };
 
 enum wire_hello_flags { WIRE_FOR_TURNS = 1, WIRE_FOR_CONTEXT = 2 };
@@ -45,6 +46,17 @@ enum wire_held { WIRE_MADE = 1, WIRE_OPENED = 2, WIRE_STILL_OPEN = 3 };
 enum wire_space { WIRE_IPC = 1, WIRE_POOL = 2 };
 
 enum { WIRE_UNLISTED = 1, WIRE_FRESH = 2, WIRE_CHANNELS_LIMIT = 64 };
+
+/* What a process cannot enforce, in REPORT. */
+enum wire_reason {
+    WIRE_NO_THREAD = 1,       /* no helper thread: its GPU work cannot be suspended, for it could not resume itself */
+    WIRE_NO_CHANNELS = 2,     /* the kernel driver's requests are not understood */
+    WIRE_GRAPHICS = 3,        /* memory of a graphics API is on the GPU */
+    WIRE_UNKNOWN_FUNCTION = 4, /* the driver has a newer form of a function that takes memory or launches */
+    WIRE_UNLISTED_CHANNELS = 5,
+    WIRE_NO_UUID = 6,         /* a channel whose GPU the driver does not name */
+    WIRE_REASONS = 7
+};
 
 enum wire_step { WIRE_BEGIN = 1, WIRE_DONE = 2, WIRE_GONE = 3 };
 
@@ -135,12 +147,18 @@ struct wire_activity_said {
     uint64_t value;
 };
 
-/* What the arbiter says of a container's time, in the page, WIRE_TURN_AT bytes from its start. */
-enum { WIRE_TURN_AT = 1024 };
+struct wire_report {
+    uint32_t reason, active; /* enum wire_reason; 1 = it began, 0 = it ended */
+};
+
+/* What the arbiter says of a container's time, and of itself, in the page, WIRE_TURN_AT bytes from its start. */
+enum { WIRE_TURN_AT = 1024, WIRE_UNDERSTANDS_REPORT = 1 };
 struct wire_turn {
-    _Atomic uint64_t beat_ms; /* CLOCK_MONOTONIC: the arbiter lives */
-    _Atomic uint32_t off;     /* the container is suspended */
-    _Atomic uint32_t gate;    /* new work is to wait */
+    _Atomic uint64_t beat_ms;  /* CLOCK_MONOTONIC: the arbiter lives */
+    _Atomic uint32_t off;      /* the container is suspended */
+    _Atomic uint32_t gate;     /* new work is to wait */
+    _Atomic uint32_t features; /* of this arbiter; 0 from one that is older than the word */
+    _Atomic uint32_t wait_ms;  /* how long a process waits for an arbiter that is away; 0 = the library decides */
 };
 
 struct wire_packet {
@@ -173,7 +191,7 @@ _Static_assert(sizeof(struct wire_measured) == 24, "MEASURED");
 _Static_assert(sizeof(struct wire_card_only) == 8, "PROCESSES");
 _Static_assert(sizeof(struct wire_shared) == 88, "HOLD, DROP");
 _Static_assert(sizeof(struct wire_channels) == 536 && sizeof(struct wire_activity_said) == 16, "CHANNELS, ACTIVITY");
-_Static_assert(sizeof(struct wire_turn) == 16, "turn of the page");
+_Static_assert(sizeof(struct wire_turn) == 24 && sizeof(struct wire_report) == 8, "turn of the page, REPORT");
 _Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");
 
 #endif

@@ -217,8 +217,11 @@ void set_up(void)
     int pair[2];
     assert(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
     peer = pair[0];
-    tangram.turn.fd = pair[1];
-    tangram.turn.threaded = true; /* this file is the arbiter, and nobody keeps the connection */
+    struct stat there;
+    assert(fstat(pair[1], &there) == 0);
+    tangram.turn.end = (struct wire_end){.fd = pair[1], .device = there.st_dev, .inode = there.st_ino};
+    tangram.turn.stage = LINK_CONNECTED;
+    tangram.link.threaded = true; /* this file is the arbiter, and no helper keeps the connection */
     device_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     assert(device_fd >= 0);
     tangram.grant.cards = 1;

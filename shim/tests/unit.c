@@ -120,15 +120,18 @@ static void the_table_agrees_with_an_array(void)
     assert(!table_own((struct owned){.bytes = 1}) && !table_disown(0, &was));
 }
 
-/* Whoever held them is not in the child, and would never unlock them. */
+/* Whoever held them is not in the child, and would never unlock them. All at once here, in whatever order. */
+#undef pthread_mutex_lock
+#undef pthread_mutex_trylock
+#undef pthread_mutex_unlock
 static void every_lock_is_free_in_a_forked_child(void)
 {
     pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock,
-                               &tangram.contexts.lock, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
+                               &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
                                &tangram.activity.telling, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
                                &tangram.link.lock, &tangram.shard[0].lock, &tangram.shard[SHARDS - 1].lock};
     const size_t locks = sizeof lock / sizeof *lock;
-    forks_watch();
+    process_check();
     for (size_t i = 0; i < locks; i++)
         assert(pthread_mutex_lock(lock[i]) == 0);
     pid_t child = fork();

@@ -225,10 +225,9 @@ static void a_new_arbiter_is_told_everything(void)
     fresh();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
-    int kept = tangram.turn.fd;
-    tangram.turn.fd = -1; /* the arbiter is away */
+    tangram.turn.stage = LINK_APART; /* the arbiter is away */
     capture_tell();
-    tangram.turn.fd = kept;
+    tangram.turn.stage = LINK_CONNECTED;
     capture_arbiter_is_new();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
     capture_arbiter_is_new();
@@ -238,16 +237,16 @@ static void a_new_arbiter_is_told_everything(void)
 static void a_forked_child_has_none_of_its_parents_channels(void)
 {
     fresh();
-    forks_watch();
+    process_check();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
-        bool good = tangram.capture.book.count == 0 && tangram.turn.fd == -1;
+        bool good = tangram.capture.book.count == 0 && tangram.turn.stage == LINK_APART;
         capture_enable_own();
         good = good && kernel.enables == 0;
-        tangram.turn.threaded = true; /* no arbiter here */
+        tangram.link.threaded = true; /* no arbiter here */
         make_device(CLIENT, DEVICE);
         make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 3);
         capture_enable_own();
@@ -255,7 +254,7 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     }
     int status;
     assert(waitpid(child, &status, 0) == child && status == 0);
-    assert(tangram.turn.fd >= 0);
+    assert(wire_is_ours(&tangram.turn.end));
     capture_tell();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
 }

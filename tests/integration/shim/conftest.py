@@ -221,6 +221,7 @@ class Stage:
             "LD_PRELOAD": self.library,
             "TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock"),
             "TANGRAM_GRANT": str(self.folder / "grants" / (key or self.key) / "grant"),
+            "TANGRAM_WAIT_MS": "5000",
             **more,
         }
 

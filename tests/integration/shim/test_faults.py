@@ -57,7 +57,7 @@ def test_a_missing_grant_file_closes_every_card(bare_stage: Stage) -> None:
 
 def test_without_an_arbiter_new_memory_is_refused_after_a_bounded_wait_with_one_warning(bare_stage: Stage) -> None:
     bare_stage.grant((CARDS[0], 1000))
-    probe = bare_stage.bare_probe()
+    probe = bare_stage.bare_probe(TANGRAM_WAIT_MS="2000")
     before = time.monotonic()
     assert probe.ask("use", 0) == [OUT_OF_MEMORY], "a context is memory too"
     first_s = time.monotonic() - before

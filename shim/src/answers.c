@@ -1,21 +1,8 @@
-/* reader.c - the thread that reads what the arbiter sends.
- *
- * It answers recalls, states use once a second when it changed, returns what is left over, and when the arbiter goes away it
- * comes back to it and states what this process holds.
- */
+/* answers.c - what the arbiter's packets mean here, and what it is told once a second. Called by whoever reads. */
 #include "process.h"
 
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-enum {
-    WELCOME_MS = 3000,    /* the arbiter itself waits up to 2 s for the grant */
-    RETRY_FIRST_MS = 5,   /* guessed */
-    RETRY_MOST_MS = 200,  /* below the arbiter's grace after a start, in which it waits for statements */
-    STATEMENT_MS = 1000   /* use is told, and surplus returned, at most this often; guessed */
-};
 
 static struct link *const link_ = &tangram.link;
 
@@ -95,7 +82,7 @@ static bool recall(uint32_t seq, const struct wire_amount *in)
     if (card == NULL)
         return false;
     back.bytes = lease_take_unused(card, in->bytes);
-    if (!wire_send(link_->fd, WIRE_RETURN, seq, &back, sizeof back)) {
+    if (!wire_send(&link_->end, WIRE_RETURN, seq, &back, sizeof back)) {
         atomic_fetch_add(&card->unused_bytes, back.bytes);
         return false;
     }
@@ -147,7 +134,7 @@ bool link_handle(const struct wire_packet *packet)
     return good;
 }
 
-static bool once_a_second(void)
+bool link_once_a_second(void)
 {
     pthread_mutex_lock(&link_->lock);
     bool good = state_changes();
@@ -158,65 +145,4 @@ static bool once_a_second(void)
             link_return(card, lease_surplus_bytes(card));
     }
     return good;
-}
-
-static void serve(void)
-{
-    int passed;
-    uint64_t due_ms = now_ms() + STATEMENT_MS;
-    for (bool good = true; good;) {
-        uint64_t now = now_ms();
-        if (now >= due_ms) {
-            good = once_a_second();
-            due_ms = now_ms() + STATEMENT_MS;
-        } else if (link_readable(link_->fd, (int)(due_ms - now))) {
-            good = wire_receive(link_->fd, &link_->packet, &passed) && link_handle(&link_->packet);
-            if (passed >= 0)
-                close(passed);
-        }
-    }
-    pthread_mutex_lock(&link_->lock);
-    link_lost();
-    pthread_mutex_unlock(&link_->lock);
-}
-
-/* Who waits for the first answer reads it himself, which saves him waiting until this thread has woken him up. */
-static void take_over(void)
-{
-    pthread_mutex_lock(&link_->lock);
-    while (link_->pumping)
-        pthread_cond_wait(&link_->changed, &link_->lock);
-    link_->reading = true;
-    pthread_mutex_unlock(&link_->lock);
-}
-
-/* The first connection is mostly there when the thread begins. */
-static bool met_before(void)
-{
-    pthread_mutex_lock(&link_->lock);
-    bool connected = link_->connected;
-    pthread_mutex_unlock(&link_->lock);
-    return connected;
-}
-
-static void *reader(void *unused)
-{
-    (void)unused;
-    turn_ready();
-    take_over();
-    for (unsigned pause_ms = RETRY_FIRST_MS;;) {
-        if (met_before() || link_meet(WELCOME_MS)) {
-            serve();
-            pause_ms = RETRY_FIRST_MS;
-        }
-        struct timespec pause = {0, (long)pause_ms * 1000000};
-        nanosleep(&pause, NULL);
-        pause_ms = pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : pause_ms * 2;
-    }
-    return NULL;
-}
-
-bool reader_start(void)
-{
-    return link_->threaded = thread_start(reader);
 }
