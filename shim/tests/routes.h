@@ -24,6 +24,12 @@ enum { DIRECT = 1, LOOKED_UP = 2, PROC_ADDRESS = 3 };
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, (CUcontext * context, CUdevice device))                      \
     X(cuCtxSynchronize, "cuCtxSynchronize", 2000, (void))                                                                      \
     X(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, (CUcontext context))                                                           \
+    X(cuCtxGetCurrent, "cuCtxGetCurrent", 4000, (CUcontext * context))                                                         \
+    X(cuModuleLoadData, "cuModuleLoadData", 2000, (CUmodule * module, const void *image))                                      \
+    X(cuModuleGetFunction, "cuModuleGetFunction", 2000, (CUfunction * function, CUmodule module, const char *name))            \
+    X(cuLaunchKernel, "cuLaunchKernel", 4000,                                                                                  \
+      (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,               \
+       unsigned int bz, unsigned int shared, CUstream stream, void **parameters, void **extra))                                \
     X(cuMemAlloc_v2, "cuMemAlloc", 3020, (CUdeviceptr * at, size_t bytes))                                                     \
     X(cuMemAllocManaged, "cuMemAllocManaged", 6000, (CUdeviceptr * at, size_t bytes, unsigned int flags))                      \
     X(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020,                                                                             \

@@ -1,0 +1,160 @@
+/* peers.c - what a process does to its connections, and what its threads go through. `peers CASE` prints numbers, one line.
+ *
+ * CASE      what happens, in a container of 1000 MiB
+ * reused    takes 10 MiB, closes the numbers that go to the arbiter, is given them again for sockets of its own, with a byte waiting on each;
+ *           takes 500 MiB twice more. The codes, how many packets came to those sockets, how many of the bytes are still there
+ * rawfork   takes 10 MiB; a child by the bare system call tries to take 300 MiB; then the parent takes 300. The parent's codes, and whether
+ *           its connection is the one that it had
+ * launches  threads that launch and wait are cancelled, again and again; then the main thread launches and waits: its codes
+ * threads   takes 10 MiB; prints the code and how many threads there are
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+#ifdef BIG_TLS /* more thread-local memory than the stack of a small thread has room for */
+static _Thread_local volatile char big[8 << 20];
+#endif
+
+enum { MOST = 8, THREADS = 4, ROUNDS = 60 };
+
+static bool goes_to_arbiter(int fd)
+{
+    struct sockaddr_un peer = {.sun_family = AF_UNSPEC};
+    socklen_t length = sizeof peer - 1;
+    return getpeername(fd, (struct sockaddr *)&peer, &length) == 0 && strstr(peer.sun_path, "arbiter.sock") != NULL;
+}
+
+static int connections(int fds[MOST])
+{
+    int count = 0;
+    for (int fd = 0; fd < 256 && count < MOST; fd++)
+        if (goes_to_arbiter(fd))
+            fds[count++] = fd;
+    return count;
+}
+
+static void pause_ms(long ms)
+{
+    struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+}
+
+static void reused(void)
+{
+    int fd[MOST], other[MOST], pair[2], packets = 0, bytes = 0;
+    char byte = 'x';
+    int before = gpu_hold(10), count = connections(fd);
+    for (int i = 0; i < count; i++) {
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, pair) != 0 || dup2(pair[0], fd[i]) != fd[i])
+            return;
+        close(pair[0]);
+        other[i] = pair[1];
+        if (write(other[i], &byte, 1) != 1)
+            return;
+    }
+    int first = (int)gpu_take(400), second = (int)gpu_take(400);
+    pause_ms(1500); /* what is told once a second would come by now */
+    for (int i = 0; i < count; i++) {
+        char room[512];
+        packets += recv(other[i], room, sizeof room, MSG_DONTWAIT) > 0;
+        bytes += recv(fd[i], room, sizeof room, MSG_DONTWAIT) == 1;
+    }
+    printf("%d %d %d %d %d\n", before, first, second, packets, count - bytes);
+}
+
+static void rawfork(void)
+{
+    int fd[MOST], after[MOST], status = 0;
+    struct stat was, is;
+    int before = gpu_hold(10), count = connections(fd);
+    if (count == 0 || fstat(fd[0], &was) != 0)
+        return;
+    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (child == 0) {
+        gpu_take(300); /* the driver's own error is the answer; what counts is what the arbiter hears */
+        syscall(SYS_exit_group, 0);
+    }
+    waitpid(child, &status, 0);
+    int later = (int)gpu_take(300);
+    bool same = connections(after) == count && fstat(after[0], &is) == 0 && is.st_ino == was.st_ino;
+    printf("%d %d %d\n", before, later, same);
+}
+
+static CUcontext shared;
+static CUfunction kernel;
+
+static void *launches(void *unused)
+{
+    (void)unused;
+    p_cuCtxSetCurrent(shared);
+    for (;;) {
+        p_cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+        p_cuCtxSynchronize();
+        pthread_testcancel(); /* where nothing in between may be */
+    }
+    return NULL;
+}
+
+static void cancelled_launches(void)
+{
+    static const char image[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry k() { ret; }\n//fake k us=1\n";
+    CUmodule module;
+    pthread_t thread[THREADS];
+    int begun = gpu_hold(1);
+    p_cuCtxGetCurrent(&shared);
+    begun = begun != 0 ? begun : (int)p_cuModuleLoadData(&module, image);
+    begun = begun != 0 ? begun : (int)p_cuModuleGetFunction(&kernel, module, "k");
+    for (int round = 0; begun == 0 && round < ROUNDS; round++) {
+        for (int i = 0; i < THREADS; i++)
+            pthread_create(&thread[i], NULL, launches, NULL);
+        pause_ms(1 + round % 7);
+        for (int i = 0; i < THREADS; i++)
+            pthread_cancel(thread[i]);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(thread[i], NULL);
+    }
+    int launched = (int)p_cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    printf("%d %d %d\n", begun, launched, (int)p_cuCtxSynchronize());
+}
+
+static void threads(void)
+{
+    int code = gpu_hold(10), count = 0;
+    pause_ms(50);
+    DIR *folder = opendir("/proc/self/task");
+    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+        count += entry->d_name[0] != '.';
+#ifdef BIG_TLS
+    big[0] = 1;
+#endif
+    printf("%d %d\n", code, count);
+}
+
+int main(int count, char **words)
+{
+    const char *what = count > 1 ? words[1] : "";
+    take_routes();
+    if (strcmp(what, "reused") == 0)
+        reused();
+    else if (strcmp(what, "rawfork") == 0)
+        rawfork();
+    else if (strcmp(what, "launches") == 0)
+        cancelled_launches();
+    else if (strcmp(what, "threads") == 0)
+        threads();
+    else
+        return 64;
+    return 0;
+}

@@ -1,0 +1,213 @@
+"""The connection to the arbiter, and the one helper thread: nothing is unlimited without them, and nobody waits for them twice."""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.shim.conftest import CARDS, MIB, OUT_OF_MEMORY, Stage, wait_for
+from tests.integration.shim.robust import run
+from vgpu import wire
+
+SOON_S = 0.5
+"""What is answered at once; a stopped arbiter used to cost 2 s."""
+
+
+def without_threads(stage: Stage) -> dict[str, str]:
+    return {"LD_PRELOAD": f"{stage.library}:{stage.build}/tests/libno_threads.so"}
+
+
+def took_s(since_s: float) -> float:
+    return time.monotonic() - since_s
+
+
+# --- without a helper thread ---
+
+
+def test_the_helper_starts_beside_large_thread_local_variables(stage: Stage) -> None:
+    assert run(stage, "peers_tls", "threads").codes == run(stage, "peers", "threads").codes == [0, 2]
+
+
+def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_in_turns(stage: Stage) -> None:
+    one, two = stage.probe(**without_threads(stage)), stage.probe(**without_threads(stage))
+    for first, second in ((one, two), (two, one)):
+        (code, most), (refused, *_) = first.ask("alloc", 700 * MIB), second.ask("alloc", 301 * MIB)
+        assert (code, refused) == (0, OUT_OF_MEMORY)
+        code, rest = second.ask("alloc", 300 * MIB)
+        assert (code, first.alloc(1)) == (0, OUT_OF_MEMORY)
+        assert first.ask("free", most) == second.ask("free", rest) == [0]
+        assert stage.status().cards[0].leased_bytes == 0, "what is not needed is returned at once"
+
+
+def test_three_processes_without_a_helper_hold_no_more_than_one_limit_together(stage: Stage) -> None:
+    probes = [stage.probe(**without_threads(stage)) for _ in range(3)]
+    assert sorted(probe.alloc(900) for probe in probes) == [0, OUT_OF_MEMORY, OUT_OF_MEMORY]
+
+
+def test_a_process_without_a_helper_says_so_once(stage: Stage) -> None:
+    probe = stage.probe(**without_threads(stage))
+    assert [probe.alloc(1) for _ in range(5)] == [0] * 5
+    assert probe.end().count("no thread can be started") == 1
+
+
+def test_a_process_without_a_helper_comes_back_to_a_restarted_arbiter(own_stage: Stage) -> None:
+    probe = own_stage.probe(**without_threads(own_stage))
+    assert probe.alloc(600) == 0
+    own_stage.stop_arbiter(another=True)
+    own_stage.start_arbiter("--grace-ms", "200")
+    assert probe.alloc(300) == 0
+    assert own_stage.probe().alloc(200) == OUT_OF_MEMORY, "600 and 300 were stated"
+
+
+# --- an arbiter that is stopped, or away ---
+
+
+def test_a_stopped_arbiter_is_noticed_once(own_stage: Stage) -> None:
+    probe = own_stage.probe()
+    code, at = probe.ask("alloc", 10 * MIB)
+    assert code == 0
+    own_stage.signal_arbiter(signal.SIGSTOP)
+    began = time.monotonic()
+    assert probe.alloc(900) == OUT_OF_MEMORY
+    assert 1.5 < took_s(began) < 4, "it might have been slow"
+    began = time.monotonic()
+    assert [probe.alloc(900) for _ in range(5)] == [OUT_OF_MEMORY] * 5
+    assert probe.ask("free", at) == [0]
+    assert probe.alloc(10) == 0, "the lease covers it"
+    probe.ask("info")
+    assert took_s(began) < SOON_S
+    own_stage.signal_arbiter(signal.SIGCONT)
+    wait_for(lambda: probe.alloc(900) == 0)
+
+
+def test_a_process_that_starts_beside_a_stopped_arbiter_is_refused_once_slowly_and_then_at_once(
+    own_stage: Stage,
+) -> None:
+    own_stage.signal_arbiter(signal.SIGSTOP)
+    probe = own_stage.bare_probe()
+    began = time.monotonic()
+    assert probe.ask("use", 0) == [OUT_OF_MEMORY]
+    assert took_s(began) < 4
+    began = time.monotonic()
+    assert [probe.ask("use", 0) for _ in range(5)] == [[OUT_OF_MEMORY]] * 5
+    assert took_s(began) < SOON_S
+    own_stage.signal_arbiter(signal.SIGCONT)
+    wait_for(lambda: probe.ask("use", 0) == [0])
+
+
+def test_an_arbiter_that_is_away_is_waited_for_once_and_never_by_a_look_at_free_memory(own_stage: Stage) -> None:
+    probe = own_stage.probe(TANGRAM_WAIT_MS="2000")
+    assert probe.alloc(1) == 0
+    own_stage.stop_arbiter()
+    began = time.monotonic()
+    probe.ask("info")
+    assert took_s(began) < SOON_S
+    assert probe.alloc(900) == OUT_OF_MEMORY
+    assert 1.0 < took_s(began) < 4
+    began = time.monotonic()
+    assert [probe.alloc(900) for _ in range(5)] == [OUT_OF_MEMORY] * 5
+    probe.ask("info")
+    assert took_s(began) < SOON_S
+
+
+# --- descriptors, forks, cancelled threads ---
+
+
+def test_a_number_that_the_program_closed_and_uses_for_itself_is_left_alone(stage: Stage) -> None:
+    assert run(stage, "peers", "reused").codes == [0, 0, 0, 0, 0]
+
+
+def test_a_fork_that_runs_no_handlers_leaves_the_parents_connection_alone(stage: Stage) -> None:
+    assert run(stage, "peers", "rawfork").codes == [0, 0, 1]
+
+
+def test_a_thread_cancelled_in_a_launch_leaves_no_lock_behind(stage: Stage) -> None:
+    kernel = f"{stage.library}:{stage.build}/fake/libfake-kernel.so"
+    assert run(stage, "peers", "launches", LD_PRELOAD=kernel).codes == [0, 0, 0]
+
+
+# --- what a process says that it cannot enforce ---
+
+REPORT = 17
+NO_THREAD = 1
+FEATURES_AT = 1040
+
+
+def _received(sock: socket.socket) -> bytes:
+    packet = sock.recv(4096)
+    if not packet:
+        sock.close()
+    return packet
+
+
+@contextmanager
+def scripted_arbiter(folder: Path, features: int) -> Iterator[list[tuple[int, int]]]:
+    """Answers HELLO and every LEASE, and keeps the REPORTs, (reason, active) each."""
+    reports: list[tuple[int, int]] = []
+    page = os.memfd_create("page")
+    os.ftruncate(page, 4096)
+    os.pwrite(page, struct.pack("<I", features), FEATURES_AT)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(folder / "arbiter.sock"))
+    listener.listen()
+    ended = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        while packet := _received(sock):
+            kind, seq = struct.unpack_from("<HI", packet, 6)
+            body = packet[16:]
+            if kind == 1:
+                card = wire.WelcomeCard(bytes.fromhex(CARDS[0][4:].replace("-", "")), 1000 * MIB, 0, 1)
+                passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [page]))]
+                sock.sendmsg([wire.encode(0, wire.Welcome((card,)))], passed)
+            elif kind == 3:
+                need, want = struct.unpack_from("<QQ", body, 8)
+                sock.send(wire.encode(seq, wire.Leased(0, False, max(need, want), 0)))
+            elif kind == 9:
+                sock.send(wire.encode(seq, wire.Leased(0, False, 1, 0)))
+            elif kind == 5:
+                sock.send(wire.encode(seq, wire.Leased(0, False, 0, 0)))
+            elif kind == REPORT:
+                reports.append(struct.unpack("<II", body))
+
+    def accept() -> None:
+        while not ended.is_set():
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(sock,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield reports
+    finally:
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        os.close(page)
+
+
+def test_an_arbiter_that_understands_it_is_told_of_the_missing_thread(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 1000))
+    with scripted_arbiter(bare_stage.folder / "grants" / bare_stage.key, features=1) as reports:
+        probe = bare_stage.probe(**without_threads(bare_stage))
+        assert probe.alloc(1) == 0
+        wait_for(lambda: reports == [(NO_THREAD, 1)])
+
+
+def test_an_older_arbiter_is_sent_no_packet_that_it_does_not_know(bare_stage: Stage) -> None:
+    bare_stage.grant((CARDS[0], 1000))
+    with scripted_arbiter(bare_stage.folder / "grants" / bare_stage.key, features=0) as reports:
+        probe = bare_stage.probe(**without_threads(bare_stage))
+        assert [probe.alloc(1) for _ in range(3)] == [0, 0, 0]
+        probe.end()
+        assert reports == []
