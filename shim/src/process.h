@@ -20,6 +20,7 @@
 #include "context.h"
 #include "holds.h"
 #include "link.h"
+#include "management.h"
 #include "turn.h"
 #include "warm.h"
 #include "wire.h"
