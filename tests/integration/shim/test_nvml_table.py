@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,28 @@ assert not hasattr(driver, "nvmlGpmSampleGet")
 print(json.dumps([ours.nvmlGpmSampleGet(None, None), ours.nvmlDeviceSetMigMode(None, 0, None)]))
 """
     assert json.loads(stage.python(program)) == [13, 13]
+
+
+SECTIONS = {
+    "Scaled to the container": "SCALED",
+    "The container's own processes": "OWN",
+    "Not supported": "REFUSED",
+    "Denied": "DENIED",
+}
+
+
+def on_the_page(title: str) -> list[str]:
+    body = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"`(nvml[\w*]+)`", "".join(line for line in body.splitlines() if line.startswith("| `")))
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_page_names_what_the_table_does_and_nothing_else(title: str) -> None:
+    mine = {name for name, line in table().items() if line.rule == SECTIONS[title]}
+    names = on_the_page(title)
+    own = {"nvmlDeviceSetCpuAffinity"}  # the page says so
+    assert sorted(name for name in mine if not any(fnmatchcase(name, family) for family in names)) == []
+    for family in names:
+        of = {name for name in table() if fnmatchcase(name, family)} - own
+        assert of, family
+        assert of <= mine, (family, sorted(of - mine))
