@@ -41,6 +41,7 @@ typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUmod_st *CUmodule;
+typedef struct CUgraphicsResource_st *CUgraphicsResource;
 
 typedef struct CUlaunchConfig_st { /* 64 bytes */
     unsigned int gridDimX, gridDimY, gridDimZ;

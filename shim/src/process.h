@@ -141,6 +141,7 @@ struct tangram {
     struct turn turn;
     struct activity activity;
     struct warm warm;
+    _Atomic uint32_t states; /* what cannot be enforced here: 1 << enum wire_reason */
 } __attribute__((aligned(64)));
 
 extern struct tangram tangram;
@@ -228,6 +229,12 @@ static inline void quiet_end(struct quiet quiet)
     pthread_setcancelstate(quiet.cancelling, NULL);
     errno = quiet.saved_errno;
 }
+
+/* graphics.c: this process draws. Callable anywhere, without locks. */
+void graphics_seen(void);
+
+/* state.c: what this process cannot enforce, from now on or no more. Callable anywhere, without locks. */
+void state_set(enum wire_reason reason, bool active);
 
 /* process.c, warn.c */
 void forks_watch(void);

@@ -29,6 +29,16 @@ enum wire_type {
     WIRE_DROP = 16
 };
 
+/* What a process cannot enforce. */
+enum wire_reason {
+    WIRE_NO_THREAD = 1,
+    WIRE_NO_CHANNELS = 2,
+    WIRE_GRAPHICS = 3,
+    WIRE_UNKNOWN_FUNCTION = 4,
+    WIRE_CHANNELS_UNLISTED = 5,
+    WIRE_NO_UUID = 6
+};
+
 enum wire_hello_flags { WIRE_FOR_TURNS = 1, WIRE_FOR_CONTEXT = 2 };
 
 enum wire_activity {
