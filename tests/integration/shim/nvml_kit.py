@@ -115,6 +115,7 @@ int nvmlDeviceGetFieldValues(long device, int count, struct field *to)
     }}
     return 0;
 }}
+int nvmlDeviceGetNeighbours(long device) {{ return calls++; }} /* of a later version */
 int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {{ snprintf(name, length, "%u", pid); return 0; }}
 """
 

@@ -125,6 +125,10 @@ def test_what_passes_is_the_drivers(stage: Stage, double: Path) -> None:
     assert call_all(stage, double, names, SHARED) == dict.fromkeys(names, (0, 1))
 
 
+def test_a_function_of_a_later_version_is_the_drivers(stage: Stage, double: Path) -> None:
+    assert call_all(stage, double, ["nvmlDeviceGetNeighbours"], SHARED) == {"nvmlDeviceGetNeighbours": (0, 1)}
+
+
 USE = r"BANDWIDTH|THROUGHPUT|(XMIT|RCV)_(PACKETS|BYTES)$|PCIE_COUNT_[TR]X_BYTES|SYNC_BALANCING|PLR_XMIT|MMA_STALL"
 FIELDS = """
 class Field(ctypes.Structure):
