@@ -3,7 +3,8 @@
  * OpenGL, EGL, Vulkan and VDPAU allocate inside the driver, past every function that can be hooked. What they take is counted when
  * NVML is read, and charged then; it is never refused. So the process is reported as one whose limit is not enforced in full, from
  * the first of:
- *     an allocation of a 3D object on a channel, which passes through our ioctl (capture.c): exact, also without CUDA
+ *     an allocation of a 3D object on a channel, which passes through our ioctl (capture.c): exact, also without CUDA. CUDA
+ *     needs none: gVisor's nvproxy forbids their classes to containers without the graphics capability, and CUDA runs there
  *     a call that shares something with a graphics API, which is passed on: what is shared was allocated there
  * It stays reported until it ends: what it drew may stay allocated. Contexts that CUDA makes for it are in context.c.
  */
