@@ -1,4 +1,4 @@
-/* abi.h - the few types of the CUDA driver and NVML interfaces that the library touches.
+/* abi.h - the few types of the CUDA driver interface that the library touches.
  *
  * Written from the published interfaces so that building needs no CUDA installation. `make abi CUDA_INCLUDE=dir` compiles
  * the same sources against the real cuda.h instead, and every hook's prototype with it.
@@ -44,6 +44,7 @@ typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUmod_st *CUmodule;
+typedef struct CUgraphicsResource_st *CUgraphicsResource;
 
 typedef struct CUlaunchConfig_st { /* 64 bytes */
     unsigned int gridDimX, gridDimY, gridDimZ;
@@ -218,70 +219,5 @@ typedef enum { CU_GET_PROC_ADDRESS_SUCCESS = 0 } CUdriverProcAddressQueryResult;
 enum { CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
 
 #endif
-
-typedef struct nvmlDevice_st *nvmlDevice_t;
-typedef int nvmlReturn_t;
-enum {
-    NVML_SUCCESS = 0,
-    NVML_ERROR_INVALID_ARGUMENT = 2,
-    NVML_ERROR_NOT_FOUND = 6,
-    NVML_ERROR_INSUFFICIENT_SIZE = 7,
-    NVML_ERROR_LIBRARY_NOT_FOUND = 12,
-    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
-    NVML_ERROR_MEMORY = 20
-};
-
-typedef struct {
-    unsigned long long total, free, used;
-} nvmlMemory_t;
-
-typedef struct {
-    unsigned int version;
-    unsigned long long total, reserved, free, used;
-} nvmlMemory_v2_t;
-
-typedef struct {
-    unsigned int pid;
-    unsigned long long usedGpuMemory;
-} nvmlProcessInfo_v1_t;
-
-typedef struct { /* versions 2 and 3 */
-    unsigned int pid;
-    unsigned long long usedGpuMemory;
-    unsigned int instance[2]; /* GPU instance, compute instance */
-} nvmlProcessInfo_t;
-
-typedef struct {
-    unsigned int gpu, memory;
-} nvmlUtilization_t;
-
-typedef struct {
-    unsigned int pid;
-    unsigned long long timeStamp;
-    unsigned int smUtil, memUtil, encUtil, decUtil;
-} nvmlProcessUtilizationSample_t;
-
-typedef struct {
-    unsigned long long timeStamp;
-    unsigned int pid, smUtil, memUtil, encUtil, decUtil, jpgUtil, ofaUtil;
-} nvmlProcessUtilizationInfo_v1_t;
-
-typedef struct {
-    unsigned int version, processSamplesCount;
-    unsigned long long lastSeenTimeStamp;
-    nvmlProcessUtilizationInfo_v1_t *procUtilArray;
-} nvmlProcessesUtilizationInfo_t;
-
-typedef struct {
-    unsigned int pid;
-    unsigned long long usedGpuMemory;
-    unsigned int instance[2];
-    unsigned long long usedGpuCcProtectedMemory;
-} nvmlProcessDetail_v1_t;
-
-typedef struct {
-    unsigned int version, mode, numProcArrayEntries;
-    nvmlProcessDetail_v1_t *procArray;
-} nvmlProcessDetailList_t;
 
 #endif

@@ -47,6 +47,8 @@ static int next_ioctl(int fd, unsigned long request, void *argument)
 
 static void remember(struct object added, const void *parameters)
 {
+    if ((added.klass & 0xff) == RM_GRAPHICS_LOW)
+        graphics_seen();
     if (!objects_follow(added.klass))
         return;
     if (added.klass == RM_GROUP && parameters != NULL)

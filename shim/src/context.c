@@ -205,6 +205,13 @@ CREATES(cuCtxCreate_v3,
         affinity, count, flags, device)
 CREATES(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *how, unsigned int flags, CUdevice device), context, how,
         flags, device)
+/* The program has a context of OpenGL or VDPAU, too: what that takes is seen by its channels. */
+CREATES(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), context, flags, device)
+CREATES(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), context, flags, device)
+CREATES(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device, uint32_t vdpau, void *functions), context,
+        flags, device, vdpau, functions)
+CREATES(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device, uint32_t vdpau, void *functions),
+        context, flags, device, vdpau, functions)
 
 static CUcontext primary_of(CUdevice device)
 {

@@ -3,6 +3,7 @@
 #define TANGRAM_HOOK_H
 
 #include "abi.h"
+#include "management.h"
 
 #define HOOK(name, base, since, ptds, params) CUresult name params;
 #define NVML(name, params) nvmlReturn_t name params;

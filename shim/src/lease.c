@@ -81,8 +81,10 @@ bool lease_reserve(struct card *card, uint64_t bytes)
 void lease_give_back(struct card *card, uint64_t bytes)
 {
     atomic_fetch_add(&card->unused_bytes, bytes);
-    if (UNLIKELY(!link_has_helper()))
+    if (UNLIKELY(!link_has_helper())) {
         link_return(card, UINT64_MAX);
+        link_settle(card); /* a sibling that asks after this free returned is to find it free */
+    }
 }
 
 /* What of the unused lease will not be needed soon: all of it in a process that uses nothing. */

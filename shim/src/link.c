@@ -315,6 +315,7 @@ bool link_wait(void)
 
 void link_have_helper(void)
 {
+    set_up();
     if (link_->threaded || link_->pumping || now_ms() < link_->thread_again_ms) /* who pumps makes it when it has its answer */
         return;
     bool made = helper_start();

@@ -23,6 +23,7 @@
 #include "context.h"
 #include "holds.h"
 #include "link.h"
+#include "management.h"
 #include "turn.h"
 #include "warm.h"
 #include "wire.h"
@@ -44,6 +45,7 @@ enum warning {
     WARN_NEWER_FUNCTION,
     WARN_NO_UUID,
     WARN_NO_CHANNELS,
+    WARN_GRAPHICS,
     WARNINGS
 };
 
@@ -231,6 +233,7 @@ void helper_watch_end(void);
 
 /* state.c */
 void state_set(enum wire_reason reason, bool active); /* anywhere, with or without locks */
+void state_tell(void); /* so that an arbiter is told that this process has not met otherwise */
 bool state_report(void); /* link.lock is held and the arbiter connected; false: the connection is over */
 
 /* Around whatever may wait or call the kernel: the program's errno stays, and its thread is not cancelled in the middle, which
@@ -249,6 +252,9 @@ static inline void quiet_end(struct quiet quiet)
     pthread_setcancelstate(quiet.cancelling, NULL);
     errno = quiet.saved_errno;
 }
+
+/* graphics.c: this process draws. Callable anywhere, without locks. */
+void graphics_seen(void);
 
 /* process.c, warn.c */
 void process_check(void); /* watches forks, and notices one that passed the watch by */

@@ -20,6 +20,9 @@ static inline unsigned rm_size(unsigned long request) { return (unsigned)(reques
 /* Classes. A channel's class differs from one architecture to the next in all but its low byte (0xc86f on Hopper). */
 enum { RM_CLIENT = 0x0041, RM_DEVICE = 0x0080, RM_SUBDEVICE = 0x2080, RM_GROUP = 0xa06c, RM_CHANNEL_LOW = 0x6f };
 
+/* So does the class of a channel's 3D object (0xcb97 on Hopper), which OpenGL and Vulkan allocate and CUDA does not. */
+enum { RM_GRAPHICS_LOW = 0x97 };
+
 /* Engines of a channel group: graphics and compute are one engine, of which MIG makes eight; the copy engines come after. */
 enum { RM_ENGINE_COMPUTE_FIRST = 1, RM_ENGINE_COMPUTE_LAST = 8, RM_ENGINE_COPY_FIRST = 9 };
 

@@ -18,6 +18,19 @@ void state_set(enum wire_reason reason, bool active)
         debug("state %u %s", (unsigned)reason, active ? "begins" : "ends");
 }
 
+/* The helper meets the arbiter by itself. */
+void state_tell(void)
+{
+    struct quiet quiet = quiet_begin();
+    if (grant_ready() == GRANT_GOOD) {
+        process_check();
+        pthread_mutex_lock(&link_->lock);
+        link_have_helper();
+        pthread_mutex_unlock(&link_->lock);
+    }
+    quiet_end(quiet);
+}
+
 bool state_report(void)
 {
     uint32_t now = atomic_load(&tangram.states);

@@ -271,6 +271,7 @@ int main(void)
     a_card_that_is_not_shared_is_not_told_of();
     more_channels_than_a_list_holds_are_said_to_be_more();
     what_is_no_allocation_is_passed_on_unread();
+    a_process_that_draws_is_told_from_one_that_computes();
     errno_and_the_answer_are_the_kernels_own();
     its_own_channels_are_enabled_with_exactly_these_bytes();
     a_new_arbiter_is_told_everything();

@@ -1,9 +1,10 @@
-"""Every function of cuda.h is accounted for in docs/reference/memory-symbols.md, and what the page says is so."""
+"""Every function of cuda.h and of the headers for graphics beside it is accounted for in docs/reference/memory-symbols.md, and what the page says is so."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -14,15 +15,36 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/reference/memory-symbols.md"
 HEADERS = sorted((ROOT / ".venv/lib").glob("python3*/site-packages/nvidia/*/include/cuda.h"))
 
-TAKES_MEMORY = re.compile(r"Alloc|Create|Import|Open|Map|Instantiate|Pool|Load|Restore")
+TAKES_MEMORY = re.compile(r"Alloc|Create|Import|Open|Map|Instantiate|Pool|Load|Restore|Graphics\w+Register|Connect")
 ONLY_ASKS = re.compile(r"Get|IsLoaded|TensorMap")
 
 
-def declared(header: Path, more: str = "") -> set[str]:
-    """The functions of a cuda.h, the older forms and the per-thread twins with them."""
-    source = f"#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n{more}"
-    command = ["gcc", "-E", "-P", "-isystem", str(header.parent), "-"]
-    text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+INTEROP = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
+OF_GRAPHICS = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
+
+
+def declared(header: Path, more: str = "", others: tuple[str, ...] = INTEROP) -> set[str]:
+    """The functions of a cuda.h and of the headers beside it, the older forms and the per-thread twins with them.
+
+    What those include of graphics APIs may not be installed: only its types would be missing, and nothing is compiled.
+    """
+    source = "".join(f"#include <{name}>\n" for name in ("cuda.h", *others))
+    with tempfile.TemporaryDirectory() as empty:
+        for name in OF_GRAPHICS:
+            (Path(empty) / name).parent.mkdir(exist_ok=True)
+            (Path(empty) / name).touch()
+        command = [
+            "gcc",
+            "-E",
+            "-P",
+            "-D__CUDA_API_VERSION_INTERNAL",
+            "-isystem",
+            str(header.parent),
+            "-idirafter",
+            empty,
+            "-",
+        ]
+        text = subprocess.run(command, input=source + more, capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", text))
 
 
@@ -75,8 +97,22 @@ def test_there_is_a_header_to_compare_with() -> None:
     assert HEADERS
 
 
+def test_the_headers_of_graphics_interop_are_read_too() -> None:
+    of_graphics = declared(HEADERS[-1]) - declared(HEADERS[-1], others=())
+    assert {"cuGraphicsGLRegisterBuffer", "cuEGLStreamConsumerConnect", "cuVDPAUCtxCreate_v2"} <= of_graphics
+    assert len(of_graphics) > 30
+
+
 @pytest.mark.parametrize(
-    "name", ["cuMemAllocSomewhereNew", "cuMemAlloc_v3", "cuMemcpyCreate", "cuEntirelyNew", "cuGraphLaunch_v2"]
+    "name",
+    [
+        "cuMemAllocSomewhereNew",
+        "cuMemAlloc_v3",
+        "cuMemcpyCreate",
+        "cuEntirelyNew",
+        "cuGraphLaunch_v2",
+        "cuGraphicsVulkanRegisterImage",
+    ],
 )
 def test_a_function_of_a_newer_header_is_noticed(name: str) -> None:
     functions = declared(HEADERS[-1], f"CUresult {name}(void);\n")

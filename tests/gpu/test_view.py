@@ -1,0 +1,21 @@
+"""A container with a share sees itself on the GPU and nobody else. See view.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.gpu import view
+from tests.gpu.kit.book import Book
+from tests.gpu.kit.machine import Machine
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("name", view.CASES)
+def test_a_container_sees_itself_and_nobody_else(
+    name: str, here: Machine, book: Book, judge: Callable[[Book], None]
+) -> None:
+    view.run_case(here, book, name)
+    judge(book)

@@ -1,0 +1,140 @@
+"""What a container with a share sees of the GPU, by the driver's own nvidia-smi and by its own NVML; and what is taken for drawing.
+
+The table of what each function answers is tested against a double on every machine (tests/integration/shim/test_nvml_table.py).
+Here the driver's own library stands behind it, and the driver's own program in front.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+from tests.gpu.kit.book import Book, NotRun
+from tests.gpu.kit.machine import ROOT, Machine
+
+PART = "view"
+LIMIT_MIB = 2048
+TABLE = ROOT / "shim/src/nvml.def"
+ANSWERS = {"REFUSED": 3, "DENIED": 4}
+NOT_THERE = 13
+"""NVML_ERROR_FUNCTION_NOT_FOUND: an older driver."""
+DREW = "uses a graphics API"
+
+ASK = """
+import ctypes, json, os, sys
+names = json.loads(sys.stdin.read())
+ours = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
+n = ctypes.CDLL("libnvidia-ml.so.1")
+assert n.nvmlInit_v2() == 0
+device, room = ctypes.c_void_p(), ctypes.create_string_buffer(65536)
+uuid = os.environ["ASKED_UUID"].encode()
+assert n.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(device)) == 0
+assert ours.nvmlDeviceGetMemoryInfo(device, room) == 0
+total = int.from_bytes(room.raw[:8], "little")
+assert total == int(os.environ["LIMIT_MIB"]) << 20, f"this GPU is not shared, and would be changed: {total} bytes"
+room = ctypes.create_string_buffer(65536)
+print(json.dumps({name: getattr(ours, name)(device, room, room, room, room, room) for name in names}))
+"""
+
+
+def rule_names(rule: str) -> list[str]:
+    text = re.sub(r"/\*.*?\*/", "", TABLE.read_text(), flags=re.DOTALL)
+    return sorted(re.findall(rf"^{rule}\((nvml\w+),", text, re.MULTILINE))
+
+
+def _table(machine: Machine, book: Book) -> None:
+    """Refused and denied without the driver: nothing here can change the GPU, whatever the room holds."""
+    key = machine.grant(LIMIT_MIB)
+    env = machine.env(key, ASKED_UUID=machine.uuid, LIMIT_MIB=str(LIMIT_MIB))
+    for rule, answer in ANSWERS.items():
+        names = rule_names(rule)
+        done = subprocess.run(
+            [sys.executable, "-c", ASK], env=env, input=json.dumps(names), capture_output=True, text=True, check=False
+        )
+        book.check(f"{rule}: the program's exit", 0, done.returncode)
+        if done.returncode:
+            book.fact("what it said", done.stderr.strip()[-300:])
+            continue
+        seen: dict[str, int] = json.loads(done.stdout)
+        other = {name: rc for name, rc in seen.items() if rc not in (answer, NOT_THERE)}
+        book.check(f"{rule}: {len(names)} functions, answers other than {answer}", {}, other)
+        book.fact(f"{rule}: functions that this driver lacks", sum(rc == NOT_THERE for rc in seen.values()))
+
+
+def _smi(machine: Machine, book: Book) -> None:
+    smi = str(machine.build / "fake/nvidia-smi") if machine.fake else "nvidia-smi"
+    key = machine.grant(LIMIT_MIB)
+    mine, theirs = machine.tenant(key), machine.tenant(machine.grant(LIMIT_MIB))
+    forms = [[], ["--query-gpu=memory.total", "--format=csv,noheader,nounits"], ["-L"]]
+    if not machine.fake:
+        forms += [
+            ["-q"],
+            ["pmon", "-c", "1"],
+            ["dmon", "-c", "1"],
+            ["--query-compute-apps=pid", "--format=csv,noheader"],
+        ]
+    for words in forms:
+        done = subprocess.run(
+            [smi, *words], env=machine.env(key), capture_output=True, text=True, check=False, timeout=60
+        )
+        name = " ".join(["nvidia-smi", *words])
+        book.check(f"{name}: exit", 0, done.returncode)
+        book.check(f"{name}: names the neighbour", False, re.search(rf"\b{theirs.pid}\b", done.stdout) is not None)
+        if "--query-gpu=memory.total" in words:
+            book.check(f"{name}", str(LIMIT_MIB), done.stdout.split("\n")[0].strip())
+        if not words:
+            book.check(f"{name}: names its own process", True, re.search(rf"\b{mine.pid}\b", done.stdout) is not None)
+    machine.end_tenants()
+
+
+def _drawing(machine: Machine, book: Book) -> None:
+    """CUDA alone is not taken for a graphics API; a program of one is, where there is one."""
+    tenant = machine.tenant(machine.grant(LIMIT_MIB))
+    book.check("CUDA: a block", [0], tenant.ask("take", "sync", 1 << 20))
+    tenant.ask("end_context")
+    tenant.end()
+    book.check("CUDA alone is taken for drawing", False, DREW in tenant.errors())
+    key = machine.grant(LIMIT_MIB)
+    try:
+        done = subprocess.run(
+            ["vulkaninfo"], env=machine.env(key), capture_output=True, text=True, check=False, timeout=60
+        )
+    except FileNotFoundError:
+        raise NotRun("vulkaninfo is not installed") from None
+    book.fact("vulkaninfo: exit", done.returncode)
+    book.fact("vulkaninfo is taken for drawing", DREW in done.stderr)
+
+
+def _unknown(machine: Machine, book: Book) -> None:
+    """Functions that the driver's library exports and no line speaks of: passed on. For the next version's table."""
+    library = machine.build / "fake/libnvidia-ml.so.1" if machine.fake else _where("libnvidia-ml.so.1")
+    listed = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        raise NotRun(f"nm: {listed.stderr.strip()[-200:]}")
+    exported = set(re.findall(r" T (nvml\w+)", listed.stdout))
+    known = set(re.findall(r"\bnvml\w+", re.sub(r"/\*.*?\*/", "", TABLE.read_text(), flags=re.DOTALL)))
+    book.check("functions that the driver exports", True, len(exported) > 50)
+    book.fact("of them without a line in the table", " ".join(sorted(exported - known)))
+
+
+def _where(name: str) -> str:
+    program = f"import ctypes; ctypes.CDLL({name!r}); print([l.split()[-1] for l in open('/proc/self/maps') if {name[:-2]!r} in l][0])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+CASES: dict[str, Callable[[Machine, Book], None]] = {
+    "what is refused and denied": _table,
+    "nvidia-smi": _smi,
+    "what is taken for drawing": _drawing,
+    "functions without a line": _unknown,
+}
+
+
+def run_case(machine: Machine, book: Book, name: str) -> None:
+    """Any user."""
+    with book.one(PART, name):
+        CASES[name](machine, book)
