@@ -11,7 +11,7 @@ void activity_launched(struct stream_name name);
 /* Is new work to wait? Only where suspending does not work. */
 static inline bool turn_gated(void)
 {
-    struct wire_turn *page = atomic_load_explicit(&tangram.hot.page, memory_order_relaxed);
+    struct wire_turn *page = atomic_load_explicit(&tangram.hot.page, memory_order_acquire);
     return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
 }
 
