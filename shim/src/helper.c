@@ -11,6 +11,7 @@
 
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 enum {
@@ -110,6 +111,7 @@ static void state_things(struct rounds *rounds)
 static void *helper(void *unused)
 {
     (void)unused;
+    prctl(PR_SET_NAME, "tangram"); /* for who looks at the program's threads */
     take_over();
     for (struct rounds rounds = {.statement_ms = now_ms() + STATEMENT_MS};;) {
         pthread_mutex_lock(&link_->lock);

@@ -17,8 +17,8 @@ from tests.integration.shim.conftest import CARDS, MIB, OUT_OF_MEMORY, Stage, wa
 from tests.integration.shim.robust import run
 from vgpu import wire
 
-SOON_S = 0.5
-"""What is answered at once; a stopped arbiter used to cost 2 s."""
+SOON_S = 1.0
+"""What is answered at once, on a busy machine; a stopped arbiter used to cost 2 s for each call."""
 
 
 def without_threads(stage: Stage) -> dict[str, str]:
@@ -33,9 +33,8 @@ def took_s(since_s: float) -> float:
 
 
 def test_the_helper_starts_beside_large_thread_local_variables(stage: Stage) -> None:
-    large, small = run(stage, "peers_tls", "threads").codes, run(stage, "peers", "threads").codes
-    _, without = run(stage, "peers", "threads", **without_threads(stage)).codes
-    assert large == small == [0, without + 1]
+    assert run(stage, "peers_tls", "threads").codes == run(stage, "peers", "threads").codes == [0, 1]
+    assert run(stage, "peers", "threads", **without_threads(stage)).codes == [0, 0]
 
 
 def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_in_turns(stage: Stage) -> None:
