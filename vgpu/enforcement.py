@@ -135,6 +135,8 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
 }
 
+_ROWS: Final[Mapping[str, Row]] = {str(reason): row for reason, row in TABLE.items()}
+
 REPORTED: Final[Mapping[int, Reason]] = {
     1: Reason.NO_THREAD,
     2: Reason.NO_CHANNELS,
@@ -217,6 +219,11 @@ def enforcement(facts: ContainerFacts) -> Enforcement:
         _state((one for one in findings if limit in TABLE[one.reason].limits), facts) for limit in Limit
     )
     return Enforcement(memory, gpu_time, findings)
+
+
+def row_of(reason: str) -> Row | None:
+    """The row of a reason as a status document names it; None for one of a later version."""
+    return _ROWS.get(reason)
 
 
 def reported(number: int) -> Reason:
