@@ -108,6 +108,7 @@ def _limits(settings: ArbiterSettings, connections: int) -> Limits:
         connections=connections,
         mount_needed=settings.mount_needed,
         context_room_bytes=settings.context_room_mib * 2**20,
+        wait_ms=settings.restart_wait_ms,
     )
 
 

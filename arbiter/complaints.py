@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 import structlog
 
 from arbiter.tenant import PARTIAL, TenantTurns
+from arbiter.timer import now_s
+from vgpu.enforcement import TABLE, Reason
 
 COMPLAIN_S: Final = 10.0
 """A tenant that cannot be suspended is logged this often, however often it tells of other channels."""
+REPORT_S: Final = 60.0
+"""A reason of a container is logged this often, however often its processes report it."""
+REPORTS_KEPT: Final = 4096
+"""Containers and reasons that are remembered for that. Guessed."""
 _log = structlog.get_logger()
+_reported_s: dict[tuple[str, Reason], float] = {}
+"""When each was logged last."""
 
 
 def tell_of_doubt(tenant: TenantTurns) -> None:
@@ -32,9 +41,24 @@ def tell_of_trouble(tenant: TenantTurns, why: str, at_s: float) -> None:
 
 def tell_of_partial(tenant: TenantTurns) -> None:
     """Once, of one with more channels than a list holds."""
-    if tenant.partial and not tenant.told_partial:
+    if tenant.unlisted and not tenant.told_partial:
         _log.error("a tenant cannot be suspended: new work is held back instead", grant=tenant.name, reason=PARTIAL)
         tenant.told_partial = True
+
+
+def tell_of_report(grant: str, pid: int, reason: Reason, *, active: bool) -> None:
+    """A library reports a limit that it cannot enforce, or that it can again. A process that reports without end fills the debug log only."""
+    if not active:
+        _log.debug("a process reports the end of a reason", grant=grant, pid=pid, reason=reason)
+        return
+    at_s = now_s()
+    if at_s - _reported_s.get((grant, reason), -inf) < REPORT_S:
+        _log.debug("a limit is not enforced", grant=grant, pid=pid, reason=reason)
+        return
+    if len(_reported_s) >= REPORTS_KEPT:
+        _reported_s.clear()
+    _reported_s[grant, reason] = at_s
+    _log.warning("a limit is not enforced", grant=grant, pid=pid, reason=reason, means=TABLE[reason].means)
 
 
 def tell_of_no_effect(tenant: TenantTurns) -> None:

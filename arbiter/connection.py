@@ -47,6 +47,10 @@ class Connection:
     """It tells of channels and of work, and leases nothing."""
     for_context: bool = False
     """It may make a context soon."""
+    reported: set[int] = field(default_factory=set)
+    """Numbers of what its library cannot enforce now."""
+    contexts_s: dict[int, float] = field(default_factory=dict)
+    """Card -> when it said that it has a context there."""
     unheld: set[int] = field(default_factory=set)
     """Cards on which it makes a context for which nothing is held, because nobody knows yet what one takes."""
 

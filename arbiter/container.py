@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from arbiter import host, overlimit
+from arbiter.complaints import tell_of_report
 from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone, bound_socket, peer_pid
 from arbiter.contexts import Contexts, Measuring, Waiting
 from arbiter.files import is_spare
@@ -24,6 +25,7 @@ from arbiter.grant_file import read_grant, same_place, uuid_bytes
 from arbiter.meter import Reading
 from arbiter.page import Page
 from vgpu import wire
+from vgpu.enforcement import Reason, reported
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
 from vgpu.guard import Lookout
@@ -50,6 +52,8 @@ class Limits:
     mount_needed: bool = False
     """Is only who has the grant directory mounted served?"""
     context_room_bytes: int = 0
+    wait_ms: int = 0
+    """How long a process waits, once per absence, for an arbiter that restarts; 0 = as its library does by itself."""
 
 
 class Container:
@@ -72,7 +76,7 @@ class Container:
         """Why the grant file as it is now cannot be used."""
         self._limits, self._clock, self._opens_at_s = limits, clock, opens_at_s
         self._measuring = measuring
-        self._page = Page()
+        self._page = Page(limits.wait_ms)
         self._numbers = 0
         self._quiet_until_s = 0.0
         self._gone: list[Connection] = []
@@ -81,6 +85,9 @@ class Container:
         self._unwelcomed: set[int] = set()
         """Numbers of those that said HELLO and wait for the grant."""
         self._handed_over: list[Connection] = []
+        self._threadless_moved = False
+        self.mps = False
+        """An MPS server runs on one of its GPUs, as NVML saw last."""
         self.listener = bound_socket(folder / "arbiter.sock", socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
         self.load()
 
@@ -187,6 +194,7 @@ class Container:
         self._tell(self.contexts.measure(self.ledger, uuids, self._welcomed(), reading, self._clock()))
         for waiting in self.contexts.answered(reading):
             self._measured(waiting, uuids[waiting.card] in reading.cards)
+        self.mps = any(reading.seen[pid].mps for uuid in uuids for pid in reading.cards.get(uuid, ()))
         held = self.contexts.held(self.folder.name, self.ledger, uuids, self._welcomed(), reading)
         self.kills += overlimit.look(self.lookout, self.grant, reading, held)
         self._show()
@@ -204,6 +212,24 @@ class Container:
         """Connections for turns that were welcomed since this was asked last: not ours any more."""
         handed_over, self._handed_over = self._handed_over, []
         return handed_over
+
+    def threadless(self) -> frozenset[int] | None:
+        """Host pids of the processes that reported no-thread, when they are others than when this was asked last."""
+        if not self._threadless_moved:
+            return None
+        self._threadless_moved = False
+        no_thread = (c.pid for c in self.connections.values() if Reason.NO_THREAD in map(reported, c.reported))
+        return frozenset(no_thread)
+
+    @property
+    def now_s(self) -> float:
+        """By the clock of its ledger."""
+        return self._clock()
+
+    @property
+    def readable(self) -> bool:
+        """Can the grant file as it is now be used?"""
+        return not self._trouble
 
     @property
     def page(self) -> Page:
@@ -235,6 +261,8 @@ class Container:
                 self._tell(given if seq & RECALLS else [*given, Granted(process, card, seq, 0)])
             case wire.Usage(card, used, leased):
                 self.ledger.state(process, card, used, leased)
+            case wire.Report(reason, active):
+                self._report(connection, reason, active=active)
             case wire.Context(card, step, estimate):
                 self._context(connection, card, step, estimate, seq)
             case wire.Hold():
@@ -248,6 +276,16 @@ class Container:
                 connection.send(seq, wire.ProcessList(card, tuple(listed[: wire.PROCESSES_LIMIT])))
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
+
+    def _report(self, connection: Connection, number: int, *, active: bool) -> None:
+        """Its reasons end with the connection, which says them anew after each WELCOME."""
+        if active == (number in connection.reported):
+            return
+        connection.reported ^= {number}
+        tell_of_report(self.folder.name, connection.pid, reported(number), active=active)
+        if reported(number) is Reason.NO_THREAD:
+            self._threadless_moved = True
+            self._tell(self.ledger.leases_exactly(connection.number, self._clock(), exact=active))
 
     def _hold(self, process: int, seq: int, said: wire.Hold) -> None:
         key = bytes((said.space,)) + said.key
@@ -306,6 +344,10 @@ class Container:
             self._tell(events)
             return
         made = step == wire.Step.DONE
+        if made:
+            connection.contexts_s.setdefault(card, now_s)
+        else:
+            connection.contexts_s.pop(card, None)
         self.ledger.end_context(process, card, now_s, made=made)
         if made:
             self.ledger.restate_context(process, card, estimate_bytes)
@@ -379,6 +421,7 @@ class Container:
         if self.connections.pop(connection.number, None) is None:
             return
         self._gone.append(connection)
+        self._threadless_moved |= bool(connection.reported)
         self._unwelcomed.discard(connection.number)
         self.contexts.forget(connection.number)
         if connection.welcomed:

@@ -13,6 +13,7 @@ from typing import Final
 
 MOUNT_POINT: Final = "/run/tangram"
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
+MPS_SERVER: Final = b"nvidia-cuda-mps"
 COMMAND_CHARACTERS: Final = 200
 _STOPPED: Final = frozenset("TtZXx")
 """States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
@@ -23,6 +24,11 @@ def command_of(pid: int) -> str:
     words = _read(pid, "cmdline")
     text = words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
     return "".join(c if c.isprintable() else "?" for c in text)[:COMMAND_CHARACTERS]
+
+
+def is_mps_server(pid: int) -> bool:
+    """By its name, of which the kernel keeps 15 characters: nvidia-cuda-mps-server."""
+    return _read(pid, "comm").startswith(MPS_SERVER)
 
 
 def runs(pid: int) -> bool:

@@ -39,6 +39,8 @@ class Seen:
     key: str | None
     """Of the grant directory mounted in its namespace; else, for an arbiter of runs, of the one it was started with."""
     pid_inside: int
+    mps: bool = False
+    """It is an MPS server: the work of its clients runs on its channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ class Meter:
         for pid in pids:
             before, started = self._known.get(pid), host.started_at(pid)
             if before is None or before.started != started or before.key is None:
-                before = Seen(started, host.key_of(pid, self._grants, self._named_in), host.pid_inside(pid))
+                key = host.key_of(pid, self._grants, self._named_in)
+                before = Seen(started, key, host.pid_inside(pid), host.is_mps_server(pid))
             seen[pid] = before
         self._known = seen
         return seen

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from arbiter import turn_metrics
+from arbiter.enforcing import enforcements
 from arbiter.server import Server
 from observe.pages import Pages
 
@@ -51,13 +52,19 @@ class LedgerCollector(Collector):
         kills = CounterMetricFamily(
             "tangram_arbiter_kills", "processes killed because their container was over its limit"
         )
+        unenforced = GaugeMetricFamily(
+            "tangram_arbiter_unenforced",
+            "1 while a limit of the container is not enforced, for this reason",
+            labels=(*_CARD_LABELS[:3], "reason"),
+        )
         measures = GaugeMetricFamily(
             "tangram_arbiter_measures", "1 while NVML is read; 0 = contexts are unknown and the guard sees nothing"
         )
         measures.add_metric([], int(self._server.measuring.works))
         total_bad = total_kills = 0
         with self._server.lock:
-            for container in self._server.containers.values():
+            found = enforcements(self._server)
+            for key, container in self._server.containers.items():
                 total_bad += container.bad_packets
                 total_kills += container.kills
                 grant = container.grant
@@ -65,6 +72,8 @@ class LedgerCollector(Collector):
                     continue
                 place = [grant.namespace, grant.pod, grant.container]
                 connections.add_metric(place, len(container.connections))
+                for finding in found[key].findings:
+                    unenforced.add_metric([*place, finding.reason], 1)
                 for number, card in enumerate(grant.cards):
                     labels = [*place, card.uuid]
                     gauges["limit"].add_metric(labels, card.mib * 2**20)
@@ -82,7 +91,7 @@ class LedgerCollector(Collector):
             total_kills += self._server.kills_before
         bad.add_metric([], total_bad)
         kills.add_metric([], total_kills)
-        return [*gauges.values(), connections, bad, kills, measures, *turns]
+        return [*gauges.values(), connections, unenforced, bad, kills, measures, *turns]
 
 
 class _Threads(ThreadingMixIn, WSGIServer):

@@ -14,21 +14,25 @@ import mmap
 import os
 from typing import Final
 
-from vgpu.wire import PAGE_BYTES, TURN_AT
+from vgpu.wire import PAGE_BYTES, TURN_AT, UNDERSTANDS_REPORT, WORDS_AT
 
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
 
 
 class Page:
-    """One u64 for each card, and the container's turn, in an anonymous file."""
+    """One u64 for each card, the container's turn, and the arbiter's words, in an anonymous file.
 
-    def __init__(self) -> None:
+    `wait_ms`: how long a process waits for an arbiter that restarts; 0 = as its library does by itself.
+    """
+
+    def __init__(self, wait_ms: int = 0) -> None:
         writable = os.memfd_create("tangram-unleased", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(writable, PAGE_BYTES)
             self._map = mmap.mmap(writable, PAGE_BYTES, mmap.MAP_SHARED)
             self._numbers = memoryview(self._map).cast("Q")
+            self._numbers[WORDS_AT // 8] = UNDERSTANDS_REPORT | wait_ms << 32
             os.fchmod(writable, 0o444)
             _seal(writable)
             self.fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)

@@ -251,6 +251,9 @@ class Server:
             if connection.sock.fileno() in self._poller.get_map():
                 self._poller.unregister(connection.sock)
             connection.sock.close()
+        threadless = container.threadless()
+        if self.turns is not None and threadless is not None:
+            self.turns.never_suspend(container.folder.name, threadless)
         for connection in container.handed_over():
             self._poller.unregister(connection.sock)
             if self.turns is not None and container.grant is not None:

@@ -54,6 +54,12 @@ class ArbiterSettings(ProgramSettings):
         le=10_000,
         description="after a start, how long processes have to state what they hold before new leases",
     )
+    restart_wait_ms: int = Field(
+        30_000,
+        ge=1,
+        le=600_000,
+        description="how long a process waits for new memory, once per absence, while the arbiter restarts; afterwards it is refused at once",
+    )
     connections_limit: int = Field(
         1024,
         ge=1,

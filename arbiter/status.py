@@ -19,9 +19,20 @@ from msgspec import structs
 from arbiter import host
 from arbiter.connection import Connection, bound_socket
 from arbiter.container import Container
+from arbiter.enforcing import enforcements
 from arbiter.server import Server
+from vgpu.enforcement import TABLE, Enforcement
 from vgpu.ledger import Ledger
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, encode_status
+from vgpu.status import (
+    CardStatus,
+    ContainerStatus,
+    ProcessCard,
+    ProcessStatus,
+    Status,
+    TurnStatus,
+    UnenforcedStatus,
+    encode_status,
+)
 
 SEND_S: Final = 2.0
 """A reader that takes longer for one document is hung up on. Guessed."""
@@ -74,11 +85,14 @@ def status_of(server: Server) -> Status:
     """All containers that have a grant, as they are now."""
     with server.lock:
         turns = server.turns.statuses() if server.turns is not None else {}
-        containers = [_container(key, server.containers[key], turns.get(key)) for key in sorted(server.containers)]
+        found = enforcements(server)
+        containers = [
+            _container(key, server.containers[key], turns.get(key), found[key]) for key in sorted(server.containers)
+        ]
     return Status(tuple(_with_commands(container) for container in containers if container is not None))
 
 
-def _container(key: str, container: Container, turn: TurnStatus | None) -> ContainerStatus | None:
+def _container(key: str, container: Container, turn: TurnStatus | None, found: Enforcement) -> ContainerStatus | None:
     grant, ledger = container.grant, container.ledger
     if grant is None:
         return None
@@ -108,6 +122,11 @@ def _container(key: str, container: Container, turn: TurnStatus | None) -> Conta
         cards=cards,
         processes=(*connected, *_strangers(container.contexts.strangers)),
         turn=turn,
+        memory_state=found.memory,
+        gpu_time_state=found.gpu_time,
+        unenforced=tuple(
+            UnenforcedStatus(one.reason, tuple(sorted(TABLE[one.reason].limits)), one.pids) for one in found.findings
+        ),
     )
 
 

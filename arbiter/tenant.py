@@ -44,6 +44,9 @@ FORGET_S: Final = 10.0
 FADE: Final = 0.5
 """What of earlier looks counts in `pace`. Guessed: a sample that comes late is in the next look."""
 PARTIAL: Final = f"a process has more than {rm.CHANNELS_LIMIT} compute channels on a card, which one list cannot name"
+THREADLESS: Final = (
+    "a process could not start the library's helper thread, so nothing could resume it if the arbiter died"
+)
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Process:
     """One connection that tells of turns."""
 
     pid: int
+    pid_in_container: int = 0
     working: bool = False
     yields: bool = False
     worked_off: bool = False
@@ -106,6 +110,8 @@ class TenantTurns:
         self.trouble = ""
         """Why it cannot be suspended; empty = it can."""
         self.told_partial = False
+        self.threadless: frozenset[int] = frozenset()
+        """Host pids of its processes that are never suspended, as nothing in them could resume them."""
         self.complained_at_s = -inf
         self.failures = 0
         """Suspends that the driver refused."""
@@ -242,9 +248,17 @@ class TenantTurns:
             self.left.append(old)
             old.owes = new is not None and new.partial and old.runs is not Runs.ON
         if new is not None:
+            new.partial |= self.processes[number].pid in self.threadless
             if old is not None:
                 new.runs = Runs.UNSURE  # whatever it says of itself: we may have stopped what the old list names
             seats[key] = new
+
+    def spare(self, pids: frozenset[int]) -> None:
+        """From now on these processes are never suspended. One that is suspended is resumed."""
+        self.threadless = pids
+        for process in self.processes.values():
+            for seat in process.seats.values():
+                seat.partial = seat.channels.unlisted or process.pid in pids
 
     def sweep(self) -> list[Seat]:
         """Lists that were replaced, to be closed by the caller without the lock. What of them is still there is in the new list,
@@ -286,7 +300,7 @@ class TenantTurns:
             off_s=usage.off_s,
             capped_s=usage.capped_s,
             suspends=usage.suspends,
-            trouble=self.trouble or (PARTIAL if self.partial else ""),
+            trouble=self.trouble or (PARTIAL if self.unlisted else THREADLESS if self.partial else ""),
             mode="gate" if self.gates else "suspend",
             heals=self.heals,
             clearing_s=usage.clearing_s,
@@ -306,8 +320,18 @@ class TenantTurns:
 
     @property
     def partial(self) -> bool:
-        """Has any of its processes more channels on a card than a list holds?"""
+        """Has any of its processes more channels on a card than a list holds, or no thread that could resume it?"""
         return any(seat.partial for process in list(self.processes.values()) for seat in list(process.seats.values()))
+
+    @property
+    def unlisted(self) -> bool:
+        """Has any of its processes more channels on a card than a list holds?"""
+        return any(seat.channels.unlisted for process in self.processes.values() for seat in process.seats.values())
+
+    @property
+    def untried(self) -> bool:
+        """Has nobody tested its driver?"""
+        return self._untried
 
     def seats(self, card: str) -> list[Seat]:
         """Of all its processes, on this card."""

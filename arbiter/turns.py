@@ -68,6 +68,7 @@ class Turns:
         self._driver = "" if rm.is_tried(driver) else driver
         """Its version, where nobody has tried it; empty = known, or there is none."""
         self._lanes: dict[str, Lane] = {}
+        self._threadless: dict[str, frozenset[int]] = {}
         self._decision = Decision(frozenset(), inf, {})
         self.orders = Orders(self.share.lead_s)
 
@@ -84,7 +85,8 @@ class Turns:
                 connection.refuse(TOO_MANY, f"more than {most} processes of one container")
                 connection.sock.close()
                 return
-            tenant.processes[connection.number] = Process(connection.pid)
+            tenant.processes[connection.number] = Process(connection.pid, connection.pid_in_container)
+            tenant.threadless = self._threadless.get(name, frozenset())
             self._lane(grant.cards[0].uuid).take(tenant, connection)
 
     def change(self, name: str, grant: Grant) -> None:
@@ -97,9 +99,25 @@ class Turns:
                 self._know(tenant)
                 self._decide()
 
+    def never_suspend(self, name: str, pids: frozenset[int]) -> None:
+        """These processes of a container, by host pid, and no others, have no thread that could resume them if we died."""
+        with self.lock:
+            if pids:
+                self._threadless[name] = pids
+            else:
+                self._threadless.pop(name, None)
+            tenant = self.tenants.get(name)
+            if tenant is not None:
+                tenant.spare(pids)
+                self.orders.forget()
+                self._know(tenant)
+                self._show(tenant, 0.0)
+                self._wake(tenant)
+
     def drop(self, name: str) -> None:
         """The grant is gone, or another container's: hang up on its processes. Its page may be closed after this."""
         with self.lock:
+            self._threadless.pop(name, None)
             tenant = self.tenants.pop(name, None)
             if tenant is None:
                 return
@@ -306,6 +324,10 @@ class Turns:
         """The card whose thread has not come round for longest, and for how long; without the lock, which it may hold."""
         ages = {uuid: at_s - lane.alive_at_s for uuid, lane in self._lanes.copy().items()}
         return max(ages.items(), key=lambda of: of[1], default=("", 0.0))
+
+    def silent_s(self, tenant: TenantTurns, at_s: float) -> float:
+        """How long a thread that a tenant depends on has not come round. Under the lock."""
+        return max(0.0, at_s - self._alive_at_s(tenant)) if tenant.joined is not None else 0.0
 
     def fail(self) -> None:
         """A thread of ours failed: start everybody, and let a fresh arbiter take over."""

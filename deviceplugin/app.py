@@ -12,7 +12,7 @@ import structlog
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
 from deviceplugin.grants import Grants
-from deviceplugin.guard import NOTICES, REASON, Guard, Offence, Trouble
+from deviceplugin.guard import NOTICES, REASON, UNENFORCED, Guard, Offence, Trouble
 from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
@@ -168,6 +168,10 @@ class DevicePlugin:
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """Something is wrong with a container's GPU time: tell the pod's user."""
         self.recorder.event(about(pod, container), reason, NOTICES[reason].format(container), "Warning")
+
+    def unenforced(self, pod: Pod, container: str, note: str) -> None:
+        """A limit of a container is not enforced: tell the pod's user."""
+        self.recorder.event(about(pod, container), UNENFORCED, note, "Warning")
 
     def class_ignored(self, pod: Pod, note: str) -> None:
         """An annotation of a pod's class or level does not count: tell the pod's user."""

@@ -1,6 +1,6 @@
 """Follow what the arbiter says of containers over their limit: an Event on the pod, and its removal where the policy is `evict`.
 
-Of containers that compute without saying so, too: an Event.
+Of containers that compute without saying so, and of limits that are not enforced, too: an Event.
 
 The arbiter compares, and kills where the policy is `kill`; it has no way to the API server. This module reads its status socket,
 and decides nothing but what is new. An arbiter that does not answer changes nothing: what was told stays told.
@@ -9,14 +9,17 @@ and decides nothing but what is new. An arbiter that does not answer changes not
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
 import structlog
 
 from kube.objects import Pod
+from vgpu.enforcement import row_of
 from vgpu.errors import BadDocument
 from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, decode_status
 
@@ -47,6 +50,10 @@ _FOLLOWS: Final = {
     "kill": "the process that does it is killed",
     "report": "nothing more is done",
 }
+
+UNENFORCED: Final = "LimitNotEnforced"
+AGAIN_S: Final = 600.0
+"""A reason that comes and goes makes an Event this often at most, for each container. Guessed: as long as an Event is worth reading."""
 
 Trouble = Literal["unreachable", "unreadable"]
 
@@ -104,6 +111,15 @@ def notices(turn: TurnStatus | None) -> list[str]:
     return [reason for reason in NOTICES if holds[reason]]
 
 
+def unenforced_note(container: str, reason: str, limits: Iterable[str]) -> str:
+    """The sentence for a person. A reason of a later arbiter has no row here."""
+    row = row_of(reason)
+    told = (
+        f"{row.means} {row.do}" if row is not None else "This version does not know the reason; see the arbiter's log."
+    )
+    return f"the limit of {' and '.join(limits)} of container {container} is not enforced ({reason}): {told}"
+
+
 class Observer(Protocol):
     """Who acts on what is new."""
 
@@ -116,6 +132,9 @@ class Observer(Protocol):
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """One of `NOTICES` holds for a container for which it did not."""
 
+    def unenforced(self, pod: Pod, container: str, note: str) -> None:
+        """A limit of a container is not enforced, for a reason that did not hold before."""
+
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The status could not be had this time."""
 
@@ -123,8 +142,16 @@ class Observer(Protocol):
 class Guard:
     """Looks every `EVERY_S`. `pod` answers the pod of a UID when the watch knows it."""
 
-    def __init__(self, socket: Path, pod: Callable[[str], Pod | None], observer: Observer) -> None:
-        self._socket, self._pod, self._observer = socket, pod, observer
+    def __init__(
+        self,
+        socket: Path,
+        pod: Callable[[str], Pod | None],
+        observer: Observer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._socket, self._pod, self._observer, self._clock = socket, pod, observer, clock
+        self._unenforced_s: dict[tuple[str, str, str], float] = {}
+        """When each reason of a container was told last; forgotten with its container."""
         self._told: frozenset[tuple[str, str, str]] = frozenset()
         self._noticed: frozenset[tuple[str, str, str]] = frozenset()
         self._trouble = ""
@@ -152,6 +179,7 @@ class Guard:
         self._trouble = ""
         self._follow(offences(status))
         self._notice((c.uid, c.container, reason) for c in status.containers for reason in notices(c.turn))
+        self._tell_unenforced(status.containers)
 
     def _follow(self, found: list[Offence]) -> None:
         told = set()
@@ -175,6 +203,20 @@ class Guard:
                 log.warning("noticed", reason=reason, pod=pod.key, uid=uid, container=container)
                 self._observer.noticed(pod, container, reason)
         self._noticed = frozenset(known)
+
+    def _tell_unenforced(self, containers: Iterable[ContainerStatus]) -> None:
+        there = {(c.uid, c.container): c for c in containers}
+        self._unenforced_s = {key: at_s for key, at_s in self._unenforced_s.items() if key[:2] in there}
+        for (uid, name), found in there.items():
+            for one in found.unenforced:
+                key, now_s = (uid, name, one.reason), self._clock()
+                pod = self._pod(uid)
+                if pod is None or now_s - self._unenforced_s.get(key, -inf) < AGAIN_S:
+                    continue  # the watch may be late: look again
+                self._unenforced_s[key] = now_s
+                note = unenforced_note(name, one.reason, one.limits)
+                log.warning("a limit is not enforced", pod=pod.key, uid=uid, container=name, reason=one.reason)
+                self._observer.unenforced(pod, name, note)
 
 
 async def read_document(socket: Path) -> bytes:

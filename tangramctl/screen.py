@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -14,7 +14,9 @@ from rich.text import Text
 
 from tangramctl.top import Row as TimeRow
 from tangramctl.top import Table as TimeTable
-from tangramctl.view import CardView, Entry, View
+from tangramctl.view import CardView, Entry, View, unenforced_limit, why_unenforced
+from vgpu.enforcement import Limit
+from vgpu.status import UnenforcedStatus
 
 GIB: Final = 2**30
 MIB: Final = 2**20
@@ -92,6 +94,7 @@ def live(to: Console) -> Iterator[Callable[[RenderableType], None]]:
 def drawn(view: View, width: int) -> RenderableType:
     """The table in so many columns, and below it what could not be read."""
     notes = [Text(note, style="yellow") for note in view.notes]
+    notes += [Text(why, style="red") for entry in view.entries for why in why_unenforced(entry.name, entry.unenforced)]
     if not view.entries:
         return Group(Text("no run holds a share of a GPU"), *notes)
     rows = [_row(entry, card) for entry in view.entries for card in entry.cards]
@@ -126,9 +129,9 @@ def _row(entry: Entry, card: CardView) -> list[Text]:
         Text(entry.name),
         Text(f"{name} fake" if entry.fake else name),
         Text(klass),
-        Text(f"{card.core_percent}%" if card.core_percent else "-"),
+        marked(f"{card.core_percent}%" if card.core_percent else "-", Limit.GPU_TIME, entry.unenforced),
         Text("-" if entry.turn is None else clock(entry.turn.on_s)),
-        Text(amount(card.limit_bytes)),
+        marked(amount(card.limit_bytes), Limit.MEMORY, entry.unenforced),
         Text(amount(card.leased_bytes)),
         Text(amount(card.used_bytes), style=over),
         Text(amount(card.context_bytes)),
@@ -136,6 +139,11 @@ def _row(entry: Entry, card: CardView) -> list[Text]:
         Text("?" if entry.processes is None else str(len(entry.processes))),
         Text(entry.command),
     ]
+
+
+def marked(text: str, limit: Limit, found: Iterable[UnenforcedStatus]) -> Text:
+    """A limit, with a sign where it is not enforced."""
+    return Text(f"{text}!", style="bold red") if unenforced_limit(limit, found) else Text(text)
 
 
 def amount(size: int | None) -> str:
@@ -162,6 +170,7 @@ def drawn_top(table: TimeTable, width: int) -> RenderableType:
     notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
     notes += [Text(f"{row.name}: {UNTOLD}", style="yellow") for row in table.rows if row.untold]
     notes += [Text(f"{row.name}: {STOPPED}", style="yellow") for row in table.rows if row.stopped]
+    notes += [Text(why, style="red") for row in table.rows for why in why_unenforced(row.name, row.unenforced)]
     if not table.rows:
         return Group(Text("nobody computes"), *notes)
     first = 1 if all(row.pid is None for row in table.rows) else 0  # containers of pods have no PID here
@@ -175,7 +184,7 @@ def _top_row(row: TimeRow) -> list[Text]:
         Text(row.name),
         Text(row.klass if row.level == 2 else f"{row.klass}/{row.level}"),
         Text(row.state if row.mode == "suspend" else f"{row.state} (gate)"),
-        Text(f"{row.asked_percent}%" if row.asked_percent else "-"),
+        marked(f"{row.asked_percent}%" if row.asked_percent else "-", Limit.GPU_TIME, row.unenforced),
         *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
         Text("-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms"),
         Text("?" if row.suspends is None else str(row.suspends)),

@@ -15,6 +15,7 @@ import msgspec
 
 from tangramctl import view
 from tangramctl.view import Entry, View
+from vgpu.status import UnenforcedStatus
 
 PERIOD_S: Final = 1.0
 """What a share is of. A second holds twenty turns."""
@@ -30,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     klass: str
     level: int
     state: str
-    """runs, waits, capped, or idle"""
+    """runs, waits, capped, or idle; unknown of one that reports no GPU time and should"""
     asked_percent: int
     """0 = no cap"""
     got_percent: float | None
@@ -49,6 +50,8 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """It computes while it says it is idle."""
     stopped: bool = False
     """Something other than the arbiter seems to stop its work again and again."""
+    unenforced: tuple[UnenforcedStatus, ...] = ()
+    """Limits that are not enforced, and why."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -64,6 +67,7 @@ def between(before: View, now: View, seconds: float) -> Table:
     """What everybody who tells of GPU time got. An arbiter that started anew counts from nothing: then nothing is known yet."""
     then = {entry.key: entry for entry in before.entries}
     rows = [_row(then.get(entry.key), entry, seconds) for entry in now.entries if entry.turn is not None]
+    rows += [_unknown(entry) for entry in now.entries if entry.turn is None and entry.unenforced]
     return Table(tuple(sorted(rows, key=lambda row: (-(row.got_percent or 0.0), row.name))), seconds, now.notes)
 
 
@@ -100,6 +104,29 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
         command=now.command,
         untold=turn.untold,
         stopped=turn.stopped,
+        unenforced=now.unenforced,
+    )
+
+
+def _unknown(entry: Entry) -> Row:
+    """One whose GPU time nobody knows, for a reason that is told."""
+    return Row(
+        key=entry.key,
+        name=entry.name,
+        pid=entry.pid,
+        klass=entry.klass,
+        level=entry.level,
+        state="unknown",
+        asked_percent=max((card.core_percent for card in entry.cards), default=0),
+        got_percent=None,
+        waited_percent=None,
+        capped_percent=None,
+        wait_ms=None,
+        suspends=None,
+        mode="suspend",
+        trouble="",
+        command=entry.command,
+        unenforced=entry.unenforced,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,9 @@ from tangramctl.book import Run, Unread, runs
 from tangramctl.errors import Broken
 from tangramctl.machine import Machine, default_root, found
 from tangramctl.proc import called_by_kubectl
+from vgpu.enforcement import Limit, row_of
 from vgpu.errors import BadDocument
-from vgpu.status import ContainerStatus, Status, TurnStatus, decode_status
+from vgpu.status import ContainerStatus, Status, TurnStatus, UnenforcedStatus, decode_status
 
 VERSION: Final = 1
 CLUSTER_SOCKET: Final = Path("/var/lib/tangram/status.sock")
@@ -71,6 +73,8 @@ class Entry(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     processes: tuple[ProcessView, ...] | None
     turn: TurnStatus | None = None
     """What it got of the card's time; None while none of its processes computes, or no arbiter says."""
+    unenforced: tuple[UnenforcedStatus, ...] = ()
+    """Limits that are not enforced, and why."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -115,12 +119,31 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
 
 def _tells_nothing(entry: Entry) -> bool:
     """It asked for a part of a card's time and has a context, and nobody heard of channels of its processes."""
-    return entry.turn is None and any(card.core_percent and card.context_bytes for card in entry.cards)
+    return (
+        entry.turn is None
+        and not entry.unenforced
+        and any(card.core_percent and card.context_bytes for card in entry.cards)
+    )
 
 
 def _not_held(entry: Entry) -> str:
     percent = max(card.core_percent for card in entry.cards)
     return f"{entry.name} asked for {percent} % of a GPU's time and is not held to it: none of its processes has told of its channels yet (docs/gpu-time.md)"
+
+
+def why_unenforced(name: str, found: Iterable[UnenforcedStatus]) -> list[str]:
+    """A sentence for each reason. One of a later arbiter has no row here."""
+    rows = ((one, row_of(one.reason)) for one in found)
+    return [
+        f"! {name}: {' and '.join(one.limits)} not enforced ({one.reason}): "
+        + (row.means if row is not None else "a reason of a later version")
+        for one, row in rows
+    ]
+
+
+def unenforced_limit(limit: Limit, found: Iterable[UnenforcedStatus]) -> bool:
+    """Is this one of those that are not enforced?"""
+    return any(limit in one.limits for one in found)
 
 
 def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], list[str]]:
@@ -179,6 +202,7 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Ent
         cards=(card,),
         processes=_processes(status) if status else None,
         turn=status.turn if status else None,
+        unenforced=status.unenforced if status else (),
     )
 
 
@@ -211,6 +235,7 @@ def _container(status: ContainerStatus) -> Entry:
         cards=cards,
         processes=_processes(status),
         turn=status.turn,
+        unenforced=status.unenforced,
     )
 
 

@@ -36,6 +36,8 @@ class Holding:
     """It has asked for a context since it connected."""
     recall: int = 0
     """Number of the recall it has not answered; 0 = none."""
+    recalled_at_s: float = 0.0
+    """When that was sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,14 +75,34 @@ class Ledger:
         self._may_answer = may_answer
         self._room_bytes = room_bytes
         self._recalls = 0
+        self._exact: set[int] = set()
+        """Processes that are never sent a recall."""
 
     def join(self, process: int) -> None:
         """A process connected. It holds nothing."""
         for card in self._cards:
             card.holdings[process] = Holding()
 
+    def leases_exactly(self, process: int, now_s: float, *, exact: bool) -> list[Event]:
+        """A process leases no more than it uses and could not answer a recall: it is sent none. One that it owes is not waited for."""
+        if not exact:
+            self._exact.discard(process)
+            return []
+        self._exact.add(process)
+        for card in self._cards:
+            card.holdings[process].recall = 0
+            for ask in card.asks:
+                ask.waits_for.discard(process)
+        return self._decide_all(now_s)
+
+    def silent_s(self, process: int, now_s: float) -> float | None:
+        """How long a process that holds a lease has owed the answer to a recall; None = it owes none."""
+        holdings = (card.holdings[process] for card in self._cards)
+        return max((now_s - one.recalled_at_s for one in holdings if one.recall and one.leased_bytes), default=None)
+
     def leave(self, process: int, now_s: float) -> list[Event]:
         """A process hung up: all it leased is free again."""
+        self._exact.discard(process)
         events: list[Event] = []
         for number, card in enumerate(self._cards):
             holding = card.holdings.pop(process, None)
@@ -328,7 +348,11 @@ class Ledger:
             full = bool(ask.key) and card.shared.full()
             if missing_bytes <= free_bytes and not full:
                 events.append(self._grant(number, ask, free_bytes))
-            elif not ask.recalled and not full and (wanted := self._recall(number, ask, missing_bytes - free_bytes)):
+            elif (
+                not ask.recalled
+                and not full
+                and (wanted := self._recall(number, ask, missing_bytes - free_bytes, now_s))
+            ):
                 ask.asked_at_s, ask.until_s = now_s, now_s + self._recall_wait_s
                 return events + wanted
             elif ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s)):
@@ -382,7 +406,7 @@ class Ledger:
         ask.until_s = min(now_s + self._recall_wait_s, ask.asked_at_s + RECALL_MOST_S)
         return bool(ask.waits_for) and now_s < ask.until_s
 
-    def _recall(self, number: int, ask: Ask, missing_bytes: int) -> list[Event]:
+    def _recall(self, number: int, ask: Ask, missing_bytes: int, now_s: float) -> list[Event]:
         """Ask every sibling that holds something. One that still owes an answer is not waited for again."""
         card = self._cards[number]
         ask.recalled = True
@@ -390,10 +414,10 @@ class Ledger:
         if missing_bytes + self._free_bytes(number) > card.limit_bytes:
             return events
         for process, holding in card.holdings.items():
-            if process == ask.process or holding.leased_bytes == 0 or holding.recall:
+            if process == ask.process or holding.leased_bytes == 0 or holding.recall or process in self._exact:
                 continue
             self._recalls = self._recalls % 0x7FFFFFFF + 1
-            holding.recall = RECALLS | self._recalls
+            holding.recall, holding.recalled_at_s = RECALLS | self._recalls, now_s
             ask.waits_for.add(process)
             events.append(Wanted(process, number, holding.recall, missing_bytes))
         return events

@@ -226,7 +226,16 @@ class Drop:
     key: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Library: a limit that this process cannot enforce, by the number of its reason (`vgpu.enforcement`). Not answered."""
+
+    reason: int
+    active: bool
+    """False = the reason has ended."""
+
+
 Message = (
     Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
-    | Channels | Activity | Hold | Drop
+    | Channels | Activity | Hold | Drop | Report
 )  # fmt: skip

@@ -94,6 +94,16 @@ class TurnStatus(msgspec.Struct, frozen=True):
     """GPU time that the driver counted of its processes; None where it does not tell."""
 
 
+class UnenforcedStatus(msgspec.Struct, frozen=True):
+    """Why a limit of a container is not enforced. docs/reference/enforcement.md lists the reasons."""
+
+    reason: str
+    limits: tuple[str, ...]
+    """memory, gpu-time"""
+    pids: tuple[int, ...] = ()
+    """Of the host; none = it is about the container as a whole."""
+
+
 class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """One grant directory that has a grant."""
 
@@ -113,6 +123,11 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     processes: tuple[ProcessStatus, ...]
     turn: TurnStatus | None = None
     """None while none of its processes has told of its channels."""
+    memory_state: str = "enforced"
+    """enforced, refused or unenforced"""
+    gpu_time_state: str = "enforced"
+    unenforced: tuple[UnenforcedStatus, ...] = ()
+    """Empty = nothing is; also what an arbiter without this field says."""
 
 
 class Status(msgspec.Struct, frozen=True):

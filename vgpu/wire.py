@@ -29,6 +29,7 @@ from vgpu.messages import (
     Processes,
     ProcessList,
     Recall,
+    Report,
     Return,
     Space,
     Step,
@@ -40,8 +41,8 @@ from vgpu.messages import (
 
 __all__ = [
     "Activity", "Channels", "Context", "Drop", "Error", "Held", "Hello", "Hold", "Lease", "Leased", "ListedProcess",
-    "Measured", "Message", "ProcessList", "Processes", "Recall", "Return", "Space", "Step", "Usage", "Welcome",
-    "WelcomeCard", "What", "decode", "encode",
+    "Measured", "Message", "ProcessList", "Processes", "Recall", "Report", "Return", "Space", "Step", "Usage",
+    "Welcome", "WelcomeCard", "What", "decode", "encode",
 ]  # fmt: skip
 
 MAGIC: Final = 0x52474E54
@@ -56,6 +57,12 @@ REQUEST_LIMIT: Final = 4096
 """Nothing that a library sends is longer."""
 TURN_AT: Final = 1024
 """Where in the page the container's turn is: u64 beat_ms, u32 off, u32 gate."""
+WORDS_AT: Final = TURN_AT + 16
+"""Where in the page the arbiter says what it understands and wants: u32 features, u32 wait_ms. Both are 0 of one that has no such words."""
+UNDERSTANDS_REPORT: Final = 1
+"""Bit of the features."""
+REASONS_LIMIT: Final = 31
+"""Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
 CHANNELS_LIMIT: Final = 64
 """Of one kind, of one client on one card; the kernel driver's own limit for a list."""
 UNLISTED: Final = 1
@@ -86,18 +93,19 @@ _MEASURED = struct.Struct("<IIQQ")
 _CARD_ONLY = struct.Struct("<II")
 _CHANNELS = struct.Struct("<6I64I64I")
 _ACTIVITY = struct.Struct("<IIQ")
+_REPORT = struct.Struct("<II")
 _SHARED = struct.Struct(f"<IIIIQ{KEY_BYTES}s")
 _PROCESS = struct.Struct("<IIQ")
 
 _TYPES: Final[dict[type[Message], int]] = {
     Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
-    Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14, Hold: 15, Drop: 16,
+    Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14, Hold: 15, Drop: 16, Report: 17,
 }  # fmt: skip
 _NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
 _BODY_BYTES: Final = {
     1: _HELLO.size, 3: _LEASE.size, 4: _LEASED.size, 5: _AMOUNT.size, 6: _AMOUNT.size, 7: _USAGE.size, 8: _ERROR.size,
     9: _CONTEXT.size, 10: _MEASURED.size, 11: _CARD_ONLY.size, 13: _CHANNELS.size, 14: _ACTIVITY.size,
-    15: _SHARED.size, 16: _SHARED.size,
+    15: _SHARED.size, 16: _SHARED.size, 17: _REPORT.size,
 }  # fmt: skip
 
 
@@ -138,6 +146,8 @@ def _body(message: Message) -> bytes:
             return _ACTIVITY.pack(what, 0, value)
         case Hold(card, held, space, amount, key) | Drop(card, held, space, amount, key):
             return _SHARED.pack(card, held, space, 0, amount, key)
+        case Report(reason, active):
+            return _REPORT.pack(reason, int(active))
         case ProcessList(card, processes):
             return _CARD_ONLY.pack(card, len(processes)) + b"".join(
                 _PROCESS.pack(process.pid, 0, process.used_bytes) for process in processes
@@ -204,6 +214,8 @@ def _message(number: int, body: bytes) -> Message:
             card, held, space, _, amount, key = _SHARED.unpack(body)
             kind = Hold if number == 15 else Drop
             return kind(_card(card), _held(held), _space(space), amount, key)
+        case 17:
+            return _report(*_REPORT.unpack(body))
         case _:
             code, text = _ERROR.unpack(body)
             return Error(code, _text(text))
@@ -278,6 +290,12 @@ def _space(space: int) -> Space:
     if not Space.IPC <= space <= Space.POOL:
         raise BadDocument(f"packet HOLD or DROP has a key of kind {space}: kinds are {Space.IPC} to {Space.POOL}")
     return Space(space)
+
+
+def _report(reason: int, active: int) -> Report:
+    if not 1 <= reason <= REASONS_LIMIT or active > 1:
+        raise BadDocument(f"packet REPORT of reason {reason}, active {active}: 1 to {REASONS_LIMIT}, and 0 or 1")
+    return Report(reason, bool(active))
 
 
 def _step(step: int) -> Step:

@@ -33,6 +33,7 @@ ALERTS: Final = {
     "tangram_arbiter_over_limit_bytes": "`> 0` for 1 min: a container goes around the library; the guard's policy says what becomes of it",
     "tangram_arbiter_measures": "`== 0` for 10 min: contexts are not counted, and nobody is found over his limit",
     "tangram_arbiter_turns_trouble": "`> 0` for 10 min: its GPU time is not held, at the cost of those beside it",
+    "tangram_arbiter_unenforced": "`> 0` for 10 min: a limit of a container is not enforced; the label says why",
     "tangram_arbiter_connections": "`> 1000`: near the 1,024 processes that one container may have",
     "tangram_arbiter_bad_packets_total": "`increase(...[10m]) > 0`: a process in a container speaks to the arbiter as the library would not",
 }  # fmt: skip

@@ -13,12 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.guard import Guard, Offence, Trouble, offences
+from deviceplugin.guard import AGAIN_S, Guard, Offence, Trouble, offences
 from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.names import GUARDS
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, encode_status
+from vgpu.status import (
+    CardStatus,
+    ContainerStatus,
+    ProcessCard,
+    ProcessStatus,
+    Status,
+    TurnStatus,
+    UnenforcedStatus,
+    encode_status,
+)
 
 MIB = 2**20
 
@@ -46,6 +55,7 @@ class Told:
     now: list[int] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    unenforced_notes: list[str] = field(default_factory=list)
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
         assert pod.uid == offence.uid
@@ -56,6 +66,10 @@ class Told:
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         self.notices.append(f"{pod.uid} {container} {reason}")
+
+    def unenforced(self, pod: Pod, container: str, note: str) -> None:
+        assert f"of container {container} " in note
+        self.unenforced_notes.append(f"{pod.uid} {note}")
 
     def arbiter_silent(self, trouble: Trouble) -> None:
         self.troubles.append(trouble)
@@ -68,9 +82,10 @@ class Looking:
     socket: Path
     known: dict[str, Pod] = field(default_factory=lambda: {p.uid: p for p in (pod("a").build(), pod("b").build())})
     told: Told = field(default_factory=Told)
+    at_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.guard = Guard(self.socket, self.known.get, self.told)
+        self.guard = Guard(self.socket, self.known.get, self.told, lambda: self.at_s)
 
     async def look(self, document: bytes | None) -> None:
         if document is None:
@@ -230,3 +245,52 @@ def test_what_is_found_out_about_gpu_time_is_told_of_once_each_time(looking: Loo
         f"uid-default-a main {reason}",
         f"uid-default-c main {reason}",
     ]
+
+
+def unenforced(name: str, *reasons: str) -> ContainerStatus:
+    return msgspec.structs.replace(
+        container(name, over=False), unenforced=tuple(UnenforcedStatus(reason, ("gpu-time",)) for reason in reasons)
+    )
+
+
+def test_a_limit_that_is_not_enforced_is_told_once_for_each_reason_and_container(looking: Looking) -> None:
+    async def look() -> None:
+        await looking.look_at(unenforced("a", "no-thread"), unenforced("b", "no-thread"))
+        await looking.look_at(unenforced("a", "no-thread", "gated"), unenforced("b", "no-thread"))
+
+    asyncio.run(look())
+    assert [note.partition(":")[0] for note in looking.told.unenforced_notes] == [
+        "uid-default-a the limit of gpu-time of container main is not enforced (no-thread)",
+        "uid-default-b the limit of gpu-time of container main is not enforced (no-thread)",
+        "uid-default-a the limit of gpu-time of container main is not enforced (gated)",
+    ]
+    assert "Raise the pod's pids limit" in looking.told.unenforced_notes[0]
+
+
+def test_a_reason_that_comes_and_goes_is_told_again_after_ten_minutes_only(looking: Looking) -> None:
+    async def look() -> None:
+        for looking.at_s in (0.0, 1.0, AGAIN_S - 1, AGAIN_S):
+            await looking.look_at(unenforced("a", "mps"))
+            await looking.look_at(unenforced("a"))
+
+    asyncio.run(look())
+    assert len(looking.told.unenforced_notes) == 2
+
+
+def test_a_limit_is_told_of_when_the_watch_knows_the_pod(looking: Looking) -> None:
+    late = looking.known.pop("uid-default-a")
+
+    async def look() -> None:
+        await looking.look_at(unenforced("a", "nvml"))
+        assert looking.told.unenforced_notes == []
+        looking.known[late.uid] = late
+        await looking.look_at(unenforced("a", "nvml"))
+
+    asyncio.run(look())
+    assert len(looking.told.unenforced_notes) == 1
+
+
+def test_a_reason_of_a_later_arbiter_is_told_too(looking: Looking) -> None:
+    asyncio.run(looking.look_at(unenforced("a", "something-new")))
+    (note,) = looking.told.unenforced_notes
+    assert "(something-new)" in note

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tangramctl import screen, top
 from tangramctl.view import Entry, View
-from vgpu.status import TurnStatus
+from vgpu.status import TurnStatus, UnenforcedStatus
 
 
 def turn(on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, *, on=True, working=True, asked=0, mode="suspend", trouble=""):
@@ -98,3 +98,19 @@ def _lines(table: top.Table, width: int) -> list[str]:
         console.print(screen.drawn_top(table, width))
     assert all(len(line) <= width for line in got.get().splitlines())
     return got.get().splitlines()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_limit_that_is_not_enforced_is_marked_and_the_reason_stands_below(known: bool):
+    found = (UnenforcedStatus("no-channels", ("gpu-time",), (7,)), UnenforcedStatus("something-new", ("memory",)))
+    one = msgspec.structs.replace(entry("a", turn(1, asked=30) if known else None), unenforced=found)
+    table = top.between(View((one,)), View((one,)), 1.0)
+    (row,) = table.rows
+    assert (row.unenforced, row.state) == (found, "runs" if known else "unknown")
+    console = Console(width=200)
+    with console.capture() as got:
+        console.print(screen.drawn_top(table, 200))
+    text = got.get()
+    assert "! name-a: gpu-time not enforced (no-channels): A process has a CUDA context" in text
+    assert "! name-a: memory not enforced (something-new): a reason of a later version" in text
+    assert "%!" in text or "-!" in text

@@ -21,7 +21,16 @@ from tangramctl import book, screen, service, view
 from tangramctl.errors import Broken
 from tangramctl.machine import Machine, prepared
 from vgpu.grant import Slice
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, encode_status
+from vgpu.status import (
+    CardStatus,
+    ContainerStatus,
+    ProcessCard,
+    ProcessStatus,
+    Status,
+    TurnStatus,
+    UnenforcedStatus,
+    encode_status,
+)
 
 MIB = 2**20
 UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
@@ -255,3 +264,16 @@ def test_where_output_is_no_terminal_nothing_is_cut_and_no_line_ends_with_blanks
     assert [line for line in lines if line != line.rstrip() or not line] == []
     assert lines[1].endswith("  sh")
     assert lines[2].endswith("x" * 500)
+
+
+@pytest.mark.parametrize(("limit", "mark"), [("memory", "1Gi!"), ("gpu-time", "30%!")])
+def test_a_limit_that_is_not_enforced_is_marked_and_the_reason_stands_below(limit: str, mark: str) -> None:
+    found = structs.replace(told("k"), unenforced=(UnenforcedStatus("graphics", (limit,), (7,)),))
+    seen = view.View((view._container(found),))
+    assert b'"reason": "graphics"' in view.encode(seen)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(screen.drawn(seen, 200))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("!") == 2
+    assert mark in text
+    assert f"! default/a/main: {limit} not enforced (graphics): A process uses a graphics API" in text

@@ -18,6 +18,7 @@ from vgpu.status import (
     ProcessStatus,
     Status,
     TurnStatus,
+    UnenforcedStatus,
     decode_status,
     encode_status,
 )
@@ -32,7 +33,9 @@ TEXT = """
     "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
   "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
     "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0, "clearing_s": 0.0,
-    "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null}}],
+    "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null},
+  "memory_state": "enforced", "gpu_time_state": "unenforced",
+  "unenforced": [{"reason": "no-channels", "limits": ["gpu-time"], "pids": [7]}]}],
  "version": 1}
 """ % (UUID, UUID)  # noqa: UP031
 STATUS = Status(
@@ -42,6 +45,8 @@ STATUS = Status(
             cards=(CardStatus(UUID, 100, 30, 50, 40, 9),),
             processes=(ProcessStatus(7, 1, "python train.py", (ProcessCard(UUID, 40, 9, 49),)),),
             turn=TurnStatus(True, True, 1, 30, 1.5, 0.25, 3.0, 40, ""),
+            gpu_time_state="unenforced",
+            unenforced=(UnenforcedStatus("no-channels", ("gpu-time",), (7,)),),
         ),
     )
 )  # fmt: skip

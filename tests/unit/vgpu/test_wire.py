@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vgpu import wire
+from vgpu.enforcement import REPORTED
 from vgpu.errors import BadDocument, NewerVersion
 
 U32 = st.integers(0, 2**32 - 1)
@@ -41,6 +42,7 @@ MESSAGES = st.one_of(
     st.builds(wire.Channels, CARD, U32, U32, CHANNELS, CHANNELS, st.booleans(), st.booleans()),
     st.builds(wire.Hold, CARD, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Drop, CARD, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
+    st.builds(wire.Report, st.integers(1, wire.REASONS_LIMIT), st.booleans()),
     st.builds(wire.Activity, st.sampled_from(wire.What), U64),
     st.builds(wire.ProcessList, CARD, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
 )
@@ -115,7 +117,7 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     header = (Path(__file__).parents[3] / "shim/src/wire.h").read_text()
     in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)[,\n }]", header)}
     kinds = {c_name(kind): _number(kind) for kind in get_args(wire.Message)}
-    assert len(kinds) == 16
+    assert len(kinds) == 17
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
     assert {what.name: in_c[what.name] for what in wire.What} == {what.name: what.value for what in wire.What}
@@ -124,6 +126,13 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert in_c["FOR_TURNS"] == wire.FOR_TURNS
     assert in_c["FOR_CONTEXT"] == wire.FOR_CONTEXT
     assert in_c["TURN_AT"] == wire.TURN_AT
+    assert wire.WORDS_AT + 8 == wire.TURN_AT + 24
+    assert "sizeof(struct wire_turn) == 24" in header
+    assert in_c["UNDERSTANDS_REPORT"] == wire.UNDERSTANDS_REPORT
+    (block,) = re.findall(r"enum wire_reason \{(.*?)\};", header, re.DOTALL)
+    reasons = {int(number): set(name.split("_")) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)", block)}
+    assert reasons.pop(max(reasons)) == {"REASONS"}, "the number after the last"
+    assert reasons == {number: set(reason.name.split("_")) for number, reason in REPORTED.items()}
     assert in_c["CHANNELS_LIMIT"] == wire.CHANNELS_LIMIT
     assert in_c["PROCESSES_LIMIT"] == wire.PROCESSES_LIMIT
     assert in_c["VERSION"] == wire.VERSION
@@ -145,6 +154,14 @@ def test_the_most_processes_fit_a_packet_and_one_more_is_refused() -> None:
     struct.pack_into("<I", one_more, 20, wire.PROCESSES_LIMIT + 1)
     with pytest.raises(BadDocument, match="PROCESS_LIST of 1025 processes"):
         wire.decode(bytes(one_more))
+
+
+@pytest.mark.parametrize(("at", "value"), [(16, 0), (16, 32), (20, 2)])
+def test_a_report_of_no_reason_or_of_another_activity_is_refused_by_number(at: int, value: int) -> None:
+    packet = bytearray(wire.encode(1, wire.Report(1, True)))
+    struct.pack_into("<I", packet, at, value)
+    with pytest.raises(BadDocument, match=r"REPORT of reason [0-9]+, active [0-9]+: 1 to 31, and 0 or 1"):
+        wire.decode(bytes(packet))
 
 
 @pytest.mark.parametrize("step", [0, 4, 2**32 - 1])
@@ -169,8 +186,8 @@ def _number(kind: type[wire.Message]) -> int:
     values: dict[str, object] = {
         "cards": (), "processes": (), "library_version": "", "text": "", "refused": False, "known": False,
         "step": wire.Step.BEGIN, "held": wire.Held.MADE, "space": wire.Space.IPC, "key": bytes(wire.KEY_BYTES),
-        "compute": (), "copy": (),
+        "compute": (), "copy": (), "active": False,
     }  # fmt: skip
     made: Any = kind
-    message = made(**{name: values.get(name, 0) for name in kind.__dataclass_fields__})
+    message = made(**{name: values.get(name, 1 if name == "reason" else 0) for name in kind.__dataclass_fields__})
     return int(struct.unpack_from("<H", wire.encode(0, message), 6)[0])

@@ -1,0 +1,94 @@
+"""What the arbiter knows of each container that `vgpu.enforcement` decides on: from its connections, its ledger and its GPU time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from arbiter.connection import Connection
+from arbiter.container import Container
+from arbiter.server import Server
+from arbiter.timer import now_s
+from arbiter.turns import Turns
+from vgpu.enforcement import ContainerFacts, Enforcement, ProcessFacts, enforcement, reported
+
+Process = tuple[int, int]
+"""Its host pid; where that is 0 (another pid namespace), with the pid that it says it has in its container."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFacts:
+    """Of a container that has a connection for GPU time."""
+
+    channels: frozenset[tuple[Process, int]] = frozenset()
+    """Processes, and the cards on which they reported channels."""
+    gated: bool = False
+    partial: bool = False
+    trial_failed: bool = False
+    stalled_s: float = 0.0
+
+
+NOTHING: Final = TimeFacts()
+
+
+def enforcements(server: Server) -> dict[str, Enforcement]:
+    """Of every container that has a grant, by key. Called under the server's lock."""
+    times = time_facts(server.turns) if server.turns is not None else None
+    return {key: enforcement(_facts(server, key, one, times)) for key, one in server.containers.items()}
+
+
+def time_facts(turns: Turns) -> dict[str, TimeFacts]:
+    """By key."""
+    with turns.lock:
+        at_s = now_s()
+        return {
+            name: TimeFacts(
+                channels=frozenset(
+                    (_named(process.pid, process.pid_in_container), card)
+                    for process in tenant.processes.values()
+                    for card, _ in process.seats
+                ),
+                gated=tenant.joined is not None and tenant.gates,
+                partial=tenant.unlisted,
+                trial_failed=tenant.untried and bool(tenant.trouble),
+                stalled_s=turns.silent_s(tenant, at_s),
+            )
+            for name, tenant in turns.tenants.items()
+        }
+
+
+def _facts(server: Server, key: str, container: Container, times: Mapping[str, TimeFacts] | None) -> ContainerFacts:
+    time = NOTHING if times is None else times.get(key, NOTHING)
+    meter = server.measuring.meter
+    processes = (
+        ProcessFacts(
+            pid=connection.pid,
+            reported=frozenset(map(reported, connection.reported)),
+            without_channels_s=None if times is None else _without_channels_s(connection, time, container.now_s),
+            recall_s=container.ledger.silent_s(connection.number, container.now_s),
+        )
+        for connection in container.connections.values()
+        if connection.welcomed
+    )
+    return ContainerFacts(
+        grant_readable=container.readable,
+        core_percent=max((card.core_percent for card in container.grant.cards), default=0) if container.grant else 0,
+        gated=time.gated,
+        partial=time.partial,
+        trial_failed=time.trial_failed,
+        mps=container.mps,
+        stalled_s=time.stalled_s,
+        measured=meter is None or not (meter.tried and meter.trouble),
+        processes=tuple(processes),
+    )
+
+
+def _without_channels_s(connection: Connection, time: TimeFacts, at_s: float) -> float | None:
+    process = _named(connection.pid, connection.pid_in_container)
+    begun = (since for card, since in connection.contexts_s.items() if (process, card) not in time.channels)
+    return max((at_s - since for since in begun), default=None)
+
+
+def _named(pid: int, pid_in_container: int) -> Process:
+    return (pid, 0) if pid else (0, pid_in_container)

@@ -1,0 +1,29 @@
+"""A program whose channels the library reports is enforced; a process of another container that reports none is not."""
+
+from __future__ import annotations
+
+import socket
+
+from tests.integration.turns.conftest import Node, until
+from vgpu import wire
+from vgpu.status import ContainerStatus, decode_status
+
+
+def status(node: Node, key: str) -> ContainerStatus:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(node.folder / "status.sock"))
+        document = b"".join(iter(lambda: sock.recv(65536), b""))
+    return next(one for one in decode_status(document).containers if one.key == key)
+
+
+def test_channels_that_are_reported_are_the_difference(node: Node) -> None:
+    node.run("honest", core=50)
+    path = node.grant("mute", core=50).with_name("arbiter.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mute:
+        mute.connect(str(path))
+        mute.send(wire.encode(0, wire.Hello(1, 0, "test")))
+        mute.send(wire.encode(1, wire.Context(0, wire.Step.DONE, 0)))
+        until(lambda: "no-channels" in {one.reason for one in status(node, "mute").unenforced}, 5.0)
+        assert status(node, "mute").gpu_time_state == "unenforced"
+        honest = status(node, "honest")  # its context is older
+        assert honest.gpu_time_state == "enforced", honest.unenforced

@@ -1,0 +1,132 @@
+"""Enforced, refused or unenforced: the states of a container's limits, and every way from one to another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu.enforcement import (
+    NO_CHANNELS_S,
+    REPORTED,
+    SILENT_S,
+    STALLED_S,
+    TABLE,
+    ContainerFacts,
+    Enforcement,
+    Finding,
+    Limit,
+    ProcessFacts,
+    Reason,
+    State,
+    enforcement,
+    reported,
+)
+
+PROCESS = ProcessFacts(7)
+FINE = ContainerFacts(processes=(PROCESS,))
+ENFORCED = Enforcement(State.ENFORCED, State.ENFORCED)
+SECONDS = st.one_of(st.none(), st.floats(0, 10))
+PROCESSES = st.builds(
+    ProcessFacts, st.integers(0, 5), st.frozensets(st.sampled_from(list(REPORTED.values()))), SECONDS, SECONDS
+)
+FACTS = st.builds(
+    ContainerFacts,
+    *(st.booleans(), st.sampled_from([0, 30]), st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    *(st.floats(0, 10), st.booleans(), st.lists(PROCESSES, max_size=3).map(tuple)),
+)
+
+
+def with_process(**facts: object) -> ContainerFacts:
+    return replace(FINE, processes=(replace(PROCESS, **facts),))  # type: ignore[arg-type]
+
+
+CAUSES = {
+    **{reason: with_process(reported=frozenset({reason})) for reason in REPORTED.values()},
+    Reason.UNKNOWN_REASON: with_process(reported=frozenset({reported(31)})),
+    Reason.GATED: replace(FINE, gated=True, core_percent=30),
+    Reason.MPS: replace(with_process(without_channels_s=NO_CHANNELS_S), mps=True),
+    Reason.UNKNOWN_DRIVER: replace(FINE, trial_failed=True),
+    Reason.SILENT_PROCESS: with_process(recall_s=SILENT_S),
+    Reason.ARBITER_STALLED: replace(FINE, stalled_s=STALLED_S),
+    Reason.NVML: replace(FINE, measured=False),
+}
+
+
+@given(FACTS)
+def test_whatever_is_known_each_limit_is_in_one_of_three_states(facts: ContainerFacts) -> None:
+    found = enforcement(facts)
+    for limit, state in ((Limit.MEMORY, found.memory), (Limit.GPU_TIME, found.gpu_time)):
+        reasons = [one.reason for one in found.findings if limit in TABLE[one.reason].limits]
+        if reasons:
+            assert state is State.UNENFORCED
+        else:
+            assert state is (State.ENFORCED if facts.grant_readable else State.REFUSED)
+
+
+@given(FACTS)
+def test_no_report_of_a_library_is_lost(facts: ContainerFacts) -> None:
+    found = {finding.reason: finding.pids for finding in enforcement(facts).findings}
+    for process in facts.processes:
+        for reason in process.reported - {Reason.NO_CHANNELS}:
+            assert reason in found
+            assert not process.pid or process.pid in found[reason]
+        if Reason.NO_CHANNELS in process.reported:
+            assert found.keys() & {
+                Reason.NO_CHANNELS, Reason.MPS, Reason.NO_THREAD, Reason.NO_UUID, Reason.CHANNELS_UNLISTED
+            }  # fmt: skip
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_every_number_that_a_library_may_report_has_a_reason(number: int) -> None:
+    assert reported(number) in TABLE
+
+
+def test_every_reason_has_a_cause_a_row_and_a_limit() -> None:
+    assert set(CAUSES) == set(Reason) == set(TABLE)
+    for row in TABLE.values():
+        assert row.limits
+        assert row.means.endswith(".")
+        assert row.do.endswith(".")
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_reason_begins_with_its_cause_and_ends_with_it(reason: Reason) -> None:
+    assert enforcement(FINE) == ENFORCED
+    found = enforcement(CAUSES[reason])
+    assert [finding.reason for finding in found.findings] == [reason]
+    assert found.memory is (State.UNENFORCED if Limit.MEMORY in TABLE[reason].limits else State.ENFORCED)
+    assert found.gpu_time is (State.UNENFORCED if Limit.GPU_TIME in TABLE[reason].limits else State.ENFORCED)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_grant_that_cannot_be_read_any_more_refuses_what_is_not_unenforced(reason: Reason) -> None:
+    assert enforcement(replace(FINE, grant_readable=False)) == Enforcement(State.REFUSED, State.REFUSED)
+    found = enforcement(replace(CAUSES[reason], grant_readable=False))
+    assert {found.memory, found.gpu_time} <= {State.REFUSED, State.UNENFORCED}
+    assert State.UNENFORCED in (found.memory, found.gpu_time)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_the_last_process_takes_every_reason_with_it(reason: Reason) -> None:
+    assert enforcement(replace(CAUSES[reason], processes=())) == ENFORCED
+
+
+@pytest.mark.parametrize("facts", [
+    with_process(without_channels_s=NO_CHANNELS_S - 0.01), with_process(recall_s=SILENT_S - 0.01),
+    replace(FINE, stalled_s=STALLED_S - 0.01), replace(FINE, gated=True), replace(FINE, mps=True),
+])  # fmt: skip
+def test_what_is_short_of_a_cause_is_none(facts: ContainerFacts) -> None:
+    assert enforcement(facts) == ENFORCED
+
+
+def test_no_channels_is_not_said_of_a_process_whose_own_reason_says_more() -> None:
+    facts = with_process(reported=frozenset({Reason.NO_THREAD}), without_channels_s=9.0)
+    assert enforcement(facts).findings == (Finding(Reason.NO_THREAD, (7,)),)
+
+
+def test_a_reason_names_each_of_its_processes() -> None:
+    processes = (ProcessFacts(9, without_channels_s=3.0), PROCESS, ProcessFacts(8, without_channels_s=3.0))
+    assert enforcement(replace(FINE, processes=processes)).findings == (Finding(Reason.NO_CHANNELS, (8, 9)),)

@@ -1,0 +1,262 @@
+"""The state of a container's limits: enforced, refused, or unenforced for a reason. There is no fourth.
+
+A limit (GPU memory, GPU time) is `enforced` where nothing speaks against it, `refused` where no process gets any of the resource,
+and `unenforced` where a process uses the GPU and a reason of the table below applies. The state is a function of what is known
+now and of nothing else: a reason ends when its cause does. docs/reference/enforcement.md is this table for people.
+
+Units: seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+NO_CHANNELS_S: Final = 2.0
+"""A process that has had a context for so long has reported its channels, if it can. Specified."""
+SILENT_S: Final = 2.0
+"""A recall is answered within milliseconds; a process that owes the answer for so long does not answer. Guessed."""
+STALLED_S: Final = 2.0
+"""The thread of a GPU comes round five times a second; its containers resume themselves after 0.6 s. Guessed."""
+
+
+class Limit(StrEnum):
+    """What a share limits."""
+
+    MEMORY = "memory"
+    GPU_TIME = "gpu-time"
+
+
+class State(StrEnum):
+    """Of one limit of one container."""
+
+    ENFORCED = "enforced"
+    REFUSED = "refused"
+    UNENFORCED = "unenforced"
+
+
+class Reason(StrEnum):
+    """Why a limit is not enforced."""
+
+    NO_THREAD = "no-thread"
+    NO_CHANNELS = "no-channels"
+    GRAPHICS = "graphics"
+    UNKNOWN_FUNCTION = "unknown-function"
+    CHANNELS_UNLISTED = "channels-unlisted"
+    NO_UUID = "no-uuid"
+    GATED = "gated"
+    MPS = "mps"
+    UNKNOWN_DRIVER = "unknown-driver"
+    SILENT_PROCESS = "silent-process"
+    ARBITER_STALLED = "arbiter-stalled"
+    NVML = "nvml"
+    UNKNOWN_REASON = "unknown-reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a reason concerns, what it means and what to do, as sentences for a person."""
+
+    limits: frozenset[Limit]
+    means: str
+    do: str
+
+
+_MEMORY: Final = frozenset({Limit.MEMORY})
+_TIME: Final = frozenset({Limit.GPU_TIME})
+
+TABLE: Final[Mapping[Reason, Row]] = {
+    Reason.NO_THREAD: Row(
+        _TIME,
+        "A process could not start the library's helper thread, so the arbiter never suspends it.",
+        "Raise the pod's pids limit, or reduce the program's thread-local storage.",
+    ),
+    Reason.NO_CHANNELS: Row(
+        _TIME,
+        "A process has a CUDA context and reported no channels within 2 s, so the arbiter cannot suspend it.",
+        "Compare the driver version with the support matrix, and start the program again.",
+    ),
+    Reason.GRAPHICS: Row(
+        _MEMORY,
+        "A process uses a graphics API, whose own GPU memory is not counted.",
+        "Give programs that draw a whole GPU.",
+    ),
+    Reason.UNKNOWN_FUNCTION: Row(
+        _MEMORY | _TIME,
+        "The driver has a function that allocates memory or launches work and that the library does not know.",
+        "Install a version of Tangram that supports this driver.",
+    ),
+    Reason.CHANNELS_UNLISTED: Row(
+        _TIME,
+        "A process has more than 64 channels on a GPU, or its channels cannot be followed, so the arbiter cannot suspend it.",
+        "Use fewer CUDA contexts and streams in one process.",
+    ),
+    Reason.NO_UUID: Row(
+        _TIME,
+        "The driver does not name the GPU of a process's channels, so the arbiter cannot suspend them.",
+        "Compare the driver version with the support matrix.",
+    ),
+    Reason.GATED: Row(
+        _TIME,
+        "The arbiter delays the container's kernel launches instead of suspending it; its gpu-core is not exact.",
+        "Look for another reason of the same container, which says why it cannot be suspended.",
+    ),
+    Reason.MPS: Row(
+        _TIME,
+        "The MPS server runs the container's work and owns its channels, so the arbiter cannot suspend it.",
+        "Stop the MPS server on nodes whose GPUs are shared.",
+    ),
+    Reason.UNKNOWN_DRIVER: Row(
+        _TIME,
+        "Nobody tested this driver version, and suspending did not work when it was tried.",
+        "Install a tested driver, or a version of Tangram that supports this one.",
+    ),
+    Reason.SILENT_PROCESS: Row(
+        _MEMORY,
+        "A process holds a lease and has not answered the arbiter's recall for 2 s; its siblings cannot use that memory.",
+        "Resume the process if it is stopped, else end it.",
+    ),
+    Reason.ARBITER_STALLED: Row(
+        _TIME,
+        "The arbiter's thread of a GPU has made no progress for 2 s; suspended processes resume themselves.",
+        "Look for XIDs and a driver that does not answer; the arbiter restarts when its health check fails.",
+    ),
+    Reason.NVML: Row(
+        _MEMORY,
+        "NVML does not answer, so the memory of contexts is not counted and no container is found over its limit.",
+        "Run nvidia-smi on the node; the arbiter's log has NVML's error.",
+    ),
+    Reason.UNKNOWN_REASON: Row(
+        _MEMORY | _TIME,
+        "A newer library reports a reason that this arbiter does not know.",
+        "Upgrade the node's DaemonSet.",
+    ),
+}
+
+_ROWS: Final[Mapping[str, Row]] = {str(reason): row for reason, row in TABLE.items()}
+
+REPORTED: Final[Mapping[int, Reason]] = {
+    1: Reason.NO_THREAD,
+    2: Reason.NO_CHANNELS,
+    3: Reason.GRAPHICS,
+    4: Reason.UNKNOWN_FUNCTION,
+    5: Reason.CHANNELS_UNLISTED,
+    6: Reason.NO_UUID,
+}
+"""What a library may report, by the number on the wire. Specified: `enum wire_reason` of shim/src/wire.h."""
+
+_WHY_NO_CHANNELS: Final = frozenset({Reason.NO_THREAD, Reason.CHANNELS_UNLISTED, Reason.NO_UUID})
+"""They say more than that there are no channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """One connected process. `pid` is the host's, 0 where it is not known."""
+
+    pid: int
+    reported: frozenset[Reason] = frozenset()
+    """What its library reports now."""
+    without_channels_s: float | None = None
+    """How long it has had a context on a GPU on which it has reported no channels; None = there is none such."""
+    recall_s: float | None = None
+    """How long it has owed the answer to a recall while it holds a lease; None = it owes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """A container as the arbiter knows it now."""
+
+    grant_readable: bool = True
+    """No: the arbiter and the library refuse every process that starts."""
+    core_percent: int = 0
+    """0 = no gpu-core was requested."""
+    gated: bool = False
+    """Its launches are delayed instead of suspending it."""
+    partial: bool = False
+    """It reported a list of channels that does not name all."""
+    trial_failed: bool = False
+    """Its driver is of no tested version, and suspending was tried and does not work."""
+    mps: bool = False
+    """An MPS server runs on one of its GPUs."""
+    stalled_s: float = 0.0
+    """How long the arbiter's thread of one of its GPUs has made no progress."""
+    measured: bool = True
+    """NVML answers."""
+    processes: tuple[ProcessFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason, and the processes that it is about; none = the container as a whole."""
+
+    reason: Reason
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """The states of a container's limits, and every reason."""
+
+    memory: State
+    gpu_time: State
+    findings: tuple[Finding, ...] = ()
+
+
+def enforcement(facts: ContainerFacts) -> Enforcement:
+    """The one function that decides. A container without processes uses no GPU: nothing is unenforced then."""
+    if not facts.processes:
+        return Enforcement(_state((), facts), _state((), facts))
+    of_processes = [(reason, process.pid) for process in facts.processes for reason in _of_process(process, facts)]
+    of_container = _of_container(facts)
+    findings = tuple(
+        Finding(reason, tuple(sorted({pid for one, pid in of_processes if one is reason and pid})))
+        for reason in Reason
+        if reason in of_container or any(one is reason for one, _ in of_processes)
+    )
+    memory, gpu_time = (
+        _state((one for one in findings if limit in TABLE[one.reason].limits), facts) for limit in Limit
+    )
+    return Enforcement(memory, gpu_time, findings)
+
+
+def row_of(reason: str) -> Row | None:
+    """The row of a reason as a status document names it; None for one of a later version."""
+    return _ROWS.get(reason)
+
+
+def reported(number: int) -> Reason:
+    """The reason of a REPORT. A number of a later version is no reason to ignore it."""
+    return REPORTED.get(number, Reason.UNKNOWN_REASON)
+
+
+def _state(findings: Iterable[Finding], facts: ContainerFacts) -> State:
+    if any(findings):  # a process that runs without its limit outweighs those that are refused
+        return State.UNENFORCED
+    return State.ENFORCED if facts.grant_readable else State.REFUSED
+
+
+def _of_process(process: ProcessFacts, facts: ContainerFacts) -> set[Reason]:
+    reasons = set(process.reported)
+    if process.without_channels_s is not None and process.without_channels_s >= NO_CHANNELS_S:
+        reasons.add(Reason.NO_CHANNELS)
+    if Reason.NO_CHANNELS in reasons:
+        if facts.mps:
+            reasons.add(Reason.MPS)
+        if facts.mps or reasons & _WHY_NO_CHANNELS:
+            reasons.discard(Reason.NO_CHANNELS)
+    if process.recall_s is not None and process.recall_s >= SILENT_S:
+        reasons.add(Reason.SILENT_PROCESS)
+    return reasons
+
+
+def _of_container(facts: ContainerFacts) -> set[Reason]:
+    holds = {
+        Reason.GATED: facts.gated and facts.core_percent > 0,
+        Reason.CHANNELS_UNLISTED: facts.partial,
+        Reason.UNKNOWN_DRIVER: facts.trial_failed,
+        Reason.ARBITER_STALLED: facts.stalled_s >= STALLED_S,
+        Reason.NVML: not facts.measured,
+    }
+    return {reason for reason, applies in holds.items() if applies}
