@@ -20,8 +20,24 @@
 /* Takes bytes of the card from the lease, with what idle pools give up when it would be refused otherwise. */
 bool reserve(struct card *card, uint64_t bytes);
 
-/* After the driver answered `rc` to an allocation of reserved bytes: own the pointer, or give the reservation back. */
-CUresult settle(CUresult rc, CUdeviceptr at, uint64_t bytes, struct card *card);
+/* One call that takes linear memory: begin it, call the driver, end it. */
+struct taking {
+    struct card *card;
+    uint64_t bytes;    /* as the driver rounds them: less than a page, or whole pages */
+    uint64_t reserved; /* 0: a page that is charged already has room */
+};
+bool taking_begin(struct taking *taking, struct card *card, uint64_t bytes); /* false: refuse the call */
+void taking_cancel(const struct taking *taking);
+CUresult taking_end(const struct taking *taking, CUresult rc, CUdeviceptr at);
+/* The driver took rows of that pitch; `planned` is what was expected, and reserved. */
+CUresult taking_end_pitch(struct taking *taking, CUresult rc, CUdeviceptr at, uint64_t pitch, uint64_t planned, uint64_t rows);
+uint64_t pitch_planned(uint64_t width);
+
+/* array.c: what an array takes of the GPU before it is rounded to pages. UINT64_MAX when it is too large to say. */
+uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels);
+
+/* What is owned is gone, with all that the GPU gets back by it. */
+void memory_gone(const struct owned *was);
 
 /* After the driver answered `rc` to a free of a pointer that was disowned for it. */
 void settle_free(CUresult rc, const struct owned *was);

@@ -21,6 +21,8 @@ struct tangram tangram = {
     .asking = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
+    .pages = {.lock = PTHREAD_MUTEX_INITIALIZER},
+    .array_pages = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
@@ -46,6 +48,8 @@ static void in_child(void)
     for (unsigned i = 0; i < SHARDS; i++)
         tangram.shard[i].lock = unlocked;
     table_forget_all();
+    pages_forget_all(&tangram.pages);
+    pages_forget_all(&tangram.array_pages);
     vmm_forget_all();
     pools_forget_all();
     late_forget_all();

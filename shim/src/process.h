@@ -24,6 +24,7 @@
 #include "holds.h"
 #include "link.h"
 #include "management.h"
+#include "pages.h"
 #include "turn.h"
 #include "warm.h"
 #include "wire.h"
@@ -75,12 +76,14 @@ struct grant {
 /* Something that holds device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
 struct owned {
     uint64_t at; /* 0 = empty slot */
-    uint64_t bytes;
+    uint64_t bytes; /* charged; of linear memory that shares a page, its size; of an array that does, its place | PLACED */
     struct card *card;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
 enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES };
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
+
+#define PLACED ((uint64_t)1)
 
 struct shard {
     pthread_mutex_t lock;
@@ -144,6 +147,7 @@ struct tangram {
     _Atomic(struct card *) device_card[DEVICES_LIMIT]; /* by the process's device number; NULL = not looked up yet */
     struct card unshared;                              /* marks a device that the grant does not name */
     struct shard shard[SHARDS];
+    struct pages pages, array_pages;
     struct link link;
     struct contexts contexts;
     pthread_mutex_t asking; /* one thread at a time asks for a lease */

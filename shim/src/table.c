@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+#include "memory.h"
 #include "pool.h"
 
 enum { FIRST_SLOTS = 64 };
@@ -19,7 +20,7 @@ static void bury(const struct owned *was)
         pool_freed(was->of);
     }
     else if (was->card != NULL) /* a list that is owned here has none */
-        hold_or_give_back(was);
+        memory_gone(was);
 }
 
 /* Fibonacci hashing: driver pointers differ in their middle bits only. The top bits choose the shard. */
