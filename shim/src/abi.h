@@ -45,6 +45,13 @@ typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUgraphicsResource_st *CUgraphicsResource;
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUkern_st *CUkernel;
+typedef int CUlimit;
+typedef int CUdevice_attribute;
+typedef int CUfunction_attribute;
+typedef int CUjit_option;
+typedef int CUlibraryOption;
 
 typedef struct CUlaunchConfig_st { /* 64 bytes */
     unsigned int gridDimX, gridDimY, gridDimZ;

@@ -123,65 +123,17 @@ static CUDA_ARRAY3D_DESCRIPTOR flat(size_t width, size_t height, CUarray_format 
     return (CUDA_ARRAY3D_DESCRIPTOR){.Width = width, .Height = height, .Format = format, .NumChannels = channels};
 }
 
-/* One call that makes an array. */
-struct making {
-    struct card *card;  /* NULL: there is nothing to count */
-    CUcontext context;
-    uint64_t bytes;     /* of its own pages, or its place | PLACED among those that arrays share */
-    uint64_t reserved;
-};
-
-static void cancel(const struct making *making)
-{
-    uint64_t back = making->reserved;
-    if ((making->bytes & PLACED) != 0)
-        back = pages_end(&tangram.array_pages, making->bytes & ~PLACED) == PAGE_EMPTY ? PAGE : 0;
-    lease_give_back(making->card, back);
-}
-
-/* A page is opened only when it is paid for: another thread may put its array there at once. */
-static bool begin_shared(struct making *making, uint64_t bytes)
-{
-    bool paid = lease_take(making->card, PAGE);
-    enum page_place place = pages_place(&tangram.array_pages, making->context, bytes, paid, &making->bytes);
-    if (place == PLACE_NONE) {
-        paid = reserve(making->card, PAGE);
-        place = pages_place(&tangram.array_pages, making->context, bytes, paid, &making->bytes);
-    }
-    if (place != PLACE_FRESH && paid)
-        lease_give_back(making->card, PAGE);
-    making->bytes |= PLACED;
-    return place != PLACE_NONE;
-}
-
 /* False: refuse it. */
-static bool begin(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels, struct making *making)
+static bool begin(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels, struct placing *placing)
 {
-    *making = (struct making){.card = NULL};
-    if (how == NULL || (how->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0 ||
-        (making->card = current_card()) == NULL)
+    CUcontext context = NULL;
+    struct card *card;
+    *placing = (struct placing){.card = NULL};
+    if (how == NULL || (how->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0 || (card = current_card()) == NULL)
         return true;
     if (HAS(cuCtxGetCurrent))
-        tangram.driver.cuCtxGetCurrent(&making->context);
-    uint64_t bytes = pages_rounded(or_one(array_bytes(how, levels)));
-    if (bytes == UINT64_MAX)
-        return false;
-    if (bytes >= PAGE) {
-        making->bytes = making->reserved = bytes;
-        return reserve(making->card, bytes);
-    }
-    return begin_shared(making, bytes);
-}
-
-static bool end(CUresult rc, enum owned_kind kind, const void *handle, const struct making *making)
-{
-    if (making->card == NULL)
-        return true;
-    bool owned = rc == CUDA_SUCCESS &&
-                 table_own((struct owned){OWNED_AS(kind, (uintptr_t)handle), making->bytes, making->card, making->context});
-    if (!owned)
-        cancel(making);
-    return owned || rc != CUDA_SUCCESS;
+        tangram.driver.cuCtxGetCurrent(&context);
+    return placing_begin(placing, &tangram.array_pages, card, context, array_bytes(how, levels));
 }
 
 /* The descriptor is read into `how`, which is NULL for a NULL of the program: the driver's error is the answer then. */
@@ -190,11 +142,11 @@ static bool end(CUresult rc, enum owned_kind kind, const void *handle, const str
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         CUDA_ARRAY3D_DESCRIPTOR deep = wanted != NULL ? how : (CUDA_ARRAY3D_DESCRIPTOR){.Width = 0};                           \
-        struct making making;                                                                                                  \
-        if (!begin(wanted != NULL ? &deep : NULL, 1, &making))                                                                 \
+        struct placing placing;                                                                                                 \
+        if (!begin(wanted != NULL ? &deep : NULL, 1, &placing))                                                                \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         CUresult rc = tangram.driver.name(array, wanted);                                                                      \
-        if (end(rc, OWNED_ARRAY, rc == CUDA_SUCCESS ? *array : NULL, &making))                                                 \
+        if (placing_end(&placing, rc, OWNED_AS(OWNED_ARRAY, rc == CUDA_SUCCESS ? (uintptr_t)*array : 0)))                      \
             return rc;                                                                                                         \
         tangram.driver.cuArrayDestroy(*array);                                                                                 \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                                       \
@@ -210,11 +162,11 @@ CREATE_ARRAY(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, *wanted)
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels)
 {
     NEEDS(cuMipmappedArrayCreate);
-    struct making making;
-    if (!begin(wanted, levels < 32 ? levels : 32, &making))
+    struct placing placing;
+    if (!begin(wanted, levels < 32 ? levels : 32, &placing))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMipmappedArrayCreate(array, wanted, levels);
-    if (end(rc, OWNED_MIPMAP, rc == CUDA_SUCCESS ? *array : NULL, &making))
+    if (placing_end(&placing, rc, OWNED_AS(OWNED_MIPMAP, rc == CUDA_SUCCESS ? (uintptr_t)*array : 0)))
         return rc;
     tangram.driver.cuMipmappedArrayDestroy(*array);
     return CUDA_ERROR_OUT_OF_MEMORY;

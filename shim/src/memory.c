@@ -91,6 +91,13 @@ CUresult taking_end_pitch(struct taking *taking, CUresult rc, CUdeviceptr at, ui
     return taking_end(&wider, rc, at);
 }
 
+static struct pages *pages_of(unsigned kind)
+{
+    if (kind == OWNED_MODULE || kind == OWNED_LIBRARY)
+        return &tangram.module_pages;
+    return kind == OWNED_ARRAY || kind == OWNED_MIPMAP ? &tangram.array_pages : NULL;
+}
+
 /* Memory that shares a page gives the page back when it was the last in it. */
 void memory_gone(const struct owned *was)
 {
@@ -99,8 +106,8 @@ void memory_gone(const struct owned *was)
     enum page_end end = PAGE_UNKNOWN;
     if (kind == 0 && was->of == NULL && was->bytes < PAGE)
         end = pages_end(&tangram.pages, was->at);
-    else if ((kind == OWNED_ARRAY || kind == OWNED_MIPMAP) && (was->bytes & PLACED) != 0) {
-        end = pages_end(&tangram.array_pages, was->bytes & ~PLACED);
+    else if ((was->bytes & PLACED) != 0 && pages_of(kind) != NULL) {
+        end = pages_end(pages_of(kind), was->bytes & ~PLACED);
         left.bytes = 0;
     }
     if (end != PAGE_UNKNOWN)

@@ -33,8 +33,25 @@ CUresult taking_end(const struct taking *taking, CUresult rc, CUdeviceptr at);
 CUresult taking_end_pitch(struct taking *taking, CUresult rc, CUdeviceptr at, uint64_t pitch, uint64_t planned, uint64_t rows);
 uint64_t pitch_planned(uint64_t width);
 
+/* placing.c: one call that makes something whose address is not known. */
+struct placing {
+    struct card *card; /* NULL: there is nothing to count */
+    struct pages *pages;
+    CUcontext context;
+    uint64_t bytes; /* of its own pages, or its place | PLACED among those that are shared */
+};
+bool placing_begin(struct placing *placing, struct pages *pages, struct card *card, CUcontext context, uint64_t bytes); /* false: refuse */
+bool placing_end(const struct placing *placing, CUresult rc, uint64_t key); /* false: undo what the driver made */
+
 /* array.c: what an array takes of the GPU before it is rounded to pages. UINT64_MAX when it is too large to say. */
 uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels);
+
+/* stack.c: before a kernel is launched. False: the stacks that it makes the driver grow do not fit. */
+bool stack_fits(CUfunction function);
+static inline bool stack_refused(CUfunction function)
+{
+    return UNLIKELY(atomic_load_explicit(&tangram.hot.deep, memory_order_relaxed)) && !stack_fits(function);
+}
 
 /* What is owned is gone, with all that the GPU gets back by it. */
 void memory_gone(const struct owned *was);

@@ -157,7 +157,11 @@ static bool is_dead(const struct owned *entry, CUcontext context)
     }
     case OWNED_ARRAY:
     case OWNED_MIPMAP:
+    case OWNED_MODULE:
         return entry->of == (void *)context;
+    case OWNED_STACK:
+    case OWNED_HEAP:
+        return entry->at == OWNED_AS(kind_of(entry), (uintptr_t)context);
     default:
         return false;
     }
