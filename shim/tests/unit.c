@@ -142,7 +142,12 @@ static void a_destroyed_pool_leaves_its_place_to_the_next(void)
         assert(pool_known((CUmemoryPool)i) == NULL);
     }
     assert(pools_listed() == 2);
+    struct pool *listed = atomic_load(&tangram.pools);
     pools_forget_all();
+    for (struct pool *next; listed != NULL; listed = next) {
+        next = listed->next;
+        free(listed);
+    }
 }
 
 /* Whoever held them is not in the child, and would never unlock them. All at once here, in whatever order. */

@@ -100,14 +100,14 @@ static void requests_of_two_groups_share_no_page(void)
 {
     static struct pages pages = {.lock = PTHREAD_MUTEX_INITIALIZER};
     int one, two;
-    uint64_t at;
+    uint64_t first, at;
     assert(pages_place(&pages, &one, 512, false, &at) == PLACE_NONE);
-    assert(pages_place(&pages, &one, 512, true, &at) == PLACE_FRESH);
+    assert(pages_place(&pages, &one, 512, true, &first) == PLACE_FRESH);
     assert(pages_place(&pages, &one, 512, false, &at) == PLACE_SHARED);
     assert(pages_place(&pages, &two, 512, false, &at) == PLACE_NONE && !pages_fit(&pages, &two, 512));
     assert(pages_end(&pages, at) == PAGE_STAYS);
     assert(pages_end(&pages, UINT64_C(1) << 40) == PAGE_UNKNOWN);
-    pages_forget_all(&pages);
+    assert(pages_end(&pages, first) == PAGE_EMPTY);
 }
 
 static void a_request_is_rounded_as_the_driver_does(void)
