@@ -29,11 +29,6 @@ static struct page **bucket_of(struct pages *pages, uint64_t at)
     return &pages->bucket[at / PAGE % PAGE_BUCKETS];
 }
 
-static bool bit(const uint64_t *bits, unsigned at)
-{
-    return (bits[at / 64] >> at % 64 & 1) != 0;
-}
-
 /* Sets or clears a range of bits, a word at a time. */
 static void fill(uint64_t *bits, unsigned from, unsigned count, bool value)
 {
@@ -46,11 +41,11 @@ static void fill(uint64_t *bits, unsigned from, unsigned count, bool value)
     }
 }
 
-/* From `from` on, the first grain that is used, or free: whole words are skipped. */
-static unsigned next(const struct page *page, unsigned from, bool used)
+/* From `from` on, the first grain whose bit is set, or clear: whole words are skipped. */
+static unsigned next(const uint64_t *bits, unsigned from, bool set)
 {
     while (from < PAGE_GRAINS) {
-        uint64_t word = (used ? page->used[from / 64] : ~page->used[from / 64]) >> from % 64;
+        uint64_t word = (set ? bits[from / 64] : ~bits[from / 64]) >> from % 64;
         if (word != 0)
             return from + (unsigned)__builtin_ctzll(word);
         from += 64 - from % 64;
@@ -64,14 +59,14 @@ static bool better(const struct page *page, unsigned grains, unsigned *best, uns
     bool found = false;
     if (page->free_grains < grains)
         return false;
-    for (unsigned from = next(page, 0, false); from < PAGE_GRAINS;) {
-        unsigned to = next(page, from, true);
+    for (unsigned from = next(page->used, 0, false); from < PAGE_GRAINS;) {
+        unsigned to = next(page->used, from, true);
         if (to - from >= grains && to - from < *best) {
             *best = to - from;
             *start = from;
             found = true;
         }
-        from = next(page, to, false);
+        from = next(page->used, to, false);
     }
     return found;
 }
@@ -105,11 +100,13 @@ static struct page *find(struct pages *pages, uint64_t at)
 /* Locked. NULL: there is no memory to note it. */
 static struct page *add(struct pages *pages, const void *group, uint64_t base)
 {
-    struct page *page = pages->spare != NULL ? pages->spare : malloc(sizeof *page);
+    struct page *page = pages->spare;
+    bool clean = page != NULL && page->free_grains == PAGE_GRAINS && page->requests == 0; /* all of its bits were cleared, one by one */
     pages->spare = NULL;
-    if (page == NULL)
+    if (page == NULL && (page = malloc(sizeof *page)) == NULL)
         return NULL;
-    memset(page, 0, sizeof *page);
+    if (!clean)
+        memset(page, 0, sizeof *page);
     page->base = base;
     page->group = group;
     page->free_grains = PAGE_GRAINS;
@@ -184,12 +181,13 @@ static void drop(struct pages *pages, struct page *page)
 enum page_end pages_end(struct pages *pages, uint64_t at)
 {
     enum page_end end = PAGE_UNKNOWN;
-    unsigned start = (unsigned)(at % PAGE / PAGE_GRAIN), stop = start + 1;
+    unsigned start = (unsigned)(at % PAGE / PAGE_GRAIN), stop;
     pthread_mutex_lock(&pages->lock);
     struct page *page = find(pages, at);
     if (page != NULL) {
-        while (stop < PAGE_GRAINS && bit(page->used, stop) && !bit(page->first, stop))
-            stop++;
+        unsigned free_from = next(page->used, start + 1, false);
+        stop = next(page->first, start + 1, true);
+        stop = free_from < stop ? free_from : stop;
         fill(page->used, start, stop - start, false);
         fill(page->first, start, 1, false);
         page->free_grains += stop - start;
