@@ -77,13 +77,11 @@ static void depth_book(const struct depth *depth, uint64_t charged)
     struct owned was, entry = {depth->key, charged, depth->card, (void *)(uintptr_t)depth->made_with};
     pthread_mutex_lock(&tangram.stack_lock);
     uint64_t before = table_disown(depth->key, &was) ? was.bytes : 0;
-    bool kept = table_own(entry);
+    table_own(entry); /* what cannot be noted for want of memory stays charged for as long as the process lives */
     pthread_mutex_unlock(&tangram.stack_lock);
     uint64_t reserved = charged > depth->charged ? charged - depth->charged : 0;
     if (before + reserved > charged)
         lease_give_back(depth->card, before + reserved - charged);
-    if (!kept) /* what is not noted stays charged for as long as the process lives */
-        warn_once("no memory to note the stack of a context: it stays charged");
 }
 
 /* What the heap takes, or stacks of that limit. */

@@ -156,7 +156,7 @@ static void a_destroyed_pool_leaves_its_place_to_the_next(void)
 #undef pthread_mutex_unlock
 static void every_lock_is_free_in_a_forked_child(void)
 {
-    pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock,
+    pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.stack_lock,
                                &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
                                &tangram.activity.telling, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
                                &tangram.link.lock, &tangram.shard[0].lock, &tangram.shard[SHARDS - 1].lock};
