@@ -45,6 +45,13 @@ typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUgraphicsResource_st *CUgraphicsResource;
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUkern_st *CUkernel;
+typedef int CUlimit;
+typedef int CUdevice_attribute;
+typedef int CUfunction_attribute;
+typedef int CUjit_option;
+typedef int CUlibraryOption;
 
 typedef struct CUlaunchConfig_st { /* 64 bytes */
     unsigned int gridDimX, gridDimY, gridDimZ;
@@ -145,6 +152,8 @@ typedef struct {
     CUarray_format Format;
     unsigned int NumChannels, Flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
+#define CUDA_ARRAY3D_LAYERED 0x01
+#define CUDA_ARRAY3D_CUBEMAP 0x04
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 

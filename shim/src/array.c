@@ -1,14 +1,21 @@
-/* array.c - arrays and mipmapped arrays: texture memory, whose size only the driver knows.
+/* array.c - arrays and mipmapped arrays: texture memory, of which the driver tells neither size nor address.
  *
- * The driver does not tell what an array took (cuArrayGetMemoryRequirements answers for arrays without memory only), so the
- * texels are counted, with the format's own size; a format that is newer than this library counts as the widest there is.
- * What the driver pads is found by the node, which measures the process. Sparse arrays and those that are mapped later have no
- * memory of their own: they are given blocks of cuMemCreate, which are counted.
+ * cuArrayGetMemoryRequirements answers for arrays without memory only. So the size is computed as the driver lays textures out, and
+ * small ones share pages by the driver's own rule (pages.c). A format that is newer than this library counts as the widest there is.
+ * Sparse arrays and those that are mapped later have no memory of their own: they are given blocks of cuMemCreate, which are counted.
  */
 #include "hook.h"
 #include "memory.h"
 
-enum { WIDEST_BITS = 128 };
+enum {
+    WIDEST_BITS = 128,
+    TILE_ROW = 64, /* bytes */
+    TILE_ROWS = 8,
+    BLOCK_MOST = 16,
+    FIRST_COMPRESSED = 0x91,
+    LAST_COMPRESSED = 0x9e,
+};
+#define TOO_MANY ((uint64_t)1 << 40)
 
 /* Bits of one texel per channel, or of one texel with all its channels. */
 struct format {
@@ -41,21 +48,74 @@ static uint64_t or_one(uint64_t count)
     return count > 0 ? count : 1;
 }
 
-/* UINT64_MAX when it is too large to say. */
-static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
+static uint64_t padded(uint64_t count, uint64_t to)
 {
-    uint64_t width = how->Width, height = how->Height, depth = how->Depth, bytes = 0;
-    for (unsigned level = 0; level < levels; level++) {
-        uint64_t texels, bits;
-        if (__builtin_mul_overflow(width, or_one(height), &texels) || __builtin_mul_overflow(texels, or_one(depth), &texels) ||
-            __builtin_mul_overflow(texels, bits_of(how->Format, how->NumChannels), &bits) ||
-            __builtin_add_overflow(bytes, (bits / 8 + 511) / 512 * 512, &bytes))
-            return UINT64_MAX;
-        width = or_one(width / 2); /* a dimension of 0 is one that the array has not got */
-        height = height > 0 ? or_one(height / 2) : 0;
-        depth = depth > 0 ? or_one(depth / 2) : 0;
-    }
+    return (count + to - 1) / to * to;
+}
+
+/* The driver's blocks are as high, or as deep, as what is in them needs: 1, 2, 4, 8 or 16. */
+static uint64_t in_blocks(uint64_t count)
+{
+    uint64_t block = 1;
+    while (block < BLOCK_MOST && block < count)
+        block *= 2;
+    return padded(count, block);
+}
+
+struct extent {
+    uint64_t width, height, depth; /* depth 0: it has none */
+    uint64_t side, bytes;          /* of a unit: side x side texels */
+};
+
+/* One level of one layer, as it lies in memory: tiles of 64 bytes x 8 rows. A real 3D array is not padded in its height. UINT64_MAX when
+ * it is too large to say. */
+static uint64_t level_bytes(struct extent of)
+{
+    uint64_t high = padded(padded(of.height, of.side) / of.side, TILE_ROWS) / TILE_ROWS, bytes;
+    uint64_t tiles = of.depth > 0 ? high : in_blocks(high);
+    if (of.width > TOO_MANY || __builtin_mul_overflow(padded(padded(of.width, of.side) / of.side * of.bytes, TILE_ROW), tiles, &bytes) ||
+        __builtin_mul_overflow(bytes, TILE_ROWS * in_blocks(or_one(of.depth)), &bytes))
+        return UINT64_MAX;
     return bytes;
+}
+
+/* Compressed formats have their texels in units of 4 x 4; planes of video are bounded by two whole ones. */
+static struct extent extent_of(const CUDA_ARRAY3D_DESCRIPTOR *how)
+{
+    unsigned bits = bits_of(how->Format, how->NumChannels);
+    bool compressed = (int)how->Format >= FIRST_COMPRESSED && (int)how->Format <= LAST_COMPRESSED;
+    struct extent of = {how->Width, or_one(how->Height), how->Depth, compressed ? 4 : 1, compressed ? bits * 2 : bits / 8};
+    if (how->Width > TOO_MANY || how->Height > TOO_MANY || how->Depth > TOO_MANY)
+        of.width = UINT64_MAX;
+    if (!compressed && (bits % 8 != 0 || bits == 24))
+        of.bytes = padded(bits, 8) / 8 * 2;
+    return of;
+}
+
+static uint64_t halved(uint64_t count)
+{
+    return count > 1 ? count / 2 : count;
+}
+
+/* Measured of driver 580: bench/granularity. */
+uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
+{
+    bool layered = (how->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
+    struct extent of = extent_of(how);
+    uint64_t layers = layered ? or_one(how->Depth) : 1, bytes = 0;
+    of.depth = layered ? 0 : of.depth;
+    uint64_t block = in_blocks(padded(of.height, TILE_ROWS) / TILE_ROWS);
+    for (unsigned level = 0; level < (levels > 0 ? levels : 1); level++) {
+        uint64_t here = level_bytes(of);
+        if (here == UINT64_MAX || __builtin_add_overflow(bytes, here, &bytes))
+            return UINT64_MAX;
+        of.width = halved(of.width);
+        of.height = halved(of.height);
+        of.depth = halved(of.depth);
+    }
+    if (layered && levels > 1) /* each layer begins with a block of its first level's height */
+        bytes = padded(bytes, TILE_ROW * TILE_ROWS * (block < BLOCK_MOST ? block : BLOCK_MOST));
+    return __builtin_mul_overflow(bytes, layers, &bytes) ? UINT64_MAX : bytes;
 }
 
 static CUDA_ARRAY3D_DESCRIPTOR flat(size_t width, size_t height, CUarray_format format, unsigned channels)
@@ -63,27 +123,17 @@ static CUDA_ARRAY3D_DESCRIPTOR flat(size_t width, size_t height, CUarray_format 
     return (CUDA_ARRAY3D_DESCRIPTOR){.Width = width, .Height = height, .Format = format, .NumChannels = channels};
 }
 
-/* Reserves for an array. False: refuse it. *card is NULL when there is nothing to count. */
-static bool begin(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels, struct card **card, uint64_t *bytes)
-{
-    *card = NULL;
-    if (how == NULL || (how->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0 || (*card = current_card()) == NULL)
-        return true;
-    *bytes = bytes_of(how, levels);
-    return *bytes < UINT64_MAX && reserve(*card, *bytes);
-}
-
-static bool end(CUresult rc, enum owned_kind kind, const void *handle, uint64_t bytes, struct card *card)
+/* False: refuse it. */
+static bool begin(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels, struct placing *placing)
 {
     CUcontext context = NULL;
-    if (card == NULL)
+    struct card *card;
+    *placing = (struct placing){.card = NULL};
+    if (how == NULL || (how->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0 || (card = current_card()) == NULL)
         return true;
-    if (rc == CUDA_SUCCESS && tangram.driver.cuCtxGetCurrent != NULL)
+    if (HAS(cuCtxGetCurrent))
         tangram.driver.cuCtxGetCurrent(&context);
-    bool owned = rc == CUDA_SUCCESS && table_own((struct owned){OWNED_AS(kind, (uintptr_t)handle), bytes, card, context});
-    if (!owned)
-        lease_give_back(card, bytes);
-    return owned || rc != CUDA_SUCCESS;
+    return placing_begin(placing, &tangram.array_pages, card, context, array_bytes(how, levels));
 }
 
 /* The descriptor is read into `how`, which is NULL for a NULL of the program: the driver's error is the answer then. */
@@ -92,12 +142,11 @@ static bool end(CUresult rc, enum owned_kind kind, const void *handle, uint64_t 
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         CUDA_ARRAY3D_DESCRIPTOR deep = wanted != NULL ? how : (CUDA_ARRAY3D_DESCRIPTOR){.Width = 0};                           \
-        struct card *card;                                                                                                     \
-        uint64_t bytes = 0;                                                                                                    \
-        if (!begin(wanted != NULL ? &deep : NULL, 1, &card, &bytes))                                                           \
+        struct placing placing;                                                                                                 \
+        if (!begin(wanted != NULL ? &deep : NULL, 1, &placing))                                                                \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         CUresult rc = tangram.driver.name(array, wanted);                                                                      \
-        if (end(rc, OWNED_ARRAY, rc == CUDA_SUCCESS ? *array : NULL, bytes, card))                                             \
+        if (placing_end(&placing, rc, OWNED_AS(OWNED_ARRAY, rc == CUDA_SUCCESS ? (uintptr_t)*array : 0)))                      \
             return rc;                                                                                                         \
         tangram.driver.cuArrayDestroy(*array);                                                                                 \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                                       \
@@ -113,12 +162,11 @@ CREATE_ARRAY(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, *wanted)
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels)
 {
     NEEDS(cuMipmappedArrayCreate);
-    struct card *card;
-    uint64_t bytes = 0;
-    if (!begin(wanted, levels < 32 ? levels : 32, &card, &bytes))
+    struct placing placing;
+    if (!begin(wanted, levels < 32 ? levels : 32, &placing))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMipmappedArrayCreate(array, wanted, levels);
-    if (end(rc, OWNED_MIPMAP, rc == CUDA_SUCCESS ? *array : NULL, bytes, card))
+    if (placing_end(&placing, rc, OWNED_AS(OWNED_MIPMAP, rc == CUDA_SUCCESS ? (uintptr_t)*array : 0)))
         return rc;
     tangram.driver.cuMipmappedArrayDestroy(*array);
     return CUDA_ERROR_OUT_OF_MEMORY;

@@ -5,6 +5,7 @@
  * another process's pool nothing can be allocated; a pool that is none of those we know to ask for is refused, for its
  * memory could not be charged to anybody.
  */
+#include "memory.h"
 #include "pool.h"
 
 enum { /* values of CUmemLocationType that older headers lack */
@@ -28,9 +29,9 @@ static bool is_default(CUmemoryPool handle, int type, int id, CUmemAllocationTyp
 static bool is_of_device(CUmemoryPool handle, CUdevice device)
 {
     CUmemoryPool its;
-    if (tangram.driver.cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle)
+    if (HAS(cuDeviceGetDefaultMemPool) && tangram.driver.cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle)
         return true;
-    if (tangram.driver.cuMemGetDefaultMemPool == NULL)
+    if (!HAS(cuMemGetDefaultMemPool))
         return false;
     bool its_own = is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ALLOCATION_TYPE_MANAGED);
     for (int part = 0; part < PARTS_OF_DEVICE && !its_own; part++)
@@ -61,12 +62,12 @@ bool pool_of_handle(CUmemoryPool handle, struct pool **pool)
     *pool = pool_known(handle);
     if (*pool != NULL || handle == NULL)
         return true;
-    if (tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
+    if (!HAS(cuDeviceGetCount) || tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
         devices = 0;
     for (CUdevice device = 0; device < devices; device++)
         if (is_of_device(handle, device))
             return (*pool = pool_met(handle, device, card_of_device(device))) != NULL;
-    if (tangram.driver.cuMemGetDefaultMemPool == NULL) /* before CUDA 13 what is left is another process's */
+    if (!HAS(cuMemGetDefaultMemPool)) /* before CUDA 13 what is left is another process's */
         return true;
     if (is_default(handle, NOWHERE, 0, CU_MEM_ALLOCATION_TYPE_MANAGED) || is_of_host(handle, CU_MEM_ALLOCATION_TYPE_MANAGED))
         return (*pool = pool_met(handle, NO_DEVICE, card_of_managed(&nowhere))) != NULL;

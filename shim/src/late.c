@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 
+#include "memory.h"
 #include "pool.h"
 
 struct late {
@@ -63,7 +64,7 @@ bool late_settle(bool *left)
             continue;
         }
         tangram.driver.cuEventDestroy_v2(late->event); /* passed, or gone with its context */
-        hold_or_give_back(&late->was);
+        memory_gone(&late->was);
         came = true;
         free(late);
     }

@@ -18,6 +18,20 @@
     INTO_STREAM(name, 0, stream, params, __VA_ARGS__)                                                                          \
     INTO_STREAM(name##_ptsz, 1, stream, params, __VA_ARGS__)
 
+/* A kernel may make the driver grow the context's stacks. */
+#define LAUNCHES(name, ptds, stream, params, ...)                                                                              \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        if (stack_refused(function))                                                                                           \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+        activity_launch(stream, ptds);                                                                                         \
+        return tangram.driver.name(__VA_ARGS__);                                                                               \
+    }
+#define LAUNCHES_BOTH(name, stream, params, ...)                                                                               \
+    LAUNCHES(name, 0, stream, params, __VA_ARGS__)                                                                             \
+    LAUNCHES(name##_ptsz, 1, stream, params, __VA_ARGS__)
+
 #define LAUNCH_PARAMS                                                                                                          \
     (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, \
      unsigned int shared, CUstream stream, void **parameters, void **extra)
@@ -25,19 +39,22 @@
     (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, \
      unsigned int shared, CUstream stream, void **parameters)
 
-BOTH(cuLaunchKernel, stream, LAUNCH_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
-BOTH(cuLaunchCooperativeKernel, stream, COOPERATIVE_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
-BOTH(cuLaunchKernelEx, how == NULL ? NULL : how->hStream, (const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra),
+LAUNCHES_BOTH(cuLaunchKernel, stream, LAUNCH_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
+LAUNCHES_BOTH(cuLaunchCooperativeKernel, stream, COOPERATIVE_PARAMS, function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
+LAUNCHES_BOTH(cuLaunchKernelEx, how == NULL ? NULL : how->hStream, (const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra),
      how, function, parameters, extra)
 
 /* The oldest forms go to the default stream, or have no per-thread twin. */
-INTO_STREAM(cuLaunch, 0, NULL, (CUfunction function), function)
-INTO_STREAM(cuLaunchGrid, 0, NULL, (CUfunction function, int width, int height), function, width, height)
-INTO_STREAM(cuLaunchGridAsync, 0, stream, (CUfunction function, int width, int height, CUstream stream), function, width, height, stream)
+LAUNCHES(cuLaunch, 0, NULL, (CUfunction function), function)
+LAUNCHES(cuLaunchGrid, 0, NULL, (CUfunction function, int width, int height), function, width, height)
+LAUNCHES(cuLaunchGridAsync, 0, stream, (CUfunction function, int width, int height, CUstream stream), function, width, height, stream)
 
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int devices, unsigned int flags)
 {
     NEEDS(cuLaunchCooperativeKernelMultiDevice);
+    for (unsigned int at = 0; list != NULL && at < devices; at++)
+        if (stack_refused(list[at].function))
+            return CUDA_ERROR_OUT_OF_MEMORY;
     for (unsigned int at = 0; list != NULL && at < devices; at++)
         activity_launch(list[at].hStream, 0);
     return tangram.driver.cuLaunchCooperativeKernelMultiDevice(list, devices, flags);

@@ -4,6 +4,9 @@
  *     reserve   take the size from the lease, or refuse
  *     call      the driver's own function
  *     settle    give the reservation back if the driver failed, else own the pointer
+ * What is reserved is what the GPU loses: pages of 2 MiB, which small requests share (pages.c). Whether a small request needs a
+ * page is known when its address is: so one is reserved for it, or, near the limit, room in a page that is charged already is looked for.
+ *
  * A free is the same backwards; what the driver does not free stays counted. A pointer that we do not own is the driver's
  * business, and so is the error for it.
  */
@@ -18,15 +21,98 @@ bool reserve(struct card *card, uint64_t bytes)
            (atomic_load(&card->limit_bytes) >= bytes && pools_reclaim(card) && lease_reserve(card, bytes));
 }
 
-CUresult settle(CUresult rc, CUdeviceptr at, uint64_t bytes, struct card *card)
+bool taking_begin(struct taking *taking, struct card *card, uint64_t bytes)
 {
-    if (rc == CUDA_SUCCESS && !table_own((struct owned){.at = at, .bytes = bytes, .card = card})) {
-        tangram.driver.cuMemFree_v2(at); /* what we cannot count, we do not hand out */
-        rc = CUDA_ERROR_OUT_OF_MEMORY;
+    *taking = (struct taking){.card = card, .bytes = pages_rounded(bytes > 0 ? bytes : 1)};
+    uint64_t most = taking->bytes < PAGE ? PAGE : taking->bytes;
+    bool paid = lease_take(card, most);
+    if (!paid && taking->bytes < PAGE && !card->closed && pages_fit(&tangram.pages, card, taking->bytes))
+        return true;
+    if (paid || reserve(card, most))
+        taking->reserved = most;
+    return taking->reserved > 0;
+}
+
+void taking_cancel(const struct taking *taking)
+{
+    lease_give_back(taking->card, taking->reserved);
+}
+
+static CUresult undo(CUdeviceptr at, struct card *card, uint64_t charged)
+{
+    tangram.driver.cuMemFree_v2(at); /* what we cannot count, we do not hand out */
+    lease_give_back(card, charged);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* What the request is charged, now that its address is known. False: there was no room in a page after all, and none is left. */
+static bool taking_settle(const struct taking *taking, CUdeviceptr at)
+{
+    bool fresh = pages_put(&tangram.pages, taking->card, at, taking->bytes);
+    if (!fresh && taking->reserved > 0)
+        lease_give_back(taking->card, taking->reserved);
+    if (!fresh || taking->reserved > 0 || reserve(taking->card, PAGE))
+        return true;
+    pages_end(&tangram.pages, at);
+    return false;
+}
+
+CUresult taking_end(const struct taking *taking, CUresult rc, CUdeviceptr at)
+{
+    bool shares = taking->bytes < PAGE;
+    if (rc != CUDA_SUCCESS) {
+        taking_cancel(taking);
+        return rc;
     }
-    if (rc != CUDA_SUCCESS)
-        lease_give_back(card, bytes);
-    return rc;
+    if (shares && !taking_settle(taking, at))
+        return undo(at, taking->card, 0);
+    if (table_own((struct owned){.at = at, .bytes = taking->bytes, .card = taking->card}))
+        return rc;
+    if (shares)
+        return undo(at, taking->card, pages_end(&tangram.pages, at) == PAGE_EMPTY ? PAGE : 0);
+    return undo(at, taking->card, taking->reserved);
+}
+
+/* Measured: rows of 512 bytes, whatever the elements are. */
+uint64_t pitch_planned(uint64_t width)
+{
+    return (width + PAGE_GRAIN - 1) / PAGE_GRAIN * PAGE_GRAIN;
+}
+
+CUresult taking_end_pitch(struct taking *taking, CUresult rc, CUdeviceptr at, uint64_t pitch, uint64_t planned, uint64_t rows)
+{
+    uint64_t bytes;
+    if (rc != CUDA_SUCCESS || pitch <= planned)
+        return taking_end(taking, rc, at);
+    struct taking wider; /* another driver, another rule */
+    if (__builtin_mul_overflow(pitch, rows, &bytes) || !taking_begin(&wider, taking->card, bytes))
+        return undo(at, taking->card, taking->reserved);
+    taking_cancel(taking);
+    return taking_end(&wider, rc, at);
+}
+
+static struct pages *pages_of(unsigned kind)
+{
+    if (kind == OWNED_MODULE || kind == OWNED_LIBRARY)
+        return &tangram.module_pages;
+    return kind == OWNED_ARRAY || kind == OWNED_MIPMAP ? &tangram.array_pages : NULL;
+}
+
+/* Memory that shares a page gives the page back when it was the last in it. */
+void memory_gone(const struct owned *was)
+{
+    struct owned left = *was;
+    unsigned kind = (unsigned)(was->at >> 59);
+    enum page_end end = PAGE_UNKNOWN;
+    if (kind == 0 && was->of == NULL && was->bytes < PAGE)
+        end = pages_end(&tangram.pages, was->at);
+    else if ((was->bytes & PLACED) != 0 && pages_of(kind) != NULL) {
+        end = pages_end(pages_of(kind), was->bytes & ~PLACED);
+        left.bytes = 0;
+    }
+    if (end != PAGE_UNKNOWN)
+        left.bytes = end == PAGE_EMPTY ? PAGE : 0;
+    hold_or_give_back(&left);
 }
 
 void settle_free(CUresult rc, const struct owned *was)
@@ -37,13 +123,13 @@ void settle_free(CUresult rc, const struct owned *was)
         hold_end(was->at);
         pool_freed(was->of);
     } else
-        hold_or_give_back(was);
+        memory_gone(was);
 }
 
 void settle_handle(CUresult rc, const struct owned *was)
 {
     if (rc == CUDA_SUCCESS)
-        hold_or_give_back(was);
+        memory_gone(was);
     else
         table_own(*was);
 }
@@ -65,10 +151,11 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
     struct card *card = current_card();
     if (card == NULL) /* this card is not shared: stay out of the way */
         return tangram.driver.cuMemAlloc_v2(at, bytes);
-    if (!reserve(card, bytes))
+    struct taking taking;
+    if (!taking_begin(&taking, card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAlloc_v2(at, bytes);
-    return cleared(settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card), at, bytes);
+    return cleared(taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0), at, bytes);
 }
 
 /* Charged in full where it is made, wherever its pages are: a card that is oversubscribed through managed memory would slow its
@@ -82,29 +169,27 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned int fl
     if (!reserve(card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocManaged(at, bytes, flags);
-    return settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
+    if (rc == CUDA_SUCCESS && !table_own((struct owned){.at = *at, .bytes = bytes, .card = card}))
+        return undo(*at, card, bytes);
+    if (rc != CUDA_SUCCESS)
+        lease_give_back(card, bytes);
+    return rc;
 }
 
-/* The driver chooses the pitch, so the rows' own bytes are reserved first and the padding once it is known. */
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
     NEEDS(cuMemAllocPitch_v2);
     struct card *card = current_card();
     if (card == NULL)
         return tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
-    uint64_t bytes, padded;
-    if (__builtin_mul_overflow(width, height, &bytes) || !reserve(card, bytes))
+    struct taking taking;
+    uint64_t bytes, planned = pitch_planned(width);
+    if (planned < width || __builtin_mul_overflow(planned, height, &bytes) || !taking_begin(&taking, card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
-    if (rc == CUDA_SUCCESS) {
-        if (__builtin_mul_overflow(*pitch, height, &padded) || padded < bytes || !reserve(card, padded - bytes)) {
-            tangram.driver.cuMemFree_v2(*at);
-            rc = CUDA_ERROR_OUT_OF_MEMORY;
-        } else {
-            bytes = padded;
-        }
-    }
-    return cleared(settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card), at, bytes);
+    bool taken = rc == CUDA_SUCCESS;
+    rc = taking_end_pitch(&taking, rc, taken ? *at : 0, taken ? *pitch : 0, planned, height);
+    return cleared(rc, at, taken ? *pitch * height : 0);
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr at)

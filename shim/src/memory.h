@@ -13,11 +13,48 @@
             return CUDA_ERROR_NOT_SUPPORTED;                                                                                   \
     } while (0)
 
+/* Has this driver the function at all? Every function of it that hooks.def only needs may be missing, in the oldest driver or the
+ * next one: it is called after this, or after a hook that NEEDS it. */
+#define HAS(name) (tangram.driver.name != NULL)
+
 /* Takes bytes of the card from the lease, with what idle pools give up when it would be refused otherwise. */
 bool reserve(struct card *card, uint64_t bytes);
 
-/* After the driver answered `rc` to an allocation of reserved bytes: own the pointer, or give the reservation back. */
-CUresult settle(CUresult rc, CUdeviceptr at, uint64_t bytes, struct card *card);
+/* One call that takes linear memory: begin it, call the driver, end it. */
+struct taking {
+    struct card *card;
+    uint64_t bytes;    /* as the driver rounds them: less than a page, or whole pages */
+    uint64_t reserved; /* 0: a page that is charged already has room */
+};
+bool taking_begin(struct taking *taking, struct card *card, uint64_t bytes); /* false: refuse the call */
+void taking_cancel(const struct taking *taking);
+CUresult taking_end(const struct taking *taking, CUresult rc, CUdeviceptr at);
+/* The driver took rows of that pitch; `planned` is what was expected, and reserved. */
+CUresult taking_end_pitch(struct taking *taking, CUresult rc, CUdeviceptr at, uint64_t pitch, uint64_t planned, uint64_t rows);
+uint64_t pitch_planned(uint64_t width);
+
+/* placing.c: one call that makes something whose address is not known. */
+struct placing {
+    struct card *card; /* NULL: there is nothing to count */
+    struct pages *pages;
+    CUcontext context;
+    uint64_t bytes; /* of its own pages, or its place | PLACED among those that are shared */
+};
+bool placing_begin(struct placing *placing, struct pages *pages, struct card *card, CUcontext context, uint64_t bytes); /* false: refuse */
+bool placing_end(const struct placing *placing, CUresult rc, uint64_t key); /* false: undo what the driver made */
+
+/* array.c: what an array takes of the GPU before it is rounded to pages. UINT64_MAX when it is too large to say. */
+uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels);
+
+/* stack.c: before a kernel is launched. False: the stacks that it makes the driver grow do not fit. */
+bool stack_fits(CUfunction function);
+static inline bool stack_refused(CUfunction function)
+{
+    return UNLIKELY(atomic_load_explicit(&tangram.hot.deep, memory_order_relaxed)) && !stack_fits(function);
+}
+
+/* What is owned is gone, with all that the GPU gets back by it. */
+void memory_gone(const struct owned *was);
 
 /* After the driver answered `rc` to a free of a pointer that was disowned for it. */
 void settle_free(CUresult rc, const struct owned *was);

@@ -19,13 +19,13 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *at, unsigned int bytes)
     struct card *card = current_card();
     if (card == NULL)
         return tangram.driver.cuMemAlloc(at, bytes);
-    if (!reserve(card, bytes))
+    struct taking taking;
+    if (!taking_begin(&taking, card, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAlloc(at, bytes);
-    return cleared(settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card), at, bytes);
+    return cleared(taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0), at, bytes);
 }
 
-/* Counted without the padding, which is not known before: it is at most one pitch of 512 bytes a row. */
 EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *at, unsigned int *pitch, unsigned int width, unsigned int height,
                                 unsigned int element)
 {
@@ -33,12 +33,14 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *at, unsigned int *pitch, unsigne
     struct card *card = current_card();
     if (card == NULL)
         return tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
-    uint64_t bytes = ((uint64_t)width + 511) / 512 * 512 * height;
-    if (!reserve(card, bytes))
+    struct taking taking;
+    uint64_t planned = pitch_planned(width);
+    if (!taking_begin(&taking, card, planned * height))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
-    rc = settle(rc, rc == CUDA_SUCCESS ? *at : 0, bytes, card);
-    return cleared(rc, at, rc == CUDA_SUCCESS ? (uint64_t)*pitch * height : 0);
+    bool taken = rc == CUDA_SUCCESS;
+    rc = taking_end_pitch(&taking, rc, taken ? *at : 0, taken ? *pitch : 0, planned, height);
+    return cleared(rc, at, taken ? (uint64_t)*pitch * height : 0);
 }
 
 EXPORT CUresult cuMemFree(CUdeviceptr_v1 at)

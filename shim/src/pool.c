@@ -37,17 +37,33 @@ struct pool *pool_known(CUmemoryPool handle)
     return NULL;
 }
 
-/* The list only grows: a walk needs no lock. */
+/* Locked. The place of a pool that was destroyed and holds nothing any more, or a new one at the head of the list; NULL: no memory. */
+static struct pool *vacant(void)
+{
+    for (struct pool *pool = atomic_load(&tangram.pools); pool != NULL; pool = pool->next)
+        if (atomic_load(&pool->gone) && atomic_load(&pool->live) == 0 && pool->charged + pool->in_flight + pool->promised == 0)
+            return pool;
+    struct pool *pool = calloc(1, sizeof *pool);
+    if (pool == NULL)
+        return NULL;
+    atomic_store(&pool->gone, true);
+    pool->next = atomic_load(&tangram.pools);
+    atomic_store(&tangram.pools, pool);
+    return pool;
+}
+
+/* Nothing is taken out of the list, so a walk needs no lock; places are used again, so it is no longer than there were pools at once. */
 struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card)
 {
     pthread_mutex_lock(&tangram.pools_lock);
     struct pool *pool = find(handle, device);
-    if (pool == NULL && (pool = calloc(1, sizeof *pool)) != NULL) {
+    if (pool == NULL && (pool = vacant()) != NULL) {
         pool->handle = handle;
         pool->device = device;
         pool->card = card;
-        pool->next = atomic_load(&tangram.pools);
-        atomic_store(&tangram.pools, pool);
+        atomic_store(&pool->step, 0);
+        atomic_store(&pool->freed, false);
+        atomic_store(&pool->gone, false);
     }
     pthread_mutex_unlock(&tangram.pools_lock);
     return pool;

@@ -6,12 +6,13 @@
 
 struct pool {
     struct pool *next;
-    CUmemoryPool handle; /* NULL: the device's memory for graphs */
-    CUdevice device;
-    struct card *card; /* NULL: its memory is none of our business */
-    _Atomic bool gone;    /* destroyed, and perhaps still holding memory */
+    /* Written before `gone` is false, and read by walks that hold no lock: */
+    _Atomic(CUmemoryPool) handle; /* NULL: the device's memory for graphs */
+    _Atomic CUdevice device;
+    _Atomic(struct card *) card; /* NULL: its memory is none of our business */
+    _Atomic bool gone;           /* destroyed, and perhaps still holding memory; when it holds none, the next pool has its place */
     _Atomic bool freed;   /* something was freed into it since it was last settled */
-    _Atomic uint64_t live; /* pointers the program has of it */
+    _Atomic uint64_t live; /* pointers the program has of it, and calls that destroy it */
     _Atomic unsigned trims;
     /* under tangram.pools_lock: */
     uint64_t charged;   /* taken from the lease for it */

@@ -30,13 +30,14 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
         return rc;
     }
     pool_trim(pool);
-    atomic_store(&pool->gone, true); /* before the call: its number may be given out again at once */
+    atomic_fetch_add(&pool->live, 1); /* until the driver has answered its place is not free */
+    atomic_store(&pool->gone, true);  /* before the call: its number may be given out again at once */
     CUresult rc = tangram.driver.cuMemPoolDestroy(handle);
-    if (rc != CUDA_SUCCESS) {
+    if (rc == CUDA_SUCCESS)
+        atomic_store(&tangram.unsettled, true);
+    else
         atomic_store(&pool->gone, false);
-        return rc;
-    }
-    atomic_store(&tangram.unsettled, true);
+    atomic_fetch_sub(&pool->live, 1);
     return rc;
 }
 

@@ -21,9 +21,13 @@ struct tangram tangram = {
     .asking = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
+    .pages = {.lock = PTHREAD_MUTEX_INITIALIZER},
+    .array_pages = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
+    .stack_lock = PTHREAD_MUTEX_INITIALIZER,
+    .module_pages = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .telling = PTHREAD_MUTEX_INITIALIZER},
     .turn = TURN_NEVER_MET,
     .activity = {.telling = PTHREAD_MUTEX_INITIALIZER},
@@ -43,9 +47,13 @@ static void in_child(void)
     tangram.vmm.lock = unlocked;
     tangram.pools_lock = unlocked;
     tangram.late_lock = unlocked;
+    tangram.stack_lock = unlocked;
     for (unsigned i = 0; i < SHARDS; i++)
         tangram.shard[i].lock = unlocked;
     table_forget_all();
+    pages_forget_all(&tangram.pages);
+    pages_forget_all(&tangram.array_pages);
+    pages_forget_all(&tangram.module_pages);
     vmm_forget_all();
     pools_forget_all();
     late_forget_all();

@@ -24,6 +24,7 @@
 #include "holds.h"
 #include "link.h"
 #include "management.h"
+#include "pages.h"
 #include "turn.h"
 #include "warm.h"
 #include "wire.h"
@@ -75,12 +76,14 @@ struct grant {
 /* Something that holds device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
 struct owned {
     uint64_t at; /* 0 = empty slot */
-    uint64_t bytes;
+    uint64_t bytes; /* charged; of linear memory that shares a page, its size; of an array that does, its place | PLACED */
     struct card *card;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
-enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES };
+enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY };
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
+
+#define PLACED ((uint64_t)1)
 
 struct shard {
     pthread_mutex_t lock;
@@ -126,6 +129,7 @@ struct hot {
     _Atomic bool driver_found;
     _Atomic bool watched;          /* this process has channels: its work is counted from here on, also while the arbiter is away */
     _Atomic bool told;             /* the arbiter was told that we work */
+    _Atomic bool deep;             /* a function needs more local memory than a new context has room for: stack.c */
     _Atomic bool several_contexts; /* there was, or may be, another than the first; raised before that is made */
     _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
 };
@@ -144,6 +148,7 @@ struct tangram {
     _Atomic(struct card *) device_card[DEVICES_LIMIT]; /* by the process's device number; NULL = not looked up yet */
     struct card unshared;                              /* marks a device that the grant does not name */
     struct shard shard[SHARDS];
+    struct pages pages, array_pages, module_pages;
     struct link link;
     struct contexts contexts;
     pthread_mutex_t asking; /* one thread at a time asks for a lease */
@@ -155,6 +160,7 @@ struct tangram {
     _Atomic bool unsettled;       /* a pool or a late free may give something back at the next synchronisation */
     pthread_mutex_t late_lock;
     struct late *late;
+    pthread_mutex_t stack_lock;
     _Atomic unsigned graphs; /* executable graphs that allocate */
     struct holds holds;
     struct capture capture;

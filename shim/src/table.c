@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+#include "memory.h"
 #include "pool.h"
 
 enum { FIRST_SLOTS = 64 };
@@ -19,7 +20,7 @@ static void bury(const struct owned *was)
         pool_freed(was->of);
     }
     else if (was->card != NULL) /* a list that is owned here has none */
-        hold_or_give_back(was);
+        memory_gone(was);
 }
 
 /* Fibonacci hashing: driver pointers differ in their middle bits only. The top bits choose the shard. */
@@ -156,7 +157,11 @@ static bool is_dead(const struct owned *entry, CUcontext context)
     }
     case OWNED_ARRAY:
     case OWNED_MIPMAP:
+    case OWNED_MODULE:
         return entry->of == (void *)context;
+    case OWNED_STACK:
+    case OWNED_HEAP:
+        return entry->at == OWNED_AS(kind_of(entry), (uintptr_t)context);
     default:
         return false;
     }

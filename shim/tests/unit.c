@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../src/process.h"
+#include "../src/pool.h"
 
 #undef NDEBUG
 
@@ -120,13 +120,43 @@ static void the_table_agrees_with_an_array(void)
     assert(!table_own((struct owned){.bytes = 1}) && !table_disown(0, &was));
 }
 
+static unsigned pools_listed(void)
+{
+    unsigned count = 0;
+    for (struct pool *pool = atomic_load(&tangram.pools); pool != NULL; pool = pool->next)
+        count++;
+    return count;
+}
+
+/* What an allocation looks through must not grow with what a program did long ago. */
+static void a_destroyed_pool_leaves_its_place_to_the_next(void)
+{
+    static struct card card;
+    struct pool *kept = pool_met((CUmemoryPool)(uintptr_t)1, 0, &card);
+    atomic_store(&kept->live, 1); /* destroyed while the program has a pointer of it */
+    atomic_store(&kept->gone, true);
+    for (uintptr_t i = 2; i < 40000; i++) {
+        struct pool *pool = pool_met((CUmemoryPool)i, (CUdevice)(i % 3), &card);
+        assert(pool != NULL && pool != kept && pool_known((CUmemoryPool)i) == pool && pool->device == (CUdevice)(i % 3));
+        atomic_store(&pool->gone, true);
+        assert(pool_known((CUmemoryPool)i) == NULL);
+    }
+    assert(pools_listed() == 2);
+    struct pool *listed = atomic_load(&tangram.pools);
+    pools_forget_all();
+    for (struct pool *next; listed != NULL; listed = next) {
+        next = listed->next;
+        free(listed);
+    }
+}
+
 /* Whoever held them is not in the child, and would never unlock them. All at once here, in whatever order. */
 #undef pthread_mutex_lock
 #undef pthread_mutex_trylock
 #undef pthread_mutex_unlock
 static void every_lock_is_free_in_a_forked_child(void)
 {
-    pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock,
+    pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.stack_lock,
                                &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
                                &tangram.activity.telling, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
                                &tangram.link.lock, &tangram.shard[0].lock, &tangram.shard[SHARDS - 1].lock};
@@ -152,6 +182,7 @@ int main(void)
 {
     grants();
     the_table_agrees_with_an_array();
+    a_destroyed_pool_leaves_its_place_to_the_next();
     every_lock_is_free_in_a_forked_child();
     puts("ok");
     return 0;

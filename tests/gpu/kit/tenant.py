@@ -110,6 +110,21 @@ def churn(seed: int, steps: int, most: int) -> dict[str, int]:
     return count
 
 
+def scatter(seed: int, steps: int, most: int, live: int) -> dict[str, int]:
+    """Random takes and frees of linear memory of 1 to `most` bytes, small ones more often; at most `live` are held. What remains stays."""
+    dice, count, path = random.Random(seed), {"taken": 0, "refused": 0}, _path("sync")
+    for _ in range(steps):
+        blocks = held["sync"]
+        if blocks and (len(blocks) >= live or dice.random() < 0.45):
+            path.give(blocks.pop(dice.randrange(len(blocks))))
+            continue
+        code, block = path.take(max(1, int(most ** dice.random())) if dice.random() < 0.5 else dice.randint(1, most))
+        if code == 0:
+            blocks.append(block)
+        count["taken" if code == 0 else "refused"] += 1
+    return count
+
+
 def write(name: str, word: int) -> int:
     """Fill every block of a path with a 32-bit word; only for blocks of one size taken by `fill`. Bytes written."""
     total = 0

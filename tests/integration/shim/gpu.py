@@ -128,6 +128,28 @@ def info() -> list[int]:
     return [cuda.cuMemGetInfo_v2(byref(left), byref(total)), left.value // MIB, total.value // MIB]
 
 
+def set_limit(limit: int, value: int) -> list[int]:
+    """Of the context: 0 is the stack of a thread, 1 the printf buffer, 2 the heap."""
+    return [cuda.cuCtxSetLimit(limit, c_size_t(value))]
+
+
+def module(*variables: str, way: str = "cuModuleLoadData") -> list[int]:
+    """Of PTX with these variables: `.b8 name[4]`."""
+    image = "".join([".version 8.0\n.target sm_80\n", *(f".visible .global {one};\n" for one in variables)]).encode()
+    made = c_void_p()
+    more = {"cuModuleLoadDataEx": [0, None, None], "cuLibraryLoadData": [None, None, 0, None, None, 0]}.get(way, [])
+    return [getattr(cuda, way)(byref(made), image, *more), made.value or 0]
+
+
+def module_file(path: str) -> list[int]:
+    made = c_void_p()
+    return [cuda.cuModuleLoad(byref(made), path.encode()), made.value or 0]
+
+
+def module_end(made: int, way: str = "cuModuleUnload") -> list[int]:
+    return [getattr(cuda, way)(c_void_p(made))]
+
+
 def stream_new(flags: int = 1) -> list[int]:
     stream = c_void_p()
     return [cuda.cuStreamCreate(byref(stream), flags), stream.value or 0]

@@ -22,6 +22,16 @@ def test_a_process_gets_its_limit_and_not_one_mib_more(stage: Stage, route: str,
     assert probe.ask(verb, 2 * MIB)[0] == OUT_OF_MEMORY
 
 
+@pytest.mark.parametrize(
+    ("mib", "fit"), [(2 + 1 / MIB, 250), (3, 250), (2, 500), (5, 166)], ids=lambda value: f"{value:.6g}"
+)
+def test_memory_is_charged_by_the_pages_that_the_gpu_loses(stage: Stage, mib: float, fit: int) -> None:
+    """Of 1,000 MiB; one byte more than 2 MiB takes two pages."""
+    worker = stage.worker()
+    answers = [worker.ask(f"alloc({mib!r})") for _ in range(fit + 2)]
+    assert [code for code, _ in answers] == [0] * fit + [OUT_OF_MEMORY] * 2
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_rows_are_counted_with_their_padding(stage: Stage, route: str) -> None:
     probe = stage.probe(route)
@@ -72,16 +82,16 @@ def test_a_block_is_charged_to_the_card_it_lies_on_and_not_to_the_current_one(st
     assert probe.ask("create", 200 * MIB, 0)[0] == 0
 
 
-def test_two_processes_share_one_limit_and_race_for_the_last_mib(stage: Stage) -> None:
+def test_two_processes_share_one_limit_and_race_for_the_last_page(stage: Stage) -> None:
     one, two = stage.probe(), stage.probe()
     for probe in (one, two):
-        probe.start("fill", MIB)
+        probe.start("fill", 2 * MIB)
     answers = [one.finish(), two.finish()]
     assert [code for code, _ in answers] == [OUT_OF_MEMORY] * 2
-    assert sum(count for _, count in answers) == 1000
+    assert sum(count for _, count in answers) == 500
 
 
-@pytest.mark.parametrize(("processes", "block_mib"), [(16, 7), (64, 1)])
+@pytest.mark.parametrize(("processes", "block_mib"), [(16, 8), (64, 2)])
 def test_processes_that_start_at_once_get_the_limit_together(stage: Stage, processes: int, block_mib: int) -> None:
     probes = [stage.bare_probe(ROUTES[n % 3]) for n in range(processes)]
     for probe in probes:
@@ -96,8 +106,8 @@ def test_processes_that_start_at_once_get_the_limit_together(stage: Stage, proce
 
 def test_a_sibling_hands_over_what_it_does_not_use(stage: Stage) -> None:
     one, two = stage.probe(), stage.probe()
-    assert one.alloc(1) == 0
-    assert two.alloc(999) == 0
+    assert one.alloc(2) == 0
+    assert two.alloc(998) == 0
     assert two.alloc(1) == OUT_OF_MEMORY
 
 

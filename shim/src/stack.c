@@ -1,0 +1,192 @@
+/* stack.c - stacks and heaps of contexts, and kernels that need a deeper stack than their context has.
+ *
+ * The driver keeps a stack for every thread that the GPU can have at once: the limit, rounded up to 16 bytes, times the resident threads,
+ * in whole pages (measured: 64 KiB on an H200 are 16.5 GiB). cuCtxSetLimit takes that at the call. A launch takes it too, without a word,
+ * when the kernel's local memory is larger than the stack; the stack then stays grown. So functions with that much local memory are noted
+ * when their handle is given out, and a launch in a process that has one looks it up. What a context was made with, which is
+ * measured with it, is not charged again. The heap is taken at the first launch that uses it and charged when it is asked for; the printf
+ * buffer takes no GPU memory.
+ */
+#include "hook.h"
+#include "memory.h"
+
+enum {
+    STACK_SIZE = 0, /* CUlimit */
+    HEAP_SIZE = 2,
+    LOCAL_BYTES = 3, /* CUfunction_attribute */
+    MULTIPROCESSORS = 16, /* CUdevice_attribute */
+    THREADS_OF_ONE = 39,
+    THREADS_GUESSED = 1 << 20, /* of a device that does not say: more than any has */
+    STACK_OF_CONTEXT = 1024 /* measured: no kernel of less local memory makes a new context larger */
+};
+
+static uint64_t resident_threads(void)
+{
+    CUdevice device;
+    int processors = 0, threads = 0;
+    if (!HAS(cuCtxGetDevice) || !HAS(cuDeviceGetAttribute) || tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+        tangram.driver.cuDeviceGetAttribute(&processors, (CUdevice_attribute)MULTIPROCESSORS, device) != CUDA_SUCCESS ||
+        tangram.driver.cuDeviceGetAttribute(&threads, (CUdevice_attribute)THREADS_OF_ONE, device) != CUDA_SUCCESS || processors <= 0 ||
+        threads <= 0)
+        return THREADS_GUESSED;
+    return (uint64_t)processors * (uint64_t)threads;
+}
+
+/* What stacks of that limit take. UINT64_MAX: more than any GPU has. */
+static uint64_t stacks_bytes(uint64_t limit)
+{
+    uint64_t bytes;
+    if (limit > UINT32_MAX || __builtin_mul_overflow((limit + 15) / 16 * 16, resident_threads(), &bytes))
+        return UINT64_MAX;
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+static uint64_t limit_now(int limit)
+{
+    size_t value = 0;
+    if (!HAS(cuCtxGetLimit) || tangram.driver.cuCtxGetLimit(&value, (CUlimit)limit) != CUDA_SUCCESS)
+        return 0;
+    return value;
+}
+
+/* What a context was made with is kept in `of` of its entry: everything beyond is charged. */
+struct depth {
+    struct card *card;
+    uint64_t key;
+    uint64_t made_with;
+    uint64_t charged;
+};
+
+static bool depth_of(enum owned_kind kind, struct card *card, uint64_t now, struct depth *depth)
+{
+    CUcontext context = NULL;
+    struct owned entry;
+    if (card == NULL || !HAS(cuCtxGetCurrent) || tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
+        return false;
+    *depth = (struct depth){card, OWNED_AS(kind, (uintptr_t)context), now, 0};
+    if (table_find(depth->key, &entry)) {
+        depth->made_with = (uintptr_t)entry.of;
+        depth->charged = entry.bytes;
+    }
+    return true;
+}
+
+/* Locked by stack_lock: of two threads that come at once each has reserved for itself, and one of the two amounts is enough. */
+static void depth_book(const struct depth *depth, uint64_t charged)
+{
+    struct owned was, entry = {depth->key, charged, depth->card, (void *)(uintptr_t)depth->made_with};
+    pthread_mutex_lock(&tangram.stack_lock);
+    uint64_t before = table_disown(depth->key, &was) ? was.bytes : 0;
+    table_own(entry); /* what cannot be noted for want of memory stays charged for as long as the process lives */
+    pthread_mutex_unlock(&tangram.stack_lock);
+    uint64_t reserved = charged > depth->charged ? charged - depth->charged : 0;
+    if (before + reserved > charged)
+        lease_give_back(depth->card, before + reserved - charged);
+}
+
+/* What the heap takes, or stacks of that limit. */
+static uint64_t taken_by(enum owned_kind kind, uint64_t limit)
+{
+    if (kind == OWNED_STACK)
+        return stacks_bytes(limit);
+    return limit > UINT64_MAX / 2 ? UINT64_MAX : (limit + PAGE - 1) / PAGE * PAGE;
+}
+
+static uint64_t beyond(enum owned_kind kind, uint64_t limit, const struct depth *depth)
+{
+    uint64_t bytes = taken_by(kind, limit), base = taken_by(kind, depth->made_with);
+    return bytes == UINT64_MAX ? UINT64_MAX : bytes > base ? bytes - base : 0;
+}
+
+EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
+{
+    NEEDS(cuCtxSetLimit);
+    struct depth depth;
+    enum owned_kind kind = (int)limit == STACK_SIZE ? OWNED_STACK : OWNED_HEAP;
+    bool takes = (int)limit == STACK_SIZE || (int)limit == HEAP_SIZE;
+    if (!takes || !depth_of(kind, current_card(), limit_now((int)limit), &depth))
+        return tangram.driver.cuCtxSetLimit(limit, value);
+    uint64_t charged = beyond(kind, value, &depth), more = charged > depth.charged ? charged - depth.charged : 0;
+    if (charged == UINT64_MAX || !reserve(depth.card, more))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuCtxSetLimit(limit, value);
+    if (rc == CUDA_SUCCESS)
+        depth_book(&depth, charged);
+    else
+        lease_give_back(depth.card, more);
+    return rc;
+}
+
+bool stack_fits(CUfunction function)
+{
+    struct owned noted;
+    struct depth depth;
+    if (!table_find(OWNED_AS(OWNED_FUNCTION, (uintptr_t)function), &noted))
+        return true;
+    uint64_t local = (uintptr_t)noted.of, now = limit_now(STACK_SIZE);
+    if (local <= now || !depth_of(OWNED_STACK, current_card(), now, &depth))
+        return true;
+    uint64_t charged = beyond(OWNED_STACK, local, &depth);
+    if (charged <= depth.charged) /* paid for by a launch that has not come back, or that the driver refused */
+        return true;
+    if (charged == UINT64_MAX || !reserve(depth.card, charged - depth.charged))
+        return false;
+    depth_book(&depth, charged);
+    return true;
+}
+
+/* A function that is noted twice, or unloaded and its handle given out anew, is noted as it is now. */
+static void note(const void *function, int local)
+{
+    struct owned was;
+    uint64_t key = OWNED_AS(OWNED_FUNCTION, (uintptr_t)function);
+    if (local <= STACK_OF_CONTEXT) {
+        if (UNLIKELY(atomic_load_explicit(&tangram.hot.deep, memory_order_relaxed)))
+            table_disown(key, &was);
+        return;
+    }
+    if (table_own((struct owned){key, 0, NULL, (void *)(uintptr_t)local}))
+        atomic_store(&tangram.hot.deep, true);
+}
+
+static void note_function(CUfunction function)
+{
+    int local = 0;
+    if (HAS(cuFuncGetAttribute) && grant_ready() == GRANT_GOOD &&
+        tangram.driver.cuFuncGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, function) == CUDA_SUCCESS)
+        note(function, local);
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    NEEDS(cuModuleGetFunction);
+    CUresult rc = tangram.driver.cuModuleGetFunction(function, module, name);
+    if (rc == CUDA_SUCCESS)
+        note_function(*function);
+    return rc;
+}
+
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    NEEDS(cuKernelGetFunction);
+    CUresult rc = tangram.driver.cuKernelGetFunction(function, kernel);
+    if (rc == CUDA_SUCCESS)
+        note_function(*function);
+    return rc;
+}
+
+/* A kernel is launched by its own handle, too. It belongs to no context; its local memory is the same on every card of a kind. */
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    NEEDS(cuLibraryGetKernel);
+    int local = 0;
+    CUdevice device = 0;
+    CUresult rc = tangram.driver.cuLibraryGetKernel(kernel, library, name);
+    if (rc != CUDA_SUCCESS || !HAS(cuKernelGetAttribute) || grant_ready() != GRANT_GOOD)
+        return rc;
+    if (HAS(cuCtxGetDevice) && tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+        device = 0;
+    if (tangram.driver.cuKernelGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, *kernel, device) == CUDA_SUCCESS)
+        note(*kernel, local);
+    return rc;
+}

@@ -1,0 +1,223 @@
+/* unit_code.c - what modules and kernels take: sizes read from images, and stacks that a launch would make the driver grow.
+ *
+ * Compiled with the library's own sources, so that the sanitizers see them. The driver is a few functions of this file. */
+#include <assert.h>
+#include <elf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../src/image.h"
+#include "../src/hook.h"
+#include "../src/memory.h"
+
+#undef NDEBUG
+
+static uint64_t variables(const void *image, bool expect_known)
+{
+    bool known;
+    uint64_t bytes = image_variables(image, &known);
+    assert(known == expect_known);
+    return bytes;
+}
+
+static void ptx_states_its_variables(void)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } of[] = {
+        {".version 8.0\n.target sm_90\n.address_size 64\n", 0},
+        {"//\n// made by hand\n.global .align 4 .b8 a[16];\n", 16},
+        {".visible .global .align 16 .v4 .f32 a[10];", 160},
+        {".global .u64 a, b[2], c[3][4];", 8 * (1 + 2 + 12)},
+        {".global .u8 a[4] = {1, 2, 3, 4};\n.global .f64 b;", 12},
+        {".global .f16 a[100]; .global .b128 b;", 216},
+        {".extern .global .u32 a[1000000];\n.global .u32 b;", 4},
+        {".visible .entry k() { ld.global.u32 %r1, [%rd1]; st.global.v4.f32 [%rd1], {%f1}; ret; }", 0},
+        {"// .global .u32 a[1000];\n", 0},
+        {".global .b8 a[3221225472];", UINT64_C(3221225472)},
+        {".global .b8 a[18446744073709551615][2];", UINT64_MAX},
+        {".global", 0},
+        {".global .b8 a[", 0},
+        {".global .align", 0},
+        {".global /* not ended", 0},
+    };
+    for (unsigned i = 0; i < sizeof of / sizeof *of; i++)
+        if (variables(of[i].text, true) != of[i].bytes) {
+            fprintf(stderr, "%s: %llu bytes\n", of[i].text, (unsigned long long)variables(of[i].text, true));
+            exit(1);
+        }
+}
+
+struct cubin {
+    Elf64_Ehdr header;
+    Elf64_Shdr section[5];
+    char names[64];
+};
+
+static struct cubin cubin_of(uint64_t zeros, uint64_t set)
+{
+    static const char names[] = "\0.shstrtab\0.text.k\0.nv.global\0.nv.global.init";
+    struct cubin cubin = {.header = {.e_ident = ELFMAG, .e_machine = 190, .e_shentsize = sizeof(Elf64_Shdr), .e_shnum = 5,
+                                     .e_shstrndx = 1, .e_shoff = offsetof(struct cubin, section)}};
+    cubin.header.e_ident[EI_CLASS] = ELFCLASS64;
+    cubin.section[1] = (Elf64_Shdr){.sh_name = 1, .sh_offset = offsetof(struct cubin, names), .sh_size = sizeof names};
+    cubin.section[2] = (Elf64_Shdr){.sh_name = 11, .sh_size = 123456};
+    cubin.section[3] = (Elf64_Shdr){.sh_name = 19, .sh_type = SHT_NOBITS, .sh_size = zeros};
+    cubin.section[4] = (Elf64_Shdr){.sh_name = 30, .sh_type = SHT_PROGBITS, .sh_size = set};
+    memcpy(cubin.names, names, sizeof names);
+    return cubin;
+}
+
+static void a_cubin_states_its_variables(void)
+{
+    struct cubin cubin = cubin_of(UINT64_C(3) << 30, 100);
+    assert(variables(&cubin, true) == (UINT64_C(3) << 30) + 100);
+    cubin.header.e_machine = 62;
+    assert(variables(&cubin, false) == 0);
+    cubin = cubin_of(UINT64_MAX - 10, 100);
+    assert(variables(&cubin, true) == UINT64_MAX);
+}
+
+/* Of parts for several GPUs the driver loads one. */
+static void a_fatbin_states_the_most_that_one_of_its_parts_takes(void)
+{
+    struct {
+        uint32_t magic;
+        uint16_t version, header_bytes;
+        uint64_t bytes;
+        struct {
+            uint16_t kind, version;
+            uint32_t header_bytes;
+            uint64_t bytes;
+            uint32_t compressed_bytes, rest[5];
+            uint64_t flags, more;
+            struct cubin cubin;
+        } part[2];
+    } fatbin = {.magic = 0xba55ed50, .version = 1, .header_bytes = 16, .bytes = sizeof fatbin.part};
+    for (unsigned i = 0; i < 2; i++) {
+        fatbin.part[i].kind = 2;
+        fatbin.part[i].header_bytes = (uint32_t)((char *)&fatbin.part[0].cubin - (char *)&fatbin.part[0]);
+        fatbin.part[i].bytes = sizeof(fatbin.part[0]) - fatbin.part[i].header_bytes;
+        fatbin.part[i].cubin = cubin_of(1000 * (i + 1), 0);
+    }
+    const struct {
+        uint32_t magic, version;
+        const void *data, *file;
+    } wrapper = {0x466243b1, 1, &fatbin, NULL};
+    assert(variables(&fatbin, true) == 2000);
+    assert(variables(&wrapper, true) == 2000);
+    fatbin.part[1].flags = 0x2000;
+    assert(variables(&wrapper, false) == 1000);
+    fatbin.part[0].header_bytes = 0;
+    assert(variables(&wrapper, true) == 0);
+    assert(variables("\x01\x02\x03\x04", false) == 0 && variables(NULL, true) == 0);
+}
+
+/* An H200 with one context, whose stacks grow at a launch as the driver's do. */
+enum { THREADS = 270336 };
+static size_t stack = 1024;
+static int local;
+static unsigned launches;
+
+static CUresult get_current(CUcontext *context)
+{
+    *context = (CUcontext)(uintptr_t)0x1000;
+    return CUDA_SUCCESS;
+}
+static CUresult get_device(CUdevice *device)
+{
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+static CUresult get_limit(size_t *value, CUlimit limit)
+{
+    *value = limit == 0 ? stack : 0;
+    return CUDA_SUCCESS;
+}
+static CUresult set_limit(CUlimit limit, size_t value)
+{
+    stack = limit == 0 ? value : stack;
+    return CUDA_SUCCESS;
+}
+static CUresult device_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    (void)device;
+    *value = attribute == 16 ? 132 : 2048;
+    return CUDA_SUCCESS;
+}
+static CUresult get_function(CUfunction *function, CUmodule module, const char *name)
+{
+    (void)module;
+    *function = (CUfunction)(uintptr_t)name;
+    return CUDA_SUCCESS;
+}
+static CUresult function_attribute(int *value, CUfunction_attribute attribute, CUfunction function)
+{
+    (void)function;
+    *value = attribute == 3 ? local : 0;
+    return CUDA_SUCCESS;
+}
+static CUresult launch(CUfunction function, int width, int height)
+{
+    (void)function, (void)width, (void)height;
+    launches++;
+    stack = (size_t)local > stack ? (size_t)local : stack;
+    return CUDA_SUCCESS;
+}
+
+static struct card *h200(uint64_t lease_bytes)
+{
+    struct card *card = &tangram.grant.card[0];
+    tangram.driver = (struct driver){.cuCtxGetCurrent = get_current, .cuCtxGetDevice = get_device, .cuCtxGetLimit = get_limit,
+                                     .cuCtxSetLimit = set_limit, .cuDeviceGetAttribute = device_attribute,
+                                     .cuModuleGetFunction = get_function, .cuFuncGetAttribute = function_attribute,
+                                     .cuLaunchGrid = launch};
+    atomic_store(&tangram.hot.driver_found, true);
+    atomic_store(&tangram.grant.state, GRANT_GOOD);
+    tangram.grant.cards = 1;
+    atomic_store(&tangram.only_card, card);
+    atomic_store(&card->limit_bytes, 0); /* nobody can be asked for more */
+    atomic_store(&card->unused_bytes, lease_bytes);
+    return card;
+}
+
+static CUfunction function_of(const char *name, int local_bytes)
+{
+    CUfunction function;
+    local = local_bytes;
+    assert(cuModuleGetFunction(&function, NULL, name) == CUDA_SUCCESS);
+    return function;
+}
+
+static void a_launch_that_grows_the_stacks_is_paid_for_or_refused(void)
+{
+    struct card *card = h200(UINT64_C(200) << 20);
+    CUfunction flat = function_of("flat", 1024);
+    assert(!atomic_load(&tangram.hot.deep) && cuLaunchGrid(flat, 1, 1) == CUDA_SUCCESS && launches == 1);
+
+    CUfunction deep = function_of("deep", 1504); /* measured: 130,023,424 bytes */
+    assert(cuLaunchGrid(deep, 1, 1) == CUDA_SUCCESS && stack == 1504 && launches == 2);
+    uint64_t left = atomic_load(&card->unused_bytes);
+    assert((UINT64_C(200) << 20) - left >= 130023424 - PAGE && (UINT64_C(200) << 20) - left <= 130023424 + PAGE);
+    assert(cuLaunchGrid(deep, 1, 1) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == left && launches == 3);
+
+    CUfunction abyss = function_of("abyss", 131072);
+    assert(cuLaunchGrid(abyss, 1, 1) == CUDA_ERROR_OUT_OF_MEMORY && launches == 3 && atomic_load(&card->unused_bytes) == left);
+
+    assert(cuCtxSetLimit(0, 512) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == UINT64_C(200) << 20);
+    assert(cuCtxSetLimit(0, 65536) == CUDA_ERROR_OUT_OF_MEMORY && stack == 512);
+    function_of("abyss", 16); /* the same handle, given out anew */
+    assert(cuLaunchGrid(abyss, 1, 1) == CUDA_SUCCESS);
+}
+
+int main(void)
+{
+    ptx_states_its_variables();
+    a_cubin_states_its_variables();
+    a_fatbin_states_the_most_that_one_of_its_parts_takes();
+    a_launch_that_grows_the_stacks_is_paid_for_or_refused();
+    puts("ok");
+    return 0;
+}

@@ -1,0 +1,75 @@
+"""What a process is charged beside what the GPU loses, for sizes from 1 byte to 3 MiB + 1 and counts from 1 to 1,000.
+
+Each case is a container of its own. Charged is what cuMemGetInfo in the container says is gone; lost is what NVML outside counts for
+it. Both are differences within the process, so its context is in neither. After 10,000 random allocations and frees the two are
+compared once a second has passed, by which the arbiter has read NVML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.gpu.kit.book import Book
+from tests.gpu.kit.machine import MIB, Machine, Tenant, Watcher
+
+LIMIT_MIB = 16384
+PAGE = 2 * MIB
+OVER = 0.02
+"""So much more than was lost may be charged, and one page. Specified."""
+PART = "charge"
+SIZES = (1, 512, 4096, 65537, 300_000, 700_000, MIB + 1, PAGE - 1, PAGE, PAGE + 1, 3 * MIB, 3 * MIB + 1)
+COUNTS = (1, 10, 100, 1000)
+PATHS = ("sync", "pitch", "array", "array 3D", "mipmapped array", "vmm", "async", "managed")
+"""Managed memory is charged when it is asked for and lost when it is touched; a pool is charged as it reserves."""
+EXACT = ("sync", "pitch", "array", "array 3D", "mipmapped array")
+CASES = (*PATHS, "random")
+
+
+def _figures(watch: Watcher, tenant: Tenant) -> tuple[int, int]:
+    """What is free inside, what is used outside. Bytes."""
+    return int(tenant.ask("info")[0]), watch.now(tenant)
+
+
+def _sequence(machine: Machine, watch: Watcher, book: Book, path: str) -> None:
+    tenant = machine.tenant(machine.grant(LIMIT_MIB))
+    for size in SIZES:
+        for count in COUNTS:
+            if size * count > LIMIT_MIB * MIB // 4:
+                continue
+            free_before, used_before = _figures(watch, tenant)
+            codes = tenant.ask("take", path, size, count)
+            free_after, used_after = _figures(watch, tenant)
+            charged, lost = free_before - free_after, used_after - used_before
+            name = f"{count} x {size} B"
+            book.fact(f"{name}: taken", codes.count(0))
+            if path in EXACT:
+                book.within(
+                    f"{name}: charged, MiB", (lost - PAGE) / MIB, (lost * (1 + OVER) + PAGE) / MIB, charged / MIB
+                )
+            else:
+                book.fact(f"{name}: charged, MiB", charged / MIB)
+            book.fact(f"{name}: lost, MiB", lost / MIB)
+            tenant.ask("give", path)
+    tenant.end()
+
+
+def _random(machine: Machine, watch: Watcher, book: Book) -> None:
+    """What is held at the end is held by nothing but linear memory."""
+    tenant = machine.tenant(machine.grant(LIMIT_MIB))
+    free_before, used_before = _figures(watch, tenant)
+    book.fact("steps", tenant.ask("scatter", 1, 10_000, 3 * MIB + 1, 2_000))
+    free_after, used_after = _figures(watch, tenant)
+    charged, lost = free_before - free_after, used_after - used_before
+    book.within("charged, MiB", lost * (1 - OVER) / MIB - 32, lost * (1 + OVER) / MIB + 32, charged / MIB)
+    book.fact("lost, MiB", lost / MIB)
+    tenant.end()
+
+
+def run_case(machine: Machine, watch: Watcher, book: Book, name: str) -> None:
+    """One row or more of the CSV."""
+    case: Callable[[], None] = (
+        (lambda: _random(machine, watch, book)) if name == "random" else (lambda: _sequence(machine, watch, book, name))
+    )
+    with book.one(PART, name):
+        case()
+    machine.end_tenants(keep=(watch.lines,))
