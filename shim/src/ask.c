@@ -10,7 +10,13 @@
 
 enum {
     PATIENCE_MS = 2000, /* for an answer; specified */
-    MEASURE_MS = 500    /* for NVML, of which only the first process on a node waits; guessed */
+    MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
+    TRIES_MOST = 8      /* connections that end before they answer; guessed */
+};
+
+struct tries {
+    unsigned count;
+    uint32_t ended; /* as it was when the question was asked last */
 };
 
 static struct link *const link_ = &tangram.link;
@@ -44,14 +50,16 @@ static void wait_for_packet(uint64_t deadline_ms)
         link_pump(deadline_ms);
 }
 
-/* Locked. Until the answer is there: false when it is not, in time or at all. */
+/* Locked. Until the answer is there: false when it is not, in time or at all. A helper may have met the next arbiter by the time that this
+ * thread has woken: the connection that was asked is over all the same. */
 static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
+    const uint32_t ended = link_->ended;
     uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
-    while (!awaited->answered && is_connected() && now_ms() < deadline_ms)
+    while (!awaited->answered && link_->ended == ended && now_ms() < deadline_ms)
         wait_for_packet(deadline_ms);
     awaited->seq = 0;
-    if (!awaited->answered && is_connected() && patience_ms >= PATIENCE_MS)
+    if (!awaited->answered && link_->ended == ended && patience_ms >= PATIENCE_MS)
         atomic_store(&link_->silent, true);
     return awaited->answered;
 }
@@ -81,10 +89,11 @@ static bool came(_Atomic uint32_t *seq)
 {
     if (atomic_load(seq) == 0)
         return false;
+    const uint32_t ended = link_->ended;
     uint64_t deadline_ms = now_ms() + (link_is_silent() ? 0 : PATIENCE_MS);
-    while (atomic_load(seq) != 0 && is_connected() && now_ms() < deadline_ms)
+    while (atomic_load(seq) != 0 && is_connected() && link_->ended == ended && now_ms() < deadline_ms)
         wait_for_packet(deadline_ms);
-    if (atomic_load(seq) != 0 && is_connected())
+    if (atomic_load(seq) != 0 && is_connected() && link_->ended == ended)
         atomic_store(&link_->silent, true);
     atomic_store(seq, 0);
     return true;
@@ -104,6 +113,17 @@ void link_settle(struct card *card)
     came(&link_->given_seq);
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
+}
+
+/* Locked. Is the question to be asked, or, as the connection ended before it was answered, to be asked again? */
+static bool asks(struct tries *tries)
+{
+    if (tries->count > 0 && tries->ended == link_->ended)
+        return false; /* it was asked, and not answered in time */
+    if (tries->count++ == TRIES_MOST || !link_connected_in_time() || link_is_silent())
+        return false;
+    tries->ended = link_->ended;
+    return true;
 }
 
 /* Locked, connected. One question. LINK_ABSENT: it was not answered; ask again if the arbiter went away meanwhile. */
@@ -128,7 +148,7 @@ enum link_answer link_ask(struct card *card, uint64_t need_bytes, uint64_t want_
     struct quiet quiet = quiet_begin();
     process_check();
     pthread_mutex_lock(&link_->lock);
-    for (bool again = true; again && answer == LINK_ABSENT && link_connected_in_time() && !link_is_silent(); again = !is_connected()) {
+    for (struct tries tries = {0}; answer == LINK_ABSENT && asks(&tries);) {
         if (atomic_load(&card->wire) < 0) {
             answer = LINK_REFUSED; /* the arbiter's grant does not name it */
         } else if (chunk_came(card) && lease_take(card, need_bytes)) {
@@ -220,7 +240,7 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
     struct quiet quiet = quiet_begin();
     process_check();
     pthread_mutex_lock(&link_->lock);
-    for (bool again = true; again && answer == LINK_ABSENT && link_connected_in_time() && !link_is_silent(); again = !is_connected())
+    for (struct tries tries = {0}; answer == LINK_ABSENT && asks(&tries);)
         answer = atomic_load(&card->wire) < 0 ? LINK_REFUSED : begin_once(card, estimated);
     link_have_helper();
     pthread_mutex_unlock(&link_->lock);
@@ -248,7 +268,7 @@ enum link_answer link_hold(struct card *card, struct wire_shared *said)
     enum link_answer answer = LINK_ABSENT;
     process_check();
     pthread_mutex_lock(&link_->lock);
-    for (bool again = true; again && answer == LINK_ABSENT && link_connected_in_time() && !link_is_silent(); again = !is_connected())
+    for (struct tries tries = {0}; answer == LINK_ABSENT && asks(&tries);)
         answer = atomic_load(&card->wire) < 0 ? LINK_REFUSED : hold_once(card, said);
     link_have_helper();
     if (answer != LINK_GRANTED)

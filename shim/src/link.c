@@ -168,6 +168,7 @@ static void lost(void)
     bool was_connected = link_->stage == LINK_CONNECTED;
     wire_close(&link_->end);
     link_->stage = LINK_APART;
+    link_->ended++;
     atomic_store(&link_->silent, false);
     atomic_store(&link_->given_seq, 0); /* the next arbiter is told what there is */
     if (was_connected) {

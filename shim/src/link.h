@@ -47,6 +47,7 @@ struct link {
     bool pumping;  /* a thread that waits for an answer reads in its place */
     uint64_t thread_again_ms; /* not before then is a thread tried again that could not be made */
     enum link_stage stage;
+    uint32_t ended; /* connections that ended: what was asked on one is not answered on the next */
     struct wire_end end;
     uint64_t greeted_at_ms; /* monotonic, as all that follow */
     uint64_t lost_at_ms;    /* since when the arbiter is away; 0 = nobody asked for it yet */
