@@ -3,7 +3,7 @@
  * Device numbers are the process's own (CUDA_VISIBLE_DEVICES may choose and reorder), so a device is known by its UUID and by
  * nothing else. The answer is kept per device number: a process cannot renumber its devices once the driver is initialised.
  */
-#include "process.h"
+#include "memory.h"
 
 #include <string.h>
 
@@ -30,7 +30,7 @@ struct card *card_of_device(CUdevice device)
     if (state == GRANT_NONE)
         return NULL;
     CUuuid uuid;
-    CUresult rc = DRIVER(cuDeviceGetUuid, &uuid, device);
+    CUresult rc = HAS(cuDeviceGetUuid) ? tangram.driver.cuDeviceGetUuid(&uuid, device) : CUDA_ERROR_NOT_SUPPORTED;
     if (rc == CUDA_ERROR_INVALID_DEVICE || rc == CUDA_ERROR_NOT_INITIALIZED || rc == CUDA_ERROR_DEINITIALIZED)
         return state == GRANT_BAD ? &tangram.grant.closed : NULL; /* the driver's own error is the answer */
     if (rc != CUDA_SUCCESS) {

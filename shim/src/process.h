@@ -177,8 +177,6 @@ static inline bool driver_ready(void)
 {
     return !UNLIKELY(!atomic_load_explicit(&tangram.hot.driver_found, memory_order_acquire)) || driver_find();
 }
-/* A function of the driver that this one may lack; its answer then is CUDA_ERROR_NOT_SUPPORTED. The one way to call such a function. */
-#define DRIVER(name, ...) (tangram.driver.name != NULL ? tangram.driver.name(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED)
 bool management_ready(void);
 void *real_dlsym(void *handle, const char *name);
 bool is_driver_symbol(void *at, const char *library);
