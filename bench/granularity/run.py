@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.granularity import arrays, errors, limits, linear, modules, others
+from bench.granularity import arrays, code, errors, limits, linear, modules, others
 from bench.granularity.driver import HEADER, Rows
 
 PARTS = {
@@ -34,6 +34,9 @@ PARTS = {
     "local": limits.local,
     "modules": modules.modules,
     "many_kernels": modules.many_kernels,
+    "code": code.code,
+    "code_of_many": code.code_of_many,
+    "contexts": code.contexts,
     "others": others.others,
     "streams": others.streams,
     "sharing": others.sharing,
@@ -41,7 +44,7 @@ PARTS = {
     "green": errors.green,
 }
 """In this order."""
-BY_LOADING = ("modules", "many_kernels")
+BY_LOADING = ("modules", "many_kernels", "code", "code_of_many")
 """These run once lazily and once eagerly."""
 
 
