@@ -1,11 +1,15 @@
-/* array.c - arrays and mipmapped arrays: counted, described, without content. */
+/* array.c - arrays and mipmapped arrays: counted, described, without content.
+ *
+ * The size is that of a block-linear surface, by the measured sizes (bench/granularity): rows of 64 bytes, eight of them a
+ * group; blocks of 1, 2, 4, 8 or 16 groups high, the lowest that holds the array.
+ */
 #include "internal.h"
 
 #define TILES 64u
 struct CUarray_st {
     struct handle handle;
-    int device;
-    uint64_t charged; /* 0: a level of a mipmapped array, which is charged as a whole */
+    CUcontext ctx;
+    struct place *place; /* NULL: sparse, or a level of a mipmapped array, which is counted as a whole */
     CUDA_ARRAY3D_DESCRIPTOR how;
     struct physical *tile[TILES]; /* of a sparse array: what is mapped, at tile x of its first row */
 };
@@ -13,8 +17,8 @@ struct CUarray_st {
 #define LEVELS 17u
 struct CUmipmappedArray_st {
     struct handle handle;
-    int device;
-    uint64_t charged;
+    CUcontext ctx;
+    struct place *place;
     unsigned levels;
     CUarray level[LEVELS];
 };
@@ -34,10 +38,22 @@ static uint64_t element_bytes(CUarray_format format)
     }
 }
 
+#define GROUP_ROWS 8u
+/* The extent of a block: so many units, doubled up to 16 times, until it holds all. */
+static uint64_t blocked(uint64_t extent, uint64_t unit)
+{
+    uint64_t block = unit;
+    while (block < extent && block < 16 * unit)
+        block *= 2;
+    return block;
+}
+
 static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *how)
 {
-    const uint64_t rows = (how->Height > 0 ? how->Height : 1) * (how->Depth > 0 ? how->Depth : 1);
-    return rounded(how->Width * rows * how->NumChannels * element_bytes(how->Format), 512);
+    const uint64_t height = how->Height > 0 ? how->Height : 1, depth = how->Depth > 0 ? how->Depth : 1;
+    const bool layered = (how->Flags & CUDA_ARRAY3D_LAYERED) != 0;
+    const uint64_t rows = rounded(height, blocked(height, GROUP_ROWS));
+    return rounded(how->Width * how->NumChannels * element_bytes(how->Format), 64) * rows * (layered ? depth : rounded(depth, blocked(depth, 1)));
 }
 
 static bool sparse(const CUDA_ARRAY3D_DESCRIPTOR *how)
@@ -51,16 +67,34 @@ static bool sound(const CUDA_ARRAY3D_DESCRIPTOR *how)
            (how->NumChannels == 1 || how->NumChannels == 2 || how->NumChannels == 4);
 }
 
-static CUresult array_new(CUarray *made, int device, const CUDA_ARRAY3D_DESCRIPTOR *how, uint64_t charged)
+static struct place *room_new(CUcontext ctx, uint64_t bytes)
 {
-    CHECK(charged == 0 || take(device, charged), CUDA_ERROR_OUT_OF_MEMORY);
+    lock();
+    struct place *place = place_new(&ctx->pages[PAGES_ARRAYS], ctx->device, bytes);
+    unlock();
+    return place;
+}
+
+/* With its context, all of its room is gone already. */
+static void room_free(CUcontext ctx, struct place *place)
+{
+    lock();
+    if (place != NULL && context_ok(ctx))
+        place_free(&ctx->pages[PAGES_ARRAYS], ctx->device, place);
+    unlock();
+}
+
+static CUresult array_new(CUarray *made, CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *how, uint64_t bytes)
+{
+    struct place *place = bytes > 0 ? room_new(ctx, bytes) : NULL;
+    CHECK(bytes == 0 || place != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CUarray array = handle_new(HANDLE_ARRAY, sizeof *array);
     if (array == NULL) {
-        give(device, charged);
+        room_free(ctx, place);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    array->device = device;
-    array->charged = charged;
+    array->ctx = ctx;
+    array->place = place;
     array->how = *how;
     *made = array;
     return CUDA_SUCCESS;
@@ -71,7 +105,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(array != NULL && how != NULL && sound(how), CUDA_ERROR_INVALID_VALUE);
-    return array_new(array, ctx->device, how, sparse(how) ? 0 : bytes_of(how));
+    return array_new(array, ctx, how, sparse(how) ? 0 : bytes_of(how));
 }
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *how)
@@ -88,7 +122,7 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
     for (unsigned i = 0; i < TILES; i++)
         if (array->tile[i] != NULL)
             physical_let_go(array->tile[i]);
-    give(array->device, array->charged);
+    room_free(array->ctx, array->place);
     handle_free(array);
     return CUDA_SUCCESS;
 }
@@ -148,17 +182,18 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3
         }
         bytes += bytes_of(&level[i]);
     }
-    CHECK(take(ctx->device, bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    struct place *place = room_new(ctx, bytes);
+    CHECK(place != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CUmipmappedArray array = handle_new(HANDLE_MIPMAP, sizeof *array);
     if (array == NULL) {
-        give(ctx->device, bytes);
+        room_free(ctx, place);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    array->device = ctx->device;
-    array->charged = bytes;
+    array->ctx = ctx;
+    array->place = place;
     array->levels = levels;
     for (unsigned i = 0; i < levels; i++)
-        if (array_new(&array->level[i], ctx->device, &level[i], 0) != CUDA_SUCCESS)
+        if (array_new(&array->level[i], ctx, &level[i], 0) != CUDA_SUCCESS)
             array->level[i] = NULL;
     *made = array;
     return CUDA_SUCCESS;
@@ -180,7 +215,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
     for (unsigned i = 0; i < array->levels; i++)
         if (array->level[i] != NULL)
             handle_free(array->level[i]);
-    give(array->device, array->charged);
+    room_free(array->ctx, array->place);
     handle_free(array);
     return CUDA_SUCCESS;
 }

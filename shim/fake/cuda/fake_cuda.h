@@ -203,6 +203,7 @@ typedef struct {
     unsigned long long offset;
     unsigned int deviceBitMask, flags, reserved[2];
 } CUarrayMapInfo;
+#define CUDA_ARRAY3D_LAYERED 0x01
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 

@@ -71,6 +71,23 @@ struct CUstream_st {
     struct CUgraph_st *capture; /* the graph being captured into, or NULL */
 };
 
+/* pages.c: a place in a block, live or free; one without a block has pages of its own. */
+#define GRAIN 512u
+#define BLOCK_BYTES (2 * FAKE_MIB)
+struct block;
+struct place {
+    struct block *block;
+    uint64_t at, bytes; /* in the block */
+    struct place *before, *after;
+};
+struct place_list {
+    struct place *first, *last;
+};
+struct pages {
+    struct place_list live, free; /* free ranges in the order in which they got their extent */
+};
+enum { PAGES_LINEAR, PAGES_ARRAYS, PAGES_MODULES, PAGES_LISTS }; /* these never share a block */
+
 struct CUctx_st {
     struct handle handle;
     CUdevice device;
@@ -80,6 +97,7 @@ struct CUctx_st {
     _Atomic uint64_t done_ns; /* the same for all of its streams */
     struct CUstream_st stream[2]; /* the legacy default stream, the per-thread one */
     size_t limit[16];
+    struct pages pages[PAGES_LISTS];
     uint32_t channels; /* its channel group in the kernel driver, 0 = none */
 };
 
@@ -127,6 +145,7 @@ struct span {
     struct physical *physical; /* of a mapped one */
     uint64_t charged, id;
     uint64_t object; /* shared with other processes under this number, 0 = not */
+    struct place *place; /* in a block, NULL: pages of its own */
     uint64_t offset; /* in the arena */
     size_t room;     /* in the arena */
     unsigned flags, class;
@@ -216,9 +235,18 @@ void span_remove(struct span *span);
 /* Backing for bytes in the arena, and back; under lock. */
 struct span *arena_take(size_t bytes, size_t align);
 void arena_give(struct span *span);
+void arena_fill(struct span *span); /* places the span in the arena by its offset */
+void arena_wipe(const struct span *span);
 /* Marks the target as written, so that its pages are dropped when it is freed. False: no such device memory. */
 bool span_touch(CUdeviceptr at, size_t bytes);
 bool span_covers(CUdeviceptr at, size_t bytes);
+
+/* pages.c; all under lock. NULL: the card is full. */
+struct place *place_new(struct pages *pages, int device, uint64_t bytes);
+void place_free(struct pages *pages, int device, struct place *place);
+void pages_free(struct pages *pages, int device); /* all that is live */
+uint64_t place_offset(const struct place *place); /* in the arena; of a place in a block */
+uint64_t place_share(const struct place *place, int device); /* its block, as a number for other processes; 0: failed */
 
 /* memory.c */
 bool take(int device, uint64_t bytes);

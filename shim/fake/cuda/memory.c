@@ -1,7 +1,7 @@
 /* memory.c - device memory by cuMemAlloc and its kin.
  *
- * The bytes asked for, rounded up to 512, are counted on the card before anything else; a real driver counts in blocks of
- * 2 MiB. The addresses come from the arena (span.c).
+ * The card loses pages of 2 MiB, as a real one does: small requests share them (pages.c), larger ones have their own.
+ * Managed memory is counted in pages of its own, too, at the call. The addresses come from the arena (span.c).
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -9,8 +9,6 @@
 #include <search.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-
-#define GRAIN 512u
 
 bool take(int device, uint64_t bytes)
 {
@@ -29,7 +27,7 @@ CUresult memory_new(enum span_kind kind, CUcontext ctx, int device, size_t bytes
     CHECK(atomic_load(&card_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
     CHECK(charged == 0 || take(device, charged), CUDA_ERROR_OUT_OF_MEMORY);
     lock();
-    struct span *span = arena_take(bytes, GRAIN);
+    struct span *span = arena_take(bytes, bytes >= BLOCK_BYTES / 2 ? BLOCK_BYTES : GRAIN);
     if (span != NULL) {
         span->kind = kind;
         span->ctx = ctx;
@@ -50,6 +48,12 @@ CUresult memory_new(enum span_kind kind, CUcontext ctx, int device, size_t bytes
 void memory_gone(struct span *span)
 {
     span_remove(span);
+    if (span->place != NULL) {
+        arena_wipe(span);
+        place_free(&span->ctx->pages[PAGES_LINEAR], span->device, span->place);
+        free(span);
+        return;
+    }
     if (span->object != 0)
         object_release(span->object); /* the daemon gives it back when the last process lets go */
     else if (span->charged > 0)
@@ -89,7 +93,34 @@ void memory_context_gone(CUcontext ctx)
         next = span->next_free;
         memory_gone(span);
     }
+    for (unsigned i = 0; i < PAGES_LISTS; i++)
+        pages_free(&ctx->pages[i], ctx->device);
     unlock();
+}
+
+/* A small request, in a block of its context. */
+static CUresult small_new(CUcontext ctx, size_t bytes, struct span **made)
+{
+    CHECK(atomic_load(&card_of(ctx->device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    struct pages *pages = &ctx->pages[PAGES_LINEAR];
+    struct span *span = calloc(1, sizeof *span);
+    CHECK(span != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    lock();
+    struct place *place = place_new(pages, ctx->device, bytes);
+    bool good = place != NULL;
+    if (good) {
+        *span = (struct span){.kind = SPAN_DEVICE, .ctx = ctx, .device = ctx->device, .bytes = bytes,
+                              .place = place, .offset = place_offset(place), .room = place->bytes};
+        arena_fill(span);
+        good = span_insert(span);
+        if (!good)
+            place_free(pages, ctx->device, place);
+    }
+    unlock();
+    if (!good)
+        free(span);
+    *made = span;
+    return good ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult alloc(enum span_kind kind, CUdeviceptr *at, size_t bytes)
@@ -99,7 +130,8 @@ static CUresult alloc(enum span_kind kind, CUdeviceptr *at, size_t bytes)
     TRY(current(&ctx));
     CHECK(at != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
-    TRY(memory_new(kind, ctx, ctx->device, bytes, rounded(bytes, GRAIN), &span));
+    const bool small = kind == SPAN_DEVICE && rounded(bytes, GRAIN) < BLOCK_BYTES;
+    TRY(small ? small_new(ctx, bytes, &span) : memory_new(kind, ctx, ctx->device, bytes, rounded(bytes, BLOCK_BYTES), &span));
     *at = (CUdeviceptr)span->base;
     return CUDA_SUCCESS;
 }

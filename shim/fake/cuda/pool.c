@@ -8,7 +8,6 @@
 #include <stdlib.h>
 
 #define STEP (2 * FAKE_MIB)
-#define GRAIN 512u
 
 CUresult pool_new(CUmemoryPool *made, int device, uint64_t most)
 {

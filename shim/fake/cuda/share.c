@@ -10,7 +10,7 @@
 
 struct ipc {
     uint32_t magic, pad;
-    uint64_t id, bytes;
+    uint64_t id, bytes, inside; /* where in the shared pages it starts */
 };
 _Static_assert(sizeof(struct ipc) <= sizeof(CUipcMemHandle), "an IPC handle has 64 bytes");
 
@@ -62,10 +62,18 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
     CHECK(handle != NULL, CUDA_ERROR_INVALID_VALUE);
     lock();
     struct span *span = span_find((uintptr_t)at);
-    const bool good = span != NULL && span->kind == SPAN_DEVICE && span->base == (uintptr_t)at &&
-                      object_share(span->offset, span->charged, span->device, &span->object);
+    uint64_t id = 0, inside = 0;
+    if (span != NULL && span->kind == SPAN_DEVICE && span->base == (uintptr_t)at) {
+        if (span->place != NULL) { /* the whole block, as a real driver shares it */
+            id = place_share(span->place, span->device);
+            inside = span->place->at;
+        } else if (object_share(span->offset, span->charged, span->device, &span->object)) {
+            id = span->object;
+        }
+    }
+    const bool good = id != 0;
     if (good) {
-        const struct ipc ipc = {.magic = IPC_MAGIC, .id = span->object, .bytes = span->bytes};
+        const struct ipc ipc = {.magic = IPC_MAGIC, .id = id, .bytes = span->bytes, .inside = inside};
         memset(handle, 0, sizeof *handle);
         memcpy(handle, &ipc, sizeof ipc);
     }
@@ -109,7 +117,9 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, un
     struct span *span = NULL;
     lock();
     if (object_import(ipc.id, &object, &fd)) {
-        span = ipc.bytes <= object.bytes ? map_import(&object, fd, ctx, ipc.bytes) : NULL;
+        const bool fits = ipc.inside <= object.bytes && ipc.bytes <= object.bytes - ipc.inside;
+        object.offset += ipc.inside;
+        span = fits ? map_import(&object, fd, ctx, ipc.bytes) : NULL;
         if (span == NULL)
             object_release(ipc.id);
         close(fd);

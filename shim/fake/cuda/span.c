@@ -42,6 +42,16 @@ void span_remove(struct span *span)
     tdelete(span, &cuda.spans, by_address);
 }
 
+/* On a block's boundary, so that an address tells the block. */
+static void *map_aligned(uint64_t bytes)
+{
+    void *room = mmap(NULL, bytes + BLOCK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return MAP_FAILED;
+    void *at = (void *)rounded((uintptr_t)room, BLOCK_BYTES);
+    return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, cuda.arena_fd, 0);
+}
+
 static bool arena_open(void)
 {
     cuda.arena_fd = new_memfd("fake-gpu-memory");
@@ -49,7 +59,7 @@ static bool arena_open(void)
         return false;
     void *at = MAP_FAILED;
     for (uint64_t bytes = ARENA_BYTES; at == MAP_FAILED && bytes >= ARENA_LEAST; bytes /= 2) {
-        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, cuda.arena_fd, 0);
+        at = map_aligned(bytes);
         cuda.arena_bytes = bytes;
     }
     cuda.arena = at == MAP_FAILED ? NULL : at;
@@ -97,16 +107,26 @@ struct span *arena_take(size_t bytes, size_t align)
         span->room = room;
         span->class = class;
     }
-    span->base = (uintptr_t)cuda.arena + span->offset;
     span->bytes = bytes;
-    leave_dirt(span);
+    arena_fill(span);
     return span;
+}
+
+void arena_fill(struct span *span)
+{
+    span->base = (uintptr_t)cuda.arena + span->offset;
+    leave_dirt(span);
+}
+
+void arena_wipe(const struct span *span)
+{
+    if (span->touched)
+        fallocate(cuda.arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)span->offset, (off_t)span->room);
 }
 
 void arena_give(struct span *span)
 {
-    if (span->touched)
-        fallocate(cuda.arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)span->offset, (off_t)span->room);
+    arena_wipe(span);
     if (span->class >= ARENA_CLASSES) {
         free(span);
         return;

@@ -14,6 +14,21 @@ import sys
 from typing import Any
 
 lib = ctypes.CDLL("libcuda.so.1")
+
+
+class ArrayDescriptor(ctypes.Structure):
+    """CUDA_ARRAY3D_DESCRIPTOR."""
+
+    _fields_ = (
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+        ("depth", ctypes.c_size_t),
+        ("format", ctypes.c_int),
+        ("channels", ctypes.c_uint),
+        ("flags", ctypes.c_uint),
+    )
+
+
 SPIN = b"""//fake spin us=param0
 .version 8.0
 .target sm_80
@@ -52,6 +67,32 @@ def free(at: int) -> list[Any]:
 def info() -> list[Any]:
     left, total = ctypes.c_size_t(), ctypes.c_size_t()
     return [lib.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)), left.value, total.value]
+
+
+def replay(steps: list[int]) -> list[Any]:
+    """Allocate (size > 0) or free (-number of the step that allocated - 1); answer the bytes lost after each step."""
+    before = info()[1]
+    at: dict[int, int] = {}
+    lost = []
+    for number, step in enumerate(steps):
+        rc = free(at.pop(-step - 1))[0] if step < 0 else 0
+        if step > 0:
+            rc, at[number] = alloc(step)
+        if rc != 0:
+            return [rc]
+        lost.append(before - info()[1])
+    return [0, lost]
+
+
+def array(width: int, height: int, depth: int = 0) -> list[Any]:
+    """An array of bytes."""
+    how = ArrayDescriptor(width, height, depth, 1, 1, 0)
+    made = ctypes.c_void_p()
+    return [lib.cuArray3DCreate_v2(ctypes.byref(made), ctypes.byref(how)), made.value]
+
+
+def array_destroy(handle: int) -> list[Any]:
+    return [lib.cuArrayDestroy(ctypes.c_void_p(handle))]
 
 
 def count() -> list[Any]:
