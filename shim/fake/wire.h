@@ -34,7 +34,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 3u
+#define FAKE_PAGE_VERSION 4u
 
 /* One of NVIDIA's documented MIG profiles of a card model. */
 struct fake_profile {
@@ -110,6 +110,7 @@ struct fake_slot {
     char name[64];
     uint64_t used_bytes[FAKE_UNITS];
     uint32_t contexts[FAKE_UNITS];
+    _Atomic uint32_t error[FAKE_UNITS]; /* a kernel failed: the CUresult that its process is answered from then on; 0 = none */
     _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
     _Atomic uint32_t held[FAKE_UNITS]; /* its kernels do not run */
     _Atomic uint32_t percent[FAKE_UNITS];

@@ -18,12 +18,18 @@ bool context_ok(CUcontext ctx)
     return handle_is(ctx, HANDLE_CONTEXT) && ctx->live;
 }
 
-CUresult current(CUcontext *ctx)
+CUresult current_even_failed(CUcontext *ctx)
 {
     TRY(ready());
     CHECK(depth > 0 && stack[depth - 1] != NULL, CUDA_ERROR_INVALID_CONTEXT);
     *ctx = stack[depth - 1];
     return context_ok(*ctx) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+CUresult current(CUcontext *ctx)
+{
+    TRY(current_even_failed(ctx));
+    return sticky((*ctx)->device);
 }
 
 static void count_context(int device, bool more)
@@ -44,6 +50,7 @@ static void stream_init(struct CUstream_st *stream, CUcontext ctx)
 static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
 {
     CHECK(atomic_load(&card_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    TRY(sticky(device));
     CHECK(take(device, card_of(device)->context_bytes), CUDA_ERROR_OUT_OF_MEMORY);
     CUcontext ctx = handle_new(HANDLE_CONTEXT, sizeof *ctx);
     if (ctx == NULL) {
@@ -171,7 +178,7 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *ctx)
 EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
     CUcontext ctx;
-    TRY(current(&ctx));
+    TRY(current_even_failed(&ctx));
     CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
     *device = ctx->device;
     return CUDA_SUCCESS;
@@ -196,7 +203,7 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
     CHECK(context_ok(ctx), CUDA_ERROR_INVALID_CONTEXT);
     work_wait(ctx->device, atomic_load(&ctx->done_ns));
     pools_synchronized(ctx->device);
-    return CUDA_SUCCESS;
+    return sticky(ctx->device);
 }
 
 EXPORT CUresult cuCtxSynchronize(void)

@@ -123,6 +123,7 @@ struct CUfunc_st {
     char name[256];
     bool from_parameter; /* lasts as many microseconds as its first parameter says (u32) */
     uint64_t ns;
+    uint32_t error; /* in which it ends, 0 = well */
     struct CUfunc_st *next;
 };
 
@@ -156,6 +157,8 @@ struct span {
 
 struct device {
     uint32_t unit, card;
+    _Atomic uint32_t trap;    /* the error of a kernel that is queued, 0 = none */
+    _Atomic uint64_t trap_ns; /* reached when that kernel has run */
     CUcontext primary;
     unsigned primary_refs, primary_flags;
     uint32_t kernel_device; /* its handle in the kernel driver, 0 = none */
@@ -210,7 +213,8 @@ CUresult cuMemFreeAsync(CUdeviceptr at, CUstream stream);
 
 /* context.c */
 CUresult ready(void); /* CUDA_ERROR_NOT_INITIALIZED before cuInit and after fork */
-CUresult current(CUcontext *ctx);
+CUresult current(CUcontext *ctx);      /* or the error that the process is left with */
+CUresult current_even_failed(CUcontext *ctx);
 CUresult device_ok(CUdevice device);
 bool context_ok(CUcontext ctx);
 CUresult stream_get(CUstream handle, CUstream *stream); /* resolves NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */
@@ -224,6 +228,9 @@ void channels_free(int device, uint32_t group);
 CUresult function_queue(CUfunction function, CUstream stream, uint64_t ns);
 CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);
 void stream_queue(CUstream stream, uint64_t ns);
+/* After a kernel failed, its error; the process has no way back (measured, also for its other contexts on the device). */
+CUresult sticky(int device);
+void trap(int device, uint32_t error, uint64_t done_ns);
 bool work_done(int device, uint64_t done_ns);
 void work_wait(int device, uint64_t done_ns);
 bool function_ok(const void *function);

@@ -37,6 +37,7 @@ static CUresult launch(CUfunction function, const unsigned grid[3], const unsign
     if (stream->capture != NULL)
         return capture_add(stream->capture, NODE_KERNEL, ns);
     stream_queue(stream, ns);
+    trap(stream->ctx->device, function->error, atomic_load(&stream->done_ns));
     return CUDA_SUCCESS;
 }
 

@@ -165,6 +165,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
     if (at == 0)
         return CUDA_SUCCESS;
     work_wait(ctx->device, atomic_load(&ctx->done_ns)); /* the real one waits for the device, too */
+    TRY(sticky(ctx->device));
     lock();
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
     struct span *span = span_find((uintptr_t)at);

@@ -3,6 +3,7 @@
  * Any image loads. Of a text (PTX) the entries are known by name, and comments say how long a kernel takes:
  *     //fake NAME us=250          250 microseconds
  *     //fake NAME us=param0       as its first parameter says, an unsigned 32-bit number of microseconds
+ *     //fake NAME us=250 error=719   and ends in that error
  * All other kernels take the description's kernel_us. A kernel computes nothing.
  */
 #define _GNU_SOURCE
@@ -82,15 +83,18 @@ static bool has_word(const char *text, const char *before, const char *word)
     return false;
 }
 
-/* What follows "//fake NAME us=", or NULL. */
-static const char *duration_word(const char *text, const char *name)
+/* What follows KEY= on a line "//fake NAME ...", or NULL. */
+static const char *fake_word(const char *text, const char *name, const char *key)
 {
     static const char mark[] = "//fake ";
     for (const char *at = strstr(text, mark); at != NULL; at = strstr(at, mark)) {
         at += sizeof mark - 1;
         const size_t length = strlen(name);
-        if (strncmp(at, name, length) == 0 && strncmp(at + length, " us=", 4) == 0)
-            return at + length + 4;
+        if (strncmp(at, name, length) != 0 || at[length] != ' ')
+            continue;
+        const char *end = at + strcspn(at, "\n"), *found = strstr(at + length, key);
+        if (found != NULL && found < end)
+            return found + strlen(key);
     }
     return NULL;
 }
@@ -107,7 +111,9 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const cha
     snprintf(function->name, sizeof function->name, "%s", name);
     function->module = module;
     function->ns = cuda.client.page->kernel_ns;
-    const char *word = text == NULL ? NULL : duration_word(text, name);
+    const char *word = text == NULL ? NULL : fake_word(text, name, " us=");
+    const char *error = text == NULL ? NULL : fake_word(text, name, " error=");
+    function->error = error == NULL ? 0 : (uint32_t)strtoul(error, NULL, 10);
     function->from_parameter = word != NULL && strncmp(word, "param0", 6) == 0;
     if (word != NULL && !function->from_parameter)
         function->ns = strtoull(word, NULL, 10) * 1000;

@@ -14,6 +14,7 @@ CUresult stream_get(CUstream handle, CUstream *stream)
     TRY(ready());
     CHECK(handle_is(handle, HANDLE_STREAM), CUDA_ERROR_INVALID_HANDLE);
     CHECK(context_ok(handle->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    TRY(sticky(handle->ctx->device));
     *stream = handle;
     return CUDA_SUCCESS;
 }
@@ -39,6 +40,25 @@ bool work_done(int device, uint64_t done_ns)
 void work_wait(int device, uint64_t done_ns)
 {
     gpu_time_wait(cuda.client.page, cuda.client.slot, cuda.device[device].unit, done_ns);
+}
+
+CUresult sticky(int device)
+{
+    struct device *of = &cuda.device[device];
+    _Atomic uint32_t *error = &cuda.client.page->slot[cuda.client.slot].error[of->unit];
+    const uint32_t next = atomic_load(&of->trap);
+    if (next != 0 && atomic_load(error) == 0 && work_done(device, atomic_load(&of->trap_ns)))
+        atomic_store(error, next);
+    return (CUresult)atomic_load(error);
+}
+
+void trap(int device, uint32_t error, uint64_t done_ns)
+{
+    struct device *of = &cuda.device[device];
+    if (error == 0 || atomic_load(&of->trap) != 0) /* the first one counts */
+        return;
+    atomic_store(&of->trap_ns, done_ns);
+    atomic_store(&of->trap, error);
 }
 
 void stream_queue(CUstream stream, uint64_t ns)
@@ -90,14 +110,14 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
     const bool legacy = stream == &stream->ctx->stream[0]; /* waits for the blocking streams, too */
     work_wait(stream->ctx->device, atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
     pools_synchronized(stream->ctx->device);
-    return CUDA_SUCCESS;
+    return sticky(stream->ctx->device);
 }
 
 EXPORT CUresult cuStreamQuery(CUstream handle)
 {
     CUstream stream;
     TRY(stream_idle_get(handle, &stream));
-    return work_done(stream->ctx->device, atomic_load(&stream->done_ns)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return work_done(stream->ctx->device, atomic_load(&stream->done_ns)) ? sticky(stream->ctx->device) : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
@@ -219,7 +239,8 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
 static CUresult event_ok(CUevent event)
 {
     TRY(ready());
-    return handle_is(event, HANDLE_EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    CHECK(handle_is(event, HANDLE_EVENT), CUDA_ERROR_INVALID_HANDLE);
+    return sticky(event->ctx->device);
 }
 
 /* Is it reached? Notes when that was first seen. */
@@ -268,7 +289,7 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned 
 EXPORT CUresult cuEventQuery(CUevent event)
 {
     TRY(event_ok(event));
-    return !event->recorded || event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return !event->recorded || event_done(event) ? sticky(event->ctx->device) : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event)
@@ -279,7 +300,7 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
         event_done(event);
     }
     pools_synchronized(event->ctx->device);
-    return CUDA_SUCCESS;
+    return sticky(event->ctx->device);
 }
 
 EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)

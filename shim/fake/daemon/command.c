@@ -11,6 +11,7 @@ const char command_help[] =
     "status                          cards, instances, processes and what they hold\n"
     "kernel                          misuses of the kernel's double; channels, enables owed and time of each process\n"
     "disable PID                     the compute channels of a process are disabled once more, as by some other process\n"
+    "trap PID ERROR                  a kernel of the process failed: its CUDA calls answer that CUresult from now on\n"
     "xid CARD NUMBER                 raise an XID; 79 also takes the card off the bus until it recovers\n"
     "recover CARD                    the card is well again\n"
     "mig CARD on | off               change MIG mode (no process may hold memory there)\n"
@@ -109,6 +110,29 @@ static bool disable(struct daemon *daemon, char **word, unsigned words, struct t
     return channels > 0;
 }
 
+/* As if a kernel of the process had ended in that CUresult, on every device where it has a context. */
+static bool trap(struct daemon *daemon, char **word, unsigned words, struct text *answer)
+{
+    uint64_t pid, error;
+    uint32_t contexts = 0;
+    (void)words;
+    if (!parse_number("pid", word[1], 1, 4194304, &pid, answer) || !parse_number("error", word[2], 1, 999, &error, answer))
+        return false;
+    page_lock(daemon->page);
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
+        struct fake_slot *of = &daemon->page->slot[slot];
+        for (uint32_t unit = 0; unit < FAKE_UNITS && of->kind == FAKE_CUDA && of->pid == (int32_t)pid; unit++) {
+            if (of->contexts[unit] > 0)
+                atomic_store(&of->error[unit], (uint32_t)error);
+            contexts += of->contexts[unit];
+        }
+    }
+    page_unlock(daemon->page);
+    if (contexts == 0)
+        say(answer, "pid: found %s, must be a process with a CUDA context", word[1]);
+    return contexts > 0;
+}
+
 static bool xid(struct daemon *daemon, char **word, unsigned words, struct text *answer)
 {
     uint32_t card;
@@ -169,7 +193,7 @@ bool command_run(struct daemon *daemon, const char *line, struct text *answer)
         const char *name;
         unsigned least, most; /* words */
         bool (*run)(struct daemon *, char **, unsigned, struct text *);
-    } commands[] = {{"status", 1, 1, status}, {"kernel", 1, 1, kernel}, {"disable", 2, 2, disable}, {"xid", 3, 3, xid},
+    } commands[] = {{"status", 1, 1, status}, {"kernel", 1, 1, kernel}, {"disable", 2, 2, disable}, {"trap", 3, 3, trap}, {"xid", 3, 3, xid},
                     {"recover", 2, 2, recover}, {"mig", 3, 4, mig},     {"process", 5, 5, process}, {"gone", 2, 2, gone}};
     char copy[512], *word[8], *rest = NULL;
     unsigned words = 0;

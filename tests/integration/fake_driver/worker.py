@@ -29,6 +29,7 @@ class ArrayDescriptor(ctypes.Structure):
     )
 
 
+STREAM, EVENT, MEMORY = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
 SPIN = b"""//fake spin us=param0
 .version 8.0
 .target sm_80
@@ -147,6 +148,66 @@ def launch(microseconds: int, times: int = 1) -> list[Any]:
     for _ in range(times):
         rc = rc or lib.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, parameters, None)
     return [rc]
+
+
+def launch_broken(error: int) -> list[Any]:
+    """A kernel that ends in the error at once."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    image = b"//fake broken us=0 error=%d\n.visible .entry broken() { ret; }\n" % error
+    rc = lib.cuModuleLoadData(ctypes.byref(module), image)
+    rc = rc or lib.cuModuleGetFunction(ctypes.byref(function), module, b"broken")
+    return [rc or lib.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None)]
+
+
+def prepare() -> list[Any]:
+    """A stream, an event and memory for every_call."""
+    rc = lib.cuStreamCreate(ctypes.byref(STREAM), 1) or lib.cuEventCreate(ctypes.byref(EVENT), 0)
+    return [rc or lib.cuMemAlloc_v2(ctypes.byref(MEMORY), ctypes.c_size_t(512))]
+
+
+def every_call() -> list[Any]:
+    """What calls answer: (those that end with the process's kernels, those that do not)."""
+    out, two = ctypes.c_void_p(), (ctypes.c_size_t * 2)()
+    mode, flags, active = ctypes.c_int(0), ctypes.c_uint(), ctypes.c_int()
+    ref = ctypes.byref
+    pointer = lib.cuPointerGetAttribute(ref(mode), 2, MEMORY)
+    failing = {
+        "cuStreamQuery": lib.cuStreamQuery(STREAM),
+        "cuStreamQuery of NULL": lib.cuStreamQuery(None),
+        "cuStreamSynchronize": lib.cuStreamSynchronize(STREAM),
+        "cuCtxSynchronize": lib.cuCtxSynchronize(),
+        "cuEventQuery": lib.cuEventQuery(EVENT),
+        "cuEventRecord": lib.cuEventRecord(EVENT, STREAM),
+        "cuMemAlloc": lib.cuMemAlloc_v2(ref(out), ctypes.c_size_t(512)),
+        "cuMemFree": lib.cuMemFree_v2(MEMORY),
+        "cuMemGetInfo": lib.cuMemGetInfo_v2(ref(two), ref(two, 8)),
+        "cuStreamCreate": lib.cuStreamCreate(ref(out), 0),
+        "cuModuleLoadData": lib.cuModuleLoadData(ref(out), SPIN),
+        "cuMemAllocAsync": lib.cuMemAllocAsync(ref(out), ctypes.c_size_t(512), STREAM),
+        "cuStreamIsCapturing": lib.cuStreamIsCapturing(STREAM, ref(mode)),
+        "cuStreamGetCtx": lib.cuStreamGetCtx(STREAM, ref(out)),
+        "cuStreamDestroy": lib.cuStreamDestroy_v2(STREAM),
+        "cuEventDestroy": lib.cuEventDestroy_v2(EVENT),
+        "cuCtxCreate": lib.cuCtxCreate_v2(ref(out), 0, 0),
+    }
+    succeeding = {
+        "cuCtxGetDevice": lib.cuCtxGetDevice(ref(mode)),
+        "cuCtxGetCurrent": lib.cuCtxGetCurrent(ref(out)),
+        "cuDeviceGetCount": lib.cuDeviceGetCount(ref(mode)),
+        "cuPointerGetAttribute": pointer,
+        "cuThreadExchangeStreamCaptureMode": lib.cuThreadExchangeStreamCaptureMode(ref(ctypes.c_int(0))),
+        "cuCtxPushCurrent": lib.cuCtxPushCurrent_v2(out),
+        "cuDevicePrimaryCtxGetState": lib.cuDevicePrimaryCtxGetState(0, ref(flags), ref(active)),
+    }
+    return [0, failing, succeeding]
+
+
+def reset() -> list[Any]:
+    """Reset the primary context: its own answer, and that of an allocation and of a new retain after it."""
+    out = ctypes.c_void_p()
+    rc = lib.cuDevicePrimaryCtxReset_v2(0)
+    allocated = lib.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(512))
+    return [rc, allocated, lib.cuDevicePrimaryCtxRetain(ctypes.byref(out), 0)]
 
 
 def synchronize() -> list[Any]:
