@@ -34,7 +34,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 4u
+#define FAKE_PAGE_VERSION 5u
 
 /* One of NVIDIA's documented MIG profiles of a card model. */
 struct fake_profile {
@@ -127,6 +127,15 @@ struct fake_event {
     uint64_t data; /* the XID */
 };
 
+enum fake_fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_HANG, FAULT_MISSING, FAULT_SUSPEND };
+#define FAKE_FAULTS 16u
+struct fake_fault { /* common/fault.h */
+    enum fake_fault_kind kind;
+    char function[60];
+    uint64_t error, nth, bytes, seconds; /* 0 = any */
+    _Atomic uint64_t calls;              /* that matched so far, of all processes */
+};
+
 struct fake_page {
     uint32_t magic, version;
     uint32_t cards;
@@ -140,6 +149,8 @@ struct fake_page {
     _Atomic uint64_t events_raised;
     _Atomic uint64_t samples;                   /* taken so far */
     _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML says it */
+    _Atomic uint32_t faults;
+    struct fake_fault fault[FAKE_FAULTS];
     struct fake_card card[FAKE_CARDS];
     struct fake_unit unit[FAKE_UNITS];
     struct fake_event event[FAKE_EVENTS];

@@ -224,6 +224,11 @@ CUresult stream_idle_get(CUstream handle, CUstream *stream); /* the same, refuse
 uint32_t channels_new(int device);
 void channels_free(int device, uint32_t group);
 
+/* faults.c: a scripted fault of the function, CUDA_SUCCESS when there is none. FAULT stands at the start of what can fail. */
+CUresult fault(const char *function, uint64_t bytes);
+bool fault_missing(const char *function);
+#define FAULT(bytes) TRY(fault(__func__, bytes))
+
 /* module.c */
 CUresult function_queue(CUfunction function, CUstream stream, uint64_t ns);
 CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);

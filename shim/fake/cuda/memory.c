@@ -138,11 +138,13 @@ static CUresult alloc(enum span_kind kind, CUdeviceptr *at, size_t bytes)
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
 {
+    FAULT(bytes);
     return alloc(SPAN_DEVICE, at, bytes);
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned flags)
 {
+    FAULT(bytes);
     CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
     return alloc(SPAN_MANAGED, at, bytes);
 }
@@ -160,6 +162,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width,
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
 {
+    FAULT(0);
     CUcontext ctx;
     TRY(current(&ctx));
     if (at == 0)
@@ -183,6 +186,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
+    FAULT(0);
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);

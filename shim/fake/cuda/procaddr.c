@@ -78,6 +78,10 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **at, int version, cu
         found = newest(name, version, true, &exists);
     if (found == NULL)
         found = newest(name, version, false, &exists);
+    if (found != NULL && fault_missing(name)) {
+        found = NULL;
+        exists = false;
+    }
     *at = found == NULL ? NULL : (void *)(uintptr_t)found->at;
     if (status != NULL)
         *status = found != NULL ? CU_GET_PROC_ADDRESS_SUCCESS

@@ -8,11 +8,13 @@
  *     link 0 1 18 | link 0 switch 18 | links all 18
  *     mig 0 1g.18gb 3g.71gb
  *     process 0 4711 2048 python3 | process 0:7 ...
+ *     fault fail cuMemAlloc_v2 nth=3 | fault hang cuStreamQuery seconds=2 | ...
  *
  * docs/reference/fake-driver.md explains each. A line that is not understood refuses the whole file.
  */
 #define _GNU_SOURCE
 #include "daemon.h"
+#include "fault.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -235,12 +237,31 @@ static bool set_word(struct daemon *daemon, char **word, unsigned words, struct 
     return true;
 }
 
+bool add_fault(struct daemon *daemon, char **word, unsigned words, struct text *why)
+{
+    struct fake_page *page = daemon->page;
+    const uint32_t count = atomic_load(&page->faults);
+    char line[256] = "";
+    for (unsigned i = 1; i < words; i++)
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%s ", word[i]);
+    if (strcmp(line, "none ") == 0) {
+        atomic_store(&page->faults, 0);
+        return true;
+    }
+    if (count == FAKE_FAULTS)
+        return say(why, "fault: more than %u faults", FAKE_FAULTS), false;
+    if (!fault_parse(line, &page->fault[count]))
+        return say(why, "fault is \"%s\", must be none | " FAULT_FORMS, line), false;
+    atomic_store(&page->faults, count + 1);
+    return true;
+}
+
 static bool read_line(struct daemon *daemon, char *line, struct text *why)
 {
     static const struct {
         const char *name;
         bool (*read)(struct daemon *, char **, unsigned, struct text *);
-    } keys[] = {{"card", add_cards}, {"link", add_link}, {"links", add_switch}, {"mig", add_mig}, {"process", add_process},
+    } keys[] = {{"card", add_cards}, {"link", add_link}, {"links", add_switch}, {"mig", add_mig}, {"process", add_process}, {"fault", add_fault},
                 {"driver", set_word}, {"cuda", set_word}, {"kernel_us", set_word}, {"seed", set_word}};
     char *word[WORDS], *rest = NULL;
     unsigned words = 0;
@@ -255,7 +276,7 @@ static bool read_line(struct daemon *daemon, char *line, struct text *why)
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (strcmp(word[0], keys[i].name) == 0)
             return keys[i].read(daemon, word, words, why);
-    say(why, "the first word is \"%s\", must be one of card, link, links, mig, process, driver, cuda, kernel_us, seed", word[0]);
+    say(why, "the first word is \"%s\", must be one of card, link, links, mig, process, fault, driver, cuda, kernel_us, seed", word[0]);
     return false;
 }
 

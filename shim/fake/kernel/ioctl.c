@@ -215,6 +215,9 @@ static bool well_formed(struct fake_page *page, const struct rm_disable *list)
 static uint32_t disable(struct fake_page *page, const struct fake_kernel_object *subdevice, const struct rm_disable *list)
 {
     uint32_t status = OK, slot = 0;
+    for (uint32_t i = 0; i < FAKE_FAULTS && i < atomic_load(&page->faults); i++)
+        if (page->fault[i].kind == FAULT_SUSPEND)
+            return OK;
     bool touched[FAKE_SLOTS] = {false};
     for (uint32_t i = 0; i < list->channels && status == OK; i++) {
         struct fake_kernel_object *channel = find(page, list->client[i], list->channel[i], &slot);

@@ -210,6 +210,13 @@ def reset() -> list[Any]:
     return [rc, allocated, lib.cuDevicePrimaryCtxRetain(ctypes.byref(out), 0)]
 
 
+def found(name: str) -> list[Any]:
+    """Whether cuGetProcAddress finds the name."""
+    at, status = ctypes.c_void_p(), ctypes.c_int()
+    rc = lib.cuGetProcAddress_v2(name.encode(), ctypes.byref(at), 13000, ctypes.c_uint64(0), ctypes.byref(status))
+    return [rc, at.value is not None]
+
+
 def synchronize() -> list[Any]:
     return [lib.cuCtxSynchronize()]
 
