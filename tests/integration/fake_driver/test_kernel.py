@@ -271,3 +271,15 @@ def test_a_process_without_the_double_works_as_before(driver, worker):
     one.must("launch", 10_000)
     one.must("synchronize")
     assert kernel(driver)[2][0]["channels"] == 0
+
+
+def test_a_scripted_suspend_answers_success_and_changes_nothing(driver, start):
+    one, names = start(), Handles(0)
+    driver.ctl("fault", "suspend-without-effect")
+    assert one.do(names.switch(names.compute, disable=True)) == 0
+    _, _, (process,) = kernel(driver)
+    assert (process["enables_owed"], process["held"]) == (0, 0)
+    driver.ctl("fault", "none")
+    assert one.do(names.switch(names.compute, disable=True)) == 0
+    _, _, (process,) = kernel(driver)
+    assert (process["enables_owed"], process["held"]) == (8, 1)
