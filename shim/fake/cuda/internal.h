@@ -114,6 +114,7 @@ struct CUevent_st {
 struct CUmod_st {
     struct handle handle;
     CUcontext ctx;
+    struct place *variables; /* NULL: none; gone with the context */
     char *text; /* NULL when the image is binary: every name is found then */
 };
 

@@ -4,7 +4,8 @@
  *     //fake NAME us=250          250 microseconds
  *     //fake NAME us=param0       as its first parameter says, an unsigned 32-bit number of microseconds
  *     //fake NAME us=250 error=719   and ends in that error
- * All other kernels take the description's kernel_us. A kernel computes nothing.
+ * Variables (.global .align 4 .b8 name[SIZE]) lose memory at load, in blocks of their own, as measured; those of binary images
+ * are not read. All other kernels take the description's kernel_us. A kernel computes nothing.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -15,6 +16,32 @@
 bool function_ok(const void *function)
 {
     return handle_is(function, HANDLE_FUNCTION);
+}
+
+/* The bytes of the .global lines of bytes (.b8): arrays, as a compiler writes every variable of more than one word. */
+static uint64_t variables_of(const char *text)
+{
+    uint64_t bytes = 0;
+    static const char mark[] = ".global ";
+    for (const char *at = strstr(text, mark); at != NULL; at = strstr(at + 1, mark)) {
+        const char *end = at + strcspn(at, ";=\n"), *type = strstr(at, " .b8 "), *open = memchr(at, '[', (size_t)(end - at));
+        if (type != NULL && type < end && open != NULL)
+            bytes += strtoull(open + 1, NULL, 10);
+    }
+    return bytes;
+}
+
+/* False: the card is full. */
+static bool variables_new(CUmodule module)
+{
+    const uint64_t bytes = module->text == NULL ? 0 : variables_of(module->text);
+    if (bytes == 0)
+        return true;
+    CHECK(bytes <= ARENA_BYTES / 2, false);
+    lock();
+    module->variables = place_new(&module->ctx->pages[PAGES_MODULES], module->ctx->device, bytes);
+    unlock();
+    return module->variables != NULL;
 }
 
 static CUresult module_new(CUmodule *made, const void *image)
@@ -28,6 +55,11 @@ static CUresult module_new(CUmodule *made, const void *image)
     module->ctx = ctx;
     if (first == '/' || first == '.' || first == '\n' || first == ' ' || first == '\t' || first == '\r')
         module->text = strdup(image);
+    if (!variables_new(module)) {
+        free(module->text);
+        handle_free(module);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     *made = module;
     return CUDA_SUCCESS;
 }
@@ -67,6 +99,10 @@ EXPORT CUresult cuModuleUnload(CUmodule module)
 {
     TRY(ready());
     CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
+    lock();
+    if (module->variables != NULL && context_ok(module->ctx))
+        place_free(&module->ctx->pages[PAGES_MODULES], module->ctx->device, module->variables);
+    unlock();
     free(module->text);
     handle_free(module);
     return CUDA_SUCCESS;

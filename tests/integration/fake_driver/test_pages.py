@@ -93,3 +93,19 @@ def test_a_small_piece_opened_by_another_process_is_the_same_memory(fake_driver,
     there = guest.must("ipc_open", owner.must("ipc_get", at))
     assert guest.must("read", there, 6) == "shared"
     assert driver.used_mib() == 2
+
+
+@pytest.mark.parametrize(("size", "lost_mib"), [(4, 2), (BLOCK + 1, 4), (100 * MIB, 100), (3 << 30, 3072)])
+def test_variables_of_a_module_lose_pages_from_load_to_unload(fake_driver, worker, size, lost_mib):
+    driver = fake_driver(ROOMY)
+    one = worker(driver)
+    module = one.must("load", f".version 8.0\n.target sm_80\n.visible .global .align 4 .b8 table[{size}];\n")
+    assert driver.used_mib() == lost_mib
+    one.must("unload", module)
+    assert driver.used_mib() == 0
+
+
+def test_a_module_whose_variables_do_not_fit_is_refused(fake_driver, worker):
+    driver = fake_driver("card h200 memory_mib=10 context_mib=0")
+    assert worker(driver).ask("load", f".global .align 4 .b8 table[{11 * MIB}];\n")[0] == OUT_OF_MEMORY
+    assert driver.used_mib() == 0

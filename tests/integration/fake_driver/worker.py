@@ -217,6 +217,15 @@ def found(name: str) -> list[Any]:
     return [rc, at.value is not None]
 
 
+def load(text: str) -> list[Any]:
+    module = ctypes.c_void_p()
+    return [lib.cuModuleLoadData(ctypes.byref(module), text.encode()), module.value]
+
+
+def unload(module: int) -> list[Any]:
+    return [lib.cuModuleUnload(ctypes.c_void_p(module))]
+
+
 def synchronize() -> list[Any]:
     return [lib.cuCtxSynchronize()]
 
