@@ -9,7 +9,7 @@ FAKE_OUT = $(BUILD)/fake
 FAKE_VERSION := 580.65.06
 FAKE_FLAGS = -std=c11 -O2 -Wall -Wextra -Wshadow -Wconversion -Werror $(SANITIZE) -fPIC -fvisibility=hidden -pthread \
 	-I$(FAKE) -I$(FAKE)common -I$(FAKE)nvml -I$(FAKE)../src $(FAKE_EXTRA)
-FAKE_LINK = -shared -pthread -Wl,-Bsymbolic -Wl,-z,relro -Wl,-z,now -Wl,--no-undefined
+FAKE_LINK = -shared -pthread -Wl,--hash-style=both -Wl,-Bsymbolic -Wl,-z,relro -Wl,-z,now -Wl,--no-undefined
 
 FAKE_HEADERS := $(wildcard $(FAKE)*.h $(FAKE)*/*.h $(FAKE)*/*.def)
 fake_objects = $(patsubst $(FAKE)%.c,$(FAKE_OUT)/obj/%.o,$(wildcard $(addprefix $(FAKE),$(1))))
@@ -26,7 +26,7 @@ $(FAKE_OUT)/obj/%.o: $(FAKE)%.c $(FAKE_HEADERS) $(FAKE)fake.mk
 $(FAKE_OUT)/nvidia-fake-driverd: $(call fake_objects,daemon/*.c $(FAKE_COMMON))
 	$(CC) $(SANITIZE) -pthread -o $@ $^
 
-$(FAKE_OUT)/libcuda.so.$(FAKE_VERSION): $(call fake_objects,cuda/*.c $(FAKE_COMMON)) $(FAKE)cuda/libcuda.map
+$(FAKE_OUT)/libcuda.so.$(FAKE_VERSION): $(call fake_objects,cuda/*.c common/hide.c $(FAKE_COMMON)) $(FAKE)cuda/libcuda.map
 	$(CC) $(SANITIZE) $(FAKE_LINK) -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(FAKE)cuda/libcuda.map -o $@.new $(filter %.o,$^) -ldl
 	mv $@.new $@
 	ln -sf $(@F) $(@D)/libcuda.so.1 && ln -sf libcuda.so.1 $(@D)/libcuda.so

@@ -6,6 +6,44 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct {
+    const char *name, *symbol;
+} symbols[] = {
+#define S(name, version, symbol) {#name, #symbol},
+#define PTDS(name, version, symbol)
+#define PTSZ(name, version, symbol)
+#include "../cuda/symbols.def"
+#undef S
+#undef PTDS
+#undef PTSZ
+};
+
+bool fault_hides(const struct fake_fault *fault, const char *symbol)
+{
+    if (fault->kind != FAULT_MISSING)
+        return false;
+    bool hides = strcmp(fault->function, symbol) == 0;
+    for (size_t i = 0; !hides && i < sizeof symbols / sizeof symbols[0]; i++)
+        hides = strcmp(symbols[i].symbol, symbol) == 0 && strcmp(symbols[i].name, fault->function) == 0;
+    return hides;
+}
+
+/* Whether anything can go wrong with that function as the fault says; a fault without effect would let a test pass for nothing. */
+static bool function_known(const struct fake_fault *fault)
+{
+    static const char *const faultable[] = {
+#define F(function) #function,
+#include "faultable.def"
+#undef F
+    };
+    bool known = fault->kind == FAULT_SUSPEND;
+    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0] && !known; i++)
+        known = fault_hides(fault, symbols[i].symbol);
+    for (size_t i = 0; i < FAULTABLE_COUNT && fault->kind != FAULT_MISSING && !known; i++)
+        known = strcmp(fault->function, faultable[i]) == 0;
+    return known;
+}
+
 /* One key=value into its place. */
 static bool set_number(struct fake_fault *fault, const char *word)
 {
@@ -28,16 +66,14 @@ static bool set_number(struct fake_fault *fault, const char *word)
     return false;
 }
 
-bool fault_parse(const char *line, struct fake_fault *fault)
+static bool read_words(char *line, struct fake_fault *fault)
 {
     static const struct {
         const char *name;
         enum fake_fault_kind kind;
     } kinds[] = {{"fail", FAULT_FAIL}, {"hang", FAULT_HANG}, {"missing", FAULT_MISSING}, {"suspend-without-effect", FAULT_SUSPEND}};
-    char copy[256], *rest = NULL;
-    snprintf(copy, sizeof copy, "%s", line);
-    const char *word = strtok_r(copy, " \t\n", &rest);
-    *fault = (struct fake_fault){.error = 2}; /* CUDA_ERROR_OUT_OF_MEMORY */
+    char *rest = NULL;
+    const char *word = strtok_r(line, " \t\n", &rest);
     for (size_t i = 0; word != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
         if (strcmp(word, kinds[i].name) == 0)
             fault->kind = kinds[i].kind;
@@ -52,4 +88,21 @@ bool fault_parse(const char *line, struct fake_fault *fault)
         if (!set_number(fault, word))
             return false;
     return fault->kind != FAULT_HANG || fault->seconds > 0;
+}
+
+bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room)
+{
+    char copy[256];
+    snprintf(copy, sizeof copy, "%s", line);
+    *fault = (struct fake_fault){.error = 2}; /* CUDA_ERROR_OUT_OF_MEMORY */
+    if (!read_words(copy, fault)) {
+        snprintf(why, room, "fault is \"%s\", must be none | " FAULT_FORMS, line);
+        return false;
+    }
+    if (!function_known(fault)) {
+        snprintf(why, room, "fault: found function \"%s\", must be one of shim/fake/%s", fault->function,
+                 fault->kind == FAULT_MISSING ? "cuda/symbols.def" : "common/faultable.def");
+        return false;
+    }
+    return true;
 }

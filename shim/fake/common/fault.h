@@ -5,11 +5,24 @@
 #include "wire.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #define FAULT_FORMS                                                                                                            \
     "fail FUNCTION [nth=N] [size=BYTES] [error=CURESULT] | hang FUNCTION seconds=N | missing FUNCTION | suspend-without-effect"
 
-/* False: not understood. */
-bool fault_parse(const char *line, struct fake_fault *fault);
+/* The functions that can fail or hang. */
+enum faultable {
+#define F(function) FAULTABLE_##function,
+#include "faultable.def"
+#undef F
+    FAULTABLE_COUNT
+};
+
+/* False: refused, with a sentence in why that names what was found and what is allowed. */
+bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room);
+
+/* Whether a fault "missing FUNCTION" takes the exported symbol away: FUNCTION is the symbol, or the name by which
+ * cuGetProcAddress finds it. */
+bool fault_hides(const struct fake_fault *fault, const char *symbol);
 
 #endif

@@ -102,7 +102,7 @@ static CUresult array_new(CUarray *made, CUcontext ctx, const CUDA_ARRAY3D_DESCR
 
 EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *how)
 {
-    FAULT(0);
+    FAULT(cuArray3DCreate_v2, 0);
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(array != NULL && how != NULL && sound(how), CUDA_ERROR_INVALID_VALUE);

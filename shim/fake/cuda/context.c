@@ -87,7 +87,7 @@ static void context_end(CUcontext ctx)
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device)
 {
-    FAULT(0);
+    FAULT(cuCtxCreate_v2, 0);
     TRY(device_ok(device));
     CHECK(made != NULL && depth < STACK, CUDA_ERROR_INVALID_VALUE);
     TRY(context_new(made, flags, device));
@@ -178,7 +178,7 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *ctx)
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
-    FAULT(0);
+    FAULT(cuCtxGetDevice, 0);
     CUcontext ctx;
     TRY(current_even_failed(&ctx));
     CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -210,7 +210,7 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
 
 EXPORT CUresult cuCtxSynchronize(void)
 {
-    FAULT(0);
+    FAULT(cuCtxSynchronize, 0);
     CUcontext ctx;
     TRY(current(&ctx));
     return cuCtxSynchronize_v2(ctx);
@@ -245,7 +245,7 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version)
 
 EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
-    FAULT(0);
+    FAULT(cuCtxSetLimit, 0);
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK((unsigned)limit < 16, CUDA_ERROR_UNSUPPORTED_LIMIT);
@@ -276,7 +276,7 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
 {
-    FAULT(0);
+    FAULT(cuDevicePrimaryCtxRetain, 0);
     TRY(device_ok(device));
     CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
     struct device *of = &cuda.device[device];

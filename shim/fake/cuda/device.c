@@ -164,7 +164,7 @@ EXPORT CUresult cuDeviceGetName(char *name, int room, CUdevice device)
 
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
-    FAULT(0);
+    FAULT(cuDeviceGetUuid_v2, 0);
     TRY(device_ok(device));
     CHECK(uuid != NULL, CUDA_ERROR_INVALID_VALUE);
     memcpy(uuid->bytes, unit_of(device)->uuid_bytes, sizeof uuid->bytes);
@@ -173,7 +173,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) /* of a MIG instance: its card's */
 {
-    FAULT(0);
+    FAULT(cuDeviceGetUuid, 0);
     TRY(device_ok(device));
     CHECK(uuid != NULL, CUDA_ERROR_INVALID_VALUE);
     memcpy(uuid->bytes, card_of(device)->uuid_bytes, sizeof uuid->bytes);

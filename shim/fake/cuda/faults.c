@@ -1,6 +1,11 @@
-/* faults.c - calls that go wrong because a script says so: the page's faults, and the process's own (TANGRAM_FAKE_FAULTS). */
+/* faults.c - calls that go wrong because a script says so: the page's faults, and the process's own (TANGRAM_FAKE_FAULTS).
+ *
+ * Functions that are missing are missing from the start: the loader runs this library's constructor before anybody can
+ * look for a symbol, and it asks the daemon by a connection of its own.
+ */
 #define _GNU_SOURCE
 #include "fault.h"
+#include "hide.h"
 #include "internal.h"
 
 #include <errno.h>
@@ -8,6 +13,11 @@
 #include <stdlib.h>
 #include <time.h>
 
+static const char *const names[] = {
+#define F(function) #function,
+#include "faultable.def"
+#undef F
+};
 static struct fake_fault own[FAKE_FAULTS];
 static uint32_t owned;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -16,11 +26,15 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void read_own(void)
 {
     const char *text = getenv("TANGRAM_FAKE_FAULTS");
-    char copy[1024], *rest = NULL;
+    char copy[1024], why[512], *rest = NULL;
     snprintf(copy, sizeof copy, "%s", text == NULL ? "" : text);
-    for (char *line = strtok_r(copy, ";", &rest); line != NULL && owned < FAKE_FAULTS; line = strtok_r(NULL, ";", &rest)) {
-        if (!fault_parse(line, &own[owned])) {
-            fprintf(stderr, "fake driver: TANGRAM_FAKE_FAULTS has \"%s\", must be %s\n", line, FAULT_FORMS);
+    for (char *line = strtok_r(copy, ";", &rest); line != NULL; line = strtok_r(NULL, ";", &rest)) {
+        if (owned == FAKE_FAULTS || strlen(text) >= sizeof copy) {
+            fprintf(stderr, "fake driver: TANGRAM_FAKE_FAULTS has %zu bytes, must be at most %zu and %u faults\n", strlen(text), sizeof copy - 1, FAKE_FAULTS);
+            abort();
+        }
+        if (!fault_parse(line, &own[owned], why, sizeof why)) {
+            fprintf(stderr, "fake driver: TANGRAM_FAKE_FAULTS: %s\n", why);
             abort();
         }
         owned++;
@@ -43,25 +57,53 @@ static CUresult apply(struct fake_fault *fault, const char *function, uint64_t b
     return fault->nth == 0 || fault->nth == number ? (CUresult)fault->error : CUDA_SUCCESS;
 }
 
-CUresult fault(const char *function, uint64_t bytes)
+CUresult fault(enum faultable function, uint64_t bytes)
 {
     pthread_once(&once, read_own);
     const uint32_t shared = cuda.client.page == NULL ? 0 : atomic_load(&cuda.client.page->faults);
     for (uint32_t i = 0; i < shared && i < FAKE_FAULTS; i++)
-        TRY(apply(&cuda.client.page->fault[i], function, bytes));
+        TRY(apply(&cuda.client.page->fault[i], names[function], bytes));
     for (uint32_t i = 0; i < owned; i++)
-        TRY(apply(&own[i], function, bytes));
+        TRY(apply(&own[i], names[function], bytes));
     return CUDA_SUCCESS;
 }
 
-bool fault_missing(const char *function)
+static bool hidden_by(const struct client *client, const char *symbol)
 {
     bool missing = false;
     pthread_once(&once, read_own);
-    const uint32_t shared = cuda.client.page == NULL ? 0 : atomic_load(&cuda.client.page->faults);
+    const uint32_t shared = client->page == NULL ? 0 : atomic_load(&client->page->faults);
     for (uint32_t i = 0; i < shared && i < FAKE_FAULTS; i++)
-        missing |= cuda.client.page->fault[i].kind == FAULT_MISSING && strcmp(cuda.client.page->fault[i].function, function) == 0;
+        missing |= fault_hides(&client->page->fault[i], symbol);
     for (uint32_t i = 0; i < owned; i++)
-        missing |= own[i].kind == FAULT_MISSING && strcmp(own[i].function, function) == 0;
+        missing |= fault_hides(&own[i], symbol);
     return missing;
+}
+
+bool symbol_missing(const char *symbol)
+{
+    return hidden_by(&cuda.client, symbol);
+}
+
+static struct client at_load;
+
+/* A per-thread twin goes with its function. */
+static bool hidden_at_load(const char *symbol)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s", symbol);
+    char *suffix = strlen(name) > 5 ? name + strlen(name) - 5 : name;
+    if (strcmp(suffix, "_ptds") == 0 || strcmp(suffix, "_ptsz") == 0)
+        *suffix = '\0';
+    return hidden_by(&at_load, name);
+}
+
+__attribute__((constructor)) static void hide_missing(void)
+{
+    client_open(&at_load, FAKE_CTL); /* no daemon: cuInit says so */
+    if (!hide_symbols(hidden_at_load)) {
+        fprintf(stderr, "fake driver: missing: the loader's table of symbols cannot be changed\n");
+        abort();
+    }
+    client_close(&at_load);
 }

@@ -9,6 +9,7 @@
 
 #include "abi.h"
 #include "client.h"
+#include "fault.h"
 #include "page.h"
 
 #include <stdatomic.h>
@@ -226,9 +227,9 @@ uint32_t channels_new(int device);
 void channels_free(int device, uint32_t group);
 
 /* faults.c: a scripted fault of the function, CUDA_SUCCESS when there is none. FAULT stands at the start of what can fail. */
-CUresult fault(const char *function, uint64_t bytes);
-bool fault_missing(const char *function);
-#define FAULT(bytes) TRY(fault(__func__, bytes))
+CUresult fault(enum faultable function, uint64_t bytes);
+bool symbol_missing(const char *symbol); /* an exported name, without the suffix of its per-thread twin */
+#define FAULT(function, bytes) TRY(fault(FAULTABLE_##function, bytes))
 
 /* module.c */
 CUresult function_queue(CUfunction function, CUstream stream, uint64_t ns);

@@ -44,7 +44,7 @@ static CUresult launch(CUfunction function, const unsigned grid[3], const unsign
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                                unsigned shared, CUstream stream, void **parameters, void **extra)
 {
-    FAULT(0);
+    FAULT(cuLaunchKernel, 0);
     (void)shared;
     return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, stream, parameters, extra);
 }
@@ -58,7 +58,7 @@ EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsi
 
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
 {
-    FAULT(0);
+    FAULT(cuLaunchKernelEx, 0);
     CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
     return launch(function, (unsigned[]){how->gridDimX, how->gridDimY, how->gridDimZ},
                   (unsigned[]){how->blockDimX, how->blockDimY, how->blockDimZ}, how->hStream, parameters, extra);

@@ -138,13 +138,13 @@ static CUresult alloc(enum span_kind kind, CUdeviceptr *at, size_t bytes)
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
 {
-    FAULT(bytes);
+    FAULT(cuMemAlloc_v2, bytes);
     return alloc(SPAN_DEVICE, at, bytes);
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned flags)
 {
-    FAULT(bytes);
+    FAULT(cuMemAllocManaged, bytes);
     CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
     return alloc(SPAN_MANAGED, at, bytes);
 }
@@ -162,7 +162,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width,
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
 {
-    FAULT(0);
+    FAULT(cuMemFree_v2, 0);
     CUcontext ctx;
     TRY(current(&ctx));
     if (at == 0)
@@ -186,7 +186,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
-    FAULT(0);
+    FAULT(cuMemGetInfo_v2, 0);
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);

@@ -66,7 +66,7 @@ static CUresult module_new(CUmodule *made, const void *image)
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
-    FAULT(0);
+    FAULT(cuModuleLoadData, 0);
     return module_new(module, image);
 }
 
@@ -138,7 +138,7 @@ static const char *fake_word(const char *text, const char *name, const char *key
 
 EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const char *name)
 {
-    FAULT(0);
+    FAULT(cuModuleGetFunction, 0);
     TRY(ready());
     CHECK(made != NULL && name != NULL && name[0] != '\0', CUDA_ERROR_INVALID_VALUE);
     CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
@@ -182,7 +182,7 @@ EXPORT CUresult cuFuncGetName(const char **name, CUfunction function)
 
 EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
 {
-    FAULT(0);
+    FAULT(cuFuncGetAttribute, 0);
     CHECK(function_ok(function) && value != NULL, CUDA_ERROR_INVALID_HANDLE);
     *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
     return CUDA_SUCCESS;

@@ -40,13 +40,13 @@
 #define NEWEST 13999 /* a version past the driver's is refused (measured at 99999); where exactly is guessed */
 
 static const struct entry {
-    const char *name;
+    const char *name, *symbol;
     int version;
     bool twin;
     const void *at;
 } entries[] = {
-#define S(name, version, symbol) {#name, version, false, plain_##name##_##version},
-#define PTDS(name, version, symbol) {#name, version, true, twin_##name##_##version},
+#define S(name, version, symbol) {#name, #symbol, version, false, plain_##name##_##version},
+#define PTDS(name, version, symbol) {#name, #symbol, version, true, twin_##name##_##version},
 #define PTSZ PTDS
 #include "symbols.def"
 #undef S
@@ -59,7 +59,7 @@ static const struct entry *newest(const char *name, int version, bool twin, bool
     const struct entry *best = NULL;
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         const struct entry *entry = &entries[i];
-        if (entry->twin != twin || strcmp(entry->name, name) != 0)
+        if (entry->twin != twin || strcmp(entry->name, name) != 0 || symbol_missing(entry->symbol))
             continue;
         *exists = true;
         if (entry->version <= version && (best == NULL || entry->version > best->version))
@@ -78,10 +78,6 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **at, int version, cu
         found = newest(name, version, true, &exists);
     if (found == NULL)
         found = newest(name, version, false, &exists);
-    if (found != NULL && fault_missing(name)) {
-        found = NULL;
-        exists = false;
-    }
     *at = found == NULL ? NULL : (void *)(uintptr_t)found->at;
     if (status != NULL)
         *status = found != NULL ? CU_GET_PROC_ADDRESS_SUCCESS

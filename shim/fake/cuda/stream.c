@@ -70,7 +70,7 @@ void stream_queue(CUstream stream, uint64_t ns)
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
-    FAULT(0);
+    FAULT(cuStreamCreateWithPriority, 0);
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(stream != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
@@ -106,7 +106,7 @@ EXPORT CUresult cuStreamDestroy(CUstream handle)
 
 EXPORT CUresult cuStreamSynchronize(CUstream handle)
 {
-    FAULT(0);
+    FAULT(cuStreamSynchronize, 0);
     CUstream stream;
     TRY(stream_idle_get(handle, &stream));
     const bool legacy = stream == &stream->ctx->stream[0]; /* waits for the blocking streams, too */
@@ -117,7 +117,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
 
 EXPORT CUresult cuStreamQuery(CUstream handle)
 {
-    FAULT(0);
+    FAULT(cuStreamQuery, 0);
     CUstream stream;
     TRY(stream_idle_get(handle, &stream));
     return work_done(stream->ctx->device, atomic_load(&stream->done_ns)) ? sticky(stream->ctx->device) : CUDA_ERROR_NOT_READY;
@@ -270,7 +270,7 @@ EXPORT CUresult cuEventDestroy(CUevent event)
 
 EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
 {
-    FAULT(0);
+    FAULT(cuEventRecord, 0);
     CUstream stream;
     TRY(event_ok(event));
     TRY(stream_get(handle, &stream));
@@ -292,14 +292,14 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned 
 
 EXPORT CUresult cuEventQuery(CUevent event)
 {
-    FAULT(0);
+    FAULT(cuEventQuery, 0);
     TRY(event_ok(event));
     return !event->recorded || event_done(event) ? sticky(event->ctx->device) : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event)
 {
-    FAULT(0);
+    FAULT(cuEventSynchronize, 0);
     TRY(event_ok(event));
     if (event->recorded) {
         work_wait(event->device, atomic_load(&event->done_ns));

@@ -250,8 +250,9 @@ bool add_fault(struct daemon *daemon, char **word, unsigned words, struct text *
     }
     if (count == FAKE_FAULTS)
         return say(why, "fault: more than %u faults", FAKE_FAULTS), false;
-    if (!fault_parse(line, &page->fault[count]))
-        return say(why, "fault is \"%s\", must be none | " FAULT_FORMS, line), false;
+    char sentence[512];
+    if (!fault_parse(line, &page->fault[count], sentence, sizeof sentence))
+        return say(why, "%s", sentence), false;
     atomic_store(&page->faults, count + 1);
     return true;
 }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +45,55 @@ def test_a_call_hangs_for_as_long_as_told(fake_driver, worker):
     start = time.monotonic()
     one.must("query")
     assert time.monotonic() - start >= 1
+
+
+def missing(one, *symbols: str) -> list[bool]:
+    return [not one.must("exported", symbol) for symbol in symbols]
+
+
+def test_a_missing_name_is_found_by_nobody_from_the_start(fake_driver, worker):
+    """Every version of the name, with its per-thread twins, and nothing else; the same from the daemon and from the environment."""
+    driver = fake_driver(f"{CARD}\nfault missing cuMemAllocAsync")
+    one = worker(driver, TANGRAM_FAKE_FAULTS="missing cuMemAlloc")
+    assert missing(one, "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAlloc", "cuMemAlloc_v2", "cuMemFreeAsync") == [
+        True
+    ] * 4 + [False]
+    assert [one.must("found", name) for name in ("cuMemAllocAsync", "cuMemAlloc", "cuMemFreeAsync")] == [
+        False,
+        False,
+        True,
+    ]
+    driver.ctl("fault", "none")
+    assert missing(worker(driver), "cuMemAllocAsync", "cuMemAlloc") == [False, False]
+
+
+def test_a_missing_symbol_leaves_its_other_versions(fake_driver, worker):
+    one = worker(fake_driver(f"{CARD}\nfault missing cuMemAlloc_v2"))
+    assert missing(one, "cuMemAlloc_v2", "cuMemAlloc") == [True, False]
+
+
+@pytest.mark.parametrize("line", ["fail cuMemcpyHtoD_v2", "hang cuMemAlloc seconds=1", "missing cuMemAlloc_v9"])
+def test_a_fault_that_nothing_heeds_is_refused(fake_driver, line):
+    with pytest.raises(AssertionError, match=f'found function "{line.split()[1]}", must be one of'):
+        fake_driver(CARD).ctl("fault", *line.split())
+
+
+def test_a_program_with_a_fault_that_nothing_heeds_does_not_start(fake_driver):
+    env = fake_driver(CARD).env() | {"TANGRAM_FAKE_FAULTS": "fail cuMemcpyHtoD_v2"}
+    load = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
+    done = subprocess.run(load, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    assert 'found function "cuMemcpyHtoD_v2"' in done.stderr
+
+
+def test_the_table_of_what_can_fail_has_the_marked_functions_and_no_others():
+    fake = Path(__file__).parents[3] / "shim/fake"
+    marked = [
+        name
+        for file in fake.glob("cuda/*.c")
+        for name in re.findall(r"^    FAULT\((\w+), ", file.read_text(), re.MULTILINE)
+    ]
+    assert sorted(marked) == re.findall(r"^F\((\w+)\)", (fake / "common/faultable.def").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", ["fail", "hang cuStreamQuery", "fail cuInit nth=x", "fail cuInit seconds=1", "burn"])

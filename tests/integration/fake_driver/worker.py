@@ -217,6 +217,11 @@ def found(name: str) -> list[Any]:
     return [rc, at.value is not None]
 
 
+def exported(name: str) -> list[Any]:
+    """Whether dlsym finds the symbol."""
+    return [0, hasattr(ctypes.CDLL("libcuda.so.1"), name)]
+
+
 def load(text: str) -> list[Any]:
     module = ctypes.c_void_p()
     return [lib.cuModuleLoadData(ctypes.byref(module), text.encode()), module.value]
