@@ -155,6 +155,21 @@ void gpu_time_wait(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_
     }
 }
 
+bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct gpu_time_counter *counter, _Atomic uint32_t *number)
+{
+    lock_time(&page->unit[unit]);
+    settle(page, unit, page_now_ns());
+    const bool held = atomic_load(&page->slot[slot].held[unit]) > 0;
+    const uint64_t ran = atomic_load(&page->slot[slot].ran_ns[unit]), end = ran < counter->end_ns ? ran : counter->end_ns;
+    const uint64_t steps = end > counter->start_ns ? (end - counter->start_ns) / counter->step_ns : 0;
+    if (!held) {
+        atomic_fetch_add(number, (uint32_t)(steps - counter->told));
+        counter->told = steps;
+    }
+    pthread_mutex_unlock(&page->unit[unit].time_lock);
+    return held || ran < counter->end_ns;
+}
+
 void gpu_time_hold(struct fake_page *page, uint32_t slot, uint32_t unit, bool held)
 {
     struct fake_unit *on = &page->unit[unit];

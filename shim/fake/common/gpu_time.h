@@ -18,6 +18,14 @@ uint64_t gpu_time_queued(const struct fake_page *page, uint32_t slot, uint32_t u
 bool gpu_time_reached(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ran_ns);
 void gpu_time_wait(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ran_ns);
 
+/* A number that grows by one each step_ns that a kernel runs, from start_ns to end_ns of what the slot will have run. */
+struct gpu_time_counter {
+    uint64_t start_ns, end_ns, step_ns, told;
+};
+
+/* Brings the number up to now, or leaves it as it is while the slot is held. False: the kernel has ended and all is told. */
+bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct gpu_time_counter *counter, _Atomic uint32_t *number);
+
 /* A held slot does not run. What it was doing stays where it is. */
 void gpu_time_hold(struct fake_page *page, uint32_t slot, uint32_t unit, bool held);
 

@@ -123,7 +123,8 @@ struct CUfunc_st {
     struct handle handle;
     struct CUmod_st *module;
     char name[256];
-    bool from_parameter; /* lasts as many microseconds as its first parameter says (u32) */
+    const char *us_parameter;      /* lasts as many microseconds as this parameter says (u32): "paramN...", or NULL */
+    const char *counter_parameter; /* counts while it runs, at the address in this parameter (u64), or NULL */
     uint64_t ns;
     uint32_t error; /* in which it ends, 0 = well */
     struct CUfunc_st *next;
@@ -233,8 +234,10 @@ bool symbol_missing(const char *symbol); /* an exported name, without the suffix
 
 /* module.c */
 CUresult function_queue(CUfunction function, CUstream stream, uint64_t ns);
+/* counter.c: a kernel of ns that ends at done_ns counts at that address. */
+CUresult counter_start(int device, uintptr_t at, uint64_t ns, uint64_t done_ns);
 CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);
-void stream_queue(CUstream stream, uint64_t ns);
+uint64_t stream_queue(CUstream stream, uint64_t ns);
 /* After a kernel failed, its error; the process has no way back (measured, also for its other contexts on the device). */
 CUresult sticky(int device);
 void trap(int device, uint32_t error, uint64_t done_ns);

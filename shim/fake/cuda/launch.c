@@ -1,15 +1,16 @@
 /* launch.c - a launch is a stretch of time at the end of the process's one queue on a card; processes share the card's time. */
 #include "internal.h"
 
-/* The first parameter, wherever the caller has put it. */
-static bool first_parameter(void **parameters, void **extra, uint32_t *value)
+/* A parameter by its word, "paramN". The caller's buffer has no types: only where the first one stands is known there. */
+static bool parameter(const char *word, void **parameters, void **extra, void *value, size_t bytes)
 {
-    const void *at = parameters != NULL ? parameters[0] : NULL;
-    for (; at == NULL && extra != NULL && *extra != CU_LAUNCH_PARAM_END; extra += 2)
+    const unsigned number = (unsigned)(word[sizeof "param" - 1] - '0');
+    const void *at = parameters != NULL ? parameters[number] : NULL;
+    for (; at == NULL && number == 0 && extra != NULL && *extra != CU_LAUNCH_PARAM_END; extra += 2)
         if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER)
             at = extra[1];
     if (at != NULL)
-        memcpy(value, at, sizeof *value);
+        memcpy(value, at, bytes);
     return at != NULL;
 }
 
@@ -17,9 +18,9 @@ CUresult function_ns(CUfunction function, void **parameters, void **extra, uint6
 {
     uint32_t us = 0;
     *ns = function->ns;
-    if (!function->from_parameter)
+    if (function->us_parameter == NULL)
         return CUDA_SUCCESS;
-    CHECK(first_parameter(parameters, extra, &us), CUDA_ERROR_INVALID_VALUE);
+    CHECK(parameter(function->us_parameter, parameters, extra, &us, sizeof us), CUDA_ERROR_INVALID_VALUE);
     *ns = (uint64_t)us * 1000;
     return CUDA_SUCCESS;
 }
@@ -36,9 +37,12 @@ static CUresult launch(CUfunction function, const unsigned grid[3], const unsign
     TRY(function_ns(function, parameters, extra, &ns));
     if (stream->capture != NULL)
         return capture_add(stream->capture, NODE_KERNEL, ns);
-    stream_queue(stream, ns);
-    trap(stream->ctx->device, function->error, atomic_load(&stream->done_ns));
-    return CUDA_SUCCESS;
+    uint64_t counter = 0;
+    CHECK(function->counter_parameter == NULL || parameter(function->counter_parameter, parameters, extra, &counter, sizeof counter),
+          CUDA_ERROR_INVALID_VALUE);
+    const uint64_t done_ns = stream_queue(stream, ns);
+    trap(stream->ctx->device, function->error, done_ns);
+    return function->counter_parameter == NULL ? CUDA_SUCCESS : counter_start(stream->ctx->device, counter, ns, done_ns);
 }
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

@@ -4,6 +4,7 @@
  *     //fake NAME us=250          250 microseconds
  *     //fake NAME us=param0       as its first parameter says, an unsigned 32-bit number of microseconds
  *     //fake NAME us=250 error=719   and ends in that error
+ *     //fake NAME us=250 counter=param0   and counts meanwhile (counter.c)
  * Variables (.global .align 4 .b8 name[SIZE]) lose memory at load, in blocks of their own, as measured; those of binary images
  * are not read. All other kernels take the description's kernel_us. A kernel computes nothing.
  */
@@ -136,6 +137,12 @@ static const char *fake_word(const char *text, const char *name, const char *key
     return NULL;
 }
 
+/* "param0" to "param9", kept as it stands in the module's text. */
+static const char *parameter_word(const char *word)
+{
+    return word != NULL && strncmp(word, "param", 5) == 0 && word[5] >= '0' && word[5] <= '9' ? word : NULL;
+}
+
 EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const char *name)
 {
     FAULT(cuModuleGetFunction, 0);
@@ -152,8 +159,9 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const cha
     const char *word = text == NULL ? NULL : fake_word(text, name, " us=");
     const char *error = text == NULL ? NULL : fake_word(text, name, " error=");
     function->error = error == NULL ? 0 : (uint32_t)strtoul(error, NULL, 10);
-    function->from_parameter = word != NULL && strncmp(word, "param0", 6) == 0;
-    if (word != NULL && !function->from_parameter)
+    function->us_parameter = parameter_word(word);
+    function->counter_parameter = parameter_word(text == NULL ? NULL : fake_word(text, name, " counter="));
+    if (word != NULL && function->us_parameter == NULL)
         function->ns = strtoull(word, NULL, 10) * 1000;
     *made = function;
     return CUDA_SUCCESS;

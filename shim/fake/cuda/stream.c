@@ -61,11 +61,12 @@ void trap(int device, uint32_t error, uint64_t done_ns)
     atomic_store(&of->trap, error);
 }
 
-void stream_queue(CUstream stream, uint64_t ns)
+uint64_t stream_queue(CUstream stream, uint64_t ns)
 {
     const uint64_t end = gpu_time_queue(cuda.client.page, cuda.client.slot, cuda.device[stream->ctx->device].unit, ns);
     raise_to(&stream->done_ns, end);
     raise_to(&stream->ctx->done_ns, end);
+    return end;
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)

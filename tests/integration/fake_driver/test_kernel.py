@@ -29,8 +29,25 @@ context = ctypes.c_void_p()
 assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
 fd = next(int(n) for n in os.listdir("/proc/self/fd") if "nvidia-fake-driver" in os.readlink(f"/proc/self/fd/{n}"))
 module, function = ctypes.c_void_p(), ctypes.c_void_p()
-assert cuda.cuModuleLoadData(ctypes.byref(module), b"//fake spin us=param0\\n.entry spin() {}\\0") == 0
+assert cuda.cuModuleLoadData(ctypes.byref(module), b"//fake spin us=param0\\n.entry spin() {}\\n"
+    b"//fake beat us=param1 counter=param0\\n.entry beat() {}\\0") == 0
 assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"spin") == 0
+beat, pinned = ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuModuleGetFunction(ctypes.byref(beat), module, b"beat") == 0
+assert cuda.cuMemHostAlloc(ctypes.byref(pinned), ctypes.c_size_t(4), 0) == 0
+counter = ctypes.c_uint32.from_address(pinned.value)
+def count(us, at=pinned.value):
+    values = (ctypes.c_uint64(at), ctypes.c_uint32(us))
+    parameters = (ctypes.c_void_p * 2)(*(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values))
+    assert cuda.cuLaunchKernel(beat, 1, 1, 1, 1, 1, 1, 0, None, parameters, None) == 0
+def past(number):
+    while counter.value <= number:
+        time.sleep(0.001)
+    return counter.value
+def still(seconds):
+    before = counter.value
+    time.sleep(seconds)
+    return counter.value == before
 def launch(us):
     value = ctypes.c_uint32(us)
     parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(value), ctypes.c_void_p))
@@ -94,7 +111,7 @@ class Process:
             stream.close()
 
 
-BAD_ARGUMENT, BAD_HANDLE, NOT_READY = 0x1F, 0x21, 600
+BAD_ARGUMENT, BAD_HANDLE, NOT_READY, ILLEGAL_ADDRESS = 0x1F, 0x21, 600, 700
 
 
 def kernel(driver: FakeDriver) -> tuple[int, str, list[dict[str, int]]]:
@@ -283,3 +300,34 @@ def test_a_scripted_suspend_answers_success_and_changes_nothing(driver, start):
     assert one.do(names.switch(names.compute, disable=True)) == 0
     _, _, (process,) = kernel(driver)
     assert (process["enables_owed"], process["held"]) == (8, 1)
+
+
+def test_a_counting_kernel_counts_until_it_ends(driver, start):
+    one = start()
+    one.do("count(30_000)")
+    assert one.do("past(299)") == 300, "one each 100 us"
+    assert one.do("wait() and still(0.02)") is True
+
+
+def test_the_counter_stands_still_from_the_suspend_to_the_resume(driver, start):
+    one, names = start(), Handles(0)
+    one.do("count(10_000_000)")
+    one.do("past(10)")
+    for _ in range(5):
+        assert one.do(f"({names.switch(names.compute, True)}, still(0.02))") == [0, True]
+        one.do(names.switch(names.compute, False))
+        one.do("past(counter.value)")
+
+
+def test_the_counter_goes_on_if_the_suspend_has_no_effect(driver, start):
+    one, names = start(), Handles(0)
+    driver.ctl("fault", "suspend-without-effect")
+    one.do("count(10_000_000)")
+    one.do("past(10)")
+    assert one.do(names.switch(names.compute, True)) == 0
+    one.do("past(counter.value + 100)")
+
+
+def test_a_counter_that_is_no_pinned_memory_ends_the_kernel_in_an_error(driver, start):
+    one = start()
+    assert one.do("count(100, at=4096) or cuda.cuCtxSynchronize()") == ILLEGAL_ADDRESS
