@@ -13,7 +13,7 @@ FAKE_LINK = -shared -pthread -Wl,--hash-style=both -Wl,-Bsymbolic -Wl,-z,relro -
 
 FAKE_HEADERS := $(wildcard $(FAKE)*.h $(FAKE)*/*.h $(FAKE)*/*.def)
 fake_objects = $(patsubst $(FAKE)%.c,$(FAKE_OUT)/obj/%.o,$(wildcard $(addprefix $(FAKE),$(1))))
-FAKE_COMMON := common/fault.c common/page.c common/gpu_time.c common/client.c
+FAKE_COMMON := common/branch.c common/fault.c common/page.c common/gpu_time.c common/client.c
 
 .PHONY: fake fake-install
 fake: $(FAKE_OUT)/nvidia-fake-driverd $(FAKE_OUT)/libcuda.so.$(FAKE_VERSION) $(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION) \
@@ -31,7 +31,7 @@ $(FAKE_OUT)/libcuda.so.$(FAKE_VERSION): $(call fake_objects,cuda/*.c common/hide
 	mv $@.new $@
 	ln -sf $(@F) $(@D)/libcuda.so.1 && ln -sf libcuda.so.1 $(@D)/libcuda.so
 
-$(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION): $(call fake_objects,nvml/*.c $(FAKE_COMMON)) $(FAKE)nvml/libnvidia-ml.map
+$(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION): $(call fake_objects,nvml/*.c common/hide.c $(FAKE_COMMON)) $(FAKE)nvml/libnvidia-ml.map
 	$(CC) $(SANITIZE) $(FAKE_LINK) -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(FAKE)nvml/libnvidia-ml.map -o $@.new $(filter %.o,$^)
 	mv $@.new $@
 	ln -sf $(@F) $(@D)/libnvidia-ml.so.1 && ln -sf libnvidia-ml.so.1 $(@D)/libnvidia-ml.so

@@ -127,8 +127,9 @@ struct fake_event {
     uint64_t data; /* the XID */
 };
 
-enum fake_fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_HANG, FAULT_MISSING, FAULT_SUSPEND };
+enum fake_fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_HANG, FAULT_MISSING, FAULT_SUSPEND, FAULT_ALLOC_FORM };
 #define FAKE_FAULTS 16u
+#define FAKE_ALLOC_MORE 8u /* bytes at the end of an RM_ALLOC that no driver has: the fault alloc-form */
 struct fake_fault { /* common/fault.h */
     enum fake_fault_kind kind;
     char function[60];

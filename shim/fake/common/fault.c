@@ -28,6 +28,20 @@ bool fault_hides(const struct fake_fault *fault, const char *symbol)
     return hides;
 }
 
+bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind)
+{
+    const uint32_t count = atomic_load(&page->faults);
+    for (uint32_t i = 0; i < count && i < FAKE_FAULTS; i++)
+        if (page->fault[i].kind == kind)
+            return true;
+    return false;
+}
+
+static bool has_function(const struct fake_fault *fault)
+{
+    return fault->kind == FAULT_FAIL || fault->kind == FAULT_HANG || fault->kind == FAULT_MISSING;
+}
+
 /* Whether anything can go wrong with that function as the fault says; a fault without effect would let a test pass for nothing. */
 static bool function_known(const struct fake_fault *fault)
 {
@@ -36,7 +50,7 @@ static bool function_known(const struct fake_fault *fault)
 #include "faultable.def"
 #undef F
     };
-    bool known = fault->kind == FAULT_SUSPEND;
+    bool known = !has_function(fault);
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0] && !known; i++)
         known = fault_hides(fault, symbols[i].symbol);
     for (size_t i = 0; i < FAULTABLE_COUNT && fault->kind != FAULT_MISSING && !known; i++)
@@ -71,7 +85,7 @@ static bool read_words(char *line, struct fake_fault *fault)
     static const struct {
         const char *name;
         enum fake_fault_kind kind;
-    } kinds[] = {{"fail", FAULT_FAIL}, {"hang", FAULT_HANG}, {"missing", FAULT_MISSING}, {"suspend-without-effect", FAULT_SUSPEND}};
+    } kinds[] = {{"fail", FAULT_FAIL}, {"hang", FAULT_HANG}, {"missing", FAULT_MISSING}, {"suspend-without-effect", FAULT_SUSPEND}, {"alloc-form", FAULT_ALLOC_FORM}};
     char *rest = NULL;
     const char *word = strtok_r(line, " \t\n", &rest);
     for (size_t i = 0; word != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
@@ -79,7 +93,7 @@ static bool read_words(char *line, struct fake_fault *fault)
             fault->kind = kinds[i].kind;
     if (fault->kind == FAULT_NONE)
         return false;
-    if (fault->kind != FAULT_SUSPEND) {
+    if (has_function(fault)) {
         word = strtok_r(NULL, " \t\n", &rest);
         if (word == NULL || (size_t)snprintf(fault->function, sizeof fault->function, "%s", word) >= sizeof fault->function)
             return false;

@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 #define FAULT_FORMS                                                                                                            \
-    "fail FUNCTION [nth=N] [size=BYTES] [error=CURESULT] | hang FUNCTION seconds=N | missing FUNCTION | suspend-without-effect"
+    "fail FUNCTION [nth=N] [size=BYTES] [error=CURESULT] | hang FUNCTION seconds=N | missing FUNCTION | suspend-without-effect | alloc-form"
 
 /* The functions that can fail or hang. */
 enum faultable {
@@ -20,6 +20,9 @@ enum faultable {
 
 /* False: refused, with a sentence in why that names what was found and what is allowed. */
 bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room);
+
+/* Whether the page has a fault of that kind. */
+bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind);
 
 /* Whether a fault "missing FUNCTION" takes the exported symbol away: FUNCTION is the symbol, or the name by which
  * cuGetProcAddress finds it. */

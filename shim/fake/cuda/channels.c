@@ -21,12 +21,15 @@ static uint32_t client_handle(void)
 
 static bool make(uint32_t parent, uint32_t handle, uint32_t klass, const void *parameters, uint32_t bytes)
 {
-    struct rm_alloc made = {
-        .client = client_handle(), .parent = parent, .handle = handle, .klass = klass, .parameters = (uintptr_t)parameters, .parameters_bytes = bytes};
+    struct longer_alloc {
+        struct rm_alloc form;
+        char more[FAKE_ALLOC_MORE];
+    } made = {.form = {.client = client_handle(), .parent = parent, .handle = handle, .klass = klass, .parameters = (uintptr_t)parameters, .parameters_bytes = bytes}};
+    const bool longer = fault_of_page(cuda.client.page, FAULT_ALLOC_FORM);
     const int saved = errno;
-    const int rc = ioctl(cuda.client.page_fd, RM_REQUEST(RM_ESCAPE_ALLOC, struct rm_alloc), &made);
+    const int rc = ioctl(cuda.client.page_fd, longer ? RM_REQUEST(RM_ESCAPE_ALLOC, struct longer_alloc) : RM_REQUEST(RM_ESCAPE_ALLOC, struct rm_alloc), &made);
     errno = saved;
-    return rc == 0 && made.status == RM_OK;
+    return rc == 0 && made.form.status == RM_OK;
 }
 
 static bool make_group(uint32_t device, uint32_t handle, uint32_t engine, uint32_t channels)

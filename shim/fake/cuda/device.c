@@ -123,7 +123,7 @@ EXPORT CUresult cuInit(unsigned flags)
 EXPORT CUresult cuDriverGetVersion(int *version)
 {
     CHECK(version != NULL, CUDA_ERROR_INVALID_VALUE);
-    *version = atomic_load(&cuda.state) == STATE_READY ? (int)cuda.client.page->cuda_version : 13000;
+    *version = driver_cuda_version();
     return CUDA_SUCCESS;
 }
 

@@ -1,9 +1,10 @@
 /* faults.c - calls that go wrong because a script says so: the page's faults, and the process's own (TANGRAM_FAKE_FAULTS).
  *
- * Functions that are missing are missing from the start: the loader runs this library's constructor before anybody can
+ * Functions that are missing, or came with a later driver, are missing from the start: the loader runs this library's constructor before anybody can
  * look for a symbol, and it asks the daemon by a connection of its own.
  */
 #define _GNU_SOURCE
+#include "branch.h"
 #include "fault.h"
 #include "hide.h"
 #include "internal.h"
@@ -86,6 +87,12 @@ bool symbol_missing(const char *symbol)
 }
 
 static struct client at_load;
+static int version = 13000; /* of the driver that was there when the library was loaded */
+
+int driver_cuda_version(void)
+{
+    return cuda.client.page == NULL ? version : (int)cuda.client.page->cuda_version;
+}
 
 /* A per-thread twin goes with its function. */
 static bool hidden_at_load(const char *symbol)
@@ -95,12 +102,13 @@ static bool hidden_at_load(const char *symbol)
     char *suffix = strlen(name) > 5 ? name + strlen(name) - 5 : name;
     if (strcmp(suffix, "_ptds") == 0 || strcmp(suffix, "_ptsz") == 0)
         *suffix = '\0';
-    return hidden_by(&at_load, name);
+    return hidden_by(&at_load, name) || (at_load.page != NULL && !branch_has_cuda(at_load.page, name));
 }
 
 __attribute__((constructor)) static void hide_missing(void)
 {
-    client_open(&at_load, FAKE_CTL); /* no daemon: cuInit says so */
+    if (client_open(&at_load, FAKE_CTL) == 0) /* else cuInit says so */
+        version = (int)at_load.page->cuda_version;
     if (!hide_symbols(hidden_at_load)) {
         fprintf(stderr, "fake driver: missing: the loader's table of symbols cannot be changed\n");
         abort();

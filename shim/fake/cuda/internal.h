@@ -229,6 +229,7 @@ void channels_free(int device, uint32_t group);
 
 /* faults.c: a scripted fault of the function, CUDA_SUCCESS when there is none. FAULT stands at the start of what can fail. */
 CUresult fault(enum faultable function, uint64_t bytes);
+int driver_cuda_version(void);
 bool symbol_missing(const char *symbol); /* an exported name, without the suffix of its per-thread twin */
 #define FAULT(function, bytes) TRY(fault(FAULTABLE_##function, bytes))
 

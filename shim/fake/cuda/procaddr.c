@@ -59,7 +59,7 @@ static const struct entry *newest(const char *name, int version, bool twin, bool
     const struct entry *best = NULL;
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         const struct entry *entry = &entries[i];
-        if (entry->twin != twin || strcmp(entry->name, name) != 0 || symbol_missing(entry->symbol))
+        if (entry->twin != twin || strcmp(entry->name, name) != 0 || entry->version > driver_cuda_version() || symbol_missing(entry->symbol))
             continue;
         *exists = true;
         if (entry->version <= version && (best == NULL || entry->version > best->version))

@@ -13,6 +13,7 @@ const char command_help[] =
     "disable PID                     the compute channels of a process are disabled once more, as by some other process\n"
     "trap PID ERROR                  a kernel of the process failed: its CUDA calls answer that CUresult from now on\n"
     "fault none | FAULT              calls go wrong: fail, hang, missing, suspend-without-effect\n"
+    "driver BRANCH                   an upgrade: the branch, or a version, that programs find which start now\n"
     "xid CARD NUMBER                 raise an XID; 79 also takes the card off the bus until it recovers\n"
     "recover CARD                    the card is well again\n"
     "mig CARD on | off               change MIG mode (no process may hold memory there)\n"
@@ -194,7 +195,7 @@ bool command_run(struct daemon *daemon, const char *line, struct text *answer)
         const char *name;
         unsigned least, most; /* words */
         bool (*run)(struct daemon *, char **, unsigned, struct text *);
-    } commands[] = {{"status", 1, 1, status}, {"kernel", 1, 1, kernel}, {"disable", 2, 2, disable}, {"trap", 3, 3, trap}, {"fault", 2, 6, add_fault}, {"xid", 3, 3, xid},
+    } commands[] = {{"status", 1, 1, status}, {"kernel", 1, 1, kernel}, {"disable", 2, 2, disable}, {"trap", 3, 3, trap}, {"fault", 2, 6, add_fault}, {"driver", 2, 2, set_word}, {"xid", 3, 3, xid},
                     {"recover", 2, 2, recover}, {"mig", 3, 4, mig},     {"process", 5, 5, process}, {"gone", 2, 2, gone}};
     char copy[512], *word[8], *rest = NULL;
     unsigned words = 0;

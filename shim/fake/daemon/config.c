@@ -213,13 +213,13 @@ static bool add_process(struct daemon *daemon, char **word, unsigned words, stru
            foreign_add(daemon, unit, (int32_t)pid, mib * FAKE_MIB, word[4], why);
 }
 
-static bool set_word(struct daemon *daemon, char **word, unsigned words, struct text *why)
+bool set_word(struct daemon *daemon, char **word, unsigned words, struct text *why)
 {
     uint64_t number;
     if (words != 2)
         return say(why, "%s: must have one value", word[0]), false;
     if (strcmp(word[0], "driver") == 0)
-        return snprintf(daemon->page->driver_version, sizeof daemon->page->driver_version, "%s", word[1]) > 0;
+        return branch_set(daemon->page, word[1]), true;
     if (strcmp(word[0], "seed") == 0) {
         if (daemon->page->cards > 0)
             return say(why, "seed: must stand before the first card, whose UUID it makes"), false;

@@ -6,6 +6,7 @@
 #ifndef TANGRAM_FAKE_DAEMON_H
 #define TANGRAM_FAKE_DAEMON_H
 
+#include "branch.h"
 #include "page.h"
 
 #include <stddef.h>
@@ -42,6 +43,7 @@ bool mig_destroy(struct daemon *daemon, uint32_t card, uint32_t gi, struct text 
 bool parse_unit(const struct daemon *daemon, const char *word, uint32_t *unit, struct text *why);
 
 /* config.c - the description file. */
+bool set_word(struct daemon *daemon, char **word, unsigned words, struct text *why);
 bool add_fault(struct daemon *daemon, char **word, unsigned words, struct text *why);
 bool config_read(struct daemon *daemon, const char *path, struct text *why);
 bool parse_number(const char *what, const char *word, uint64_t least, uint64_t most, uint64_t *value, struct text *why);

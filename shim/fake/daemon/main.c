@@ -48,9 +48,8 @@ static bool make_page(struct daemon *daemon)
     daemon->page = page;
     daemon->page->magic = FAKE_PAGE_MAGIC;
     daemon->page->version = FAKE_PAGE_VERSION;
-    daemon->page->cuda_version = 13000;
     daemon->page->kernel_ns = 10000;
-    snprintf(daemon->page->driver_version, sizeof daemon->page->driver_version, "580.65.06");
+    branch_set(daemon->page, "580");
     page_init_lock(daemon->page);
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
         gpu_time_init_lock(daemon->page, unit);

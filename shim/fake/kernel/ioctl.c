@@ -9,6 +9,7 @@
  * handles before it changed, and a suspend takes 0.6 ms, a resume 0.3.
  */
 #define _GNU_SOURCE
+#include "fault.h"
 #include "page.h"
 #include "rm.h"
 
@@ -215,9 +216,8 @@ static bool well_formed(struct fake_page *page, const struct rm_disable *list)
 static uint32_t disable(struct fake_page *page, const struct fake_kernel_object *subdevice, const struct rm_disable *list)
 {
     uint32_t status = OK, slot = 0;
-    for (uint32_t i = 0; i < FAKE_FAULTS && i < atomic_load(&page->faults); i++)
-        if (page->fault[i].kind == FAULT_SUSPEND)
-            return OK;
+    if (fault_of_page(page, FAULT_SUSPEND))
+        return OK;
     bool touched[FAKE_SLOTS] = {false};
     for (uint32_t i = 0; i < list->channels && status == OK; i++) {
         struct fake_kernel_object *channel = find(page, list->client[i], list->channel[i], &slot);
@@ -270,7 +270,7 @@ static int answer(struct fake_page *page, unsigned escape, unsigned bytes, void 
         take_time(argument);
     int rc = 0;
     page_lock(page);
-    if (escape == RM_ESCAPE_ALLOC && bytes == sizeof(struct rm_alloc)) {
+    if (escape == RM_ESCAPE_ALLOC && bytes == sizeof(struct rm_alloc) + (fault_of_page(page, FAULT_ALLOC_FORM) ? FAKE_ALLOC_MORE : 0)) {
         struct rm_alloc *in = argument;
         in->status = allocate(page, in);
     } else if (escape == RM_ESCAPE_ALLOC && bytes == sizeof(struct rm_alloc_short)) {

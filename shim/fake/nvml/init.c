@@ -1,9 +1,30 @@
 /* init.c - nvmlInit, handles, and what the system is. */
 #define _GNU_SOURCE
+#include "branch.h"
+#include "hide.h"
 #include "internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+static int cuda_version = 13000; /* of the driver that was there when the library was loaded */
+static struct client at_load;
+
+static bool came_later(const char *function)
+{
+    return at_load.page != NULL && !branch_has_nvml(at_load.page, function);
+}
+
+__attribute__((constructor)) static void hide_later(void)
+{
+    if (client_open(&at_load, FAKE_CTL) == 0) /* else nvmlInit says so */
+        cuda_version = (int)at_load.page->cuda_version;
+    if (!hide_symbols(came_later)) {
+        fprintf(stderr, "fake driver: the loader's table of symbols cannot be changed\n");
+        abort();
+    }
+    client_close(&at_load);
+}
 
 struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}};
 
@@ -127,7 +148,7 @@ EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
 EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 {
     CHECK(version != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *version = nvml.users > 0 ? (int)nvml.client.page->cuda_version : 13000;
+    *version = nvml.users > 0 ? (int)nvml.client.page->cuda_version : cuda_version;
     return NVML_SUCCESS;
 }
 

@@ -331,3 +331,11 @@ def test_the_counter_goes_on_if_the_suspend_has_no_effect(driver, start):
 def test_a_counter_that_is_no_pinned_memory_ends_the_kernel_in_an_error(driver, start):
     one = start()
     assert one.do("count(100, at=4096) or cuda.cuCtxSynchronize()") == ILLEGAL_ADDRESS
+
+
+def test_a_longer_form_of_the_allocation_makes_the_same_objects(driver, start):
+    driver.ctl("fault", "alloc-form")
+    one, names = start(), Handles(0)
+    misuses, words, [process] = kernel(driver)
+    assert (misuses, words, process["channels"]) == (0, "", 20)
+    assert one.do(names.switch(names.compute, disable=True)) == 0
