@@ -128,10 +128,10 @@ class Stage:
         """As LD_PRELOAD names it. A sanitized build wants its runtime first: TANGRAM_SHIM_RUNTIME."""
         return ":".join(filter(None, [os.environ.get("TANGRAM_SHIM_RUNTIME"), str(self.build / "libtangram.so")]))
 
-    def start_driver(self, context_mib: int = 0) -> None:
+    def start_driver(self, context_mib: int = 0, branch: str = "580") -> None:
         config = self.folder / "driver"
         card = f"card t4 memory_mib={CARD_MIB} context_mib={context_mib}"
-        config.write_text("".join(f"{card} uuid={uuid}\n" for uuid in CARDS))
+        config.write_text(f"driver {branch}\n" + "".join(f"{card} uuid={uuid}\n" for uuid in CARDS))
         (self.folder / "root").mkdir()
         (self.folder / "root/lib").symlink_to(self.build.absolute() / "fake")
         path = self.folder / "driver.sock"
@@ -241,12 +241,15 @@ class Stage:
         self._workers.append(Worker(self.env(key, **env)))
         return self._workers[-1]
 
+    def driver_ctl(self, *words: str) -> str:
+        """A control command of the fake driver."""
+        program = self.build / "fake/nvidia-fake-driverd"
+        command = [str(program), "ctl", "--socket", str(self.folder / "driver.sock"), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
     def true_mib(self, *workers: Worker) -> int:
         """What the driver counts as theirs, over all cards."""
-        program = self.build / "fake/nvidia-fake-driverd"
-        command = [str(program), "ctl", "--socket", str(self.folder / "driver.sock"), "status"]
-        status = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        used = re.findall(r"pid=(\d+) used_mib=(\d+)", status)
+        used = re.findall(r"pid=(\d+) used_mib=(\d+)", self.driver_ctl("status"))
         return sum(int(mib) for pid, mib in used if int(pid) in {worker.pid for worker in workers})
 
     def bare_probe(self, route: str = "direct", key: str = "", **env: str) -> Probe:
@@ -289,11 +292,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
 
 
 @contextlib.contextmanager
-def a_node(build: Path, context_mib: int = 0) -> Iterator[Stage]:
+def a_node(build: Path, context_mib: int = 0, branch: str = "580") -> Iterator[Stage]:
     folder = Path(tempfile.mkdtemp(prefix="ts-"))  # a socket's path holds 107 characters
     (folder / "grants").mkdir()
     node = Stage(build, folder)
-    node.start_driver(context_mib)
+    node.start_driver(context_mib, branch)
     yield node
     node.close()
     shutil.rmtree(folder)
