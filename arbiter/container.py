@@ -343,6 +343,12 @@ class Container:
                 connection.unheld.add(card)
             self._tell(events)
             return
+        if step == wire.Step.GROW:
+            self._grow(process, card, estimate_bytes, seq)
+            return
+        if step == wire.Step.GROWN:
+            self.ledger.settle_bound(process, card, now_s)
+            return
         made = step == wire.Step.DONE
         if made:
             connection.contexts_s.setdefault(card, now_s)
@@ -358,6 +364,14 @@ class Container:
             self._measuring.meter.hurry()
         else:
             self._measured(waiting, known=False)
+
+    def _grow(self, process: int, card: int, bound_bytes: int, seq: int) -> None:
+        """Where nothing is measured, no bound would ever be settled."""
+        self._uuid(card)
+        if self._measuring.awaitable:
+            self._tell(self.ledger.bound_context(process, card, seq, bound_bytes, self._clock()))
+        else:
+            self._tell([Granted(process, card, seq, bound_bytes)])
 
     def _measured(self, waiting: Waiting, known: bool) -> None:
         connection = self.connections.get(waiting.process)

@@ -8,12 +8,16 @@ around it for `CALM_S`: a change before it would have been stated by then.
 The lower end of the range is always charged. With it, lease and context together are never less than what NVML saw, whatever
 a process says of itself.
 
+Before a call whose cost nobody knows yet (code that is loaded late, a stream) a bound is charged in its place. The first reading after the
+last such call settles it: what is charged falls to what NVML counts, as far as the statements explain it.
+
 Units: bytes; seconds of any one clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 CALM_S: Final = 1.5
@@ -37,6 +41,10 @@ class ContextMeasure:
     """Readings from before then only raise the measure: what is held for a context may not have been there yet."""
     measured_bytes: int | None = None
     """NVML's last word on all that the process holds."""
+    bound_bytes: int = 0
+    """What of `bytes` stands for calls that no reading has seen."""
+    settles_from_s: float = 0.0
+    """Readings from then on settle the bound; inf while such calls may be made."""
     _most_leased: list[int] = field(default_factory=lambda: [0, 0])
     """The largest lease since the reading before last, and since the last: a reading may be that old when it comes."""
     _calm: list[_Reading] = field(default_factory=list)
@@ -46,6 +54,12 @@ class ContextMeasure:
         """The process's lease or its statement changed."""
         self._calm.clear()
         self._most_leased[1] = max(self._most_leased[1], leased_bytes)
+
+    def bound(self, bound_bytes: int) -> None:
+        """The process may make calls that take so much more."""
+        self.bytes += bound_bytes
+        self.bound_bytes += bound_bytes
+        self.settles_from_s = inf
 
     def read(
         self,
@@ -70,6 +84,8 @@ class ContextMeasure:
         if at_s < self.counts_from_s:
             self.bytes = max(self.bytes, least)
             return
+        bounded_bytes = self.bytes
+        self.bytes -= self.bound_bytes
         self._calm.append(_Reading(measured_bytes, used_bytes, at_s))
         sure = [reading for reading in self._calm if exact or at_s - reading.at_s >= CALM_S]
         if sure:
@@ -77,3 +93,7 @@ class ContextMeasure:
             self.bytes = min(max(self.bytes, most - orphaned_bytes), most)
             self._calm = self._calm[len(sure) :]
         self.bytes = min(max(self.bytes, least), measured_bytes)
+        if self.bound_bytes:
+            explained_bytes = measured_bytes - used_bytes if at_s >= self.settles_from_s else bounded_bytes
+            seen_bytes, self.bytes = self.bytes, max(self.bytes, min(bounded_bytes, explained_bytes))
+            self.bound_bytes = self.bytes - seen_bytes if at_s < self.settles_from_s else 0

@@ -80,6 +80,8 @@ class Ask:
     want_bytes: int
     context: bool = False
     """The bytes are for a context, not for allocations."""
+    bound: bool = False
+    """They are for calls whose cost is not known yet."""
     key: bytes = b""
     """They are for memory of this key, which the process opened; empty for all else."""
     recalled: bool = False
@@ -90,7 +92,7 @@ class Ask:
     @property
     def kind(self) -> str:
         """The message that asked."""
-        return "CONTEXT" if self.context else "HOLD" if self.key else "LEASE"
+        return "GROW" if self.bound else "CONTEXT" if self.context else "HOLD" if self.key else "LEASE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +115,8 @@ class CardBook:
     """Beside the contexts, were there no bound to it."""
     promises: dict[int, Promise] = field(default_factory=dict)
     """By process."""
+
+    @property
+    def promised_bytes(self) -> int:
+        """To all processes together."""
+        return sum(promise.bytes for promise in self.promises.values())

@@ -157,6 +157,24 @@ class Ledger:
         if not made:
             self._charge(card, holding, holding.context.bytes, made_bytes=0)
 
+    def bound_context(self, process: int, card: int, seq: int, bound_bytes: int, now_s: float) -> list[Event]:
+        """A process is about to make calls that may make its contexts grow by so much. The room beside them pays first.
+        Raises BadDocument."""
+        holding = self._holding(process, card)
+        holding.known = True
+        of = self._cards[card]
+        room_bytes = of.room_bytes - min(bound_bytes, self._room_of(holding))
+        taken_bytes = self._taken_bytes(of) - self._kept_bytes(of, of.room_bytes) + self._kept_bytes(of, room_bytes)
+        if taken_bytes + bound_bytes + of.promised_bytes <= of.limit_bytes and now_s >= self._opens_at_s:
+            self._bound(of, holding, bound_bytes)
+            return [Granted(process, card, seq, bound_bytes)]
+        self._queue(card, Ask(process, seq, bound_bytes, bound_bytes, bound=True))
+        return self._decide(card, now_s)
+
+    def settle_bound(self, process: int, card: int, now_s: float) -> None:
+        """Those calls are made: readings from now on know what they took. Raises BadDocument."""
+        self._holding(process, card).context.settles_from_s = now_s
+
     def restate_context(self, process: int, card: int, context_bytes: int) -> None:
         """A process that came back says what its contexts take; it stands while no reading contradicts it. Raises BadDocument."""
         holding = self._holding(process, card)
@@ -320,6 +338,11 @@ class Ledger:
         holding.context.bytes, holding.made_bytes = context_bytes, made_bytes
         self._put_back(self._cards[card], holding)
 
+    def _bound(self, card: CardBook, holding: Holding, bound_bytes: int) -> None:
+        self._take_out(card, holding)
+        holding.context.bound(bound_bytes)
+        self._put_back(card, holding)
+
     def _take_out(self, card: CardBook, holding: Holding) -> None:
         """Its contexts and their room, out of the sums until `_put_back`."""
         card.context_bytes -= holding.context.bytes
@@ -374,21 +397,27 @@ class Ledger:
         return head.until_s if head.waits_for else inf
 
     @staticmethod
-    def _taken_bytes(card: CardBook) -> int:
-        room_bytes = min(card.room_bytes, card.limit_bytes // ROOM_SHARE)
-        return card.leased_bytes + card.context_bytes + card.shared.charged_bytes + room_bytes
+    def _kept_bytes(card: CardBook, room_bytes: int) -> int:
+        """Of the room that all contexts want beside them."""
+        return min(room_bytes, card.limit_bytes // ROOM_SHARE)
+
+    def _taken_bytes(self, card: CardBook) -> int:
+        held_bytes = card.leased_bytes + card.context_bytes + card.shared.charged_bytes
+        return held_bytes + self._kept_bytes(card, card.room_bytes)
 
     def _free_bytes(self, number: int) -> int:
         """What can be given away: neither held nor promised."""
         card = self._cards[number]
-        promised_bytes = sum(promise.bytes for promise in card.promises.values())
-        return max(0, card.limit_bytes - self._taken_bytes(card) - promised_bytes)
+        return max(0, card.limit_bytes - self._taken_bytes(card) - card.promised_bytes)
 
     def _grant(self, number: int, ask: Ask, free_bytes: int) -> Granted:
         card = self._cards[number]
         holding = card.holdings[ask.process]
         if ask.key:
             card.shared.open(ask.key, ask.process, ask.need_bytes)
+            return Granted(ask.process, number, ask.seq, ask.need_bytes)
+        if ask.bound:
+            self._bound(card, holding, ask.need_bytes)
             return Granted(ask.process, number, ask.seq, ask.need_bytes)
         spare_bytes = 0 if ask.recalled else (free_bytes - ask.need_bytes) // SHARE_OF_REST
         granted_bytes = min(ask.want_bytes, ask.need_bytes + spare_bytes)

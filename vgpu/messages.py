@@ -98,6 +98,10 @@ class Step(IntEnum):
     """It was made, or this process had some when it connected again."""
     GONE = 3
     """The last was destroyed, or the first could not be made."""
+    GROW = 4
+    """They may grow by so much in the calls to come: code that is loaded, a stream."""
+    GROWN = 5
+    """Those calls are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class Context:
     card: int
     step: Step
     estimate_bytes: int
-    """What it was last told that its contexts take; 0 = never."""
+    """What it was last told that its contexts take; 0 = never. With GROW: by how much they may grow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ TURN_AT: Final = 1024
 WORDS_AT: Final = TURN_AT + 16
 """Where in the page the arbiter says what it understands and wants: u32 features, u32 wait_ms. Both are 0 of one that has no such words."""
 UNDERSTANDS_REPORT: Final = 1
-"""Bit of the features."""
+UNDERSTANDS_GROW: Final = 2
+"""Bits of the features."""
 REASONS_LIMIT: Final = 31
 """Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
 CHANNELS_LIMIT: Final = 64
@@ -299,8 +300,8 @@ def _report(reason: int, active: int) -> Report:
 
 
 def _step(step: int) -> Step:
-    if not Step.BEGIN <= step <= Step.GONE:
-        raise BadDocument(f"packet CONTEXT has step {step}: steps are {Step.BEGIN} to {Step.GONE}")
+    if not Step.BEGIN <= step <= Step.GROWN:
+        raise BadDocument(f"packet CONTEXT has step {step}: steps are {Step.BEGIN} to {Step.GROWN}")
     return Step(step)
 
 

@@ -58,6 +58,11 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         answers(&link_->hold, seq);
         return;
     }
+    if (seq & WIRE_SEQ_GROW) {
+        link_->grow_answer = *in;
+        answers(&link_->grow, seq);
+        return;
+    }
     struct card *card = card_of_wire(in->card);
     uint64_t granted = card == NULL || in->refused ? 0 : in->granted_bytes;
     if (granted > 0)
@@ -143,6 +148,7 @@ bool link_once_a_second(void)
         struct card *card = &tangram.grant.card[i];
         if (atomic_load(&card->wire) >= 0) /* siblings see it as free then */
             link_return(card, lease_surplus_bytes(card));
+        bound_settle(card);
     }
     return good;
 }

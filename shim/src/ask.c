@@ -248,6 +248,49 @@ enum link_answer link_context_begin(struct card *card, bool *estimated)
     return answer;
 }
 
+static bool say_grow(struct card *card, enum wire_step step, uint32_t seq, uint64_t bytes)
+{
+    struct wire_context said = {.card = (uint32_t)atomic_load(&card->wire), .step = (uint32_t)step, .estimate_bytes = bytes};
+    return wire_send(&link_->end, WIRE_CONTEXT, seq, &said, sizeof said);
+}
+
+/* Locked, connected. One question, as `ask_once`. */
+static enum link_answer grow_once(struct card *card, uint64_t bytes, bool *held)
+{
+    *held = (link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & WIRE_UNDERSTANDS_GROW) != 0;
+    if (!*held)
+        return LINK_GRANTED;
+    return_unused(card, UINT64_MAX);
+    if (!is_connected())
+        return LINK_ABSENT;
+    link_->grow = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_GROW};
+    if (!reached(say_grow(card, WIRE_GROW, link_->grow.seq, bytes)) || !answered_in_time(&link_->grow, PATIENCE_MS))
+        return LINK_ABSENT;
+    return link_->grow_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+}
+
+enum link_answer link_grow(struct card *card, uint64_t bytes, bool *held)
+{
+    enum link_answer answer = LINK_ABSENT;
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    for (struct tries tries = {0}; answer == LINK_ABSENT && asks(&tries);)
+        answer = atomic_load(&card->wire) < 0 ? LINK_REFUSED : grow_once(card, bytes, held);
+    link_have_helper();
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+    return answer;
+}
+
+/* Use is stated first: what NVML counts is read beside it. */
+void link_grown(struct card *card)
+{
+    pthread_mutex_lock(&link_->lock);
+    if (is_connected() && atomic_load(&card->wire) >= 0 && link_state_use(card))
+        say_grow(card, WIRE_GROWN, link_next_seq() | WIRE_SEQ_GROW, 0);
+    pthread_mutex_unlock(&link_->lock);
+}
+
 /* Locked, connected. One question, as `ask_once`. What is answered too late is taken back. */
 static enum link_answer hold_once(struct card *card, struct wire_shared *said)
 {

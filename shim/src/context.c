@@ -1,8 +1,8 @@
 /* context.c - contexts, which take memory of their own.
  *
  * Before the first context on a card the arbiter is asked to hold what one takes there; after it was made, and after the last is
- * gone, the arbiter measures. What is allocated in a context dies with it, and so do our books of it. A second context of the
- * same process is measured with the rest. The arbiter is asked with `beginning` held, so that two threads do not both make the first;
+ * gone, the arbiter measures. What is allocated in a context dies with it, and so do our books of it. A further context of the
+ * same process takes as much as the first (measured): that is held before it is made, and settled with the rest. The arbiter is asked with `beginning` held, so that two threads do not both make the first;
  * the driver is called without it, and nobody who only looks at the list waits for the arbiter.
  */
 #include "hook.h"
@@ -172,6 +172,16 @@ static bool lock_and_begin(struct card *card)
     return room;
 }
 
+/* What one more context takes; 0 = it is the first, or nobody knows yet. */
+static uint64_t further_bytes(struct card *card)
+{
+    struct card_contexts *of = &contexts_->of[card->at];
+    pthread_mutex_lock(&contexts_->beginning);
+    uint64_t bytes = of->count > 0 ? atomic_load(&of->bytes) / of->count : 0;
+    pthread_mutex_unlock(&contexts_->beginning);
+    return bytes;
+}
+
 /* The card on which a context needs room, or NULL. */
 static struct card *charged_card(CUdevice device)
 {
@@ -188,9 +198,13 @@ static struct card *charged_card(CUdevice device)
             contexts_are_several();                                                                                            \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
         }                                                                                                                      \
-        if (!lock_and_begin(card))                                                                                             \
+        if (!bound_begin(card, further_bytes(card)))                                                                           \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
-        CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
+        bool room = lock_and_begin(card);                                                                                      \
+        CUresult rc = room ? tangram.driver.name(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                      \
+        bound_end(card);                                                                                                       \
+        if (!room)                                                                                                             \
+            return rc;                                                                                                         \
         tried();                                                                                                               \
         if (rc == CUDA_SUCCESS)                                                                                                \
             remember(*context, card);                                                                                          \

@@ -1,9 +1,10 @@
 /* image.c - reads the images that modules are loaded from: cubin (ELF), fatbin (a list of cubins and PTX for several kinds of GPU), PTX.
  *
- * Only one number is wanted: what the variables take, which the driver allocates when it loads the module. The driver itself trusts
- * the sizes that an image states, and gets no length with it, so they are trusted here as well. Of a fatbin the largest part
- * counts: the driver loads one of them. Forms: ELF-64 with NVIDIA's machine number 190; the fatbin container as the toolkit's own
- * tools print it.
+ * Two numbers are wanted: what the variables take, which the driver allocates when it loads the module, and what the code can take at
+ * most. The driver itself trusts the sizes that an image states, and gets no length with it, so they are trusted here as well. Of a fatbin
+ * it takes one part: a cubin for the GPU's major version and no later minor one, else PTX that is not newer. Of those the largest
+ * counts. Forms: ELF-64 with NVIDIA's machine number 190; the fatbin container as the toolkit's own tools print it. Code takes at most twice
+ * its bytes (a function of more than half a page has pages of its own, measured: bench/granularity), and less than its text in PTX.
  */
 #include "image.h"
 
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MACHINE_CUDA = 190, WRAPPER_MAGIC = 0x466243b1, FATBIN_PTX = 1, FATBIN_CUBIN = 2, FATBIN_PARTS_MOST = 4096 };
+enum { MACHINE_CUDA = 190, WRAPPER_MAGIC = 0x466243b1, FATBIN_PTX = 1, FATBIN_CUBIN = 2, FATBIN_PARTS_MOST = 4096, CODE_LEAST = 8192 };
 #define FATBIN_MAGIC UINT32_C(0xba55ed50)
 #define FATBIN_COMPRESSED UINT64_C(0xe000) /* LZ4, zstd, and a third that no tool names */
 
@@ -36,7 +37,8 @@ struct part {
     uint32_t compressed_bytes, unknown;
     uint32_t minor_major, architecture;
     uint32_t name_at, name_bytes;
-    uint64_t flags;
+    uint64_t flags, reserved;
+    uint64_t whole_bytes; /* of the content when it is not compressed any more */
 };
 
 static uint64_t sum(uint64_t one, uint64_t other)
@@ -45,26 +47,41 @@ static uint64_t sum(uint64_t one, uint64_t other)
     return __builtin_add_overflow(one, other, &both) ? UINT64_MAX : both;
 }
 
-/* Sections .nv.global (zeros, not in the image) and .nv.global.init. */
-static uint64_t of_cubin(const unsigned char *image, bool *known)
+static uint64_t code_of(uint64_t bytes)
+{
+    return bytes > UINT64_MAX / 4 ? UINT64_MAX : 2 * bytes + CODE_LEAST;
+}
+
+static bool calls_heap(const char *text, size_t length)
+{
+    return memmem(text, length, "vprintf", strlen("vprintf")) != NULL || memmem(text, length, "malloc", strlen("malloc")) != NULL;
+}
+
+/* Sections .nv.global (zeros, not in the image) and .nv.global.init; and all that is loaded from the image. */
+static struct image_needs of_cubin(const unsigned char *image)
 {
     Elf64_Ehdr header;
-    uint64_t bytes = 0;
+    struct image_needs needs = {.known = false};
     memcpy(&header, image, sizeof header);
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != MACHINE_CUDA || header.e_shentsize != sizeof(Elf64_Shdr) ||
-        header.e_shstrndx >= header.e_shnum) {
-        *known = false;
-        return 0;
-    }
+        header.e_shstrndx >= header.e_shnum)
+        return needs;
     Elf64_Shdr names, section;
+    uint64_t loaded = 0;
     memcpy(&names, image + header.e_shoff + (size_t)header.e_shstrndx * sizeof names, sizeof names);
     for (unsigned i = 0; i < header.e_shnum; i++) {
         memcpy(&section, image + header.e_shoff + (size_t)i * sizeof section, sizeof section);
         if (section.sh_name < names.sh_size &&
             strncmp((const char *)image + names.sh_offset + section.sh_name, ".nv.global", strlen(".nv.global")) == 0)
-            bytes = sum(bytes, section.sh_size);
+            needs.variables = sum(needs.variables, section.sh_size);
+        else if (section.sh_type == SHT_PROGBITS)
+            loaded = sum(loaded, section.sh_size);
+        else if (section.sh_type == SHT_STRTAB)
+            needs.heap = needs.heap || calls_heap((const char *)image + section.sh_offset, section.sh_size);
     }
-    return bytes;
+    needs.code = code_of(loaded);
+    needs.known = true;
+    return needs;
 }
 
 static const char *skip_blanks(const char *at)
@@ -122,7 +139,7 @@ static uint64_t of_declaration(const char *at)
 }
 
 /* `.global` begins a word: in `ld.global` it does not. What is declared `.extern` is another module's. */
-static uint64_t of_ptx(const char *text)
+static uint64_t variables_of_ptx(const char *text)
 {
     uint64_t bytes = 0;
     for (const char *at = text; (at = strstr(at, ".global")) != NULL; at += 7) {
@@ -141,49 +158,87 @@ static uint64_t of_ptx(const char *text)
     return bytes;
 }
 
-/* The text of a part ends with the part, perhaps without a zero. */
-static uint64_t of_ptx_part(const unsigned char *text, uint64_t length, bool *known)
+static struct image_needs of_ptx(const char *text)
 {
-    char *copy = strndup((const char *)text, length);
-    uint64_t bytes = copy != NULL ? of_ptx(copy) : 0;
-    *known = *known && copy != NULL;
-    free(copy);
-    return bytes;
+    size_t length = strlen(text);
+    return (struct image_needs){
+        .variables = variables_of_ptx(text), .code = code_of(length), .known = true, .heap = calls_heap(text, length)};
 }
 
-static uint64_t of_fatbin(const unsigned char *image, bool *known)
+/* The text of a part ends with the part, perhaps without a zero. */
+static struct image_needs of_ptx_part(const unsigned char *text, uint64_t length)
+{
+    char *copy = strndup((const char *)text, length);
+    struct image_needs needs = {.code = code_of(length)};
+    if (copy != NULL)
+        needs = of_ptx(copy);
+    free(copy);
+    return needs;
+}
+
+static struct image_needs of_part(const struct part *part, const unsigned char *content)
+{
+    if ((part->flags & FATBIN_COMPRESSED) != 0 || part->compressed_bytes != 0)
+        return (struct image_needs){.code = code_of(part->whole_bytes > part->bytes ? part->whole_bytes : part->bytes)};
+    if (part->kind == FATBIN_CUBIN && memcmp(content, ELFMAG, SELFMAG) == 0)
+        return of_cubin(content);
+    return part->kind == FATBIN_PTX ? of_ptx_part(content, part->bytes) : (struct image_needs){.code = code_of(part->bytes)};
+}
+
+/* How well a part suits the GPU. The driver takes the best. */
+enum suits { NOT_AT_ALL, AS_TEXT, AS_IT_IS };
+static enum suits suits(const struct part *part, unsigned capability)
+{
+    bool text = part->kind != FATBIN_CUBIN;
+    if (capability == 0)
+        return AS_IT_IS;
+    if (text)
+        return part->architecture <= capability ? AS_TEXT : NOT_AT_ALL;
+    return part->architecture / 10 == capability / 10 && part->architecture <= capability ? AS_IT_IS : NOT_AT_ALL;
+}
+
+static void most_of(struct image_needs *most, const struct image_needs *needs)
+{
+    most->variables = needs->variables > most->variables ? needs->variables : most->variables;
+    most->code = needs->code > most->code ? needs->code : most->code;
+    most->known = most->known && needs->known;
+    most->heap = most->heap || needs->heap;
+}
+
+static struct image_needs of_fatbin(const unsigned char *image, unsigned capability)
 {
     struct fatbin header;
-    uint64_t most = 0, at;
+    struct image_needs most = {.known = true};
+    enum suits best = NOT_AT_ALL;
     memcpy(&header, image, sizeof header);
-    at = header.header_bytes;
-    for (unsigned i = 0; i < FATBIN_PARTS_MOST && at + sizeof(struct part) <= header.header_bytes + header.bytes; i++) {
-        struct part part;
-        uint64_t bytes = 0;
-        memcpy(&part, image + at, sizeof part);
-        const unsigned char *content = image + at + part.header_bytes;
-        if (part.header_bytes == 0)
+    uint64_t at = header.header_bytes, end = header.header_bytes + header.bytes;
+    for (unsigned i = 0; i < FATBIN_PARTS_MOST && at + offsetof(struct part, reserved) <= end; i++) {
+        struct part part = {.kind = 0};
+        uint32_t header_bytes;
+        memcpy(&header_bytes, image + at + offsetof(struct part, header_bytes), sizeof header_bytes);
+        if (header_bytes == 0)
             break;
-        if ((part.flags & FATBIN_COMPRESSED) != 0 || part.compressed_bytes != 0)
-            *known = false;
-        else if (part.kind == FATBIN_CUBIN && memcmp(content, ELFMAG, SELFMAG) == 0)
-            bytes = of_cubin(content, known);
-        else if (part.kind == FATBIN_PTX)
-            bytes = of_ptx_part(content, part.bytes, known);
-        most = bytes > most ? bytes : most;
-        at += part.header_bytes + part.bytes;
+        memcpy(&part, image + at, header_bytes < sizeof part ? offsetof(struct part, reserved) : sizeof part);
+        enum suits well = suits(&part, capability);
+        if (well > best)
+            most = (struct image_needs){.known = true};
+        if (well >= best && well != NOT_AT_ALL) {
+            struct image_needs needs = of_part(&part, image + at + header_bytes);
+            best = well;
+            most_of(&most, &needs);
+        }
+        at += header_bytes + part.bytes;
     }
     return most;
 }
 
-uint64_t image_variables(const void *image, bool *known)
+struct image_needs image_read(const void *image, unsigned capability)
 {
     uint32_t magic;
-    *known = true;
     if (image == NULL)
-        return 0;
+        return (struct image_needs){.known = true};
     if (strncmp(image, ELFMAG, SELFMAG) == 0)
-        return of_cubin(image, known);
+        return of_cubin(image);
     if (strnlen(image, sizeof magic) == sizeof magic && isascii(*(const char *)image) &&
         (isspace(*(const unsigned char *)image) || *(const char *)image == '.' || *(const char *)image == '/'))
         return of_ptx(image);
@@ -194,8 +249,5 @@ uint64_t image_variables(const void *image, bool *known)
         image = wrapper.data;
         memcpy(&magic, image, sizeof magic);
     }
-    if (magic == FATBIN_MAGIC)
-        return of_fatbin(image, known);
-    *known = false;
-    return 0;
+    return magic == FATBIN_MAGIC ? of_fatbin(image, capability) : (struct image_needs){.known = false};
 }

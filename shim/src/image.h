@@ -1,12 +1,19 @@
-/* image.h - how much of the GPU the variables of a module take, read from its image. */
+/* image.h - how much of the GPU a module takes, read from its image. */
 #ifndef TANGRAM_IMAGE_H
 #define TANGRAM_IMAGE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Bytes of its __device__ variables. The image is a cubin, a fatbin or PTX, as the driver takes it: without a length. `known` is
- * false where a part of it is compressed or of no known form: then it may be more. UINT64_MAX: more than any GPU has. */
-uint64_t image_variables(const void *image, bool *known);
+struct image_needs {
+    uint64_t variables; /* bytes of its __device__ variables. UINT64_MAX: more than any GPU has */
+    uint64_t code;      /* bytes that its code takes at most */
+    bool known;         /* false: a part that the GPU may take is compressed or of no known form, and its variables are not seen */
+    bool heap;          /* a kernel calls printf or malloc */
+};
+
+/* The image is a cubin, a fatbin or PTX, as the driver takes it: without a length. Of a fatbin the parts count that a GPU of that compute
+ * capability (90 for 9.0) would take; 0: all. */
+struct image_needs image_read(const void *image, unsigned capability);
 
 #endif

@@ -23,7 +23,7 @@
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
-        if (stack_refused(function))                                                                                           \
+        if (kernel_refused(function))                                                                                           \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         activity_launch(stream, ptds);                                                                                         \
         return tangram.driver.name(__VA_ARGS__);                                                                               \
@@ -53,7 +53,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
 {
     NEEDS(cuLaunchCooperativeKernelMultiDevice);
     for (unsigned int at = 0; list != NULL && at < devices; at++)
-        if (stack_refused(list[at].function))
+        if (kernel_refused(list[at].function))
             return CUDA_ERROR_OUT_OF_MEMORY;
     for (unsigned int at = 0; list != NULL && at < devices; at++)
         activity_launch(list[at].hStream, 0);

@@ -28,7 +28,7 @@ enum {
     RETRY_FIRST_MS = 5,   /* guessed */
     RETRY_MOST_MS = 200,  /* below the arbiter's grace after a start, in which it waits for statements */
     THREAD_AGAIN_MS = 1000, /* guessed: a limit on processes may be lifted */
-    SEQ_MASK = 0x0fffffff
+    SEQ_MASK = 0x07ffffff
 };
 
 static struct link *const link_ = &tangram.link;
@@ -102,6 +102,7 @@ static bool welcomed(const struct wire_welcome *in)
         struct card *card = &tangram.grant.card[i];
         atomic_store(&card->wire, -1);
         atomic_store(&tangram.contexts.of[i].chunk_seq, 0);
+        bound_lost(card);
         for (uint32_t w = 0; w < in->cards; w++) {
             if (memcmp(in->card[w].uuid, card->uuid, sizeof card->uuid) != 0)
                 continue;

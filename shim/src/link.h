@@ -61,8 +61,8 @@ struct link {
     uint32_t states_told;        /* as the arbiter was told last; see state.c */
     _Atomic uint32_t given_seq; /* of the RETURN or DROP that was said last; 0 = it is answered */
     _Atomic uint32_t gives;     /* RETURNs that were begun: who counts what is free looks whether one came between */
-    struct awaited lease, context, measured, processes, hold;
-    struct wire_leased lease_answer, context_answer, hold_answer;
+    struct awaited lease, context, measured, processes, hold, grow;
+    struct wire_leased lease_answer, context_answer, hold_answer, grow_answer;
     struct wire_process *listed; /* where the process list goes that is waited for */
     uint32_t listed_room, listed_count;
     struct wire_packet packet;              /* of whoever reads: one at a time */
@@ -75,11 +75,12 @@ struct link {
         .end = {.fd = -1}                                                                                                      \
     }
 
-/* Of the sequence numbers the library makes, those of CONTEXT, HOLD, and of RETURN and DROP: its answer is no lease, however late it comes.
+/* Of the sequence numbers the library makes, those of CONTEXT, HOLD, GROW, and of RETURN and DROP: its answer is no lease, however late it comes.
  * The top bit is the arbiter's own. */
 #define WIRE_SEQ_CONTEXT UINT32_C(0x40000000)
 #define WIRE_SEQ_HOLD UINT32_C(0x20000000)
 #define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
+#define WIRE_SEQ_GROW UINT32_C(0x08000000)
 
 /* packet.c */
 bool wire_connect(struct wire_end *end, const char *path);
@@ -106,6 +107,8 @@ bool link_unleased(struct card *card, uint64_t *bytes);
 enum link_answer link_context_begin(struct card *card, bool *estimated);
 void link_context_end(struct card *card, enum wire_step step, bool wait);
 bool link_processes(struct card *card, struct wire_process *out, uint32_t room, uint32_t *count);
+enum link_answer link_grow(struct card *card, uint64_t bytes, bool *held); /* not held: granted by an arbiter that knows no bounds */
+void link_grown(struct card *card);
 enum link_answer link_hold(struct card *card, struct wire_shared *said); /* locked afterwards when it is granted */
 
 /* Between link.c, ask.c and helper.c. "Locked" = the caller holds link.lock. */

@@ -46,12 +46,20 @@ bool placing_end(const struct placing *placing, CUresult rc, uint64_t key); /* f
 /* array.c: what an array takes of the GPU before it is rounded to pages. UINT64_MAX when it is too large to say. */
 uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels);
 
-/* stack.c: before a kernel is launched. False: the stacks that it makes the driver grow do not fit. */
+/* stack.c, code.c: before a kernel is launched. False: the stacks that it makes the driver grow, or its code, do not fit. */
 bool stack_fits(CUfunction function);
-static inline bool stack_refused(CUfunction function)
+bool code_fits(const void *function);
+static inline bool kernel_refused(CUfunction function)
 {
-    return UNLIKELY(atomic_load_explicit(&tangram.hot.deep, memory_order_relaxed)) && !stack_fits(function);
+    return UNLIKELY(atomic_load_explicit(&tangram.hot.noted, memory_order_relaxed)) && !(code_fits(function) && stack_fits(function));
 }
+void stack_note(const void *function, int local); /* of a function or kernel: bytes of local memory */
+uint64_t stack_of_calls(void);
+
+/* code.c: an image was loaded whose code comes when it is first used, so many bytes at most; or it is gone. */
+void code_loads_late(const void *image, uint64_t bytes);
+void code_unloaded(const void *image);
+
 
 /* What is owned is gone, with all that the GPU gets back by it. */
 void memory_gone(const struct owned *was);

@@ -2,8 +2,8 @@
  *
  * The size of the variables is read from the image (image.c), reserved, and then loaded; what does not fit is not loaded. Variables share
  * pages among themselves, as arrays do. Of a library it is charged to the card that is current, or to the first: the driver loads it into
- * contexts when it likes. What no image tells (compressed ones, code that is loaded later) grows the context: the room that is kept beside
- * it pays, and the arbiter's next reading of NVML charges it (docs/limits.md).
+ * contexts when it first uses them. What code takes, and variables that a compressed image does not show, is bounded and settled (bound.c);
+ * code that is loaded lazily is bounded when it is loaded (code.c).
  */
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -14,32 +14,80 @@
 #include "image.h"
 #include "memory.h"
 
-static bool begin_bytes(struct card *card, uint64_t bytes, struct placing *placing)
+enum { MAJOR = 75, MINOR = 76 /* CUdevice_attribute */ };
+static const uint64_t UNSEEN = 32 * MIB; /* held until NVML is read for variables that the image does not show; guessed */
+
+/* One load: its variables, and what the context may grow by. */
+struct loading {
+    struct placing placing;
+    struct card *card; /* NULL: nothing to count */
+    uint64_t late;     /* code that is loaded by later calls */
+};
+
+static unsigned capability(void)
+{
+    CUdevice device = 0;
+    int major = 0, minor = 0;
+    if (HAS(cuCtxGetDevice) && tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+        device = 0;
+    if (!HAS(cuDeviceGetAttribute) || tangram.driver.cuDeviceGetAttribute(&major, (CUdevice_attribute)MAJOR, device) != CUDA_SUCCESS ||
+        tangram.driver.cuDeviceGetAttribute(&minor, (CUdevice_attribute)MINOR, device) != CUDA_SUCCESS)
+        return 0;
+    return (unsigned)(major * 10 + minor);
+}
+
+/* Is code loaded function by function, when it is first used? */
+static bool is_lazy(void)
+{
+    CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+    return HAS(cuModuleGetLoadingMode) && tangram.driver.cuModuleGetLoadingMode(&mode) == CUDA_SUCCESS && mode == CU_MODULE_LAZY_LOADING;
+}
+
+static bool begin_variables(struct loading *loading, uint64_t bytes)
 {
     CUcontext context = NULL;
+    if (bytes == 0)
+        return true;
     if (HAS(cuCtxGetCurrent))
         tangram.driver.cuCtxGetCurrent(&context);
-    return placing_begin(placing, &tangram.module_pages, card, context, bytes);
+    return placing_begin(&loading->placing, &tangram.module_pages, loading->card, context, bytes);
 }
 
 /* False: refuse it. */
-static bool begin(struct card *card, const void *image, struct placing *placing)
+static bool begin(struct card *card, const void *image, struct loading *loading)
 {
-    bool known;
-    *placing = (struct placing){.card = NULL};
+    *loading = (struct loading){.card = NULL};
     if (card == NULL || image == NULL)
         return true;
-    uint64_t bytes = image_variables(image, &known);
-    return bytes == 0 || begin_bytes(card, bytes, placing);
+    struct image_needs needs = image_read(image, capability());
+    bool lazy = is_lazy();
+    uint64_t bound = (lazy ? 0 : needs.code) + (needs.known ? 0 : UNSEEN) + (needs.heap ? stack_of_calls() : 0);
+    loading->card = card;
+    loading->late = lazy ? needs.code : 0;
+    if (!begin_variables(loading, needs.variables))
+        return false;
+    if (bound_begin(card, bound))
+        return true;
+    placing_end(&loading->placing, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    return false;
+}
+
+/* False: undo what the driver loaded. */
+static bool end(const struct loading *loading, CUresult rc, enum owned_kind kind, const void *handle)
+{
+    bound_end(loading->card);
+    if (rc == CUDA_SUCCESS)
+        code_loads_late(handle, loading->late);
+    return placing_end(&loading->placing, rc, OWNED_AS(kind, (uintptr_t)handle));
 }
 
 /* Of a file, which the driver reads after us: one that is changed in between deceives only this container. A page of zeros follows it
  * in memory, so that a text ends. */
-static bool begin_file(struct card *card, const char *path, struct placing *placing)
+static bool begin_file(struct card *card, const char *path, struct loading *loading)
 {
     struct stat about;
     bool room = true;
-    *placing = (struct placing){.card = NULL};
+    *loading = (struct loading){.card = NULL};
     if (card == NULL || path == NULL)
         return true;
     struct quiet quiet = quiet_begin();
@@ -52,7 +100,7 @@ static bool begin_file(struct card *card, const char *path, struct placing *plac
         close(fd);
     quiet_end(quiet);
     if (read_all)
-        room = begin(card, at, placing);
+        room = begin(card, at, loading);
     if (at != MAP_FAILED)
         munmap(at, (size_t)about.st_size + PAGE);
     return room;
@@ -69,11 +117,11 @@ static struct card *card_of_library(void)
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
-        struct placing placing;                                                                                                \
-        if (!begins(find_card(), image, &placing))                                                                             \
+        struct loading loading;                                                                                                \
+        if (!begins(find_card(), image, &loading))                                                                             \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
-        if (placing_end(&placing, rc, OWNED_AS(kind, rc == CUDA_SUCCESS ? (uintptr_t)*handle : 0)))                            \
+        if (end(&loading, rc, kind, rc == CUDA_SUCCESS ? *handle : NULL))                                                      \
             return rc;                                                                                                         \
         tangram.driver.undo(*handle);                                                                                          \
         return CUDA_ERROR_OUT_OF_MEMORY;                                                                                       \
@@ -104,6 +152,8 @@ LOADS(cuLibraryLoadFromFile, library, OWNED_LIBRARY, cuLibraryUnload,
         struct owned was;                                                                                                      \
         bool ours = table_disown(OWNED_AS(kind, (uintptr_t)handle), &was);                                                     \
         CUresult rc = tangram.driver.name(handle);                                                                             \
+        if (rc == CUDA_SUCCESS)                                                                                                \
+            code_unloaded(handle);                                                                                             \
         if (ours)                                                                                                              \
             settle_handle(rc, &was);                                                                                           \
         return rc;                                                                                                             \

@@ -19,6 +19,7 @@ enum { THREAD_STACK = 256 * 1024, STACK_LEAST = 16 * 1024 }; /* beside what the 
 struct tangram tangram = {
     .setup = PTHREAD_MUTEX_INITIALIZER,
     .asking = PTHREAD_MUTEX_INITIALIZER,
+    .bounding = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
     .pages = {.lock = PTHREAD_MUTEX_INITIALIZER},
@@ -65,6 +66,7 @@ static void in_child(void)
 
     link_forget();
     contexts_forget_all();
+    bounds_forget_all();
     capture_forget_all();
     turn_forget();
     activity_forget();

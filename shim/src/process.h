@@ -20,6 +20,7 @@
 #include "order.h"
 #include "activity.h"
 #include "capture.h"
+#include "bound.h"
 #include "context.h"
 #include "holds.h"
 #include "link.h"
@@ -80,7 +81,7 @@ struct owned {
     struct card *card;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
-enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY };
+enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY, OWNED_CODE, OWNED_UNUSED };
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
 
 #define PLACED ((uint64_t)1)
@@ -129,7 +130,7 @@ struct hot {
     _Atomic bool driver_found;
     _Atomic bool watched;          /* this process has channels: its work is counted from here on, also while the arbiter is away */
     _Atomic bool told;             /* the arbiter was told that we work */
-    _Atomic bool deep;             /* a function needs more local memory than a new context has room for: stack.c */
+    _Atomic bool noted;            /* a function needs more local memory than a new context has room for, or a kernel is not loaded yet: code.c */
     _Atomic bool several_contexts; /* there was, or may be, another than the first; raised before that is made */
     _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
 };
@@ -152,6 +153,8 @@ struct tangram {
     struct link link;
     struct contexts contexts;
     pthread_mutex_t asking; /* one thread at a time asks for a lease */
+    pthread_mutex_t bounding; /* or for what a context may grow by */
+    struct bound bounds[CONTEXT_CARDS]; /* by card->at */
     struct vmm vmm;
     _Atomic(struct card *) only_card; /* the card of the process's one device; NULL = not known, or several devices */
     _Atomic unsigned contexts_gone;   /* counts, so that what threads remember of contexts is dropped */
@@ -161,6 +164,7 @@ struct tangram {
     pthread_mutex_t late_lock;
     struct late *late;
     pthread_mutex_t stack_lock;
+    _Atomic bool late_code; /* an image is loaded whose code comes later: code.c */
     _Atomic unsigned graphs; /* executable graphs that allocate */
     struct holds holds;
     struct capture capture;

@@ -13,10 +13,11 @@
 enum {
     STACK_SIZE = 0, /* CUlimit */
     HEAP_SIZE = 2,
-    LOCAL_BYTES = 3, /* CUfunction_attribute */
     MULTIPROCESSORS = 16, /* CUdevice_attribute */
     THREADS_OF_ONE = 39,
     THREADS_GUESSED = 1 << 20, /* of a device that does not say: more than any has */
+    STACK_OF_CALLS = 512,    /* measured */
+    HEAP_USUAL = 8 << 20,    /* measured: a larger one is charged by cuCtxSetLimit */
     STACK_OF_CONTEXT = 1024 /* measured: no kernel of less local memory makes a new context larger */
 };
 
@@ -136,57 +137,22 @@ bool stack_fits(CUfunction function)
 }
 
 /* A function that is noted twice, or unloaded and its handle given out anew, is noted as it is now. */
-static void note(const void *function, int local)
+void stack_note(const void *function, int local)
 {
     struct owned was;
     uint64_t key = OWNED_AS(OWNED_FUNCTION, (uintptr_t)function);
     if (local <= STACK_OF_CONTEXT) {
-        if (UNLIKELY(atomic_load_explicit(&tangram.hot.deep, memory_order_relaxed)))
+        if (UNLIKELY(atomic_load_explicit(&tangram.hot.noted, memory_order_relaxed)))
             table_disown(key, &was);
         return;
     }
     if (table_own((struct owned){key, 0, NULL, (void *)(uintptr_t)local}))
-        atomic_store(&tangram.hot.deep, true);
+        atomic_store(&tangram.hot.noted, true);
 }
 
-static void note_function(CUfunction function)
+/* What the first module of a context takes whose kernels call printf or malloc: a stack of 512 bytes for each resident thread, and the heap. */
+uint64_t stack_of_calls(void)
 {
-    int local = 0;
-    if (HAS(cuFuncGetAttribute) && grant_ready() == GRANT_GOOD &&
-        tangram.driver.cuFuncGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, function) == CUDA_SUCCESS)
-        note(function, local);
-}
-
-EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-    NEEDS(cuModuleGetFunction);
-    CUresult rc = tangram.driver.cuModuleGetFunction(function, module, name);
-    if (rc == CUDA_SUCCESS)
-        note_function(*function);
-    return rc;
-}
-
-EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
-    NEEDS(cuKernelGetFunction);
-    CUresult rc = tangram.driver.cuKernelGetFunction(function, kernel);
-    if (rc == CUDA_SUCCESS)
-        note_function(*function);
-    return rc;
-}
-
-/* A kernel is launched by its own handle, too. It belongs to no context; its local memory is the same on every card of a kind. */
-EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
-{
-    NEEDS(cuLibraryGetKernel);
-    int local = 0;
-    CUdevice device = 0;
-    CUresult rc = tangram.driver.cuLibraryGetKernel(kernel, library, name);
-    if (rc != CUDA_SUCCESS || !HAS(cuKernelGetAttribute) || grant_ready() != GRANT_GOOD)
-        return rc;
-    if (HAS(cuCtxGetDevice) && tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
-        device = 0;
-    if (tangram.driver.cuKernelGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, *kernel, device) == CUDA_SUCCESS)
-        note(*kernel, local);
-    return rc;
+    uint64_t heap = limit_now(HEAP_SIZE);
+    return STACK_OF_CALLS * resident_threads() + (heap < HEAP_USUAL ? heap : HEAP_USUAL);
 }

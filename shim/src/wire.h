@@ -58,7 +58,7 @@ enum wire_reason {
     WIRE_REASONS = 7
 };
 
-enum wire_step { WIRE_BEGIN = 1, WIRE_DONE = 2, WIRE_GONE = 3 };
+enum wire_step { WIRE_BEGIN = 1, WIRE_DONE = 2, WIRE_GONE = 3, WIRE_GROW = 4, WIRE_GROWN = 5 };
 
 struct wire_header {
     uint32_t magic;
@@ -152,7 +152,7 @@ struct wire_report {
 };
 
 /* What the arbiter says of a container's time, and of itself, in the page, WIRE_TURN_AT bytes from its start. */
-enum { WIRE_TURN_AT = 1024, WIRE_UNDERSTANDS_REPORT = 1 };
+enum { WIRE_TURN_AT = 1024, WIRE_UNDERSTANDS_REPORT = 1, WIRE_UNDERSTANDS_GROW = 2 };
 struct wire_turn {
     _Atomic uint64_t beat_ms;  /* CLOCK_MONOTONIC: the arbiter lives */
     _Atomic uint32_t off;      /* the container is suspended */

@@ -15,10 +15,9 @@
 
 static uint64_t variables(const void *image, bool expect_known)
 {
-    bool known;
-    uint64_t bytes = image_variables(image, &known);
-    assert(known == expect_known);
-    return bytes;
+    struct image_needs needs = image_read(image, 0);
+    assert(needs.known == expect_known);
+    return needs.variables;
 }
 
 static void ptx_states_its_variables(void)
@@ -115,6 +114,49 @@ static void a_fatbin_states_the_most_that_one_of_its_parts_takes(void)
     assert(variables("\x01\x02\x03\x04", false) == 0 && variables(NULL, true) == 0);
 }
 
+/* The container as the toolkit 13.5 writes it by default: cubins as they are, PTX compressed by zstd. */
+static void of_a_fatbin_the_part_counts_that_the_gpu_takes(void)
+{
+    struct whole {
+        uint16_t kind, version;
+        uint32_t header_bytes;
+        uint64_t bytes;
+        uint32_t compressed_bytes, unknown, version_of, architecture, name[2];
+        uint64_t flags, reserved, whole_bytes;
+        struct cubin cubin;
+    };
+    struct {
+        uint32_t magic;
+        uint16_t version, header_bytes;
+        uint64_t bytes;
+        struct whole part[3];
+    } fatbin = {.magic = 0xba55ed50, .version = 1, .header_bytes = 16, .bytes = sizeof fatbin.part};
+    const unsigned architectures[] = {80, 90, 90};
+    for (unsigned i = 0; i < 3; i++) {
+        fatbin.part[i] = (struct whole){.kind = 2, .header_bytes = offsetof(struct whole, cubin), .bytes = sizeof(struct cubin),
+                                        .architecture = architectures[i], .cubin = cubin_of(1000 * (i + 1), 0)};
+    }
+    fatbin.part[2].kind = 1;
+    fatbin.part[2].flags = 0x8011;
+    fatbin.part[2].compressed_bytes = 481;
+    fatbin.part[2].whole_bytes = 1000000;
+    assert(image_read(&fatbin, 86).variables == 1000 && image_read(&fatbin, 86).known);
+    assert(image_read(&fatbin, 90).variables == 2000 && image_read(&fatbin, 90).known);
+    struct image_needs later = image_read(&fatbin, 100);
+    assert(later.variables == 0 && !later.known && later.code >= 1000000);
+    assert(image_read(&fatbin, 75).variables == 0 && !image_read(&fatbin, 0).known);
+}
+
+static void an_image_states_what_its_code_takes_at_most(void)
+{
+    struct cubin cubin = cubin_of(1000, 0);
+    cubin.section[2].sh_type = SHT_PROGBITS;
+    assert(image_read(&cubin, 90).code >= 2 * 123456);
+    const char text[] = ".version 8.0\n.visible .entry f() { ret; }";
+    assert(image_read(text, 90).code >= sizeof text && !image_read(text, 90).heap);
+    assert(image_read(".version 8.0\n.extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);", 90).heap);
+}
+
 /* An H200 with one context, whose stacks grow at a launch as the driver's do. */
 enum { THREADS = 270336 };
 static size_t stack = 1024;
@@ -195,7 +237,7 @@ static void a_launch_that_grows_the_stacks_is_paid_for_or_refused(void)
 {
     struct card *card = h200(UINT64_C(200) << 20);
     CUfunction flat = function_of("flat", 1024);
-    assert(!atomic_load(&tangram.hot.deep) && cuLaunchGrid(flat, 1, 1) == CUDA_SUCCESS && launches == 1);
+    assert(!atomic_load(&tangram.hot.noted) && cuLaunchGrid(flat, 1, 1) == CUDA_SUCCESS && launches == 1);
 
     CUfunction deep = function_of("deep", 1504); /* measured: 130,023,424 bytes */
     assert(cuLaunchGrid(deep, 1, 1) == CUDA_SUCCESS && stack == 1504 && launches == 2);
@@ -216,6 +258,8 @@ int main(void)
 {
     ptx_states_its_variables();
     a_cubin_states_its_variables();
+    of_a_fatbin_the_part_counts_that_the_gpu_takes();
+    an_image_states_what_its_code_takes_at_most();
     a_fatbin_states_the_most_that_one_of_its_parts_takes();
     a_launch_that_grows_the_stacks_is_paid_for_or_refused();
     puts("ok");

@@ -215,7 +215,7 @@ typedef enum {
 } CUmemLocationType;
 
 typedef enum {
-    CU_MODULE_LAZY_LOADING = 2,
+    CU_MODULE_EAGER_LOADING = 1, CU_MODULE_LAZY_LOADING = 2,
 } CUmoduleLoadingMode;
 
 typedef enum {

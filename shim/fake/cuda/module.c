@@ -170,7 +170,8 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const cha
 EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 {
     CHECK(mode != NULL, CUDA_ERROR_INVALID_VALUE);
-    *mode = CU_MODULE_LAZY_LOADING;
+    const char *wanted = getenv("CUDA_MODULE_LOADING");
+    *mode = wanted != NULL && strcmp(wanted, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     return CUDA_SUCCESS;
 }
 

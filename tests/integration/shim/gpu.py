@@ -431,6 +431,32 @@ def bytes_at(at: int, count: int) -> list[object]:
     return [cuda.cuMemcpyDtoH_v2(raw, c_uint64(at), c_size_t(count)), raw.raw.hex()]
 
 
+def code(kibibytes: int, variable_bytes: int = 4, way: str = "cuModuleLoadData") -> list[int]:
+    """Of PTX whose text is so long, with one kernel `f`."""
+    text = f".version 8.0\n.target sm_80\n.global .b8 v[{variable_bytes}];\n.visible .entry f() {{ ret; }}\n"
+    made = c_void_p()
+    more = {"cuLibraryLoadData": [None, None, 0, None, None, 0]}.get(way, [])
+    image = (text + "// " + "x" * (kibibytes * 1024 - len(text) - 3)).encode()
+    return [getattr(cuda, way)(byref(made), image, *more), made.value or 0]
+
+
+def function_of(module: int) -> list[int]:
+    """Its handle."""
+    found = c_void_p()
+    return [cuda.cuModuleGetFunction(byref(found), c_void_p(module), b"f"), found.value or 0]
+
+
+def kernel_of(library: int) -> list[int]:
+    """Its handle."""
+    found = c_void_p()
+    return [cuda.cuLibraryGetKernel(byref(found), c_void_p(library), b"f"), found.value or 0]
+
+
+def launch_once(function: int) -> list[int]:
+    """One thread of it."""
+    return [cuda.cuLaunchKernel(c_void_p(function), 1, 1, 1, 1, 1, 1, 0, None, None, None)]
+
+
 def main() -> None:
     for line in sys.stdin:
         print(json.dumps(eval(line)), flush=True)

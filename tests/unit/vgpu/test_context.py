@@ -125,3 +125,64 @@ def test_a_process_that_lies_about_its_use_gains_nothing(used: int) -> None:
     for second in range(4):
         measure.read(180, used_bytes=used, leased_bytes=100, at_s=second * CALM_S)
         assert 100 + measure.bytes >= 180
+
+
+def test_a_bound_stays_until_a_reading_after_the_calls_it_stands_for() -> None:
+    measure = ContextMeasure(bytes=30)
+    measure.bound(16)
+    measure.read(30, used_bytes=0, leased_bytes=0, at_s=1)
+    assert measure.bytes == 46
+    measure.settles_from_s = 2
+    measure.read(35, used_bytes=0, leased_bytes=0, at_s=1.9)
+    assert measure.bytes == 46, "that was read before"
+    measure.read(35, used_bytes=0, leased_bytes=0, at_s=2)
+    assert (measure.bytes, measure.bound_bytes) == (35, 0)
+
+
+def test_what_a_reading_sees_of_bounded_calls_is_not_charged_beside_the_bound() -> None:
+    measure = ContextMeasure(bytes=30)
+    measure.bound(16)
+    measure.read(40, used_bytes=0, leased_bytes=0, at_s=1)
+    assert (measure.bytes, measure.bound_bytes) == (46, 6)
+    measure.read(50, used_bytes=0, leased_bytes=0, at_s=2)
+    assert (measure.bytes, measure.bound_bytes) == (50, 0)
+
+
+def test_a_bound_is_settled_though_the_books_never_stand_still() -> None:
+    """A lease that is not used hides what the calls took: then what is stated decides, and the bound at most."""
+    measure = ContextMeasure(bytes=30)
+    for second in range(1, 20):
+        measure.bound(16)
+        measure.settles_from_s = second
+        measure.moved(1000)
+        measure.read(32 + 500, used_bytes=500, leased_bytes=1000, at_s=second)
+        assert measure.bytes == 32
+    measure.bound(16)
+    measure.settles_from_s = 20
+    measure.moved(1000)
+    measure.read(999, used_bytes=500, leased_bytes=1000, at_s=20)
+    assert measure.bytes == 32 + 16, "an allocation that is not stated yet is not taken for code beyond the bound"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["bound", "made", "read"]), st.integers(0, 50), st.integers(0, 100)),
+        max_size=30,
+    )
+)
+def test_with_bounds_lease_and_contexts_are_never_less_than_what_nvml_saw(steps: list[tuple[str, int, int]]) -> None:
+    measure, leased = ContextMeasure(), 100
+    measure.moved(leased)
+    for second, (what, amount, used) in enumerate(steps, 1):
+        before = measure.bytes
+        match what:
+            case "bound":
+                measure.bound(amount)
+                assert measure.bytes == before + amount
+            case "made":
+                measure.settles_from_s = second
+            case _:
+                measure.read(used + amount, used_bytes=used, leased_bytes=leased, at_s=second)
+                assert measure.bytes + leased >= used + amount
+                assert 0 <= measure.bound_bytes <= measure.bytes
+                assert measure.bound_bytes == 0 or measure.settles_from_s > second

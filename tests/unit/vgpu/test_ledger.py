@@ -6,7 +6,7 @@ import pytest
 
 from vgpu.errors import BadDocument
 from vgpu.holding import Denied, Granted, Wanted
-from vgpu.ledger import PROMISE_S, Ledger
+from vgpu.ledger import PROMISE_S, RECALLS, Ledger
 
 ONE, TWO, THREE = 1, 2, 3
 
@@ -385,3 +385,39 @@ def test_a_promise_ends_with_its_process() -> None:
     book.promise(ONE, 0, 300, 0)
     book.leave(ONE, 0.1)
     assert book.deadline_s() is None
+
+
+def test_what_a_context_may_grow_by_is_held_before_the_call_and_settled_after_it() -> None:
+    book = ledger(1000, ONE)
+    book.begin_context(ONE, 0, 1, 300, 0)
+    book.end_context(ONE, 0, 0)
+    assert book.bound_context(ONE, 0, 2, 100, 1) == [Granted(ONE, 0, 2, 100)]
+    assert book.context_bytes(0) == 400
+    book.measure(ONE, 0, 310, at_s=2, now_s=2)
+    assert book.context_bytes(0) == 400, "such calls may still be made"
+    book.settle_bound(ONE, 0, 3)
+    book.measure(ONE, 0, 310, at_s=3, now_s=3)
+    assert book.context_bytes(0) == 310
+
+
+def test_what_a_context_may_grow_by_is_refused_where_it_does_not_fit() -> None:
+    book = ledger(1000, ONE, TWO)
+    book.begin_context(ONE, 0, 1, 300, 0)
+    book.ask(TWO, 0, 1, 650, 650, 0)
+    assert book.bound_context(ONE, 0, 2, 51, 0) == [Wanted(TWO, 0, RECALLS | 1, 1)]
+    assert book.give_back(TWO, 0, 0, RECALLS | 1, 0) == [Denied(ONE, 0, 2)]
+    assert book.context_bytes(0) == 300
+    assert book.bound_context(ONE, 0, 3, 50, 0) == [Granted(ONE, 0, 3, 50)]
+
+
+def test_the_room_beside_a_context_pays_for_what_it_may_grow_by() -> None:
+    book = Ledger([1600], room_bytes=100)
+    book.join(ONE)
+    book.begin_context(ONE, 0, 1, 300, 0)
+    book.ask(ONE, 0, 2, 1200, 1200, 0)
+    assert book.unleased_bytes(0) == 0
+    assert book.bound_context(ONE, 0, 3, 100, 0) == [Granted(ONE, 0, 3, 100)]
+    assert book.bound_context(ONE, 0, 4, 1, 0) == [Denied(ONE, 0, 4)]
+    book.settle_bound(ONE, 0, 1)
+    book.measure(ONE, 0, 1500, at_s=1, now_s=1)
+    assert book.unleased_bytes(0) == 0, "the room is kept again"

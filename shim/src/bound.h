@@ -1,0 +1,30 @@
+/* bound.h - calls that make a context grow by what nobody knows before they are made. process.h includes this. */
+#ifndef TANGRAM_BOUND_H
+#define TANGRAM_BOUND_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct card;
+
+struct bound { /* of one card */
+    _Atomic uint64_t left;    /* the arbiter holds it for calls to come */
+    _Atomic unsigned inside;  /* calls that were begun and have not returned */
+    _Atomic bool open;        /* the arbiter holds something, and is to be told when the calls are made */
+    _Atomic unsigned periods; /* how often that ended */
+    _Atomic uint64_t borrowed; /* from the lease, as no arbiter answered */
+};
+
+/* A call may make the card's contexts grow by so many bytes at most. False: they do not fit, refuse the call. A NULL card is not shared. */
+bool bound_begin(struct card *card, uint64_t bytes);
+void bound_end(struct card *card); /* the call has returned, if it was begun */
+unsigned bound_period(const struct card *card);
+
+/* Once a second: those calls are made, if none is under way. The arbiter settles them by NVML's next figure. */
+void bound_settle(struct card *card);
+
+void bound_lost(struct card *card); /* the arbiter that held something is gone. Callable with link.lock held */
+void bounds_forget_all(void);       /* in a forked child */
+
+#endif

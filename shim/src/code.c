@@ -1,0 +1,223 @@
+/* code.c - functions and kernels by their handles: what they load when they are first used, and the stack that they need.
+ *
+ * Where modules are loaded lazily, which is the driver's default, a function's code comes to the GPU when its handle is got from a module
+ * (cuModuleGetFunction, cuKernelGetFunction), or at the first launch of a kernel of a library; there the library's variables come, too
+ * (measured: bench/granularity). Each such call may load all that is left of its image, or as much as a very large function is: so
+ * much is held before it. A launch of a kernel that has not been used loads it first, so that the bound ends with that.
+ */
+#include "hook.h"
+#include "memory.h"
+#include "pool.h"
+
+enum { LOCAL_BYTES = 3 /* CUfunction_attribute */, UNIT = 64 * 1024, FUNCTION_MOST = 16 << 20 /* guessed: a million instructions */ };
+
+/* Of an image that is loaded lazily, in `of` of its entry: what its code takes, and what of that was held in which period, in units. */
+struct late {
+    uint32_t bound, held;
+    uint16_t period;
+};
+
+static void *packed(struct late late)
+{
+    return (void *)((uintptr_t)late.period << 48 | (uintptr_t)(late.held & 0xffffff) << 24 | (late.bound & 0xffffff));
+}
+
+static struct late unpacked(const void *of)
+{
+    uintptr_t word = (uintptr_t)of;
+    return (struct late){.bound = word & 0xffffff, .held = word >> 24 & 0xffffff, .period = (uint16_t)(word >> 48)};
+}
+
+void code_loads_late(const void *image, uint64_t bytes)
+{
+    uint64_t units = (bytes + UNIT - 1) / UNIT;
+    struct late late = {.bound = units < 0xffffff ? (uint32_t)units : 0xffffff};
+    if (bytes > 0 && table_own((struct owned){OWNED_AS(OWNED_CODE, (uintptr_t)image), 0, NULL, packed(late)}))
+        atomic_store(&tangram.late_code, true);
+}
+
+void code_unloaded(const void *image)
+{
+    struct owned was;
+    if (atomic_load(&tangram.late_code))
+        table_disown(OWNED_AS(OWNED_CODE, (uintptr_t)image), &was);
+}
+
+/* A call that may load something of the image. False: refuse it. After it: bound_end of *card. */
+static bool begin(const void *image, struct card **card)
+{
+    struct owned found;
+    *card = NULL;
+    if (!atomic_load(&tangram.late_code) || !table_find(OWNED_AS(OWNED_CODE, (uintptr_t)image), &found))
+        return true;
+    struct card *of = current_card();
+    if (of == NULL)
+        return true;
+    struct late late = unpacked(found.of);
+    uint16_t period = (uint16_t)bound_period(of);
+    if (late.period != period)
+        late = (struct late){.bound = late.bound, .period = period};
+    uint32_t left = late.bound - late.held, more = left < FUNCTION_MOST / UNIT ? left : FUNCTION_MOST / UNIT;
+    if (!bound_begin(of, (uint64_t)more * UNIT))
+        return false;
+    late.held += more;
+    found.of = packed(late);
+    table_own(found);
+    *card = of;
+    return true;
+}
+
+/* Its code comes with its first use. What is unused of a library is a kernel, of a module a function; it stands in `bytes` of its entry. */
+enum unused { OF_LIBRARY, OF_MODULE };
+static void note_unused(const void *function, const void *image, enum unused of)
+{
+    struct owned found;
+    if (atomic_load(&tangram.late_code) && table_find(OWNED_AS(OWNED_CODE, (uintptr_t)image), &found) &&
+        table_own((struct owned){OWNED_AS(OWNED_UNUSED, (uintptr_t)function), of, NULL, (void *)(uintptr_t)image}))
+        atomic_store(&tangram.hot.noted, true);
+}
+
+static void note_function(CUfunction function)
+{
+    int local = 0;
+    if (HAS(cuFuncGetAttribute) && grant_ready() == GRANT_GOOD &&
+        tangram.driver.cuFuncGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, function) == CUDA_SUCCESS)
+        stack_note(function, local);
+}
+
+/* A kernel belongs to no context; its local memory is the same on every card of a kind. Asking for it loads nothing (measured). */
+static void note_kernel(CUkernel kernel, CUlibrary library)
+{
+    int local = 0;
+    CUdevice device = 0;
+    if (grant_ready() != GRANT_GOOD)
+        return;
+    if (HAS(cuCtxGetDevice) && tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+        device = 0;
+    if (HAS(cuKernelGetAttribute) &&
+        tangram.driver.cuKernelGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, kernel, device) == CUDA_SUCCESS)
+        stack_note(kernel, local);
+    note_unused(kernel, library, OF_LIBRARY);
+}
+
+/* The first use of a kernel or function. */
+struct use {
+    struct owned was; /* at 0: it was used before */
+    struct card *card;
+};
+
+static bool use_begin(const void *function, struct use *use)
+{
+    *use = (struct use){.card = NULL};
+    if (!table_disown(OWNED_AS(OWNED_UNUSED, (uintptr_t)function), &use->was))
+        return true;
+    if (begin(use->was.of, &use->card))
+        return true;
+    table_own(use->was);
+    return false;
+}
+
+static void use_end(const struct use *use, CUresult rc)
+{
+    bound_end(use->card);
+    if (use->was.at != 0 && rc != CUDA_SUCCESS)
+        table_own(use->was);
+}
+
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    NEEDS(cuKernelGetFunction);
+    struct use use;
+    if (!use_begin(kernel, &use))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuKernelGetFunction(function, kernel);
+    use_end(&use, rc);
+    if (rc == CUDA_SUCCESS)
+        note_function(*function);
+    return rc;
+}
+
+EXPORT CUresult cuFuncLoad(CUfunction function)
+{
+    NEEDS(cuFuncLoad);
+    struct use use;
+    if (!use_begin(function, &use))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuFuncLoad(function);
+    use_end(&use, rc);
+    return rc;
+}
+
+/* Before a launch. It loads what has not been used, so that the bound ends with that. */
+bool code_fits(const void *function)
+{
+    struct owned found;
+    CUfunction loaded;
+    if (!table_find(OWNED_AS(OWNED_UNUSED, (uintptr_t)function), &found))
+        return true;
+    CUstreamCaptureMode mode = relax();
+    CUresult rc = found.bytes == OF_MODULE ? cuFuncLoad((CUfunction)(uintptr_t)function)
+                                           : cuKernelGetFunction(&loaded, (CUkernel)(uintptr_t)function);
+    relax_end(mode);
+    return rc != CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    NEEDS(cuModuleGetFunction);
+    struct card *card;
+    if (!begin(module, &card))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuModuleGetFunction(function, module, name);
+    bound_end(card);
+    if (rc == CUDA_SUCCESS)
+        note_function(*function);
+    return rc;
+}
+
+EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int room, CUmodule module)
+{
+    NEEDS(cuModuleEnumerateFunctions);
+    struct card *card;
+    if (!begin(module, &card))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuModuleEnumerateFunctions(functions, room, module);
+    bound_end(card);
+    for (unsigned at = 0; rc == CUDA_SUCCESS && at < room && functions[at] != NULL; at++) {
+        note_function(functions[at]);
+        note_unused(functions[at], module, OF_MODULE);
+    }
+    return rc;
+}
+
+EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+    NEEDS(cuLibraryGetModule);
+    struct card *card;
+    struct owned found;
+    if (!begin(library, &card))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = tangram.driver.cuLibraryGetModule(module, library);
+    bound_end(card);
+    if (rc == CUDA_SUCCESS && atomic_load(&tangram.late_code) && table_find(OWNED_AS(OWNED_CODE, (uintptr_t)library), &found))
+        code_loads_late(*module, (uint64_t)unpacked(found.of).bound * UNIT);
+    return rc;
+}
+
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    NEEDS(cuLibraryGetKernel);
+    CUresult rc = tangram.driver.cuLibraryGetKernel(kernel, library, name);
+    if (rc == CUDA_SUCCESS)
+        note_kernel(*kernel, library);
+    return rc;
+}
+
+EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int room, CUlibrary library)
+{
+    NEEDS(cuLibraryEnumerateKernels);
+    CUresult rc = tangram.driver.cuLibraryEnumerateKernels(kernels, room, library);
+    for (unsigned at = 0; rc == CUDA_SUCCESS && at < room && kernels[at] != NULL; at++)
+        note_kernel(kernels[at], library);
+    return rc;
+}
