@@ -2,35 +2,25 @@
  *
  * Work begins with the first launch, asynchronous copy or fill after idleness: the arbiter is told before the call, so that who
  * is in the way can be suspended meanwhile. Work has ended when a synchronising call returned and no stream has anything left;
- * streams that were not waited for are asked. Every launch counts up its stream's number, which is a full barrier: a launch
+ * streams that were not waited for are asked, and any answer but "not ready" ends their work, errors too. A context that was waited for is
+ * clean up to the launch before the wait began, on all its streams. Every launch has a number, and noting it is a full barrier: a launch
  * either sees that the arbiter believes us idle and tells it, or is seen by the one who is about to say so.
  *
  * Each context has a default stream of its own, and a context may lie on another card: what is known of one says nothing of another.
  * Nothing is asked while the calling thread or the stream captures: that would end the capture. Work that nobody waits for is
  * found by the thread of turn.c, which looks while we are told to work and nothing is launched.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "hook.h"
 #include "launching.h"
 #include "memory.h"
+#include "pool.h"
 
-enum {
-    IDLE_GAP_US = 1000,  /* specified */
-    CONTEXTS_ASKED = 128 /* guessed; a process with more is idle when it waited for all it launched */
-};
+enum { IDLE_GAP_US = 1000, /* specified */ INVALID_HANDLE = 400 };
 
 static struct activity *const activity_ = &tangram.activity;
-
-#define EACH_STREAM(of)                                                                                                        \
-    for (unsigned word_ = 0; word_ < ACTIVITY_STREAMS / 64; word_++)                                                           \
-        for (uint64_t bits_ = atomic_load_explicit(&activity_->used[word_], memory_order_relaxed);                             \
-             bits_ != 0 && ((of) = &activity_->stream[word_ * 64 + (unsigned)__builtin_ctzll(bits_)], true); bits_ &= bits_ - 1)
-
-static bool is_clean(struct activity_stream *of)
-{
-    return atomic_load(&of->launches) == atomic_load(&of->clean);
-}
 
 static void tell_work(void)
 {
@@ -52,7 +42,7 @@ static void wait_at_gate(struct stream_name name)
     struct quiet quiet = quiet_begin();
     atomic_fetch_add(&activity_->waiting, 1);
     turn_wait_for_gate();
-    atomic_fetch_add(&stream_place(name)->launches, 1); /* the first count may have been taken for done meanwhile */
+    activity_count(name); /* the first count may have been taken for done meanwhile */
     atomic_fetch_sub(&activity_->waiting, 1);
     quiet_end(quiet);
 }
@@ -65,18 +55,12 @@ void activity_launched(struct stream_name name)
         wait_at_gate(name);
 }
 
-static void clean_up_to(struct activity_stream *of, uint64_t launches)
-{
-    uint64_t clean = atomic_load(&of->clean);
-    while (clean < launches && !atomic_compare_exchange_weak(&of->clean, &clean, launches))
-        continue;
-}
-
+/* A stream whose context has failed, or that is gone, does not capture. */
 static bool is_capturing(CUstream stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return tangram.driver.cuStreamIsCapturing == NULL || tangram.driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
-           status != CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult rc = HAS(cuStreamIsCapturing) ? tangram.driver.cuStreamIsCapturing(stream, &status) : CUDA_SUCCESS;
+    return rc == CUDA_SUCCESS ? status != CU_STREAM_CAPTURE_STATUS_NONE : !work_ended(rc) && (int)rc != INVALID_HANDLE;
 }
 
 /* By the calling thread, in the context that it has. */
@@ -88,35 +72,41 @@ static bool can_be_asked(struct activity_stream *of)
     return (key == STREAM_LEGACY || key == stream_key_of_thread()) && atomic_load(&of->context) == stream_context_now();
 }
 
+/* The driver says so: it has nothing left, or is no more. */
+static bool says_done(CUstream stream)
+{
+    if (is_capturing(stream))
+        return false;
+    CUresult rc = tangram.driver.cuStreamQuery(stream);
+    return work_ended(rc) || ((int)rc == INVALID_HANDLE && (uintptr_t)stream > 2);
+}
+
 /* Has the stream nothing left? */
 static bool stream_done(struct activity_stream *of)
 {
-    uint64_t launches = atomic_load(&of->launches);
-    if (launches == atomic_load(&of->clean))
+    uint64_t last = atomic_load(&of->last);
+    if (stream_is_clean(of))
         return true;
     if (!can_be_asked(of))
         return false;
     uintptr_t key = atomic_load(&of->key);
-    CUstream stream = stream_is_default(key) && key != STREAM_LEGACY ? (CUstream)2 : (CUstream)key;
-    if (is_capturing(stream) || tangram.driver.cuStreamQuery(stream) != CUDA_SUCCESS)
+    if (!says_done(stream_is_default(key) && key != STREAM_LEGACY ? (CUstream)2 : (CUstream)key))
         return false;
-    clean_up_to(of, launches);
+    stream_clean(&of->clean, last);
     return true;
 }
 
-/* In the calling thread's context; `context`: all that lies in it is asked, and else no more than needed for a no. Capturing
- * elsewhere does not mind a question that is asked in relaxed mode. */
-static bool all_done(CUcontext context)
+/* In the calling thread's context, no more than needed for a no. Capturing elsewhere does not mind a question that is asked in relaxed
+ * mode. */
+static bool all_done(void)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool exchanged = tangram.driver.cuThreadExchangeStreamCaptureMode != NULL &&
-                     tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    bool exchanged = HAS(cuThreadExchangeStreamCaptureMode) && tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     struct activity_stream *of;
-    bool done = is_clean(&activity_->crowded);
+    bool done = true;
     stream_context_check();
-    EACH_STREAM(of)
-        if (done || (context != NULL && atomic_load(&of->context) == context))
-            done = stream_done(of) && done;
+    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
+        done = stream_done(of);
     if (exchanged)
         tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
     return done;
@@ -125,9 +115,9 @@ static bool all_done(CUcontext context)
 static bool all_clean(void)
 {
     struct activity_stream *of;
-    bool clean = is_clean(&activity_->crowded);
-    EACH_STREAM(of)
-        clean = clean && is_clean(of);
+    bool clean = true;
+    for (size_t at = 0; clean && (of = streams_next(&at)) != NULL;)
+        clean = stream_is_clean(of);
     return clean;
 }
 
@@ -169,19 +159,14 @@ bool activity_tell_later(void)
     return true;
 }
 
-static void ask(CUcontext context)
+void activity_something_synced(void)
 {
     if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
         return;
     struct quiet quiet = quiet_begin();
-    if (all_done(context))
+    if (all_done())
         tell_idle();
     quiet_end(quiet);
-}
-
-void activity_something_synced(void)
-{
-    ask(NULL);
 }
 
 struct activity_before activity_sync_begins(CUstream stream, int ptds)
@@ -189,54 +174,50 @@ struct activity_before activity_sync_begins(CUstream stream, int ptds)
     if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
         return (struct activity_before){0};
     stream_context_check();
-    struct activity_stream *of = stream_find(stream_name(stream, ptds));
-    return of == NULL ? (struct activity_before){0} : (struct activity_before){of, atomic_load(&of->launches)};
+    struct stream_name name = stream_name(stream, ptds);
+    struct activity_stream *of = stream_find(name);
+    uint64_t last = of == NULL ? 0 : atomic_load(&of->last);
+    if (of == NULL || !stream_is_at(of, name)) /* it has no place, or lost it just now: it has nothing left */
+        return (struct activity_before){0};
+    return (struct activity_before){.stream = of, .launches = last};
 }
 
-void activity_stream_synced(struct activity_before before)
+struct activity_before activity_context_sync_begins(CUcontext context)
 {
-    if (before.of != NULL)
-        clean_up_to(before.of, before.launches);
+    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
+        return (struct activity_before){0};
+    stream_context_check();
+    CUcontext named = context == NULL ? stream_context_now() : stream_context_named(context);
+    return (struct activity_before){.context = context_record(named, true), .launches = atomic_load(&activity_->launches)};
+}
+
+void activity_synced(struct activity_before before)
+{
+    if (before.stream != NULL)
+        stream_clean(&before.stream->clean, before.launches);
+    if (before.context != NULL)
+        stream_clean(&before.context->clean, before.launches);
     activity_something_synced();
-}
-
-struct activity_before activity_context_sync_begins(void)
-{
-    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed) || contexts_list(NULL, 0) != 1)
-        return (struct activity_before){0}; /* the crowd may be another context's */
-    return (struct activity_before){&activity_->crowded, atomic_load(&activity_->crowded.launches)};
-}
-
-void activity_context_synced(struct activity_before before)
-{
-    if (before.of != NULL)
-        clean_up_to(before.of, before.launches);
-    ask(stream_context_now());
-}
-
-static void end_stream(struct activity_stream *of)
-{
-    clean_up_to(of, atomic_load(&of->launches));
-    atomic_store(&of->context, NULL);
-    atomic_store(&of->key, 0);
 }
 
 void activity_stream_ends(CUstream stream)
 {
-    struct activity_stream *of = (uintptr_t)stream > 2 ? stream_find((struct stream_name){(uintptr_t)stream, NULL}) : NULL;
+    struct stream_name name = {(uintptr_t)stream, NULL};
+    struct activity_stream *of = (uintptr_t)stream > 2 ? stream_find(name) : NULL;
     if (of != NULL)
-        end_stream(of);
+        stream_gone(of, name);
 }
 
 void activity_context_ended(CUcontext context, bool last)
 {
     struct activity_stream *of;
     CUcontext named = stream_context_named(context);
-    EACH_STREAM(of)
+    struct activity_context *record = named == NULL ? NULL : context_record(named, false);
+    for (size_t at = 0; (of = streams_next(&at)) != NULL;)
         if (last || (named != NULL && atomic_load(&of->context) == named))
-            end_stream(of);
-    if (last)
-        clean_up_to(&activity_->crowded, atomic_load(&activity_->crowded.launches));
+            stream_gone(of, (struct stream_name){atomic_load(&of->key), named});
+    if (record != NULL)
+        atomic_store(&record->context, NULL);
     activity_something_synced();
 }
 
@@ -245,16 +226,16 @@ bool activity_is_told(void)
     return atomic_load(&tangram.hot.told);
 }
 
-/* In a context that our own thread takes: its default stream, and what can be asked in it. */
+/* In a context that our own thread takes: its default stream, and what can be asked in it. A context that is no more has nothing left. */
 static bool context_done(CUcontext context)
 {
     CUcontext popped;
-    if (tangram.driver.cuCtxPushCurrent_v2 == NULL || tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-        return false;
-    bool done = !is_capturing((CUstream)STREAM_LEGACY) && tangram.driver.cuStreamQuery((CUstream)STREAM_LEGACY) == CUDA_SUCCESS;
     struct activity_stream *of;
-    EACH_STREAM(of)
-        done = done && (stream_done(of) || stream_is_default(atomic_load(&of->key))); /* another context's is asked there */
+    if (!HAS(cuCtxPushCurrent_v2) || tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    bool done = says_done((CUstream)STREAM_LEGACY);
+    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
+        done = stream_done(of) || stream_is_default(atomic_load(&of->key)); /* another context's is asked there */
     tangram.driver.cuCtxPopCurrent_v2(&popped);
     return done;
 }
@@ -273,35 +254,30 @@ static bool is_of_none(struct activity_stream *of, const CUcontext *context, siz
 static bool contexts_done(void)
 {
     struct activity_stream *of;
-    uint64_t launches[ACTIVITY_STREAMS];
-    CUcontext context[CONTEXTS_ASKED];
-    for (unsigned at = 0; at < ACTIVITY_STREAMS; at++)
-        launches[at] = atomic_load(&activity_->stream[at].launches);
-    size_t count = contexts_list(context, CONTEXTS_ASKED);
-    bool done = count > 0 && count <= CONTEXTS_ASKED && is_clean(&activity_->crowded);
+    uint64_t launches = atomic_load(&activity_->launches);
+    size_t room = contexts_list(NULL, 0);
+    CUcontext *context = malloc(room * sizeof *context + 1);
+    size_t count = context == NULL ? 0 : contexts_list(context, room);
+    bool done = count > 0 && count <= room;
     for (size_t c = 0; c < count && done; c++)
         done = context_done(context[c]);
-    EACH_STREAM(of)
-        if (done && is_of_none(of, context, count))
-            clean_up_to(of, launches[of - activity_->stream]);
+    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
+        if (is_of_none(of, context, count))
+            stream_clean(&of->clean, launches);
+    free(context);
     return done && all_clean();
 }
 
 void activity_look(void)
 {
-    struct activity_stream *of;
     if (!atomic_load(&tangram.hot.told))
         return;
-    uint64_t launches = 0;
-    EACH_STREAM(of)
-        launches += atomic_load(&of->launches);
+    uint64_t launches = atomic_load(&activity_->launches);
     bool quiet = launches == activity_->looked_at;
     activity_->looked_at = launches;
     if (!quiet) /* who launches will also wait, mostly */
         return;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (tangram.driver.cuThreadExchangeStreamCaptureMode != NULL)
-        tangram.driver.cuThreadExchangeStreamCaptureMode(&mode); /* this thread is ours: it stays so */
+    relax(); /* this thread is ours: it stays so */
     if (contexts_done())
         tell_idle();
 }
@@ -324,5 +300,5 @@ void activity_forget(void)
     atomic_store(&tangram.hot.watched, false);
     atomic_store(&tangram.hot.told, false);
     memset(activity_, 0, sizeof *activity_);
-    activity_->telling = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    activity_->telling = activity_->placing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

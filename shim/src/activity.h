@@ -9,36 +9,61 @@
 
 #include "abi.h"
 
-enum { ACTIVITY_STREAMS = 256, ACTIVITY_PROBES = 4 };
+enum {
+    ACTIVITY_STREAMS = 256, /* places of the first table */
+    ACTIVITY_TABLES = 8,    /* each after it is four times as large as the one before: there is a place while there is memory */
+    ACTIVITY_PROBES = 4
+};
 
+/* Launches have numbers, one sequence for the whole process. What is known to be done is known up to a number. */
 struct activity_stream {
     _Atomic uintptr_t key;      /* 0 = free */
     _Atomic(CUcontext) context; /* in which it lies, as streams.h names it; NULL = not known */
-    _Atomic uint64_t launches;  /* ever */
-    _Atomic uint64_t clean;     /* of them, known to be done */
+    _Atomic uint64_t last;      /* launch in it */
+    _Atomic uint64_t clean;     /* up to this one it is done */
 } __attribute__((aligned(32)));
 
+struct activity_context {
+    _Atomic(CUcontext) context; /* as streams.h names it; NULL: it ended, and another may have this record */
+    _Atomic uint64_t clean;     /* all of its streams are done up to this launch */
+    _Atomic(struct activity_context *) next;
+};
+
 struct activity {
+    _Atomic uint64_t launches; /* the number of the last */
     _Atomic unsigned waiting; /* threads that the gate holds back, each with work */
     pthread_mutex_t telling;
     uint64_t idle_told_us; /* guarded by telling */
     _Atomic bool idle_later; /* there was nothing to do, and that was not told so soon after the last time */
-    uint64_t looked_at;   /* launches at the last look; the thread of turn.c alone */
+    uint64_t looked_at;   /* launches at the last look; the helper alone */
+    pthread_mutex_t placing; /* whoever gives a stream its place */
     _Atomic uint64_t used[ACTIVITY_STREAMS / 64]; /* one bit a place that ever had a stream */
     struct activity_stream stream[ACTIVITY_STREAMS];
-    struct activity_stream crowded; /* streams that found no place: clean only when the whole context was waited for */
+    _Atomic(struct activity_stream *) more[ACTIVITY_TABLES]; /* NULL = was not needed yet */
+    struct activity_context context; /* the first of a list that only grows */
 };
 
-/* What had been launched when a synchronising call began; handed back when it succeeded. */
+/* What had been launched when a synchronising call began; handed back when it has ended all of that. */
 struct activity_before {
-    struct activity_stream *of;
+    struct activity_stream *stream;
+    struct activity_context *context;
     uint64_t launches;
 };
 struct activity_before activity_sync_begins(CUstream stream, int ptds);
-struct activity_before activity_context_sync_begins(void);
-void activity_stream_synced(struct activity_before before);
-void activity_context_synced(struct activity_before before);
+struct activity_before activity_context_sync_begins(CUcontext context); /* NULL: the calling thread's */
+void activity_synced(struct activity_before before);
 void activity_something_synced(void); /* an event, a copy: asks the streams */
+
+/* The driver answered this to a wait, or to the question whether something is left: is nothing left? Work ends with an error as well: one
+ * that stays with the context ends all of it. */
+static inline bool work_ended(CUresult rc)
+{
+    enum { INVALID_VALUE = 1, NOT_INITIALISED = 3, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, CAPTURE_FIRST = 900, CAPTURE_LAST = 908 };
+    int answer = (int)rc;
+    if (answer == NOT_READY || (answer >= CAPTURE_FIRST && answer <= CAPTURE_LAST))
+        return false; /* of a stream that captures nothing is known */
+    return answer != INVALID_VALUE && answer != NOT_INITIALISED && answer != INVALID_CONTEXT && answer != INVALID_HANDLE; /* nothing was asked */
+}
 
 /* Its handle may be given out again. Call before the driver destroys it. */
 void activity_stream_ends(CUstream stream);

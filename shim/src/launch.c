@@ -74,8 +74,8 @@ BOTH(cuMemsetD32Async, stream, (CUdeviceptr to, unsigned int value, size_t count
         NEEDS(name);                                                                                                           \
         struct activity_before before = activity_sync_begins(stream, ptds);                                                    \
         CUresult rc = tangram.driver.name(stream);                                                                             \
-        if (rc == CUDA_SUCCESS)                                                                                                \
-            activity_stream_synced(before);                                                                                    \
+        if (work_ended(rc))                                                                                                    \
+            activity_synced(before);                                                                                     \
         return rc;                                                                                                             \
     }
 ASKS_STREAM(cuStreamQuery, 0)
@@ -86,7 +86,7 @@ ASKS_STREAM(cuStreamQuery_ptsz, 1)
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
-        if (rc == CUDA_SUCCESS)                                                                                                \
+        if (work_ended(rc))                                                                                                    \
             activity_something_synced();                                                                                       \
         return rc;                                                                                                             \
     }

@@ -15,16 +15,28 @@ static inline bool turn_gated(void)
     return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
 }
 
+/* One more launch. Who takes a place away looks at `last` after he has changed the key, so the key is looked at again after `last`. The number
+ * is the largest that the place has had: what was done there before it was drawn is not taken for this. */
+static inline void activity_count(struct stream_name name)
+{
+    struct activity_stream *of = stream_home(name);
+    for (;;) {
+        if (UNLIKELY(!stream_is_at(of, name)) && (of = stream_place(name)) == NULL) {
+            stream_mark(stream_home(name), atomic_fetch_add(&tangram.activity.launches, 1) + 1); /* no memory: it counts with another's */
+            return;
+        }
+        if (stream_mark(of, atomic_fetch_add(&tangram.activity.launches, 1) + 1) && stream_is_at(of, name))
+            return;
+    }
+}
+
 /* Before something is put into a stream. */
 static inline void activity_launch(CUstream stream, int ptds)
 {
     if (!atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed))
         return;
     struct stream_name name = stream_name(stream, ptds);
-    struct activity_stream *of = stream_place_at(name, 0);
-    if (UNLIKELY(!stream_is_at(of, name)))
-        of = stream_place(name);
-    atomic_fetch_add(&of->launches, 1);
+    activity_count(name);
     if (UNLIKELY(!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed) || turn_gated()))
         activity_launched(name);
 }

@@ -51,28 +51,22 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
     return rc;
 }
 
-/* begins: what is known before the wait; ends: what to say of it afterwards. */
-#define WAITS(name, params, begins, ends, ...)                                                                                 \
+/* begins: what is known before the wait. */
+#define WAITS(name, params, begins, ...)                                                                                       \
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         struct activity_before before = begins;                                                                                \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
-        if (rc == CUDA_SUCCESS) {                                                                                              \
-            ends(before);                                                                                                      \
-            after_synchronize();                                                                                               \
-        }                                                                                                                      \
+        if (work_ended(rc))                                                                                                    \
+            activity_synced(before);                                                                                           \
+        if (rc == CUDA_SUCCESS)                                                                                                \
+            after_synchronize();                                                                                                                     \
         return rc;                                                                                                             \
     }
 
-static void event_synced(struct activity_before none)
-{
-    (void)none;
-    activity_something_synced();
-}
-
-WAITS(cuStreamSynchronize, (CUstream stream), activity_sync_begins(stream, 0), activity_stream_synced, stream)
-WAITS(cuStreamSynchronize_ptsz, (CUstream stream), activity_sync_begins(stream, 1), activity_stream_synced, stream)
-WAITS(cuEventSynchronize, (CUevent event), (struct activity_before){0}, event_synced, event)
-WAITS(cuCtxSynchronize, (void), activity_context_sync_begins(), activity_context_synced)
-WAITS(cuCtxSynchronize_v2, (CUcontext context), activity_context_sync_begins(), activity_context_synced, context)
+WAITS(cuStreamSynchronize, (CUstream stream), activity_sync_begins(stream, 0), stream)
+WAITS(cuStreamSynchronize_ptsz, (CUstream stream), activity_sync_begins(stream, 1), stream)
+WAITS(cuEventSynchronize, (CUevent event), (struct activity_before){0}, event)
+WAITS(cuCtxSynchronize, (void), activity_context_sync_begins(NULL))
+WAITS(cuCtxSynchronize_v2, (CUcontext context), activity_context_sync_begins(context), context)

@@ -31,7 +31,7 @@ struct tangram tangram = {
     .module_pages = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .telling = PTHREAD_MUTEX_INITIALIZER},
     .turn = TURN_NEVER_MET,
-    .activity = {.telling = PTHREAD_MUTEX_INITIALIZER},
+    .activity = {.telling = PTHREAD_MUTEX_INITIALIZER, .placing = PTHREAD_MUTEX_INITIALIZER},
     .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     /* a mutex of zeros is an unlocked one on Linux, so the shards need no line here */
 };

@@ -47,11 +47,15 @@ static inline bool stream_is_default(uintptr_t key)
     return (key & 1) != 0;
 }
 
-/* Where a stream is looked for, at the given try. */
-static inline struct activity_stream *stream_place_at(struct stream_name name, unsigned probe)
+static inline uint64_t stream_hash(struct stream_name name)
 {
-    uint64_t mixed = name.key * UINT64_C(0x9e3779b97f4a7c15) ^ (uintptr_t)name.context * UINT64_C(0xc2b2ae3d27d4eb4f);
-    return &tangram.activity.stream[((unsigned)(mixed >> 56) + probe) % ACTIVITY_STREAMS];
+    return name.key * UINT64_C(0x9e3779b97f4a7c15) ^ (uintptr_t)name.context * UINT64_C(0xc2b2ae3d27d4eb4f);
+}
+
+/* Where a stream is looked for first. */
+static inline struct activity_stream *stream_home(struct stream_name name)
+{
+    return &tangram.activity.stream[stream_hash(name) >> 56]; /* of ACTIVITY_STREAMS */
 }
 
 static inline bool stream_is_at(struct activity_stream *of, struct stream_name name)
@@ -60,7 +64,23 @@ static inline bool stream_is_at(struct activity_stream *of, struct stream_name n
            (!stream_is_default(name.key) || atomic_load_explicit(&of->context, memory_order_relaxed) == name.context);
 }
 
+/* A launch with that number goes into the stream. False: it has a later one. */
+static inline bool stream_mark(struct activity_stream *of, uint64_t launch)
+{
+    uint64_t last = atomic_load_explicit(&of->last, memory_order_relaxed);
+    while (last < launch)
+        if (atomic_compare_exchange_weak(&of->last, &last, launch))
+            return true;
+    return false;
+}
+
 struct activity_stream *stream_find(struct stream_name name);  /* NULL: it has no place */
-struct activity_stream *stream_place(struct stream_name name); /* the one for the crowd when there is none left */
+struct activity_stream *stream_place(struct stream_name name); /* NULL: there is no memory for one */
+struct activity_stream *streams_next(size_t *at);              /* each that has or had a place, from *at = 0 on; NULL: no more */
+bool stream_is_clean(struct activity_stream *of);
+void stream_clean(_Atomic uint64_t *clean, uint64_t launches); /* raises it to that */
+void stream_gone(struct activity_stream *of, struct stream_name name); /* with whatever was in it, if the place is still its */
+
+struct activity_context *context_record(CUcontext named, bool make); /* NULL: there is none, and none is or can be made */
 
 #endif

@@ -1,5 +1,6 @@
 /* unit_contexts.c - work of several contexts in one process: what is known of one says nothing of another. A part of unit_time. */
 #include <assert.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -121,6 +122,12 @@ static void end(void)
     atomic_store(&tangram.hot.several_contexts, false);
     atomic_store(&tangram.contexts.first, NULL);
     memset(&tangram.driver, 0, sizeof tangram.driver);
+    for (unsigned table = 0; table < ACTIVITY_TABLES; table++)
+        free(atomic_load(&tangram.activity.more[table]));
+    for (struct activity_context *of = atomic_load(&tangram.activity.context.next), *next; of != NULL; of = next) {
+        next = atomic_load(&of->next);
+        free(of);
+    }
     activity_forget();
     read_all_that_was_told();
 }
@@ -137,15 +144,15 @@ static void wait_for(int context, CUstream stream, int ptds)
     current = context;
     struct activity_before before = activity_sync_begins(stream, ptds);
     *queue_of(ptds && stream == NULL ? (CUstream)2 : stream) = false;
-    activity_stream_synced(before);
+    activity_synced(before);
 }
 
 static void wait_for_context(int context)
 {
     current = context;
-    struct activity_before before = activity_context_sync_begins();
+    struct activity_before before = activity_context_sync_begins(NULL);
     memset(queued[context], 0, sizeof queued[context]);
-    activity_context_synced(before);
+    activity_synced(before);
 }
 
 static void look(void)
@@ -270,7 +277,7 @@ static void a_wait_in_a_context_that_was_not_seen_says_nothing_of_the_first(void
     end();
 }
 
-static void many_contexts_are_too_many_to_ask(void)
+static void however_many_contexts_there_are_all_are_asked(void)
 {
     enum { MANY = 300 };
     struct context_made *made = calloc(MANY, sizeof *made);
@@ -281,14 +288,219 @@ static void many_contexts_are_too_many_to_ask(void)
     tangram.contexts.made = made;
     tangram.contexts.count = MANY;
     launch(0, NULL, 0);
-    queued[0][0] = false;
     look();
     assert(activity_is_told());
-    wait_for(0, NULL, 0);
+    queued[0][0] = false;
+    look();
     assert(!activity_is_told());
     tangram.contexts.made = NULL;
     tangram.contexts.count = 0;
     free(made);
+    end();
+}
+
+static void *launch_in_a_thread_of_its_own(void *unused)
+{
+    launch(0, NULL, 1);
+    return unused;
+}
+
+/* Nobody else can ask for its default stream, and the thread is no more. */
+static void a_wait_for_the_context_ends_what_other_threads_launched(void)
+{
+    pthread_t thread;
+    begin(1);
+    assert(pthread_create(&thread, NULL, launch_in_a_thread_of_its_own, NULL) == 0);
+    pthread_join(thread, NULL);
+    wait_for(0, NULL, 0);
+    assert(activity_is_told());
+    wait_for_context(0);
+    assert(!activity_is_told());
+    end();
+}
+
+static void what_is_launched_while_a_context_is_waited_for_stays(void)
+{
+    begin(1);
+    launch(0, NULL, 1);
+    struct activity_before before = activity_context_sync_begins(NULL);
+    launch(0, stream_of(0, 0), 0);
+    queued[0][1] = false;
+    activity_synced(before);
+    assert(activity_is_told());
+    wait_for(0, stream_of(0, 0), 0);
+    assert(!activity_is_told());
+    end();
+}
+
+/* More streams than have a place, as handles from MANY_AT on. */
+enum { MANY_STREAMS = 5000, MANY_AT = 0x100000 };
+static _Atomic bool busy[MANY_STREAMS];
+
+static CUstream one_of_many(unsigned n)
+{
+    return (CUstream)(uintptr_t)(MANY_AT + 16 * n);
+}
+
+static CUresult query_many(CUstream stream)
+{
+    uintptr_t handle = (uintptr_t)stream;
+    return handle >= MANY_AT && busy[(handle - MANY_AT) / 16 % MANY_STREAMS] ? (CUresult)600 : CUDA_SUCCESS;
+}
+
+static CUresult get_context_of_many(CUstream stream, CUcontext *context)
+{
+    (void)stream;
+    *context = handle_of(0);
+    return CUDA_SUCCESS;
+}
+
+static void begin_many(void)
+{
+    begin(1);
+    tangram.driver.cuStreamQuery = query_many;
+    tangram.driver.cuStreamGetCtx = get_context_of_many;
+    for (unsigned n = 0; n < MANY_STREAMS; n++)
+        busy[n] = false;
+}
+
+static void streams_that_were_waited_for_and_destroyed_leave_nothing(unsigned at_once, unsigned rounds)
+{
+    begin_many();
+    for (unsigned round = 0; round < rounds; round++) {
+        for (unsigned n = 0; n < at_once; n++) {
+            activity_launch(one_of_many(n), 0);
+            busy[n] = true;
+        }
+        for (unsigned n = 0; n < at_once; n++) {
+            struct activity_before before = activity_sync_begins(one_of_many(n), 0);
+            assert(activity_is_told());
+            busy[n] = false;
+            activity_synced(before);
+            activity_stream_ends(one_of_many(n));
+        }
+        assert(!activity_is_told());
+    }
+    end();
+}
+
+static void streams_that_nobody_destroys_make_room_for_others(void)
+{
+    begin_many();
+    for (unsigned n = 0; n < 100000; n++) {
+        CUstream stream = one_of_many(n);
+        activity_launch(stream, 0);
+        activity_synced(activity_sync_begins(stream, 0));
+        assert(!activity_is_told());
+    }
+    assert(tangram.activity.more[0] == NULL);
+    end();
+}
+
+static void of_very_many_streams_none_with_work_is_forgotten(void)
+{
+    begin_many();
+    for (unsigned n = 0; n < MANY_STREAMS; n++) {
+        activity_launch(one_of_many(n), 0);
+        busy[n] = true;
+    }
+    for (unsigned n = 0; n < MANY_STREAMS; n++) {
+        look();
+        assert(activity_is_told());
+        busy[n * 7919 % MANY_STREAMS] = false;
+    }
+    look();
+    assert(!activity_is_told());
+    end();
+}
+
+static CUresult failure;
+
+static CUresult query_fails(CUstream stream)
+{
+    (void)stream;
+    return failure;
+}
+
+static CUresult capturing_fails(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)status;
+    return query_fails(stream);
+}
+
+/* Launched, never waited for with success. */
+static void begin_failing(int answer, CUresult (*is_capturing)(CUstream, CUstreamCaptureStatus *))
+{
+    begin(1);
+    failure = (CUresult)answer;
+    tangram.driver.cuStreamQuery = query_fails;
+    tangram.driver.cuStreamIsCapturing = is_capturing;
+    launch(0, NULL, 0);
+    launch(0, stream_of(0, 0), 0);
+    look();
+}
+
+/* 700 illegal address, 710 assert, 719 launch failed: they stay with the context. 709: its green context was destroyed. */
+static void an_error_ends_work_as_well(void)
+{
+    const int answers[] = {700, 709, 710, 719, 4};
+    for (unsigned i = 0; i < sizeof answers / sizeof *answers; i++) {
+        begin_failing(answers[i], capturing_fails);
+        assert(!activity_is_told());
+        end();
+    }
+}
+
+static void an_answer_that_says_nothing_of_the_work_ends_none(void)
+{
+    const int answers[] = {600, 900, 901, 906, 908, 1, 3, 201};
+    for (unsigned i = 0; i < sizeof answers / sizeof *answers; i++) {
+        begin_failing(answers[i], capturing);
+        assert(activity_is_told());
+        end();
+    }
+}
+
+/* Threads that launch and wait in streams that take each other's places: none is idle with work of its own. */
+static void *many_streams_in_a_thread(void *number)
+{
+    unsigned seed = (unsigned)(uintptr_t)number;
+    for (unsigned step = 0; step < 20000; step++) {
+        unsigned n = (unsigned)(uintptr_t)number * 1000 + (unsigned)rand_r(&seed) % 1000;
+        busy[n] = true;
+        activity_launch(one_of_many(n), 0);
+        pthread_mutex_lock(&tangram.activity.telling); /* who looks whether all are idle takes it back at once if not */
+        assert(activity_is_told());
+        pthread_mutex_unlock(&tangram.activity.telling);
+        struct activity_before before = activity_sync_begins(one_of_many(n), 0);
+        busy[n] = false;
+        activity_synced(before);
+    }
+    return NULL;
+}
+
+static void *read_until(void *stop)
+{
+    while (!atomic_load((_Atomic bool *)stop))
+        read_all_that_was_told();
+    return NULL;
+}
+
+static void places_change_hands_among_threads(void)
+{
+    enum { THREADS = 4 };
+    pthread_t thread[THREADS], reader;
+    _Atomic bool stop = false;
+    begin_many();
+    assert(pthread_create(&reader, NULL, read_until, &stop) == 0);
+    for (uintptr_t i = 0; i < THREADS; i++)
+        assert(pthread_create(&thread[i], NULL, many_streams_in_a_thread, (void *)i) == 0);
+    for (unsigned i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
+    atomic_store(&stop, true);
+    pthread_join(reader, NULL);
+    activity_something_synced();
+    assert(!activity_is_told());
     end();
 }
 
@@ -344,6 +556,15 @@ void contexts_are_told_apart(void)
     what_was_launched_before_another_context_came_is_of_the_first(0);
     what_was_launched_before_another_context_came_is_of_the_first(1);
     a_wait_in_a_context_that_was_not_seen_says_nothing_of_the_first();
-    many_contexts_are_too_many_to_ask();
+    however_many_contexts_there_are_all_are_asked();
+    a_wait_for_the_context_ends_what_other_threads_launched();
+    what_is_launched_while_a_context_is_waited_for_stays();
+    streams_that_were_waited_for_and_destroyed_leave_nothing(300, 1);
+    streams_that_were_waited_for_and_destroyed_leave_nothing(10, 10000);
+    streams_that_nobody_destroys_make_room_for_others();
+    of_very_many_streams_none_with_work_is_forgotten();
+    an_error_ends_work_as_well();
+    an_answer_that_says_nothing_of_the_work_ends_none();
+    places_change_hands_among_threads();
     idleness_is_never_said_of_a_process_with_work();
 }

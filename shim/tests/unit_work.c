@@ -33,7 +33,7 @@ static void launch_and_wait(CUstream stream)
 {
     activity_launch(stream, 0);
     struct activity_before before = activity_sync_begins(stream, 0);
-    activity_stream_synced(before);
+    activity_synced(before);
 }
 
 /* A launch and a wait, as fast as it goes: who is latency-critical says all of it, the others at most once a millisecond. */
