@@ -1,9 +1,10 @@
 """What the library costs: the same program with and without it, in turns, on the fake driver.
 
-    uv run python bench/shim/run.py [--build DIR] [--rounds 7]
+    uv run python bench/shim/run.py [--build DIR] [--rounds 7] [--before LIBRARY]
 
 Writes bench/shim/results.csv: per call the median over the rounds without and with the library, their difference, and the
-spread (lowest to highest) of each. Turns alternate, so that a machine that slows down slows both.
+spread (lowest to highest) of each; with `--before` the same of an earlier build of the library. Turns alternate, so that a machine
+that slows down slows all.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from tests.integration.shim.conftest import CARDS, Stage
 LIMIT_MIB = 16000
 
 
-def measure(stage: Stage, with_library: bool, *words: str) -> dict[str, float]:
-    """One run of the program: ns by name."""
+def measure(stage: Stage, library: str, *words: str) -> dict[str, float]:
+    """One run of the program: ns by name. No library: an empty path."""
     kernel = str(stage.build / "fake/libfake-kernel.so")  # there are channels, as on a GPU: launches are counted
-    env = stage.env(LD_PRELOAD=f"{stage.library}:{kernel}" if with_library else kernel)
+    env = stage.env(LD_PRELOAD=f"{library}:{kernel}" if library else kernel)
     done = subprocess.run([stage.build / "tests/bench", *words], env=env, capture_output=True, text=True, check=True)
     return {name: float(ns) for name, ns in (line.split(",") for line in done.stdout.splitlines())}
 
@@ -38,6 +39,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--build", type=Path, default=root / "shim/build")
     options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--before", type=Path, help="libtangram.so of an earlier commit")
     given = options.parse_args()
     subprocess.run(["make", "-s", "-C", root / "shim", "lib", "fake", "programs", f"BUILD={given.build}"], check=True)
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
@@ -46,24 +48,26 @@ def main() -> None:
         stage.start_driver()
         stage.grant((CARDS[0], LIMIT_MIB))
         stage.start_arbiter("--grace-ms", "0")
-        seen: dict[bool, dict[str, list[float]]] = {False: defaultdict(list), True: defaultdict(list)}
+        libraries = {"without": "", "with": stage.library}
+        if given.before:
+            libraries["before"] = str(given.before.resolve())
+        seen: dict[str, dict[str, list[float]]] = {which: defaultdict(list) for which in libraries}
         for _ in range(given.rounds):
-            for with_library in (False, True):
+            for which, library in libraries.items():
                 for words in (("calls",), ("start", "300")):
-                    for name, ns in measure(stage, with_library, *words).items():
-                        seen[with_library][name].append(ns)
+                    for name, ns in measure(stage, library, *words).items():
+                        seen[which][name].append(ns)
         stage.close()
     with (Path(__file__).parent / "results.csv").open("w", newline="") as out:
         table = csv.writer(out)
-        table.writerow(
-            ["call", "without_ns", "with_ns", "added_ns", "without_low", "without_high", "with_low", "with_high"]
-        )
-        for name, without in seen[False].items():
-            low, high = statistics.median(without), statistics.median(seen[True][name])
-            spread = [min(without), max(without), min(seen[True][name]), max(seen[True][name])]
-            row = [name, *(round(value, 1) for value in (low, high, high - low, *spread))]
-            table.writerow(row)
-            print(f"{name:28} {low:12.1f} {high:12.1f} {high - low:+12.1f}")
+        spreads = [f"{which}_{end}" for which in libraries for end in ("low", "high")]
+        table.writerow(["call", *(f"{which}_ns" for which in libraries), "added_ns", *spreads])
+        for name in seen["without"]:
+            middle = [statistics.median(seen[which][name]) for which in libraries]
+            added = middle[1] - middle[0]
+            spread = [end(seen[which][name]) for which in libraries for end in (min, max)]
+            table.writerow([name, *(round(value, 1) for value in (*middle, added, *spread))])
+            print(f"{name:28}" + "".join(f" {value:12.1f}" for value in middle) + f" {added:+12.1f}")
 
 
 if __name__ == "__main__":

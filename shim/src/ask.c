@@ -260,9 +260,6 @@ static enum link_answer grow_once(struct card *card, uint64_t bytes, bool *held)
     *held = (link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & WIRE_UNDERSTANDS_GROW) != 0;
     if (!*held)
         return LINK_GRANTED;
-    return_unused(card, UINT64_MAX);
-    if (!is_connected())
-        return LINK_ABSENT;
     link_->grow = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_GROW};
     if (!reached(say_grow(card, WIRE_GROW, link_->grow.seq, bytes)) || !answered_in_time(&link_->grow, PATIENCE_MS))
         return LINK_ABSENT;

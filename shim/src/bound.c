@@ -37,7 +37,8 @@ static enum link_answer ask(struct card *card, uint64_t bytes)
     bool held = false;
     uint64_t need = bytes + (atomic_load(&bound->open) ? 0 : PAGE), asked = need < AT_ONCE ? AT_ONCE : need;
     enum link_answer answer = link_grow(card, asked, &held);
-    if (answer == LINK_REFUSED && asked > need) {
+    if (answer == LINK_REFUSED) {
+        link_return(card, UINT64_MAX);
         asked = need;
         answer = link_grow(card, asked, &held);
     }

@@ -13,8 +13,23 @@
  */
 #include "pages.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { SPINS = 100 };
+
+static void enter(struct pages *pages)
+{
+    for (unsigned spins = 0; atomic_flag_test_and_set_explicit(&pages->busy, memory_order_acquire); spins++)
+        if (spins >= SPINS) /* who is inside may not have a processor */
+            sched_yield();
+}
+
+static void leave(struct pages *pages)
+{
+    atomic_flag_clear_explicit(&pages->busy, memory_order_release);
+}
 
 uint64_t pages_rounded(uint64_t bytes)
 {
@@ -129,29 +144,29 @@ static void put(struct page *page, unsigned start, unsigned grains)
 bool pages_fit(struct pages *pages, const void *group, uint64_t bytes)
 {
     unsigned start;
-    pthread_mutex_lock(&pages->lock);
+    enter(pages);
     bool fits = best_fit(pages, group, grains_of(bytes), &start) != NULL;
-    pthread_mutex_unlock(&pages->lock);
+    leave(pages);
     return fits;
 }
 
 bool pages_put(struct pages *pages, const void *group, uint64_t at, uint64_t bytes)
 {
-    pthread_mutex_lock(&pages->lock);
+    enter(pages);
     struct page *page = find(pages, at);
     bool fresh = page == NULL;
     if (fresh)
         page = add(pages, group, at / PAGE * PAGE);
     if (page != NULL)
         put(page, (unsigned)(at % PAGE / PAGE_GRAIN), grains_of(bytes));
-    pthread_mutex_unlock(&pages->lock);
+    leave(pages);
     return fresh;
 }
 
 enum page_place pages_place(struct pages *pages, const void *group, uint64_t bytes, bool open, uint64_t *at)
 {
     unsigned start = 0;
-    pthread_mutex_lock(&pages->lock);
+    enter(pages);
     struct page *page = best_fit(pages, group, grains_of(bytes), &start);
     enum page_place place = page != NULL ? PLACE_SHARED : open ? PLACE_FRESH : PLACE_NONE;
     if (place == PLACE_FRESH) {
@@ -161,7 +176,7 @@ enum page_place pages_place(struct pages *pages, const void *group, uint64_t byt
     if (page != NULL)
         put(page, start, grains_of(bytes));
     *at = (page != NULL ? page->base : pages->bases) + (uint64_t)start * PAGE_GRAIN;
-    pthread_mutex_unlock(&pages->lock);
+    leave(pages);
     return place;
 }
 
@@ -182,7 +197,7 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
 {
     enum page_end end = PAGE_UNKNOWN;
     unsigned start = (unsigned)(at % PAGE / PAGE_GRAIN), stop;
-    pthread_mutex_lock(&pages->lock);
+    enter(pages);
     struct page *page = find(pages, at);
     if (page != NULL) {
         unsigned free_from = next(page->used, start + 1, false);
@@ -195,7 +210,7 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
         if (end == PAGE_EMPTY)
             drop(pages, page);
     }
-    pthread_mutex_unlock(&pages->lock);
+    leave(pages);
     return end;
 }
 
@@ -203,5 +218,4 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
 void pages_forget_all(struct pages *pages)
 {
     memset(pages, 0, sizeof *pages);
-    pages->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

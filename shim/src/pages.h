@@ -2,7 +2,7 @@
 #ifndef TANGRAM_PAGES_H
 #define TANGRAM_PAGES_H
 
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -20,7 +20,7 @@ struct page {
 };
 
 struct pages {
-    pthread_mutex_t lock;
+    atomic_flag busy; /* a thread is inside, for some tens of nanoseconds: a mutex costs as much as all else here */
     struct page *bucket[PAGE_BUCKETS];
     struct page *spare; /* one page that was let go, so that a program that takes and frees in turns calls no allocator */
     uint64_t bases;     /* given out by pages_place */
