@@ -8,7 +8,7 @@ FAKE := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))
 FAKE_OUT = $(BUILD)/fake
 FAKE_VERSION := 580.65.06
 FAKE_FLAGS = -std=c11 -O2 -Wall -Wextra -Wshadow -Wconversion -Werror $(SANITIZE) -fPIC -fvisibility=hidden -pthread \
-	-I$(FAKE) -I$(FAKE)common -I$(FAKE)nvml -I$(FAKE)../src $(FAKE_EXTRA)
+	-I$(FAKE) -I$(FAKE)common -I$(FAKE)nvml $(FAKE_EXTRA)
 FAKE_LINK = -shared -pthread -Wl,--hash-style=both -Wl,-Bsymbolic -Wl,-z,relro -Wl,-z,now -Wl,--no-undefined
 
 FAKE_HEADERS := $(wildcard $(FAKE)*.h $(FAKE)*/*.h $(FAKE)*/*.def)

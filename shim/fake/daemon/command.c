@@ -1,7 +1,7 @@
 /* command.c - the control commands, by which a test makes things happen to the cards. */
 #define _GNU_SOURCE
 #include "daemon.h"
-#include "rm.h"
+#include "nvos.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ static bool kernel(struct daemon *daemon, char **word, unsigned words, struct te
         for (uint32_t unit = 0; unit < FAKE_UNITS && of->kind == FAKE_CUDA; unit++) {
             uint32_t channels = 0, owed = 0;
             for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
-                const bool here = (of->object[i].klass & 0xff) == 0x6f && of->object[i].unit == unit;
+                const bool here = (of->object[i].klass & 0xff) == (HOPPER_CHANNEL_GPFIFO_A & 0xff) && of->object[i].unit == unit;
                 channels += here;
                 owed += here ? of->object[i].disables : 0;
             }
@@ -85,7 +85,7 @@ static uint32_t disable_compute(struct fake_page *page, uint32_t slot)
     uint32_t channels = 0;
     for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
         struct fake_kernel_object *object = &page->slot[slot].object[i];
-        if ((object->klass & 0xff) != RM_CHANNEL_LOW || object->engine >= RM_ENGINE_COPY_FIRST)
+        if ((object->klass & 0xff) != (HOPPER_CHANNEL_GPFIFO_A & 0xff) || object->engine >= NV2080_ENGINE_TYPE_COPY0)
             continue;
         channels++;
         object->disables++;

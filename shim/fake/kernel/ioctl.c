@@ -10,8 +10,8 @@
  */
 #define _GNU_SOURCE
 #include "fault.h"
+#include "nvos.h"
 #include "page.h"
-#include "rm.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,7 +26,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OK = 0, BAD_ARGUMENT = 0x1f, BAD_HANDLE = 0x21, NO_ROOM = 0x51, NOT_KNOWN = 0x56 };
 enum { SUSPEND_NS = 600000, RESUME_NS = 300000, PAGES = 4 };
 
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
@@ -111,7 +110,7 @@ static bool slot_of(const struct fake_page *page, uint32_t client, uint32_t *slo
 
 static bool is_channel(const struct fake_kernel_object *object)
 {
-    return object->handle != 0 && (object->klass & 0xff) == RM_CHANNEL_LOW;
+    return object->handle != 0 && (object->klass & 0xff) == (HOPPER_CHANNEL_GPFIFO_A & 0xff);
 }
 
 /* A compute channel that is disabled keeps the whole process off the unit: one of the eight costs as much as all. */
@@ -121,46 +120,46 @@ static void hold_as_counted(struct fake_page *page, uint32_t slot)
         bool held = false;
         for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
             const struct fake_kernel_object *object = &page->slot[slot].object[i];
-            held |= is_channel(object) && object->unit == unit && object->engine < RM_ENGINE_COPY_FIRST && object->disables > 0;
+            held |= is_channel(object) && object->unit == unit && object->engine < NV2080_ENGINE_TYPE_COPY0 && object->disables > 0;
         }
         if (held != (atomic_load(&page->slot[slot].held[unit]) != 0))
             gpu_time_hold(page, slot, unit, held);
     }
 }
 
-static uint32_t allocate(struct fake_page *page, const struct rm_alloc *in)
+static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
 {
     uint32_t slot, parent_slot = 0;
-    const bool client = in->klass == RM_CLIENT;
-    const struct fake_kernel_object *parent = client ? NULL : find(page, in->client, in->parent, &parent_slot);
-    if (!slot_of(page, in->client, &slot) || (!client && (parent == NULL || parent_slot != slot)))
-        return misuse(page, "RM_ALLOC under a parent that is not there", in->parent), BAD_HANDLE;
+    const bool client = in->hClass == NV01_ROOT_CLIENT;
+    const struct fake_kernel_object *parent = client ? NULL : find(page, in->hRoot, in->hObjectParent, &parent_slot);
+    if (!slot_of(page, in->hRoot, &slot) || (!client && (parent == NULL || parent_slot != slot)))
+        return misuse(page, "RM_ALLOC under a parent that is not there", in->hObjectParent), NV_ERR_INVALID_CHANNEL;
     uint32_t other;
-    if (in->handle == 0 || find(page, in->client, in->handle, &other) != NULL)
-        return misuse(page, "RM_ALLOC of a handle that is taken", in->handle), BAD_ARGUMENT;
-    struct fake_kernel_object made = {in->client, in->handle, in->parent, in->klass, 0, 0, 0};
-    const void *parameters = (const void *)(uintptr_t)in->parameters;
-    if (in->klass == RM_DEVICE) {
+    if (in->hObjectNew == 0 || find(page, in->hRoot, in->hObjectNew, &other) != NULL)
+        return misuse(page, "RM_ALLOC of a handle that is taken", in->hObjectNew), NV_ERR_INVALID_ARGUMENT;
+    struct fake_kernel_object made = {in->hRoot, in->hObjectNew, in->hObjectParent, in->hClass, 0, 0, 0};
+    const void *parameters = (const void *)(uintptr_t)in->pAllocParms;
+    if (in->hClass == NV01_DEVICE_0) {
         if (parameters == NULL)
-            return misuse(page, "RM_ALLOC of a device without parameters", in->handle), BAD_ARGUMENT;
+            return misuse(page, "RM_ALLOC of a device without parameters", in->hObjectNew), NV_ERR_INVALID_ARGUMENT;
         made.unit = *(const uint32_t *)parameters;
         if (made.unit >= FAKE_UNITS || !page->unit[made.unit].live)
-            return misuse(page, "RM_ALLOC of a device that is not there", made.unit), BAD_ARGUMENT;
+            return misuse(page, "RM_ALLOC of a device that is not there", made.unit), NV_ERR_INVALID_ARGUMENT;
     } else if (!client) {
         made.unit = parent->unit;
         made.engine = parent->engine;
     }
-    if (in->klass == RM_GROUP) {
-        if (parameters == NULL || in->parameters_bytes < sizeof(struct rm_group_parameters))
-            return misuse(page, "RM_ALLOC of a channel group without parameters", in->handle), BAD_ARGUMENT;
-        made.engine = ((const struct rm_group_parameters *)parameters)->engine;
+    if (in->hClass == KEPLER_CHANNEL_GROUP_A) {
+        if (parameters == NULL || in->paramsSize != sizeof(struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS))
+            return misuse(page, "RM_ALLOC of a channel group without parameters", in->hObjectNew), NV_ERR_INVALID_ARGUMENT;
+        made.engine = ((const struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *)parameters)->engineType;
     }
     for (uint32_t i = 0; i < FAKE_OBJECTS; i++)
         if (page->slot[slot].object[i].handle == 0) {
             page->slot[slot].object[i] = made;
-            return OK;
+            return NV_OK;
         }
-    return NO_ROOM;
+    return NV_ERR_NO_MEMORY;
 }
 
 static void forget(struct fake_page *page, uint32_t slot, uint32_t client, uint32_t handle)
@@ -179,54 +178,54 @@ static void forget(struct fake_page *page, uint32_t slot, uint32_t client, uint3
     }
 }
 
-static uint32_t release(struct fake_page *page, const struct rm_free *in)
+static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
 {
     uint32_t slot;
-    if (find(page, in->client, in->handle, &slot) == NULL)
-        return misuse(page, "RM_FREE of a handle that is not there", in->handle), BAD_HANDLE;
-    forget(page, slot, in->client, in->handle);
+    if (find(page, in->hRoot, in->hObjectOld, &slot) == NULL)
+        return misuse(page, "RM_FREE of a handle that is not there", in->hObjectOld), NV_ERR_INVALID_CHANNEL;
+    forget(page, slot, in->hRoot, in->hObjectOld);
     hold_as_counted(page, slot);
-    return OK;
+    return NV_OK;
 }
 
-static uint32_t get_gid(struct fake_page *page, const struct fake_kernel_object *subdevice, struct rm_gid *gid)
+static uint32_t get_gid(struct fake_page *page, const struct fake_kernel_object *subdevice, struct NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *gid)
 {
-    if (gid->index != 0 || gid->flags != RM_GID_BINARY)
-        return misuse(page, "GET_GID_INFO with other flags than binary", gid->flags), BAD_ARGUMENT;
+    if (gid->index != 0 || gid->flags != NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY)
+        return misuse(page, "GET_GID_INFO with other flags than binary", gid->flags), NV_ERR_INVALID_ARGUMENT;
     const struct fake_unit *unit = &page->unit[subdevice->unit];
     memset(gid->data, 0, sizeof gid->data);
     memcpy(gid->data, page->card[unit->card].uuid_bytes, 16);
-    gid->bytes = 16;
-    return OK;
+    gid->length = 16;
+    return NV_OK;
 }
 
-static bool well_formed(struct fake_page *page, const struct rm_disable *list)
+static bool well_formed(struct fake_page *page, const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list)
 {
-    if (list->channels == 0 || list->channels > RM_CHANNELS)
-        return misuse(page, "DISABLE_CHANNELS with this many channels", list->channels), false;
-    if (list->disable > 1 || list->only_scheduling != 0 || list->rewind != 0 || list->preempt_event != 0)
-        return misuse(page, "DISABLE_CHANNELS with a flag that must be 0", list->disable), false;
-    const size_t used = list->channels * sizeof(uint32_t), all = sizeof list->client;
+    if (list->numChannels == 0 || list->numChannels > NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES)
+        return misuse(page, "DISABLE_CHANNELS with this many channels", list->numChannels), false;
+    if (list->bDisable > 1 || list->bOnlyDisableScheduling != 0 || list->bRewindGpPut != 0 || list->pRunlistPreemptEvent != 0)
+        return misuse(page, "DISABLE_CHANNELS with a flag that must be 0", list->bDisable), false;
+    const size_t used = list->numChannels * sizeof(uint32_t), all = sizeof list->hClientList;
     if (!all_zero(list->pad1, sizeof list->pad1) || !all_zero(list->pad2, sizeof list->pad2) ||
-        !all_zero((const char *)list->client + used, all - used) || !all_zero((const char *)list->channel + used, all - used))
-        return misuse(page, "DISABLE_CHANNELS with bytes that are not 0 where nothing belongs", list->channels), false;
+        !all_zero((const char *)list->hClientList + used, all - used) || !all_zero((const char *)list->hChannelList + used, all - used))
+        return misuse(page, "DISABLE_CHANNELS with bytes that are not 0 where nothing belongs", list->numChannels), false;
     return true;
 }
 
-static uint32_t disable(struct fake_page *page, const struct fake_kernel_object *subdevice, const struct rm_disable *list)
+static uint32_t disable(struct fake_page *page, const struct fake_kernel_object *subdevice, const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list)
 {
-    uint32_t status = OK, slot = 0;
+    uint32_t status = NV_OK, slot = 0;
     if (fault_of_page(page, FAULT_SUSPEND))
-        return OK;
+        return NV_OK;
     bool touched[FAKE_SLOTS] = {false};
-    for (uint32_t i = 0; i < list->channels && status == OK; i++) {
-        struct fake_kernel_object *channel = find(page, list->client[i], list->channel[i], &slot);
+    for (uint32_t i = 0; i < list->numChannels && status == NV_OK; i++) {
+        struct fake_kernel_object *channel = find(page, list->hClientList[i], list->hChannelList[i], &slot);
         if (channel == NULL || !is_channel(channel) || channel->unit != subdevice->unit) {
-            misuse(page, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->channel[i]);
-            status = BAD_HANDLE;
+            misuse(page, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->hChannelList[i]);
+            status = NV_ERR_INVALID_CHANNEL;
             break;
         }
-        if (list->disable)
+        if (list->bDisable)
             channel->disables++;
         else if (channel->disables > 0)
             channel->disables--;
@@ -238,50 +237,50 @@ static uint32_t disable(struct fake_page *page, const struct fake_kernel_object 
     return status;
 }
 
-static uint32_t control(struct fake_page *page, const struct rm_control *in)
+static uint32_t control(struct fake_page *page, const struct NVOS54 *in)
 {
     uint32_t slot;
-    void *parameters = (void *)(uintptr_t)in->parameters;
-    const struct fake_kernel_object *object = find(page, in->client, in->object, &slot);
+    void *parameters = (void *)(uintptr_t)in->params;
+    const struct fake_kernel_object *object = find(page, in->hClient, in->hObject, &slot);
     if (object == NULL)
-        return misuse(page, "RM_CONTROL of an object that is not there", in->object), BAD_HANDLE;
-    if (in->flags != 0 || parameters == NULL || object->klass != RM_SUBDEVICE)
-        return misuse(page, "RM_CONTROL with flags, without parameters, or of no subdevice", in->command), BAD_ARGUMENT;
-    if (in->command == RM_COMMAND_GET_GID && in->parameters_bytes == sizeof(struct rm_gid))
+        return misuse(page, "RM_CONTROL of an object that is not there", in->hObject), NV_ERR_INVALID_CHANNEL;
+    if (in->flags != 0 || parameters == NULL || object->klass != NV20_SUBDEVICE_0)
+        return misuse(page, "RM_CONTROL with flags, without parameters, or of no subdevice", in->cmd), NV_ERR_INVALID_ARGUMENT;
+    if (in->cmd == NV2080_CTRL_CMD_GPU_GET_GID_INFO && in->paramsSize == sizeof(struct NV2080_CTRL_GPU_GET_GID_INFO_PARAMS))
         return get_gid(page, object, parameters);
-    if (in->command == RM_COMMAND_DISABLE_CHANNELS && in->parameters_bytes == sizeof(struct rm_disable))
-        return well_formed(page, parameters) ? disable(page, object, parameters) : BAD_ARGUMENT;
-    return misuse(page, "RM_CONTROL with a command or size that is not known", in->command), NOT_KNOWN;
+    if (in->cmd == NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS && in->paramsSize == sizeof(struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS))
+        return well_formed(page, parameters) ? disable(page, object, parameters) : NV_ERR_INVALID_ARGUMENT;
+    return misuse(page, "RM_CONTROL with a command or size that is not known", in->cmd), NV_ERR_NOT_SUPPORTED;
 }
 
 /* A suspend or a resume takes its time before it takes effect; nothing is locked meanwhile. */
-static void take_time(const struct rm_control *in)
+static void take_time(const struct NVOS54 *in)
 {
-    if (in->command != RM_COMMAND_DISABLE_CHANNELS || in->parameters == 0)
+    if (in->cmd != NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS || in->params == 0)
         return;
-    const struct rm_disable *list = (const void *)(uintptr_t)in->parameters;
-    const struct timespec pause = {.tv_nsec = list->disable ? SUSPEND_NS : RESUME_NS};
+    const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list = (const void *)(uintptr_t)in->params;
+    const struct timespec pause = {.tv_nsec = list->bDisable ? SUSPEND_NS : RESUME_NS};
     nanosleep(&pause, NULL);
 }
 
 static int answer(struct fake_page *page, unsigned escape, unsigned bytes, void *argument)
 {
-    if (escape == RM_ESCAPE_CONTROL && bytes == sizeof(struct rm_control))
+    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54))
         take_time(argument);
     int rc = 0;
     page_lock(page);
-    if (escape == RM_ESCAPE_ALLOC && bytes == sizeof(struct rm_alloc) + (fault_of_page(page, FAULT_ALLOC_FORM) ? FAKE_ALLOC_MORE : 0)) {
-        struct rm_alloc *in = argument;
+    if (escape == NV_ESC_RM_ALLOC && bytes == sizeof(struct NVOS64) + (fault_of_page(page, FAULT_ALLOC_FORM) ? FAKE_ALLOC_MORE : 0)) {
+        struct NVOS64 *in = argument;
         in->status = allocate(page, in);
-    } else if (escape == RM_ESCAPE_ALLOC && bytes == sizeof(struct rm_alloc_short)) {
-        struct rm_alloc_short *in = argument;
-        const struct rm_alloc whole = {in->client, in->parent, in->handle, in->klass, in->parameters, 0, in->parameters_bytes, 0, 0, 0};
+    } else if (escape == NV_ESC_RM_ALLOC && bytes == sizeof(struct NVOS21)) {
+        struct NVOS21 *in = argument;
+        const struct NVOS64 whole = {in->hRoot, in->hObjectParent, in->hObjectNew, in->hClass, in->pAllocParms, 0, in->paramsSize, 0, 0, 0};
         in->status = allocate(page, &whole);
-    } else if (escape == RM_ESCAPE_FREE && bytes == sizeof(struct rm_free)) {
-        struct rm_free *in = argument;
+    } else if (escape == NV_ESC_RM_FREE && bytes == sizeof(struct NVOS00)) {
+        struct NVOS00 *in = argument;
         in->status = release(page, in);
-    } else if (escape == RM_ESCAPE_CONTROL && bytes == sizeof(struct rm_control)) {
-        struct rm_control *in = argument;
+    } else if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54)) {
+        struct NVOS54 *in = argument;
         in->status = control(page, in);
     } else {
         misuse(page, "an escape of this number and size is not known", escape << 16 | bytes);
@@ -298,14 +297,14 @@ static int kernel_ioctl(struct fake_page *page, unsigned long request, void *arg
         errno = EFAULT;
         return -1;
     }
-    if (rm_escape(request) != RM_ESCAPE_XFER)
-        return answer(page, rm_escape(request), rm_size(request), argument);
-    const struct rm_xfer *wrapped = argument;
-    if (rm_size(request) != sizeof *wrapped || wrapped->argument == 0) {
+    if (_IOC_NR(request) != NV_ESC_IOCTL_XFER_CMD)
+        return answer(page, _IOC_NR(request), _IOC_SIZE(request), argument);
+    const struct nv_ioctl_xfer *wrapped = argument;
+    if (_IOC_SIZE(request) != sizeof *wrapped || wrapped->ptr == 0) {
         errno = EINVAL;
         return -1;
     }
-    return answer(page, wrapped->escape, wrapped->bytes, (void *)(uintptr_t)wrapped->argument);
+    return answer(page, wrapped->cmd, wrapped->size, (void *)(uintptr_t)wrapped->ptr);
 }
 
 typedef int (*ioctl_function)(int fd, unsigned long request, ...);
@@ -324,7 +323,7 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
     va_start(list, request);
     void *argument = va_arg(list, void *);
     va_end(list);
-    if (rm_type(request) == RM_TYPE) {
+    if (_IOC_TYPE(request) == NV_IOCTL_MAGIC) {
         struct fake_page *page = page_of(fd);
         if (page != NULL)
             return kernel_ioctl(page, request, argument);

@@ -33,7 +33,7 @@ FLAGS = [
     "-fvisibility=hidden",
     "-pthread",
 ]
-INCLUDES = [f"-I{FAKE}", f"-I{FAKE}/common", f"-I{FAKE}/nvml", f"-I{FAKE}/../src"]
+INCLUDES = [f"-I{FAKE}", f"-I{FAKE}/common", f"-I{FAKE}/nvml"]
 AGAINST_NVIDIA = ["-DFAKE_WITH_NVIDIA_HEADER", "-Wmissing-prototypes", "-isystem", str(CUDA_INCLUDE)]
 
 
