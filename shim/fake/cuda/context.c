@@ -1,6 +1,6 @@
 /* context.c - contexts, and the thread's stack of current ones.
  *
- * A context costs the card's context_bytes while it lives, as on a real card, and counts on the process's slot.
+ * A context loses memory while it lives (losses.c), and counts on the process's slot.
  */
 #include "internal.h"
 
@@ -51,13 +51,13 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
 {
     CHECK(atomic_load(&card_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
     TRY(sticky(device));
-    CHECK(take(device, card_of(device)->context_bytes), CUDA_ERROR_OUT_OF_MEMORY);
     CUcontext ctx = handle_new(HANDLE_CONTEXT, sizeof *ctx);
-    if (ctx == NULL) {
-        give(device, card_of(device)->context_bytes);
+    CHECK(ctx != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    ctx->device = device;
+    if (losses_begin(ctx) != CUDA_SUCCESS) {
+        handle_free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    ctx->device = device;
     ctx->flags = flags;
     ctx->live = true;
     lock();
@@ -65,7 +65,6 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
     unlock();
     stream_init(&ctx->stream[0], ctx);
     stream_init(&ctx->stream[1], ctx);
-    ctx->limit[CU_LIMIT_STACK_SIZE] = 1024;
     ctx->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
     ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
     count_context(device, true);
@@ -81,7 +80,7 @@ static void context_end(CUcontext ctx)
     ctx->live = false;
     channels_free(ctx->device, ctx->channels);
     count_context(ctx->device, false);
-    give(ctx->device, card_of(ctx->device)->context_bytes);
+    losses_end(ctx);
     memory_context_gone(ctx);
 }
 
@@ -249,8 +248,7 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK((unsigned)limit < 16, CUDA_ERROR_UNSUPPORTED_LIMIT);
-    ctx->limit[limit] = value;
-    return CUDA_SUCCESS;
+    return losses_limit(ctx, limit, value);
 }
 
 EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit)

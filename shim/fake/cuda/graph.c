@@ -10,7 +10,8 @@
 struct CUgraphNode_st {
     struct handle handle;
     enum node_kind kind;
-    uint64_t ns;
+    uint64_t ns, local; /* of a kernel */
+    bool runtime;
     CUdeviceptr at; /* of an allocation or a free */
     struct CUgraph_st *graph, *child;
     struct CUgraphNode_st *next;
@@ -67,6 +68,20 @@ CUresult capture_add(struct CUgraph_st *graph, enum node_kind kind, uint64_t ns)
     return add(graph, kind, ns, 0, NULL);
 }
 
+static CUresult kernel_node(CUgraph graph, CUfunction function, uint64_t ns, CUgraphNode *node)
+{
+    TRY(add(graph, NODE_KERNEL, ns, 0, node));
+    (*node)->local = function->local;
+    (*node)->runtime = function->runtime;
+    return CUDA_SUCCESS;
+}
+
+CUresult capture_kernel(struct CUgraph_st *graph, CUfunction function, uint64_t ns)
+{
+    CUgraphNode node;
+    return kernel_node(graph, function, ns, &node);
+}
+
 static CUresult alloc_node(CUgraph graph, int device, CUdeviceptr *at, size_t bytes, CUgraphNode *made)
 {
     struct span *span;
@@ -104,7 +119,7 @@ EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const 
     CUfunction function = how->func != NULL ? how->func : (CUfunction)how->kern;
     CHECK(function_ok(function), CUDA_ERROR_INVALID_VALUE);
     TRY(function_ns(function, how->kernelParams, how->extra, &ns));
-    return add(graph, NODE_KERNEL, ns, 0, node);
+    return kernel_node(graph, function, ns, node);
 }
 
 EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, const CUDA_KERNEL_NODE_PARAMS_v1 *how)
@@ -188,6 +203,8 @@ EXPORT CUresult cuGraphClone(CUgraph *made, CUgraph graph)
     for (CUgraphNode node = graph->first, copy; node != NULL; node = node->next) {
         TRY(add(*made, node->kind, node->ns, node->at, &copy));
         copy->child = node->child;
+        copy->local = node->local;
+        copy->runtime = node->runtime;
     }
     return CUDA_SUCCESS;
 }
@@ -277,9 +294,10 @@ static CUresult run_alloc(CUdeviceptr at)
 static CUresult run(CUgraph graph, CUstream stream)
 {
     for (CUgraphNode node = graph->first; node != NULL; node = node->next) {
-        if (node->kind == NODE_KERNEL)
+        if (node->kind == NODE_KERNEL) {
+            TRY(losses_launch(stream->ctx, node->local, node->runtime));
             stream_queue(stream, node->ns);
-        else if (node->kind == NODE_ALLOC)
+        } else if (node->kind == NODE_ALLOC)
             TRY(run_alloc(node->at));
         else if (node->kind == NODE_FREE)
             cuMemFreeAsync(node->at, stream);

@@ -89,6 +89,10 @@ struct pages {
 };
 enum { PAGES_LINEAR, PAGES_ARRAYS, PAGES_MODULES, PAGES_LISTS }; /* these never share a block */
 
+/* losses.c: what a context loses beside what is allocated in it. */
+#define STACK_DEFAULT 1024u
+enum loss { LOSS_CONTEXT, LOSS_HEAP, LOSS_RUNTIME, LOSS_STREAMS, LOSSES };
+
 struct CUctx_st {
     struct handle handle;
     CUdevice device;
@@ -98,6 +102,8 @@ struct CUctx_st {
     _Atomic uint64_t done_ns; /* the same for all of its streams */
     struct CUstream_st stream[2]; /* the legacy default stream, the per-thread one */
     size_t limit[16];
+    uint64_t lost[LOSSES];
+    uint64_t streams; /* live ones */
     struct pages pages[PAGES_LISTS];
     uint32_t channels; /* its channel group in the kernel driver, 0 = none */
 };
@@ -112,10 +118,24 @@ struct CUevent_st {
     _Atomic uint64_t seen_ns; /* CLOCK_MONOTONIC at which it was first seen to be; 0 = not yet */
 };
 
+/* image.c: the variables of an image, one behind the other. */
+struct variable {
+    char name[256];
+    uint64_t at, bytes;
+    struct variable *next;
+};
+struct image {
+    struct variable *variables;
+    uint64_t bytes;
+    bool runtime; /* a kernel of it prints or allocates */
+};
+
 struct CUmod_st {
     struct handle handle;
     CUcontext ctx;
-    struct place *variables; /* NULL: none; gone with the context */
+    unsigned long long ctx_id; /* a handle is used again */
+    struct image image;
+    struct span *variables; /* NULL: none; gone with the context */
     char *text; /* NULL when the image is binary: every name is found then */
 };
 
@@ -127,6 +147,8 @@ struct CUfunc_st {
     const char *counter_parameter; /* counts while it runs, at the address in this parameter (u64), or NULL */
     uint64_t ns;
     uint32_t error; /* in which it ends, 0 = well */
+    uint64_t local; /* bytes a thread */
+    bool runtime;   /* prints or allocates */
     struct CUfunc_st *next;
 };
 
@@ -138,7 +160,7 @@ struct CUmemPoolHandle_st {
     cuuint64_t attribute[16];
 };
 
-enum span_kind { SPAN_DEVICE, SPAN_MANAGED, SPAN_POOL, SPAN_GRAPH, SPAN_HOST, SPAN_REGISTERED, SPAN_MAPPED, SPAN_IPC };
+enum span_kind { SPAN_DEVICE, SPAN_MANAGED, SPAN_POOL, SPAN_GRAPH, SPAN_HOST, SPAN_REGISTERED, SPAN_MAPPED, SPAN_IPC, SPAN_VARIABLES };
 struct span {
     uintptr_t base;
     size_t bytes;
@@ -149,7 +171,8 @@ struct span {
     struct physical *physical; /* of a mapped one */
     uint64_t charged, id;
     uint64_t object; /* shared with other processes under this number, 0 = not */
-    struct place *place; /* in a block, NULL: pages of its own */
+    struct place *place; /* in a block of its list, NULL: pages of its own */
+    unsigned list;
     uint64_t offset; /* in the arena */
     size_t room;     /* in the arena */
     unsigned flags, class;
@@ -208,6 +231,7 @@ void take_a_while(void);
 CUresult cuCtxSynchronize_v2(CUcontext ctx);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device);
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer);
 CUresult cuGraphClone(CUgraph *made, CUgraph graph);
 CUresult cuMemFree_v2(CUdeviceptr at);
@@ -232,6 +256,21 @@ CUresult fault(enum faultable function, uint64_t bytes);
 int driver_cuda_version(void);
 bool symbol_missing(const char *symbol); /* an exported name, without the suffix of its per-thread twin */
 #define FAULT(function, bytes) TRY(fault(FAULTABLE_##function, bytes))
+
+/* losses.c */
+CUresult losses_begin(CUcontext ctx);
+void losses_end(CUcontext ctx);
+CUresult losses_limit(CUcontext ctx, CUlimit limit, size_t value);
+CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap); /* before a kernel that needs these */
+bool losses_runtime(CUcontext ctx);
+bool losses_stream(CUcontext ctx);
+void losses_stream_end(CUcontext ctx);
+
+/* image.c */
+void image_read(struct image *image, const void *at);
+void image_free(struct image *image);
+bool image_is_text(const char *image);
+uint64_t image_local(const char *entry); /* of the kernel whose ".entry" that is in PTX text; NULL: 0 */
 
 /* module.c */
 CUresult function_queue(CUfunction function, CUstream stream, uint64_t ns);
@@ -269,6 +308,8 @@ uint64_t place_share(const struct place *place, int device); /* its block, as a 
 /* memory.c */
 bool take(int device, uint64_t bytes);
 void give(int device, uint64_t bytes);
+/* By the rule of pages.c, in blocks of that list. */
+CUresult memory_by_pages(enum span_kind kind, CUcontext ctx, unsigned list, size_t bytes, struct span **made);
 CUresult memory_new(enum span_kind kind, CUcontext ctx, int device, size_t bytes, uint64_t charged, struct span **span);
 void memory_gone(struct span *span); /* under lock: takes it out of the tree and gives its bytes back */
 void memory_context_gone(CUcontext ctx);
@@ -294,6 +335,7 @@ struct span *map_import(const struct fake_object *object, int fd, CUcontext ctx,
 
 /* graph.c */
 enum node_kind { NODE_EMPTY, NODE_KERNEL, NODE_ALLOC, NODE_FREE, NODE_HOST, NODE_COPY, NODE_FILL, NODE_EVENT, NODE_CHILD };
+CUresult capture_kernel(struct CUgraph_st *graph, CUfunction function, uint64_t ns);
 CUresult capture_add(struct CUgraph_st *graph, enum node_kind kind, uint64_t ns);
 CUresult capture_alloc(struct CUgraph_st *graph, int device, CUdeviceptr *at, size_t bytes);
 CUresult capture_free(struct CUgraph_st *graph, CUdeviceptr at);

@@ -36,7 +36,8 @@ static CUresult launch(CUfunction function, const unsigned grid[3], const unsign
     CHECK(threads > 0 && threads <= 1024, CUDA_ERROR_INVALID_VALUE);
     TRY(function_ns(function, parameters, extra, &ns));
     if (stream->capture != NULL)
-        return capture_add(stream->capture, NODE_KERNEL, ns);
+        return capture_kernel(stream->capture, function, ns);
+    TRY(losses_launch(stream->ctx, function->local, function->runtime));
     uint64_t counter = 0;
     CHECK(function->counter_parameter == NULL || parameter(function->counter_parameter, parameters, extra, &counter, sizeof counter),
           CUDA_ERROR_INVALID_VALUE);

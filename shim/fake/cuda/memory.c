@@ -50,7 +50,7 @@ void memory_gone(struct span *span)
     span_remove(span);
     if (span->place != NULL) {
         arena_wipe(span);
-        place_free(&span->ctx->pages[PAGES_LINEAR], span->device, span->place);
+        place_free(&span->ctx->pages[span->list], span->device, span->place);
         free(span);
         return;
     }
@@ -77,7 +77,7 @@ static void collect(const void *node, VISIT visit, int level)
     struct span *span = *(struct span *const *)node;
     (void)level;
     if ((visit == postorder || visit == leaf) && span->ctx == walk_ctx &&
-        (span->kind == SPAN_DEVICE || span->kind == SPAN_MANAGED || span->kind == SPAN_IPC)) {
+        (span->kind == SPAN_DEVICE || span->kind == SPAN_MANAGED || span->kind == SPAN_IPC || span->kind == SPAN_VARIABLES)) {
         span->next_free = walk_first;
         walk_first = span;
     }
@@ -99,28 +99,37 @@ void memory_context_gone(CUcontext ctx)
 }
 
 /* A small request, in a block of its context. */
-static CUresult small_new(CUcontext ctx, size_t bytes, struct span **made)
+static CUresult small_new(enum span_kind kind, CUcontext ctx, unsigned list, size_t bytes, struct span **made)
 {
     CHECK(atomic_load(&card_of(ctx->device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
-    struct pages *pages = &ctx->pages[PAGES_LINEAR];
+    struct pages *pages = &ctx->pages[list];
     struct span *span = calloc(1, sizeof *span);
     CHECK(span != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     lock();
     struct place *place = place_new(pages, ctx->device, bytes);
     bool good = place != NULL;
     if (good) {
-        *span = (struct span){.kind = SPAN_DEVICE, .ctx = ctx, .device = ctx->device, .bytes = bytes,
-                              .place = place, .offset = place_offset(place), .room = place->bytes};
+        *span = (struct span){.kind = kind, .ctx = ctx, .device = ctx->device, .bytes = bytes,
+                              .place = place, .list = list, .offset = place_offset(place), .room = place->bytes};
         arena_fill(span);
         good = span_insert(span);
         if (!good)
             place_free(pages, ctx->device, place);
     }
     unlock();
-    if (!good)
+    if (good)
+        *made = span;
+    else
         free(span);
-    *made = span;
     return good ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult memory_by_pages(enum span_kind kind, CUcontext ctx, unsigned list, size_t bytes, struct span **made)
+{
+    CHECK(bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
+    if (kind != SPAN_MANAGED && rounded(bytes, GRAIN) < BLOCK_BYTES)
+        return small_new(kind, ctx, list, bytes, made);
+    return memory_new(kind, ctx, ctx->device, bytes, rounded(bytes, BLOCK_BYTES), made);
 }
 
 static CUresult alloc(enum span_kind kind, CUdeviceptr *at, size_t bytes)
@@ -129,9 +138,7 @@ static CUresult alloc(enum span_kind kind, CUdeviceptr *at, size_t bytes)
     struct span *span;
     TRY(current(&ctx));
     CHECK(at != NULL && bytes > 0, CUDA_ERROR_INVALID_VALUE);
-    CHECK(bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
-    const bool small = kind == SPAN_DEVICE && rounded(bytes, GRAIN) < BLOCK_BYTES;
-    TRY(small ? small_new(ctx, bytes, &span) : memory_new(kind, ctx, ctx->device, bytes, rounded(bytes, BLOCK_BYTES), &span));
+    TRY(memory_by_pages(kind, ctx, PAGES_LINEAR, bytes, &span));
     *at = (CUdeviceptr)span->base;
     return CUDA_SUCCESS;
 }

@@ -5,8 +5,8 @@
  *     //fake NAME us=param0       as its first parameter says, an unsigned 32-bit number of microseconds
  *     //fake NAME us=250 error=719   and ends in that error
  *     //fake NAME us=250 counter=param0   and counts meanwhile (counter.c)
- * Variables (.global .align 4 .b8 name[SIZE]) lose memory at load, in blocks of their own, as measured; those of binary images
- * are not read. All other kernels take the description's kernel_us. A kernel computes nothing.
+ *     //fake NAME local=4096      bytes of local memory, if not those of its .local arrays
+ * Variables lose memory at load, in blocks of their own, as measured (image.c). All other kernels take the description's kernel_us. A kernel computes nothing.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -19,30 +19,11 @@ bool function_ok(const void *function)
     return handle_is(function, HANDLE_FUNCTION);
 }
 
-/* The bytes of the .global lines of bytes (.b8): arrays, as a compiler writes every variable of more than one word. */
-static uint64_t variables_of(const char *text)
+static void module_end(CUmodule module)
 {
-    uint64_t bytes = 0;
-    static const char mark[] = ".global ";
-    for (const char *at = strstr(text, mark); at != NULL; at = strstr(at + 1, mark)) {
-        const char *end = at + strcspn(at, ";=\n"), *type = strstr(at, " .b8 "), *open = memchr(at, '[', (size_t)(end - at));
-        if (type != NULL && type < end && open != NULL)
-            bytes += strtoull(open + 1, NULL, 10);
-    }
-    return bytes;
-}
-
-/* False: the card is full. */
-static bool variables_new(CUmodule module)
-{
-    const uint64_t bytes = module->text == NULL ? 0 : variables_of(module->text);
-    if (bytes == 0)
-        return true;
-    CHECK(bytes <= ARENA_BYTES / 2, false);
-    lock();
-    module->variables = place_new(&module->ctx->pages[PAGES_MODULES], module->ctx->device, bytes);
-    unlock();
-    return module->variables != NULL;
+    image_free(&module->image);
+    free(module->text);
+    handle_free(module);
 }
 
 static CUresult module_new(CUmodule *made, const void *image)
@@ -50,19 +31,20 @@ static CUresult module_new(CUmodule *made, const void *image)
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
-    const char first = *(const char *)image;
     CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
     CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     module->ctx = ctx;
-    if (first == '/' || first == '.' || first == '\n' || first == ' ' || first == '\t' || first == '\r')
-        module->text = strdup(image);
-    if (!variables_new(module)) {
-        free(module->text);
-        handle_free(module);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *made = module;
-    return CUDA_SUCCESS;
+    module->ctx_id = ctx->id;
+    module->text = image_is_text(image) ? strdup(image) : NULL;
+    image_read(&module->image, image);
+    CUresult rc = module->image.runtime && !losses_runtime(ctx) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    if (rc == CUDA_SUCCESS && module->image.bytes > 0)
+        rc = memory_by_pages(SPAN_VARIABLES, ctx, PAGES_MODULES, module->image.bytes, &module->variables);
+    if (rc == CUDA_SUCCESS)
+        *made = module;
+    else
+        module_end(module);
+    return rc;
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
@@ -96,29 +78,50 @@ EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
     return rc;
 }
 
+static bool has_context(CUmodule module)
+{
+    return context_ok(module->ctx) && module->ctx->id == module->ctx_id;
+}
+
 EXPORT CUresult cuModuleUnload(CUmodule module)
 {
     TRY(ready());
     CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
     lock();
-    if (module->variables != NULL && context_ok(module->ctx))
-        place_free(&module->ctx->pages[PAGES_MODULES], module->ctx->device, module->variables);
+    if (module->variables != NULL && has_context(module))
+        memory_gone(module->variables);
     unlock();
-    free(module->text);
-    handle_free(module);
+    module_end(module);
     return CUDA_SUCCESS;
 }
 
-static bool has_word(const char *text, const char *before, const char *word)
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *at, size_t *bytes, CUmodule module, const char *name)
+{
+    TRY(ready());
+    CHECK(name != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(handle_is(module, HANDLE_MODULE) && has_context(module), CUDA_ERROR_INVALID_HANDLE);
+    const struct variable *variable = module->image.variables;
+    while (variable != NULL && strcmp(variable->name, name) != 0)
+        variable = variable->next;
+    CHECK(variable != NULL, CUDA_ERROR_NOT_FOUND);
+    if (at != NULL)
+        *at = (CUdeviceptr)(module->variables->base + variable->at);
+    if (bytes != NULL)
+        *bytes = variable->bytes;
+    return CUDA_SUCCESS;
+}
+
+/* Where the word stands behind `before`, or NULL. */
+static const char *find_word(const char *text, const char *before, const char *word)
 {
     const size_t length = strlen(word);
     for (const char *at = strstr(text, before); at != NULL; at = strstr(at, before)) {
         at += strlen(before);
         at += strspn(at, " \t");
         if (strncmp(at, word, length) == 0 && strcspn(at + length, " \t\r\n({") == 0)
-            return true;
+            return at;
     }
-    return false;
+    return NULL;
 }
 
 /* What follows KEY= on a line "//fake NAME ...", or NULL. */
@@ -150,7 +153,8 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const cha
     CHECK(made != NULL && name != NULL && name[0] != '\0', CUDA_ERROR_INVALID_VALUE);
     CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
     const char *text = module->text;
-    CHECK(text == NULL || strstr(text, ".entry") == NULL || has_word(text, ".entry", name), CUDA_ERROR_NOT_FOUND);
+    const char *entry = text == NULL ? NULL : find_word(text, ".entry", name);
+    CHECK(text == NULL || strstr(text, ".entry") == NULL || entry != NULL, CUDA_ERROR_NOT_FOUND);
     CUfunction function = handle_new(HANDLE_FUNCTION, sizeof *function);
     CHECK(function != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     snprintf(function->name, sizeof function->name, "%s", name);
@@ -163,6 +167,9 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const cha
     function->counter_parameter = parameter_word(text == NULL ? NULL : fake_word(text, name, " counter="));
     if (word != NULL && function->us_parameter == NULL)
         function->ns = strtoull(word, NULL, 10) * 1000;
+    const char *local = text == NULL ? NULL : fake_word(text, name, " local=");
+    function->local = local == NULL ? image_local(entry) : strtoull(local, NULL, 10);
+    function->runtime = module->image.runtime;
     *made = function;
     return CUDA_SUCCESS;
 }
@@ -193,7 +200,12 @@ EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, C
 {
     FAULT(cuFuncGetAttribute, 0);
     CHECK(function_ok(function) && value != NULL, CUDA_ERROR_INVALID_HANDLE);
-    *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
+    switch ((int)attribute) {
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
+    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = (int)function->local; break;
+    default: *value = 0;
+    }
     return CUDA_SUCCESS;
 }
 

@@ -75,6 +75,7 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(stream != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
+    CHECK(losses_stream(ctx), CUDA_ERROR_OUT_OF_MEMORY);
     *stream = handle_new(HANDLE_STREAM, sizeof **stream);
     CHECK(*stream != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     (*stream)->ctx = ctx;
@@ -96,6 +97,8 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
     CUstream stream;
     TRY(stream_get(handle, &stream));
     CHECK((uintptr_t)handle > 2, CUDA_ERROR_INVALID_HANDLE);
+    if (context_ok(stream->ctx))
+        losses_stream_end(stream->ctx);
     handle_free(stream);
     return CUDA_SUCCESS;
 }

@@ -227,6 +227,51 @@ def load(text: str) -> list[Any]:
     return [lib.cuModuleLoadData(ctypes.byref(module), text.encode()), module.value]
 
 
+def load_bytes(image: str) -> list[Any]:
+    """An image in hexadecimal."""
+    module = ctypes.c_void_p()
+    return [lib.cuModuleLoadData(ctypes.byref(module), bytes.fromhex(image)), module.value]
+
+
+def variable(module: int, name: str) -> list[Any]:
+    """[CUresult, [address, bytes]]"""
+    at, size = ctypes.c_uint64(), ctypes.c_size_t()
+    rc = lib.cuModuleGetGlobal_v2(ctypes.byref(at), ctypes.byref(size), ctypes.c_void_p(module), name.encode())
+    return [rc, [at.value, size.value]]
+
+
+def kernel(module: int, name: str) -> list[Any]:
+    made = ctypes.c_void_p()
+    return [lib.cuModuleGetFunction(ctypes.byref(made), ctypes.c_void_p(module), name.encode()), made.value]
+
+
+def local_bytes(made: int) -> list[Any]:
+    value = ctypes.c_int()
+    return [lib.cuFuncGetAttribute(ctypes.byref(value), 3, ctypes.c_void_p(made)), value.value]
+
+
+def launch_function(made: int, stream: int = 0) -> list[Any]:
+    return [lib.cuLaunchKernel(ctypes.c_void_p(made), 1, 1, 1, 1, 1, 1, 0, ctypes.c_void_p(stream), None, None)]
+
+
+def set_limit(limit: int, value: int) -> list[Any]:
+    return [lib.cuCtxSetLimit(limit, ctypes.c_size_t(value))]
+
+
+def limit(number: int) -> list[Any]:
+    value = ctypes.c_size_t()
+    return [lib.cuCtxGetLimit(ctypes.byref(value), number), value.value]
+
+
+def stream() -> list[Any]:
+    made = ctypes.c_void_p()
+    return [lib.cuStreamCreate(ctypes.byref(made), 1), made.value]
+
+
+def stream_end(made: int) -> list[Any]:
+    return [lib.cuStreamDestroy_v2(ctypes.c_void_p(made))]
+
+
 def unload(module: int) -> list[Any]:
     return [lib.cuModuleUnload(ctypes.c_void_p(module))]
 

@@ -1,0 +1,95 @@
+/* losses.c - what a context loses on the GPU beside what is allocated in it, as measured on an H200 (bench/granularity).
+ *
+ * The context itself, with a stack for each thread that the GPU can have at once: the limit, rounded up to 16 bytes, in whole
+ * pages. What it costs is what it costs with STACK_DEFAULT. A kernel with more local memory than the stack has makes it grow at
+ * its launch, for good. The heap beyond its first size is lost at the first launch of a kernel that uses it; what printf and
+ * malloc of kernels need, when their module is loaded. Of the streams every fourth takes a block, which stays.
+ */
+#include "internal.h"
+
+enum { STACK_MOST = 327680 /* guessed: 300,000-odd were taken, 524,288 refused */, HEAP_FIRST = 8 << 20, RUNTIME_STACK = 512 };
+
+static bool lose(CUcontext ctx, enum loss what, uint64_t bytes)
+{
+    lock();
+    uint64_t *lost = &ctx->lost[what];
+    const bool fits = bytes <= *lost || take(ctx->device, bytes - *lost);
+    if (bytes < *lost)
+        give(ctx->device, *lost - bytes);
+    if (fits)
+        *lost = bytes;
+    unlock();
+    return fits;
+}
+
+static uint64_t stacks(int device, uint64_t limit)
+{
+    int processors = 0, threads = 0;
+    cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device);
+    return rounded(limit, 16) * (uint64_t)processors * (uint64_t)threads;
+}
+
+static bool stack_set(CUcontext ctx, uint64_t limit)
+{
+    const uint64_t whole = card_of(ctx->device)->context_bytes + rounded(stacks(ctx->device, limit), BLOCK_BYTES);
+    const uint64_t usual = rounded(stacks(ctx->device, STACK_DEFAULT), BLOCK_BYTES);
+    CHECK(lose(ctx, LOSS_CONTEXT, whole > usual ? whole - usual : 0), false);
+    ctx->limit[CU_LIMIT_STACK_SIZE] = limit;
+    return true;
+}
+
+CUresult losses_begin(CUcontext ctx)
+{
+    return stack_set(ctx, STACK_DEFAULT) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void losses_end(CUcontext ctx)
+{
+    for (enum loss what = 0; what < LOSSES; what++)
+        lose(ctx, what, 0);
+}
+
+CUresult losses_limit(CUcontext ctx, CUlimit limit, size_t value)
+{
+    if (limit == CU_LIMIT_STACK_SIZE) {
+        CHECK(value <= STACK_MOST, CUDA_ERROR_INVALID_VALUE);
+        return stack_set(ctx, value) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    ctx->limit[limit] = value;
+    return CUDA_SUCCESS;
+}
+
+CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap)
+{
+    const uint64_t size = ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE];
+    CHECK(local <= ctx->limit[CU_LIMIT_STACK_SIZE] || stack_set(ctx, local), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(!heap || size <= HEAP_FIRST || lose(ctx, LOSS_HEAP, rounded(size, BLOCK_BYTES) + BLOCK_BYTES), CUDA_ERROR_OUT_OF_MEMORY);
+    return CUDA_SUCCESS;
+}
+
+bool losses_runtime(CUcontext ctx)
+{
+    return lose(ctx, LOSS_RUNTIME, rounded(stacks(ctx->device, RUNTIME_STACK) + HEAP_FIRST, BLOCK_BYTES));
+}
+
+/* A card whose contexts cost nothing has streams that cost nothing. */
+bool losses_stream(CUcontext ctx)
+{
+    lock();
+    ctx->streams++;
+    const uint64_t bytes = card_of(ctx->device)->context_bytes == 0 ? 0 : (ctx->streams + 2) / 4 * BLOCK_BYTES;
+    const bool more = bytes > ctx->lost[LOSS_STREAMS];
+    unlock();
+    if (!more || lose(ctx, LOSS_STREAMS, bytes))
+        return true;
+    losses_stream_end(ctx);
+    return false;
+}
+
+void losses_stream_end(CUcontext ctx)
+{
+    lock();
+    ctx->streams -= ctx->streams > 0;
+    unlock();
+}
