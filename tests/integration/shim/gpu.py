@@ -149,6 +149,28 @@ def module(*variables: str, way: str = "cuModuleLoadData") -> list[int]:
     return [getattr(cuda, way)(byref(made), image, *more), made.value or 0]
 
 
+def module_bytes(image: str) -> list[int]:
+    """An image in hexadecimal."""
+    made = c_void_p()
+    return [cuda.cuModuleLoadData(byref(made), bytes.fromhex(image)), made.value or 0]
+
+
+def deep(local: int, stream: int = 0) -> list[int]:
+    """Launches a kernel of that much local memory."""
+    made, function = c_void_p(), c_void_p()
+    image = f"//fake deep us=0 local={local}\n.visible .entry deep() {{ ret; }}\n".encode()
+    rc = cuda.cuModuleLoadData(byref(made), image) or cuda.cuModuleGetFunction(byref(function), made, b"deep")
+    return [rc or cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, c_void_p(stream), None, None)]
+
+
+def deep_graph(local: int) -> list[int]:
+    """The same, captured and launched as a graph."""
+    stream = stream_new()[1]
+    rc = capture(stream)[0] or deep(local, stream)[0]
+    made = captured(stream)[1]
+    return [rc or graph_run(graph_ready(made)[1])[0]]
+
+
 def module_file(path: str) -> list[int]:
     made = c_void_p()
     return [cuda.cuModuleLoad(byref(made), path.encode()), made.value or 0]

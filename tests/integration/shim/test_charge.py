@@ -88,6 +88,6 @@ def test_small_modules_share_a_page(stage: Stage) -> None:
 
 
 def test_a_launch_that_makes_the_stacks_grow_is_paid_for_or_refused(build: Path) -> None:
-    """The fake driver's kernels have no local memory, so the library's own unit test plays the driver; it reads images as well."""
+    """Also where a call fails half-way: the library's own unit test plays the driver. It reads images as well."""
     done = subprocess.run([build / "tests/unit_code"], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
