@@ -229,7 +229,7 @@ static struct image_needs of_fatbin(const unsigned char *image, unsigned capabil
         }
         at += header_bytes + part.bytes;
     }
-    return most;
+    return best == NOT_AT_ALL && capability != 0 ? of_fatbin(image, 0) : most; /* the driver may know better: then any */
 }
 
 struct image_needs image_read(const void *image, unsigned capability)

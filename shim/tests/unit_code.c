@@ -144,7 +144,7 @@ static void of_a_fatbin_the_part_counts_that_the_gpu_takes(void)
     assert(image_read(&fatbin, 90).variables == 2000 && image_read(&fatbin, 90).known);
     struct image_needs later = image_read(&fatbin, 100);
     assert(later.variables == 0 && !later.known && later.code >= 1000000);
-    assert(image_read(&fatbin, 75).variables == 0 && !image_read(&fatbin, 0).known);
+    assert(image_read(&fatbin, 75).variables == 2000 && !image_read(&fatbin, 0).known); /* none suits: any may be taken */
 }
 
 static void an_image_states_what_its_code_takes_at_most(void)
