@@ -9,6 +9,7 @@
 struct CUarray_st {
     struct handle handle;
     CUcontext ctx;
+    unsigned long long ctx_id;
     struct place *place; /* NULL: sparse, or a level of a mipmapped array, which is counted as a whole */
     CUDA_ARRAY3D_DESCRIPTOR how;
     struct physical *tile[TILES]; /* of a sparse array: what is mapped, at tile x of its first row */
@@ -18,6 +19,7 @@ struct CUarray_st {
 struct CUmipmappedArray_st {
     struct handle handle;
     CUcontext ctx;
+    unsigned long long ctx_id;
     struct place *place;
     unsigned levels;
     CUarray level[LEVELS];
@@ -48,12 +50,42 @@ static uint64_t blocked(uint64_t extent, uint64_t unit)
     return block;
 }
 
-static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *how)
+static bool layered(const CUDA_ARRAY3D_DESCRIPTOR *how)
 {
-    const uint64_t height = how->Height > 0 ? how->Height : 1, depth = how->Depth > 0 ? how->Depth : 1;
-    const bool layered = (how->Flags & CUDA_ARRAY3D_LAYERED) != 0;
-    const uint64_t rows = rounded(height, blocked(height, GROUP_ROWS));
-    return rounded(how->Width * how->NumChannels * element_bytes(how->Format), 64) * rows * (layered ? depth : rounded(depth, blocked(depth, 1)));
+    return (how->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
+}
+
+static uint64_t or_one(uint64_t extent)
+{
+    return extent > 0 ? extent : 1;
+}
+
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how)
+{
+    const uint64_t height = or_one(how->Height), row = rounded(how->Width * how->NumChannels * element_bytes(how->Format), 64);
+    if (how->Depth > 0 && !layered(how)) /* blocks are as deep as they must be, and of one group of rows */
+        return row * rounded(height, GROUP_ROWS) * rounded(how->Depth, blocked(how->Depth, 1));
+    return row * rounded(height, blocked(height, GROUP_ROWS));
+}
+
+static CUDA_ARRAY3D_DESCRIPTOR next_level(CUDA_ARRAY3D_DESCRIPTOR how)
+{
+    how.Width -= how.Width > 1 ? how.Width - how.Width / 2 : 0;
+    how.Height -= how.Height > 1 ? how.Height - how.Height / 2 : 0;
+    how.Depth -= how.Depth > 1 && !layered(&how) ? how.Depth - how.Depth / 2 : 0;
+    return how;
+}
+
+/* All levels of a layer lie together; each layer of several levels begins at a block of the first one. */
+static uint64_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
+{
+    uint64_t bytes = 0;
+    CUDA_ARRAY3D_DESCRIPTOR level = *how;
+    for (unsigned i = 0; i < levels; i++, level = next_level(level))
+        bytes += level_bytes(&level);
+    if (!layered(how))
+        return bytes;
+    return (levels > 1 ? rounded(bytes, 64 * blocked(or_one(how->Height), GROUP_ROWS)) : bytes) * or_one(how->Depth);
 }
 
 static bool sparse(const CUDA_ARRAY3D_DESCRIPTOR *how)
@@ -75,11 +107,11 @@ static struct place *room_new(CUcontext ctx, uint64_t bytes)
     return place;
 }
 
-/* With its context, all of its room is gone already. */
-static void room_free(CUcontext ctx, struct place *place)
+/* With its context, all of its room is gone already; another one may have the handle now. */
+static void room_free(CUcontext ctx, unsigned long long ctx_id, struct place *place)
 {
     lock();
-    if (place != NULL && context_ok(ctx))
+    if (place != NULL && context_ok(ctx) && ctx->id == ctx_id)
         place_free(&ctx->pages[PAGES_ARRAYS], ctx->device, place);
     unlock();
 }
@@ -90,10 +122,11 @@ static CUresult array_new(CUarray *made, CUcontext ctx, const CUDA_ARRAY3D_DESCR
     CHECK(bytes == 0 || place != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CUarray array = handle_new(HANDLE_ARRAY, sizeof *array);
     if (array == NULL) {
-        room_free(ctx, place);
+        room_free(ctx, ctx->id, place);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     array->ctx = ctx;
+    array->ctx_id = ctx->id;
     array->place = place;
     array->how = *how;
     *made = array;
@@ -106,7 +139,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(array != NULL && how != NULL && sound(how), CUDA_ERROR_INVALID_VALUE);
-    return array_new(array, ctx, how, sparse(how) ? 0 : bytes_of(how));
+    return array_new(array, ctx, how, sparse(how) ? 0 : bytes_of(how, 1));
 }
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *how)
@@ -123,7 +156,7 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
     for (unsigned i = 0; i < TILES; i++)
         if (array->tile[i] != NULL)
             physical_let_go(array->tile[i]);
-    room_free(array->ctx, array->place);
+    room_free(array->ctx, array->ctx_id, array->place);
     handle_free(array);
     return CUDA_SUCCESS;
 }
@@ -172,29 +205,20 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(made != NULL && how != NULL && sound(how) && levels > 0 && levels <= LEVELS, CUDA_ERROR_INVALID_VALUE);
-    CUDA_ARRAY3D_DESCRIPTOR level[LEVELS];
-    uint64_t bytes = 0;
-    for (unsigned i = 0; i < levels; i++) {
-        level[i] = i == 0 ? *how : level[i - 1];
-        if (i > 0) {
-            level[i].Width = level[i].Width > 1 ? level[i].Width / 2 : 1;
-            level[i].Height = level[i].Height > 1 ? level[i].Height / 2 : level[i].Height;
-            level[i].Depth = level[i].Depth > 1 ? level[i].Depth / 2 : level[i].Depth;
-        }
-        bytes += bytes_of(&level[i]);
-    }
-    struct place *place = room_new(ctx, bytes);
+    struct place *place = room_new(ctx, bytes_of(how, levels));
     CHECK(place != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CUmipmappedArray array = handle_new(HANDLE_MIPMAP, sizeof *array);
     if (array == NULL) {
-        room_free(ctx, place);
+        room_free(ctx, ctx->id, place);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     array->ctx = ctx;
+    array->ctx_id = ctx->id;
     array->place = place;
     array->levels = levels;
-    for (unsigned i = 0; i < levels; i++)
-        if (array_new(&array->level[i], ctx, &level[i], 0) != CUDA_SUCCESS)
+    CUDA_ARRAY3D_DESCRIPTOR level = *how;
+    for (unsigned i = 0; i < levels; i++, level = next_level(level))
+        if (array_new(&array->level[i], ctx, &level, 0) != CUDA_SUCCESS)
             array->level[i] = NULL;
     *made = array;
     return CUDA_SUCCESS;
@@ -216,7 +240,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
     for (unsigned i = 0; i < array->levels; i++)
         if (array->level[i] != NULL)
             handle_free(array->level[i]);
-    room_free(array->ctx, array->place);
+    room_free(array->ctx, array->ctx_id, array->place);
     handle_free(array);
     return CUDA_SUCCESS;
 }

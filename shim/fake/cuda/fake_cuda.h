@@ -204,6 +204,7 @@ typedef struct {
     unsigned int deviceBitMask, flags, reserved[2];
 } CUarrayMapInfo;
 #define CUDA_ARRAY3D_LAYERED 0x01
+#define CUDA_ARRAY3D_CUBEMAP 0x04
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 
@@ -50,20 +51,46 @@ def test_a_request_loses_whole_pages_and_a_free_returns_them(fake_driver, worker
     assert driver.used_mib() == 0
 
 
-@pytest.mark.parametrize(
-    ("shape", "per_block"),
-    [((256, 256), 32), ((1000, 1000), 2), ((500, 300), 10), ((3, 5000), 6), ((5000, 3), 51), ((65536, 0), 4)],
+SHAPE = re.compile(
+    r"(\d+)x(\d+)x(\d+)(?: levels=(\d+))? format=0x(\w+) channels=(\d+)(?: flags=(\d+))?(?: levels=(\d+))?"
 )
-def test_so_many_arrays_share_a_block_as_on_the_gpu(fake_driver, worker, shape, per_block):
-    driver = fake_driver(ROOMY)
-    one = worker(driver)
-    made = [one.must("array", *shape) for _ in range(per_block)]
-    assert driver.used_mib() == 2
-    made.append(one.must("array", *shape))
-    assert driver.used_mib() == 4
-    for array in made:
-        one.must("array_destroy", array)
-    assert driver.used_mib() == 0
+LARGEST_FORMAT = 0x20
+"""The fake has no compressed formats."""
+
+
+def measured_arrays(part: str):
+    """[shape, levels, arrays, what the row says of them] of each row."""
+    for row in csv.DictReader((REPOSITORY / "bench/granularity/results-h200.csv").read_text().splitlines()):
+        found = SHAPE.match(row["case"]) if row["part"] == part else None
+        if found is not None and int(found[5], 16) <= LARGEST_FORMAT:
+            width, height, depth, levels, _, channels, flags, more = (int(number or 0) for number in found.groups())
+            shape = [width, height, depth, int(found[5], 16), channels, flags]
+            yield shape, levels or more, int(row["count"]), int(row["lost_bytes"])
+
+
+@pytest.mark.parametrize(("part", "rows"), [("arrays", 468), ("mipmaps", 48)])
+def test_arrays_lose_what_they_lost_on_the_gpu(fake_driver, worker, part, rows):
+    one = worker(fake_driver(ROOMY))
+    measured = list(measured_arrays(part))
+    assert len(measured) == rows
+    lost = [one.must("arrays_lose", shape, levels, count)[-1] for shape, levels, count, _ in measured]
+    assert lost == [expected for *_, expected in measured]
+
+
+MOST = 1099
+"""Arrays that were made in search of the second block."""
+
+
+def test_so_many_arrays_share_a_block_as_on_the_gpu(fake_driver, worker):
+    """`count` of them fitted into what the first one took; one more took more."""
+    one = worker(fake_driver(ROOMY))
+    wrong, rows = [], list(measured_arrays("per block"))
+    assert len(rows) == 483
+    for shape, levels, count, first in rows:
+        lost = one.must("arrays_lose", shape, levels, count if count == MOST else count + 1)
+        if [lost[0], lost[count - 1], lost[-1] > first] != [first, first, count < MOST]:
+            wrong.append((shape, levels, count, lost[0], lost[-1]))
+    assert wrong == []
 
 
 def test_arrays_and_linear_memory_never_share_a_block_and_contexts_do_not_either(fake_driver, worker):

@@ -92,6 +92,26 @@ def array(width: int, height: int, depth: int = 0) -> list[Any]:
     return [lib.cuArray3DCreate_v2(ctypes.byref(made), ctypes.byref(how)), made.value]
 
 
+def arrays_lose(shape: list[int], levels: int, count: int) -> list[Any]:
+    """So many arrays (levels > 0: mipmapped) of [width, height, depth, format, channels, flags]; the bytes lost after each."""
+    how, before, made, lost = ArrayDescriptor(*shape), info()[1], [], []
+    for _ in range(count):
+        one = ctypes.c_void_p()
+        rc = (
+            lib.cuMipmappedArrayCreate(ctypes.byref(one), ctypes.byref(how), levels)
+            if levels
+            else lib.cuArray3DCreate_v2(ctypes.byref(one), ctypes.byref(how))
+        )
+        if rc != 0:
+            return [rc]
+        made.append(one)
+        lost.append(before - info()[1])
+    destroy = lib.cuMipmappedArrayDestroy if levels else lib.cuArrayDestroy
+    assert [destroy(one) for one in made] == [0] * count
+    assert info()[1] == before
+    return [0, lost]
+
+
 def array_destroy(handle: int) -> list[Any]:
     return [lib.cuArrayDestroy(ctypes.c_void_p(handle))]
 
