@@ -26,7 +26,10 @@ def cubin(**variables: int) -> bytes:
     return head + body + symbols + table
 
 
-def fatbin(*entries: tuple[int, bytes]) -> bytes:
-    """Entries of a kind: 1 is PTX, 2 is a cubin."""
-    body = b"".join(struct.pack("<HHIQ", kind, 0x101, 64, len(data)) + bytes(48) + data for kind, data in entries)
+def fatbin(*entries: tuple[int, int, bytes]) -> bytes:
+    """Entries of a kind, 1 is PTX, 2 is a cubin, for an architecture, 75 is sm_75."""
+    body = b"".join(
+        struct.pack("<HHIQ4I", kind, 0x101, 64, len(data), 0, 0, 0, architecture) + bytes(32) + data
+        for kind, architecture, data in entries
+    )
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body

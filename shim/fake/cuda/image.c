@@ -23,6 +23,7 @@ struct fatbin_entry {
     uint16_t kind, version; /* 1 = PTX, 2 = ELF */
     uint32_t header;
     uint64_t bytes;
+    uint32_t compressed, unknown, version_of_language, architecture; /* 75 = sm_75 */
 };
 
 static void add(struct image *image, const char *name, size_t length, uint64_t bytes, uint64_t align)
@@ -119,24 +120,36 @@ static void read_elf(struct image *image, const char *elf)
     }
 }
 
-static void read_fatbin(struct image *image, const char *at)
+/* A cubin runs on GPUs of its generation that are no older, PTX on all that are no older. 0: not here. */
+static unsigned suits(const struct fatbin_entry *entry, unsigned capability)
+{
+    if (entry->architecture > capability || (entry->kind == 2 && entry->architecture / 10 != capability / 10))
+        return 0;
+    return (entry->kind == 2 ? 1000 : 0) + entry->architecture;
+}
+
+/* Of the entries, the one that the driver would take. False: none runs on this GPU. */
+static bool read_fatbin(struct image *image, const char *at, unsigned capability)
 {
     struct fatbin head;
-    struct fatbin_entry entry;
+    struct fatbin_entry entry = {0}, found = {0};
+    const char *body = NULL;
     memcpy(&head, at, sizeof head);
     const char *end = at + head.header + head.bytes;
     for (at += head.header; at + sizeof entry <= end; at += entry.header + entry.bytes) {
         memcpy(&entry, at, sizeof entry);
         if (entry.header < sizeof entry)
-            return;
-        const char *body = at + entry.header;
-        if (entry.kind == 2 && memcmp(body, ELFMAG, SELFMAG) == 0)
-            read_elf(image, body);
-        else if (entry.kind == 1 && image->variables == NULL && memchr(body, '\0', entry.bytes) != NULL)
-            read_text(image, body);
-        if (image->variables != NULL)
-            return; /* one of them is loaded, and all have the same variables */
+            break;
+        if (suits(&entry, capability) > suits(&found, capability)) {
+            found = entry;
+            body = at + entry.header;
+        }
     }
+    if (body != NULL && found.kind == 2 && memcmp(body, ELFMAG, SELFMAG) == 0)
+        read_elf(image, body);
+    else if (body != NULL && found.kind == 1 && found.compressed == 0 && memchr(body, '\0', found.bytes) != NULL)
+        read_text(image, body);
+    return body != NULL;
 }
 
 /* Byte by byte: what is not an image at all may be shorter. */
@@ -153,19 +166,18 @@ bool image_is_text(const char *image)
     return strchr("/.\n \t\r", image[0]) != NULL && image[0] != '\0';
 }
 
-void image_read(struct image *image, const void *at)
+bool image_read(struct image *image, const void *at, unsigned capability)
 {
     *image = (struct image){0};
-    if (image_is_text(at)) {
-        read_text(image, at);
-        return;
-    }
     if (starts(at, WRAPPER_MAGIC)) /* magic, version, the fatbin's address */
         memcpy(&at, (const char *)at + 8, sizeof at);
     if (starts(at, FATBIN_MAGIC))
-        read_fatbin(image, at);
-    else if (starts(at, ELF_MAGIC))
+        return read_fatbin(image, at, capability);
+    if (starts(at, ELF_MAGIC))
         read_elf(image, at);
+    else if (image_is_text(at))
+        read_text(image, at);
+    return true;
 }
 
 void image_free(struct image *image)

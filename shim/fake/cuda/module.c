@@ -36,8 +36,10 @@ static CUresult module_new(CUmodule *made, const void *image)
     module->ctx = ctx;
     module->ctx_id = ctx->id;
     module->text = image_is_text(image) ? strdup(image) : NULL;
-    image_read(&module->image, image);
-    CUresult rc = module->image.runtime && !losses_runtime(ctx) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    const struct fake_card *card = card_of(ctx->device);
+    CUresult rc = image_read(&module->image, image, card->cc_major * 10 + card->cc_minor) ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (rc == CUDA_SUCCESS && module->image.runtime && !losses_runtime(ctx))
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
     if (rc == CUDA_SUCCESS && module->image.bytes > 0)
         rc = memory_by_pages(SPAN_VARIABLES, ctx, PAGES_MODULES, module->image.bytes, &module->variables);
     if (rc == CUDA_SUCCESS)

@@ -7,7 +7,7 @@ import pytest
 from tests.images import cubin, fatbin
 
 MIB = 1 << 20
-OUT_OF_MEMORY, INVALID_VALUE, NOT_FOUND = 2, 1, 500
+OUT_OF_MEMORY, INVALID_VALUE, NOT_FOUND, NO_BINARY = 2, 1, 500, 209
 STACK, PRINTF, HEAP = 0, 1, 2
 THREADS = 132 * 2048
 CONTEXT_MIB = 528
@@ -120,8 +120,8 @@ PTX = f"{HEAD}.global .align 4 .b8 table[12];\n.visible .global .u64 large[10485
 IMAGES = {
     "ptx": PTX,
     "cubin": cubin(table=12, large=8 * MIB),
-    "fatbin of both": fatbin((2, cubin(table=12, large=8 * MIB)), (1, PTX)),
-    "fatbin of ptx": fatbin((1, PTX)),
+    "fatbin of both": fatbin((1, 90, b"//\0"), (2, 90, cubin(table=12, large=8 * MIB)), (2, 80, cubin(other=4))),
+    "fatbin of ptx": fatbin((2, 80, cubin(other=4)), (1, 50, PTX), (1, 100, b"//\0")),
 }
 
 
@@ -169,3 +169,8 @@ def test_a_module_that_outlives_its_context_leaves_the_next_one_alone(driver, wo
     one.must("load", f"{HEAD}.global .u32 v;")
     one.must("unload", old)
     assert lost_mib(driver) == 2
+
+
+def test_a_fatbin_for_other_gpus_is_refused(driver, worker):
+    image = fatbin((2, 80, cubin(other=4)), (2, 100, cubin(other=4)), (1, 100, PTX))
+    assert worker(driver).ask("load_bytes", image.hex())[0] == NO_BINARY

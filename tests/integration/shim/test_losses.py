@@ -17,7 +17,7 @@ def charged_mib(worker: Worker) -> int:
 
 IMAGES = {
     "cubin": cubin(table=12, large=8 * MIB),
-    "fatbin": fatbin((2, cubin(table=12, large=8 * MIB))),
+    "fatbin": fatbin((2, 75, cubin(table=12, large=8 * MIB))),
     "ptx": b".version 8.0\n.target sm_80\n.global .b8 table[12];\n.visible .global .align 8 .u64 large[1048576];\n\0",
 }
 CALLS = {
