@@ -1,7 +1,7 @@
 """What goes wrong when speaking to the NVIDIA driver.
 
 TangramError
-└── NvmlError       the driver is not there, or refused; names the card and NVML's own words
+└── NvmlError       the driver is not there, refused, or is too old; names the card and NVML's own words
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nvml.binding import nv
+from vgpu.driver import too_old
 from vgpu.errors import TangramError
 
 
 class NvmlError(TangramError):
-    """The driver is not there or refused. `code` is NVML's number, 0 when NVML was never reached."""
+    """The driver is not there, refused, or is too old. `code` is NVML's number, 0 when NVML was never reached."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -23,9 +24,22 @@ class NvmlError(TangramError):
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Errors of NVML inside become NvmlError and say what they were about."""
+    """Errors of NVML inside become NvmlError and say what they were about. A missing function names the oldest supported driver."""
     try:
         yield
+    except (
+        nv.NVMLError_FunctionNotFound,
+        nv.NVMLLibraryMismatchError,
+    ):  # the second is no NVMLError: lists of processes raise it
+        raise NvmlError(f"{what}: {too_old(_driver_version())}", int(nv.NVML_ERROR_FUNCTION_NOT_FOUND)) from None
     except nv.NVMLError as error:
         code = int(getattr(error, "value", 0))
         raise NvmlError(f"{what}: NVML says {error} ({code})", code) from None
+
+
+def _driver_version() -> str:
+    """Empty where NVML does not tell, as before it is initialised."""
+    try:
+        return str(nv.nvmlSystemGetDriverVersion())
+    except nv.NVMLError:
+        return ""

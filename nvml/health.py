@@ -80,12 +80,11 @@ class Events:
 
     def wait(self, timeout_ms: int) -> Xid | None:
         """The next XID, or None when none came in time. Raises NvmlError."""
-        try:
-            event = nv.nvmlEventSetWait_v2(self._set, timeout_ms)
-        except nv.NVMLError_Timeout:
-            return None
-        except nv.NVMLError as error:
-            raise NvmlError(f"waiting for XID events: NVML says {error}", int(error.value)) from None
+        with naming("waiting for XID events"):
+            try:
+                event = nv.nvmlEventSetWait_v2(self._set, timeout_ms)
+            except nv.NVMLError_Timeout:
+                return None
         if event.eventType != nv.nvmlEventTypeXidCriticalError:
             return None
         with naming("the card of an XID event"):

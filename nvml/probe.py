@@ -111,11 +111,11 @@ def _numa(handle: Any) -> int:
 def _instances(handle: Any, total_bytes: int, uuid: str) -> tuple[MigInstance, ...]:
     found = []
     for at in range(_optional(lambda: int(nv.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
-        try:
-            instance = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
-        except (nv.NVMLError_NotFound, nv.NVMLError_InvalidArgument):
-            continue
         with naming(f"MIG instance {at} of card {uuid}"):
+            try:
+                instance = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
+            except (nv.NVMLError_NotFound, nv.NVMLError_InvalidArgument):
+                continue
             found.append(_instance(handle, instance, total_bytes))
     return tuple(found)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vgpu.driver import OLDEST_BRANCH
 from vgpu.policy import POLICIES
 from vgpu.quantity import parse
 from vgpu.request import pod_ask
@@ -176,3 +177,7 @@ def test_the_pods_a_second_of_the_limits_are_the_means_of_the_csvs() -> None:
     sizes = sorted({nodes for nodes, _, _ in means})
     columns = list(product(("throughput", "throughput-16-cores"), ("alone", "extender", "ahead")))
     assert shown == [(f"{nodes:,}", *(means[nodes, *column] for column in columns)) for nodes in sizes]
+
+
+def test_the_page_of_installing_names_the_oldest_supported_driver() -> None:
+    assert f"an NVIDIA driver of branch {OLDEST_BRANCH} or newer" in (ROOT / "docs/install.md").read_text()
