@@ -7,7 +7,6 @@
  * While the arbiter is away nobody would resume what it suspended: then the process enables its own channels.
  */
 
-
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -18,6 +17,7 @@
 
 #include <dlfcn.h>
 
+#include "forms.h"
 #include "process.h"
 
 typedef int (*ioctl_function)(int fd, unsigned long request, ...);
@@ -45,14 +45,12 @@ static int next_ioctl(int fd, unsigned long request, void *argument)
     return function(fd, request, argument);
 }
 
-static void remember(struct object added, const void *parameters)
+static void saw_alloc(struct object added)
 {
     if ((added.klass & 0xff) == RM_GRAPHICS_LOW)
         graphics_seen();
     if (!objects_follow(added.klass))
         return;
-    if (added.klass == RM_GROUP && parameters != NULL)
-        added.engine = ((const struct rm_group_parameters *)parameters)->engine;
     pthread_mutex_lock(&capture_->lock);
     bool known = objects_add(&capture_->book, added);
     pthread_mutex_unlock(&capture_->lock);
@@ -65,39 +63,15 @@ static void remember(struct object added, const void *parameters)
     }
 }
 
-static void saw_alloc(int fd, const void *argument, unsigned bytes)
+static void saw_free(struct object gone)
 {
-    if (bytes == sizeof(struct rm_alloc)) {
-        const struct rm_alloc *a = argument;
-        if (a->status == RM_OK)
-            remember((struct object){a->client, a->handle, a->parent, a->klass, 0, fd}, (const void *)(uintptr_t)a->parameters);
-    } else if (bytes == sizeof(struct rm_alloc_short)) {
-        const struct rm_alloc_short *a = argument;
-        if (a->status == RM_OK)
-            remember((struct object){a->client, a->handle, a->parent, a->klass, 0, fd}, (const void *)(uintptr_t)a->parameters);
-    }
-}
-
-static void saw_free(const void *argument, unsigned bytes)
-{
-    const struct rm_free *f = argument;
-    if (bytes != sizeof *f || f->status != RM_OK)
-        return;
     pthread_mutex_lock(&capture_->lock);
-    bool ran = objects_remove(&capture_->book, f->client, f->handle);
+    bool ran = objects_remove(&capture_->book, gone.client, gone.handle);
     pthread_mutex_unlock(&capture_->lock);
     if (ran) {
         atomic_store_explicit(&capture_->changed, true, memory_order_release);
         capture_tell(); /* a handle that is gone makes the whole list fail */
     }
-}
-
-static void saw(int fd, unsigned escape, const void *argument, unsigned bytes)
-{
-    if (escape == RM_ESCAPE_ALLOC)
-        saw_alloc(fd, argument, bytes);
-    else if (escape == RM_ESCAPE_FREE)
-        saw_free(argument, bytes);
 }
 
 EXPORT int ioctl(int fd, unsigned long request, ...)
@@ -107,18 +81,15 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
     void *argument = va_arg(list, void *);
     va_end(list);
     int rc = next_ioctl(fd, request, argument);
-    if (rm_type(request) != RM_TYPE || rc < 0 || argument == NULL)
-        return rc;
-    unsigned escape = rm_escape(request);
-    if (escape != RM_ESCAPE_ALLOC && escape != RM_ESCAPE_FREE && escape != RM_ESCAPE_XFER)
+    if (rc < 0 || !form_concerns(request))
         return rc;
     struct quiet quiet = quiet_begin();
     if (grant_ready() == GRANT_GOOD) {
-        const struct rm_xfer *wrapped = argument;
-        if (escape != RM_ESCAPE_XFER)
-            saw(fd, escape, argument, rm_size(request));
-        else if (rm_size(request) == sizeof *wrapped && wrapped->argument != 0)
-            saw(fd, wrapped->escape, (const void *)(uintptr_t)wrapped->argument, wrapped->bytes);
+        const struct form form = form_read(fd, request, argument);
+        if (form.kind == FORM_ALLOC)
+            saw_alloc(form.object);
+        else if (form.kind == FORM_FREE)
+            saw_free(form.object);
     }
     quiet_end(quiet);
     return rc;
