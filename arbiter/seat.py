@@ -110,13 +110,15 @@ class Seat:
         for what, status in (("a suspend", self.suspend()), ("a resume", self.resume())):
             if status != rm.OK:
                 return f"the driver answered {status & 0xFFFFFFFF:#x} to {what}"
+        return "the driver stopped a channel that does not exist" if self.suspends_nobody() else ""
+
+    def suspends_nobody(self) -> bool:
+        """Does the driver answer that it suspended a channel that does not exist? Then it takes the call for another one."""
         nobody = ctypes.create_string_buffer(
             rm.disable_parameters(self.channels.client, (rm.NO_CHANNEL,), disable=True), rm.PARAMETERS_BYTES
         )
         argument = rm.control(self.channels.client, self.channels.subdevice, ctypes.addressof(nobody))
-        if self._issue(argument) == rm.OK:
-            return "the driver stopped a channel that does not exist: it takes the call for another one"
-        return ""
+        return self._issue(argument) == rm.OK
 
     def close(self) -> None:
         """Give the descriptor up: as long as we hold it, the process's memory outlives it. Nothing is called after that."""

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     GATED = "gated"
     MPS = "mps"
     UNKNOWN_DRIVER = "unknown-driver"
+    NO_SUSPEND = "no-suspend"
     SILENT_PROCESS = "silent-process"
     ARBITER_STALLED = "arbiter-stalled"
     NVML = "nvml"
@@ -110,8 +111,13 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.UNKNOWN_DRIVER: Row(
         _TIME,
-        "Nobody tested this driver version, and suspending did not work when it was tried.",
-        "Install a tested driver, or a version of Tangram that supports this one.",
+        "This driver version is not known, and the trial of suspending could not run, so the arbiter does not suspend.",
+        "Install a known driver; the arbiter's log says why the trial could not run.",
+    ),
+    Reason.NO_SUSPEND: Row(
+        _TIME,
+        "The trial of suspending failed on this driver and GPU model, so the arbiter does not suspend.",
+        "Install another driver; the arbiter's log says what the trial saw.",
     ),
     Reason.SILENT_PROCESS: Row(
         _MEMORY,

@@ -1,0 +1,173 @@
+"""Does the driver of this machine suspend? `python -m arbiter.trial --program tangram-trial` finds out on one GPU and prints the verdict.
+
+It looks at the GPU and not only at status codes: a kernel of the trial program counts in the host's memory. The count moves before a
+suspend, stands still after it and moves again after the resume. The program's channels are suspended from this process, with the code
+and the rights that an arbiter has. No container's process takes part, so none can decide for the others.
+
+The device plugin starts this and ends it if it takes too long: an ioctl of a driver that nobody knows may never return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from arbiter.seat import Seat
+from vgpu import rm
+from vgpu.errors import BadDocument
+from vgpu.messages import Channels
+from vgpu.trial import Outcome, Verdict, verdict_to_text
+
+STILL_S: Final = 0.02
+"""A suspended count does not move for so long. Specified."""
+MOVES_S: Final = 2.0
+"""A count that runs moves within microseconds; with other processes on the GPU it waits for their time slices. Guessed."""
+START_S: Final = 20.0
+"""A context on an idle machine takes 0.1 to 0.5 s, a GPU that nobody keeps initialised some seconds. Guessed."""
+ROUNDS: Final = 3
+
+
+class CannotRun(Exception):
+    """The trial says nothing about the driver."""
+
+
+class NoSuspend(Exception):
+    """The driver did not do what an arbiter needs."""
+
+
+class Program:
+    """The trial program, with a kernel that counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.settimeout(START_S)
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(  # noqa: S603 - the program that Tangram is installed with
+                [str(path), str(number)], pass_fds=[number], stdin=subprocess.DEVNULL
+            )
+
+    def channels(self) -> tuple[Channels, int]:
+        """Its channels and the descriptor they belong to, once the count moves. Raises CannotRun."""
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._ours, 2048, 1)
+        except TimeoutError:
+            raise CannotRun(f"the trial program has not started its kernel within {START_S:g} s") from None
+        except OSError as error:
+            raise CannotRun(f"the trial program cannot be heard: {error}") from None
+        what, _, rest = packet.decode(errors="replace").partition(" ")
+        if what != "channels" or not fds:
+            for fd in fds:
+                os.close(fd)
+            raise CannotRun(rest or f"the trial program ended with status {self._process.wait(START_S)}")
+        client, subdevice, *compute = (int(word) for word in rest.split())
+        return Channels(0, client, subdevice, tuple(compute), (), fresh=True), fds[0]
+
+    def count(self) -> int:
+        """Now. Raises CannotRun when the program has ended."""
+        try:
+            self._ours.send(b"?")
+            return int(self._ours.recv(64))
+        except (OSError, ValueError) as error:
+            raise CannotRun(f"the trial program ended while it was tried: {error}") from None
+
+    def end(self) -> None:
+        """Hang up, and end what does not end by itself."""
+        self._ours.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(2.0)
+            return
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process that the kernel keeps is left to it
+            self._process.wait(2.0)
+
+
+def attempt(count: Callable[[], int], seat: Seat) -> Verdict:
+    """Suspend and resume `ROUNDS` times and look at the count. Raises NoSuspend that says what went wrong; the seat runs then, if it can."""
+    rounds = [_round(count, seat) for _ in range(ROUNDS)]
+    return Verdict(
+        Outcome.WORKS,
+        before=min(one[0] for one in rounds),
+        during=max(one[1] for one in rounds),
+        after=min(one[2] for one in rounds),
+        suspend_us=median(one[3] for one in rounds),
+        resume_us=median(one[4] for one in rounds),
+    )
+
+
+def _round(count: Callable[[], int], seat: Seat) -> tuple[int, int, int, float, float]:
+    before = _moved(count)
+    if not before:
+        raise CannotRun("the kernel does not count, though nothing is suspended")
+    began = time.monotonic()
+    status = seat.suspend()
+    suspend_us = (time.monotonic() - began) * 1e6
+    if status != rm.OK:
+        raise NoSuspend(f"the driver answered {status & 0xFFFFFFFF:#x} to a suspend")
+    stood = count()
+    time.sleep(STILL_S)
+    during = count() - stood
+    began = time.monotonic()
+    status = seat.resume()
+    resume_us = (time.monotonic() - began) * 1e6
+    if status != rm.OK:
+        raise NoSuspend(f"the driver answered {status & 0xFFFFFFFF:#x} to a resume")
+    if during:
+        raise NoSuspend(f"the kernel counted {during} in the {STILL_S * 1000:g} ms after the suspend")
+    after = _moved(count)
+    if not after:
+        raise NoSuspend(f"the kernel does not go on within {MOVES_S:g} s after the resume")
+    return before, during, after, suspend_us, resume_us
+
+
+def _moved(count: Callable[[], int]) -> int:
+    """By how much in `STILL_S`, or in as much time as it takes to move at all; 0 = not within `MOVES_S`."""
+    began, stood = time.monotonic(), count()
+    while time.monotonic() - began < MOVES_S:
+        time.sleep(STILL_S)
+        if moved := count() - stood:
+            return moved
+    return 0
+
+
+def run(program: Path) -> Verdict:
+    """On the first GPU that CUDA shows to this process."""
+    try:
+        started = Program(program)
+    except OSError as error:
+        return Verdict(Outcome.CANNOT_RUN, f"{program} cannot be started: {error}")
+    seat = None
+    try:
+        channels, fd = started.channels()
+        seat = Seat(channels, fd)
+        if seat.suspends_nobody():
+            raise NoSuspend("the driver suspended a channel that does not exist: it takes the call for another one")
+        return attempt(started.count, seat)
+    except (CannotRun, BadDocument) as error:
+        return Verdict(Outcome.CANNOT_RUN, str(error))
+    except NoSuspend as error:
+        return Verdict(Outcome.NO_SUSPEND, str(error))
+    finally:
+        if seat is not None:
+            seat.close()
+        started.end()
+
+
+def main() -> None:
+    """Prints the verdict as a line of JSON. Status 0, whatever it is."""
+    parser = argparse.ArgumentParser(prog="python -m arbiter.trial", description="Does this machine's driver suspend?")
+    parser.add_argument("--program", type=Path, required=True, help="the trial program, tangram-trial")
+    sys.stdout.write(verdict_to_text(run(parser.parse_args().program)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
