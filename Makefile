@@ -13,7 +13,7 @@ FUZZED = $(or $(TESTS),tests/unit tests/contract)
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
-.PHONY: help demo test lint unit library shim sanitized faults fuzz e2e images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e images cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn,
 	$(SHIM) lib
 	TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim TANGRAM_FAULT_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
 	$(RUN) pytest tests/integration/turns/test_fault_matrix.py
+
+driver-abi: .venv/.synced ## compare the kernel driver's interface with NVIDIA's sources; MIRROR=a clone of open-gpu-kernel-modules
+	@test -n "$(MIRROR)" || { echo "make driver-abi: MIRROR= a git clone of github.com/NVIDIA/open-gpu-kernel-modules, with its tags"; exit 2; }
+	$(RUN) python -m hack.driver_abi $(MIRROR) --check
 
 fuzz: .venv/.synced shim ## the property tests with other examples, EXAMPLES=1000 each in the order of SEED=, which it prints
 	@seed=$(or $(SEED),$$(shuf -i 1-4294967295 -n 1)); echo "make fuzz SEED=$$seed EXAMPLES=$(or $(EXAMPLES),1000) TESTS='$(FUZZED)'"; \

@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
 
 import structlog
 
@@ -20,14 +18,13 @@ from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.turns import Turns
+from arbiter.verdicts import BOOT_ID, MODULE_VERSION, Verdicts, text_of
 from arbiter.witness import Witness
 from observe import collecting
 from observe.log import log_json
 from observe.options import read
-from vgpu import rm
 from vgpu.share import Settings
-
-MODULE_VERSION: Final = Path("/sys/module/nvidia/version")
+from vgpu.trial import FILE
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,17 +51,15 @@ def _run(settings: ArbiterSettings) -> None:
     named_in = grants if settings.grants_in_environment else None
     meter = Meter(settings.driver_root, grants, named_in=named_in)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
-    driver = driver_version()
-    if driver and not rm.is_tried(driver):
-        log.warning(
-            "nobody has tried this driver: suspending is tried on each container before it is relied on", driver=driver
-        )
+    verdicts = Verdicts(
+        settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION)
+    )
     turns = Turns(
         lambda: server.stop(),
         _policy(settings),
         awake_s=settings.awake_ms / 1000,
         heal_s=settings.heal_ms / 1000,
-        driver=driver,
+        suspending=verdicts.of,
         copies=settings.suspend_copies,
         hold_untold=settings.hold_untold,
         processes=connections,
@@ -90,14 +85,6 @@ def _run(settings: ArbiterSettings) -> None:
     http.shutdown()
     http.server_close()
     log.info("stopped")
-
-
-def driver_version() -> str:
-    """Of the NVIDIA kernel module that is loaded; empty = none is, or it does not say."""
-    try:
-        return MODULE_VERSION.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _limits(settings: ArbiterSettings, connections: int) -> Limits:

@@ -39,6 +39,13 @@ def tell_of_trouble(tenant: TenantTurns, why: str, at_s: float) -> None:
         _log.error("a tenant cannot be suspended", grant=tenant.name, reason=why, times=tenant.failures)
 
 
+def tell_of_no_trial(tenant: TenantTurns) -> None:
+    """Once, of one that is suspended though no trial says that this works."""
+    if not tenant.told_no_trial:
+        _log.warning("suspending was not tried on this GPU", grant=tenant.name, reason=tenant.suspending.why)
+        tenant.told_no_trial = True
+
+
 def tell_of_partial(tenant: TenantTurns) -> None:
     """Once, of one with more channels than a list holds."""
     if tenant.unlisted and not tenant.told_partial:

@@ -11,7 +11,7 @@ from arbiter.container import Container
 from arbiter.server import Server
 from arbiter.timer import now_s
 from arbiter.turns import Turns
-from vgpu.enforcement import ContainerFacts, Enforcement, ProcessFacts, enforcement, reported
+from vgpu.enforcement import ContainerFacts, Enforcement, ProcessFacts, Reason, enforcement, reported
 
 Process = tuple[int, int]
 """Its host pid; where that is 0 (another pid namespace), with the pid that it says it has in its container."""
@@ -25,7 +25,7 @@ class TimeFacts:
     """Processes, and the cards on which they reported channels."""
     gated: bool = False
     partial: bool = False
-    trial_failed: bool = False
+    denied: Reason | None = None
     stalled_s: float = 0.0
 
 
@@ -51,7 +51,7 @@ def time_facts(turns: Turns) -> dict[str, TimeFacts]:
                 ),
                 gated=tenant.joined is not None and tenant.gates,
                 partial=tenant.unlisted,
-                trial_failed=tenant.untried and bool(tenant.trouble),
+                denied=tenant.suspending.reason,
                 stalled_s=turns.silent_s(tenant, at_s),
             )
             for name, tenant in turns.tenants.items()
@@ -76,7 +76,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         core_percent=max((card.core_percent for card in container.grant.cards), default=0) if container.grant else 0,
         gated=time.gated,
         partial=time.partial,
-        trial_failed=time.trial_failed,
+        denied=time.denied,
         mps=container.mps,
         stalled_s=time.stalled_s,
         measured=meter is None or not (meter.tried and meter.trouble),

@@ -264,17 +264,11 @@ class Lane:
                 self.alive_at_s = at_s = now_s()
                 self._beat(at_s)
                 step = turns.step(self.uuid)
-                fresh = turns.to_try(self.uuid) if step is None else None
-                ill = self._heal(at_s) if step is None and fresh is None else None
+                ill = self._heal(at_s) if step is None else None
                 if step is None:
                     turns.give_orders(self.uuid)
                     self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.next_heal_s(self.uuid))
                     self.ask_again(turns.ask_again_s)
-            if fresh is not None:
-                why = fresh.try_out(self.uuid)
-                with turns.lock:
-                    turns.tried(fresh, why)
-                continue
             if step is None:
                 for seat in ill.seats(self.uuid) if ill is not None else ():
                     if seat.runs is not Runs.OFF:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from arbiter.seat import Seat
-from arbiter.tenant import TenantTurns, Trial
+from arbiter.tenant import TenantTurns
 from vgpu import wire
 from vgpu.share import Share
 
@@ -64,4 +64,4 @@ def _is_this_threads(tenant: TenantTurns, card: str) -> bool:
 
 def _obeys(tenant: TenantTurns, card: str) -> bool:
     """Is it known to be suspended when it is told to? All of it runs."""
-    return _is_this_threads(tenant, card) and not tenant.gates and tenant.trial is Trial.DONE and tenant.is_on(card)
+    return _is_this_threads(tenant, card) and not tenant.gates and tenant.is_on(card)

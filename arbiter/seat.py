@@ -105,13 +105,6 @@ class Seat:
         self.runs = Runs.ON if status == rm.OK else Runs.UNSURE
         return status
 
-    def try_out(self) -> str:
-        """Does the driver do what it is used for? Why not; empty = it stops, starts, and knows its channels. It runs after that."""
-        for what, status in (("a suspend", self.suspend()), ("a resume", self.resume())):
-            if status != rm.OK:
-                return f"the driver answered {status & 0xFFFFFFFF:#x} to {what}"
-        return "the driver stopped a channel that does not exist" if self.suspends_nobody() else ""
-
     def suspends_nobody(self) -> bool:
         """Does the driver answer that it suspended a channel that does not exist? Then it takes the call for another one."""
         nobody = ctypes.create_string_buffer(

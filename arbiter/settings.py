@@ -27,6 +27,10 @@ class ArbiterSettings(ProgramSettings):
     status_socket: Path | None = Field(
         None, description="socket that tells who holds what; left out = status.sock beside the grants folder"
     )
+    trials_file: Path | None = Field(
+        None,
+        description="file with the device plugin's verdicts on suspending; left out = trials.json beside the grants folder",
+    )
     driver_root: Path = Field(Path("/"), description="where the NVIDIA driver's files are, as seen from here")
     guard_slack_mib: int = Field(
         256,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from math import inf
 from typing import Final
 
@@ -22,6 +21,7 @@ from vgpu.healing import Healing
 from vgpu.names import CLASSES
 from vgpu.status import TurnStatus
 from vgpu.trace import Begin, End, Event, Hint, Idle, Tenant, Work
+from vgpu.trial import Suspending
 from vgpu.untold import Doubt
 from vgpu.usage import Usage
 
@@ -63,14 +63,6 @@ class Process:
     """By card of the grant and client."""
 
 
-class Trial(Enum):
-    """Of a driver that nobody has tried, on the channels that a tenant has told of last."""
-
-    DUE = "due"
-    RUNS = "runs"
-    DONE = "done"
-
-
 class TenantTurns:
     """A container that has channels on at least one card. `name` is its grant directory's."""
 
@@ -81,7 +73,6 @@ class TenantTurns:
         page: Page | None,
         at_s: float,
         *,
-        untried: bool = False,
         copies: bool = False,
         holds: bool = False,
     ) -> None:
@@ -90,8 +81,8 @@ class TenantTurns:
         """Does anything follow from a verdict on its word?"""
         self._copies = copies
         """Are its copy channels stopped with the others while it is best-effort?"""
-        self._untried = untried
-        self.trial = Trial.DONE
+        self.suspending = Suspending()
+        """What the trial of this boot says of its GPUs."""
         self.grant = grant
         self.page = page
         """None when the grant is gone: its processes are being hung up on."""
@@ -110,6 +101,7 @@ class TenantTurns:
         self.trouble = ""
         """Why it cannot be suspended; empty = it can."""
         self.told_partial = False
+        self.told_no_trial = False
         self.threadless: frozenset[int] = frozenset()
         """Host pids of its processes that are never suspended, as nothing in them could resume them."""
         self.complained_at_s = -inf
@@ -287,7 +279,7 @@ class TenantTurns:
     @property
     def gates(self) -> bool:
         """Is its new work held back while it is to be off?"""
-        return bool(self.trouble) or self.partial or self.ineffective >= INEFFECTIVE_TIMES
+        return self.denied or bool(self.trouble) or self.partial or self.ineffective >= INEFFECTIVE_TIMES
 
     def status(self, usage: Usage, credit_s: float, at_s: float) -> TurnStatus:
         """For people and metrics."""
@@ -300,7 +292,9 @@ class TenantTurns:
             off_s=usage.off_s,
             capped_s=usage.capped_s,
             suspends=usage.suspends,
-            trouble=self.trouble or (PARTIAL if self.unlisted else THREADLESS if self.partial else ""),
+            trouble=self.suspending.why
+            or self.trouble
+            or (PARTIAL if self.unlisted else THREADLESS if self.partial else ""),
             mode="gate" if self.gates else "suspend",
             heals=self.heals,
             clearing_s=usage.clearing_s,
@@ -314,9 +308,9 @@ class TenantTurns:
 
     @property
     def to_run(self) -> bool:
-        """Are all its channels to be enabled? Also of one who is to be off, where a list does not hold them all or nobody knows
-        yet whether its driver suspends."""
-        return self.wanted or self.partial or self.trial is not Trial.DONE
+        """Are all its channels to be enabled? Also of one who is to be off, where a list does not hold them all or its driver does
+        not suspend."""
+        return self.wanted or self.partial or self.denied
 
     @property
     def partial(self) -> bool:
@@ -329,9 +323,10 @@ class TenantTurns:
         return any(seat.channels.unlisted for process in self.processes.values() for seat in process.seats.values())
 
     @property
-    def untried(self) -> bool:
-        """Has nobody tested its driver?"""
-        return self._untried
+    def denied(self) -> bool:
+        """Is it never suspended, because of its GPUs or their driver? Then the driver is asked to resume nothing either, unless it is
+        stopped: what a call does there is not known."""
+        return self.suspending.reason is not None
 
     def seats(self, card: str) -> list[Seat]:
         """Of all its processes, on this card."""
@@ -353,7 +348,7 @@ class TenantTurns:
     def to_do(self, card: str) -> bool | None:
         """What to switch there: on, off, or nothing. An enable that is owed comes first, also for one who is to be off."""
         runs = {seat.runs for seat in self.seats(card)}
-        if Runs.UNSURE in runs and not self.trouble:
+        if Runs.UNSURE in runs and not self.trouble and not self.denied:
             return True
         if self.to_run:
             return True if Runs.OFF in runs else None
@@ -369,15 +364,6 @@ class TenantTurns:
     def changed_channels(self) -> None:
         """What is known of its channels is of others."""
         self.trouble = ""
-        self.trial = Trial.DUE if self._untried else Trial.DONE
-
-    def to_try(self, card: str) -> bool:
-        """Is it time to try the driver on its channels there? They all run then."""
-        return self.trial is Trial.DUE and not self.trouble and bool(self.seats(card)) and self.is_on(card)
-
-    def try_out(self, card: str) -> str:
-        """Stop and start its processes on a card, one after the other. Why it cannot be suspended; empty = it can. As `switch`."""
-        return next((why for seat in self.seats(card) if not seat.partial and (why := seat.try_out())), "")
 
     def switch(self, card: str, on: bool) -> int:
         """Start or stop all its processes on a card: the driver's status. A stop that fails is taken back whole.

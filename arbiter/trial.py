@@ -50,11 +50,15 @@ class Program:
     def __init__(self, path: Path) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(START_S)
-        with theirs:
-            number = theirs.fileno()
+        try:
             self._process = subprocess.Popen(  # noqa: S603 - the program that Tangram is installed with
-                [str(path), str(number)], pass_fds=[number], stdin=subprocess.DEVNULL
+                [str(path), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
+        except OSError:
+            self._ours.close()
+            raise
+        finally:
+            theirs.close()
 
     def channels(self) -> tuple[Channels, int]:
         """Its channels and the descriptor they belong to, once the count moves. Raises CannotRun."""

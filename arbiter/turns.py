@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Final
 
-from arbiter.complaints import tell_of_doubt, tell_of_no_effect, tell_of_partial, tell_of_trouble
+from arbiter.complaints import tell_of_doubt, tell_of_no_effect, tell_of_no_trial, tell_of_partial, tell_of_trouble
 from arbiter.connection import TOO_MANY, Connection
 from arbiter.counts import Counts
 from arbiter.lane import Lane
 from arbiter.orders import Orders
 from arbiter.page import Page
 from arbiter.seat import Seat
-from arbiter.tenant import INEFFECTIVE_TIMES, PROCESSES_LIMIT, Process, TenantTurns, Trial
+from arbiter.tenant import INEFFECTIVE_TIMES, PROCESSES_LIMIT, Process, TenantTurns
 from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
@@ -30,6 +30,7 @@ from vgpu.grant import Grant
 from vgpu.share import Decision, Settings, Share
 from vgpu.status import TurnStatus
 from vgpu.trace import Event, Join, Leave, Switched
+from vgpu.trial import Suspending
 
 EVENTS_KEPT: Final = 4096
 """Of the trace, which an admin may ask for. Guessed: some seconds of a busy node."""
@@ -49,7 +50,7 @@ class Turns:
         *,
         awake_s: float = 0.1,
         heal_s: float = 0.1,
-        driver: str = "",
+        suspending: Callable[[Iterable[str]], Suspending] = lambda _: Suspending(),
         copies: bool = False,
         hold_untold: bool = False,
         processes: int = PROCESSES_LIMIT,
@@ -65,8 +66,8 @@ class Turns:
         """When what tenants say was last compared with what the driver counts."""
         self._failed, self._awake_s, self._heal_s, self._copies = failed, awake_s, heal_s, copies
         self._hold_untold, self._processes = hold_untold, processes
-        self._driver = "" if rm.is_tried(driver) else driver
-        """Its version, where nobody has tried it; empty = known, or there is none."""
+        self._suspending = suspending
+        """May the channels on these GPUs be suspended, by the trial of this boot?"""
         self._lanes: dict[str, Lane] = {}
         self._threadless: dict[str, frozenset[int]] = {}
         self._decision = Decision(frozenset(), inf, {})
@@ -78,8 +79,9 @@ class Turns:
             tenant = self.tenants.get(name)
             if tenant is None:
                 tenant = self.tenants[name] = TenantTurns(
-                    name, grant, page, now_s(), untried=bool(self._driver), copies=self._copies, holds=self._hold_untold
+                    name, grant, page, now_s(), copies=self._copies, holds=self._hold_untold
                 )
+                self._judge(tenant)
             most = min(self._processes, PROCESSES_LIMIT)
             if self.ending or len(tenant.processes) >= most:
                 connection.refuse(TOO_MANY, f"more than {most} processes of one container")
@@ -204,6 +206,7 @@ class Turns:
             case wire.Channels():
                 tenant.sits(connection.number, message, fd)
                 tenant.changed_channels()
+                self._judge(tenant)
                 self.orders.forget()
                 tell_of_partial(tenant)
             case _:
@@ -247,25 +250,6 @@ class Turns:
                 starts = tenant
         return None if starts is None else (starts, True)
 
-    def to_try(self, card: str) -> TenantTurns | None:
-        """On whose channels the driver is to be tried next on a card; the caller does, and says `tried`."""
-        for tenant in self.tenants.values() if self._driver else ():
-            if tenant.to_try(card):
-                tenant.trial = Trial.RUNS
-                return tenant
-        return None
-
-    def tried(self, tenant: TenantTurns, why: str) -> None:
-        """The driver was tried on a tenant's channels; `why` it cannot be relied on, empty = it can."""
-        if tenant.trial is not Trial.RUNS:
-            return  # they are other channels by now
-        tenant.trial = Trial.DONE
-        if why:
-            tenant.failures += 1
-            self._gate(tenant, why)
-        self.orders.forget()
-        self._wake(tenant)
-
     def switched(self, tenant: TenantTurns, on: bool, status: int, took_s: float) -> None:
         """A switch was made, or failed: then the tenant is on, and stays so until it tells of its channels anew."""
         self.counts.switches += 1
@@ -285,6 +269,7 @@ class Turns:
         for tenant in self.tenants.values():
             if (
                 tenant.wanted
+                and not tenant.denied
                 and tenant.tells_work()
                 and at_s >= tenant.healing.due_s(card, self._heal_s)
                 and tenant.seats(card)
@@ -299,7 +284,9 @@ class Turns:
         """When `heal` has something to do at the earliest; inf = not before somebody says something."""
         if not self._heal_s:
             return inf
-        ill = (t.healing for t in self.tenants.values() if t.wanted and t.tells_work() and t.seats(card))
+        ill = (
+            t.healing for t in self.tenants.values() if t.wanted and not t.denied and t.tells_work() and t.seats(card)
+        )
         return min((healing.due_s(card, self._heal_s) for healing in ill), default=inf)
 
     @property
@@ -377,9 +364,16 @@ class Turns:
         self.counts.untold += tenant.suspicion.proven
         tell_of_doubt(tenant)
 
+    def _judge(self, tenant: TenantTurns) -> None:
+        """May it be suspended, as far as its GPUs and their driver go?"""
+        tenant.suspending = self._suspending([card.uuid for card in tenant.grant.cards])
+        if tenant.denied:
+            tell_of_trouble(tenant, tenant.suspending.why, now_s())
+        elif tenant.suspending.why:
+            tell_of_no_trial(tenant)
+
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""
-        why = f"driver {self._driver} was never tried before: {why}" if self._driver else why
         tenant.trouble = tenant.trouble or why
         tell_of_trouble(tenant, why, now_s())
         self._show(tenant, 0.0)
@@ -393,7 +387,7 @@ class Turns:
             on = True
         elif all(map(tenant.is_off, tenant.joined.cards)):
             on = False
-        elif tenant.trouble:
+        elif tenant.trouble or tenant.denied:
             on = True
         else:
             return

@@ -182,8 +182,8 @@ class ContainerFacts:
     """Its launches are delayed instead of suspending it."""
     partial: bool = False
     """It reported a list of channels that does not name all."""
-    trial_failed: bool = False
-    """Its driver is of no tested version, and suspending was tried and does not work."""
+    denied: Reason | None = None
+    """Why its GPUs or their driver do not let it be suspended, by the trial of this boot: `NO_SUSPEND`, `UNKNOWN_DRIVER`."""
     mps: bool = False
     """An MPS server runs on one of its GPUs."""
     stalled_s: float = 0.0
@@ -261,7 +261,8 @@ def _of_container(facts: ContainerFacts) -> set[Reason]:
     holds = {
         Reason.GATED: facts.gated and facts.core_percent > 0,
         Reason.CHANNELS_UNLISTED: facts.partial,
-        Reason.UNKNOWN_DRIVER: facts.trial_failed,
+        Reason.UNKNOWN_DRIVER: facts.denied is Reason.UNKNOWN_DRIVER,
+        Reason.NO_SUSPEND: facts.denied is Reason.NO_SUSPEND,
         Reason.ARBITER_STALLED: facts.stalled_s >= STALLED_S,
         Reason.NVML: not facts.measured,
     }

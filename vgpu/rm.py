@@ -1,40 +1,35 @@
 """The bytes of the NVIDIA kernel driver's interface that suspend and resume a process's channels.
 
-Facts, measured on driver 580 and published with NVIDIA's open kernel modules (nvos.h, ctrl2080fifo.h): x86-64, drivers 535 to
-595. Only packing and reading: the ioctl itself belongs to who holds the descriptor. The C side is shim/src/rm.h.
+Facts, measured on driver 580; `vgpu.driver_abi` has what NVIDIA's open kernel modules say of each branch, and all agree. x86-64. Only packing and reading: the ioctl itself belongs to who holds the descriptor. The C side is shim/src/rm.h.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
+
+from vgpu.driver_abi import BRANCHES, DISABLE_CHANNELS, DISABLE_CHANNELS_ENTRIES, RM_DISABLE
 
 CONTROL_REQUEST: Final = 0xC020462A
 """_IOWR('F', 0x2a, 32 bytes)."""
 
-DISABLE_CHANNELS: Final = 0x2080110B
-"""NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS."""
-
-CHANNELS_LIMIT: Final = 64
+CHANNELS_LIMIT: Final = DISABLE_CHANNELS_ENTRIES
 """Channels that one list holds. Specified."""
 
 NO_CHANNEL: Final = 0xF0000001
 """A handle that no channel has: the driver library numbers its objects from 0x5c000000 on. Measured: answered by 0x21."""
 
-BRANCHES_TRIED: Final[Mapping[int, str]] = {580: "H200, 580.159.04: 47,000 switches"}
-"""Driver branches on which suspending was seen to do what it is used for, and on what."""
-
-PARAMETERS_BYTES: Final = 536
+PARAMETERS_BYTES: Final = RM_DISABLE[0]
 OK: Final = 0
 _CONTROL: Final = struct.Struct("<4I Q 2I")
 _PARAMETERS: Final = struct.Struct(f"<B3x I 2B6x Q {CHANNELS_LIMIT}I {CHANNELS_LIMIT}I")
 
 
-def is_tried(version: str) -> bool:
-    """Was a driver of this branch tried? `version`: as the driver writes it, such as 580.159.04."""
+def is_known(version: str) -> bool:
+    """Is the layout of this branch's ioctls in the table? `version`: as the driver writes it, such as 580.159.04."""
     branch = version.strip().partition(".")[0]
-    return branch.isdecimal() and int(branch) in BRANCHES_TRIED
+    return branch.isdecimal() and int(branch) in BRANCHES
 
 
 def disable_parameters(client: int, channels: Sequence[int], *, disable: bool) -> bytes:

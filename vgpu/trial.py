@@ -39,7 +39,7 @@ class Outcome(StrEnum):
     """It says nothing about the driver: the GPU takes no further context, or the driver's CUDA library is missing."""
 
 
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Of one trial. Counts are how far the kernel came in 20 ms, the worst of some rounds; times are medians."""
 
     outcome: Outcome
@@ -51,7 +51,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     resume_us: float = 0.0
 
 
-class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
+class Tried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A verdict, and the GPUs that it is for."""
 
     model: str
@@ -59,7 +59,7 @@ class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: Verdict
 
 
-class Trials(msgspec.Struct, frozen=True, omit_defaults=True):
+class Trials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All verdicts of one boot and driver."""
 
     v: int = VERSION

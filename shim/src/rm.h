@@ -1,7 +1,8 @@
 /* rm.h - the few bytes of the NVIDIA kernel driver's interface that the library reads and uses: x86-64, drivers 535 to 595.
  *
  * Facts, measured on driver 580 and published with NVIDIA's open kernel modules (nvos.h, nv_escape.h, class/cl*.h,
- * ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gpu.h). A form of another size is not ours to read and is passed on unseen.
+ * ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gpu.h), whose tags of all these branches agree: hack/driver_abi.py extracts them and
+ * `make driver-abi` compares. A form of another size is not ours to read and is passed on unseen.
  */
 #ifndef TANGRAM_RM_H
 #define TANGRAM_RM_H
@@ -74,8 +75,6 @@ struct rm_gid { /* 268 bytes */
     uint8_t data[RM_GID_BYTES];
 };
 
-_Static_assert(sizeof(struct rm_alloc) == 48 && sizeof(struct rm_alloc_short) == 32, "RM_ALLOC");
-_Static_assert(sizeof(struct rm_free) == 16 && sizeof(struct rm_control) == 32 && sizeof(struct rm_xfer) == 16, "RM_FREE, RM_CONTROL, XFER");
-_Static_assert(sizeof(struct rm_disable) == 536 && sizeof(struct rm_gid) == 268, "DISABLE_CHANNELS, GET_GID_INFO");
+#include "driver_abi.h" /* what NVIDIA's sources say of all this, compared by the compiler */
 
 #endif

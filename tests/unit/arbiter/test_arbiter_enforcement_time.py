@@ -20,6 +20,7 @@ from tests.unit.arbiter.turns_kit import Driver
 from vgpu import wire
 from vgpu.enforcement import NO_CHANNELS_S, Reason, State
 from vgpu.grant import Grant, GrantCard
+from vgpu.trial import Suspending
 from vgpu.wire import Activity, Channels, What
 
 VISIBLE_S = 5.0
@@ -30,10 +31,10 @@ CLIENT = 1001
 class Arbiter:
     """A node whose arbiter schedules GPU time, and one container that requested a part of it."""
 
-    def __init__(self, node: Node, driver: str = "") -> None:
+    def __init__(self, node: Node, suspending: Suspending) -> None:
         self.node = node
         self.device = os.memfd_create("device")
-        self.turns = Turns(lambda: None, driver=driver, heal_s=0)
+        self.turns = Turns(lambda: None, suspending=lambda _: suspending, heal_s=0)
         node.allocate("k", Grant("default", "a", "uid-a", "main", (GrantCard(CARD, 1000, 30),)))
         self.server = Server(node.folder, node.limits, measuring=node.measuring, turns=self.turns)
         self._thread = threading.Thread(target=self.server.run)
@@ -74,8 +75,8 @@ class Arbiter:
 def arbiters(node: Node, driver: Driver) -> Iterator[Callable[..., Arbiter]]:
     made: list[Arbiter] = []
 
-    def make(version: str = "") -> Arbiter:
-        made.append(Arbiter(node, version))
+    def make(suspending: Suspending = Suspending()) -> Arbiter:  # noqa: B008 - it is frozen
+        made.append(Arbiter(node, suspending))
         return made[-1]
 
     yield make
@@ -122,14 +123,17 @@ def test_more_channels_than_a_list_holds_are_told_by_the_list_of_an_old_library(
     wait_for(lambda: set(arbiter.reasons()) == {Reason.CHANNELS_UNLISTED, Reason.GATED}, VISIBLE_S)
 
 
-def test_a_driver_that_nobody_tested_and_that_does_not_suspend_is_told(
-    arbiters: Callable[..., Arbiter], driver: Driver
+@pytest.mark.parametrize("reason", [Reason.UNKNOWN_DRIVER, Reason.NO_SUSPEND])
+def test_a_driver_that_does_not_suspend_is_told(
+    arbiters: Callable[..., Arbiter], driver: Driver, reason: Reason
 ) -> None:
-    driver._refused[CLIENT, True] = 0x56
-    arbiter = arbiters("612.3.1")
+    arbiter = arbiters(Suspending(reason, "the trial says so"))
     arbiter.process_with_context()
-    arbiter.channels()
-    wait_for(lambda: set(arbiter.reasons()) == {Reason.UNKNOWN_DRIVER, Reason.GATED}, VISIBLE_S)
+    turns = arbiter.channels()
+    wait_for(lambda: set(arbiter.reasons()) == {reason, Reason.GATED}, VISIBLE_S)
+    turns.send(Activity(What.WORK))
+    wait_for(lambda: arbiter.turns.statuses()["k"].working, VISIBLE_S)
+    assert driver.calls == []
 
 
 def test_a_thread_of_a_gpu_that_hangs_in_the_driver_is_told_while_it_hangs(
@@ -137,9 +141,9 @@ def test_a_thread_of_a_gpu_that_hangs_in_the_driver_is_told_while_it_hangs(
 ) -> None:
     let_go = threading.Event()
     driver.before = lambda _client, disable: None if not disable else (let_go.wait(20), None)[1]
-    arbiter = arbiters("612.3.1")  # it is tried, which is the call that hangs
+    arbiter = arbiters()
     arbiter.process_with_context()
-    arbiter.channels()
+    arbiter.channels().send(Activity(What.WORK))  # it is suspended at its cap of 30 %, which is the call that hangs
     try:
         wait_for(lambda: Reason.ARBITER_STALLED in arbiter.reasons(), VISIBLE_S)
     finally:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
 from structlog.testing import capture_logs
 
-from arbiter.__main__ import driver_version
 from tests.unit.arbiter.conftest import wait_for
+from tests.unit.arbiter.turns_kit import A as CARD
 from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from vgpu.enforcement import Reason
+from vgpu.trial import Suspending
 
 MANY = tuple(range(3, 67))
 
@@ -69,84 +70,77 @@ def test_a_container_of_which_one_process_cannot_be_stopped_runs_whole(node: Tur
     assert node.status("be").mode == "gate"
 
 
-# -- a driver that nobody has tried ---------------------------------------------------------------------------------------------
+# -- GPUs and drivers on which the trial says that nothing is suspended ------------------------------------------------------------
+
+
+class Said:
+    """What the trial of this boot says, which may change."""
+
+    def __init__(self) -> None:
+        self.now = Suspending(Reason.NO_SUSPEND, "suspending was tried and does not work: it hung")
+        self.asked: list[list[str]] = []
+
+    def __call__(self, uuids: Iterable[str]) -> Suspending:
+        self.asked.append(list(uuids))
+        return self.now
 
 
 @pytest.fixture
-def untried(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode(driver="612.3.1", heal_s=0)
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def denied(driver: Driver, said: Said) -> Iterator[TurnsNode]:
+    made = TurnsNode(suspending=said, heal_s=0.01)
     yield made
     assert not made.failed.is_set(), "a card's thread failed"
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
-def disables(driver: Driver, client: int) -> int:
-    return driver.calls.count((client, True))
-
-
-def test_an_untried_driver_is_tried_on_each_tenants_channels_before_anybody_is_stopped(
-    untried: TurnsNode, driver: Driver
+def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_called(
+    denied: TurnsNode, driver: Driver, said: Said
 ):
-    background, urgent = untried.tenant("be", "best-effort"), untried.tenant("lc", "latency-critical")
-    for one in (background, urgent):
-        wait_for(lambda one=one: disables(driver, one.client) == 2)
-    assert driver.owed() == 0
-    assert (untried.status("be").mode, untried.status("be").trouble) == ("suspend", "")
+    with capture_logs() as log:
+        background, urgent = denied.tenant("be", "best-effort"), denied.tenant("lc", "latency-critical")
+        background.works()
+        urgent.works()
+        wait_for(lambda: denied.gate("be"))
+        wait_for(lambda: not denied.gate("lc"))
+    assert (denied.status("be").mode, "it hung" in denied.status("be").trouble) == ("gate", True)
+    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be", "lc"], "said once of each"
+    urgent.idles()
+    wait_for(lambda: not denied.gate("be"))
+    assert driver.calls == [], "what a call does there is not known: not even a resume"
+    assert said.asked[0] == [CARD]
+
+
+def test_a_verdict_that_comes_later_counts_from_the_next_report_of_channels(
+    denied: TurnsNode, driver: Driver, said: Said
+):
+    background, urgent = denied.tenant("be", "best-effort"), denied.tenant("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: denied.gate("be"))
+    said.now = Suspending()
+    background.tells_channels((3, 4, 5))
+    wait_for(lambda: driver.off(background))
+    assert (denied.gate("be"), denied.status("be").trouble) == (False, "")
+
+
+def test_no_process_is_tried_and_a_known_driver_without_a_trial_is_suspended_and_says_so(
+    denied: TurnsNode, driver: Driver, said: Said
+):
+    said.now = Suspending(None, "driver 580.1 is known, not tried: the GPU takes no context")
+    with capture_logs() as log:
+        background = denied.tenant("be", "best-effort")
+        background.tells_channels((3, 4, 5))
+        wait_for(lambda: "not tried" in denied.status("be").trouble)
+    assert [line["log_level"] for line in log] == ["warning"], "said once"
+    assert not any(disable for _, disable in driver.calls), "nobody is stopped to see whether that works"
+    urgent = denied.tenant("lc", "latency-critical")
     background.works()
     urgent.works()
     wait_for(lambda: driver.off(background))
-    assert disables(driver, background.client) == 3
-    background.tells_channels((3, 4, 5))
-    wait_for(lambda: driver.off(background) and disables(driver, background.client) == 6)
-    urgent.idles()
-    wait_for(lambda: not driver.off(background))
-
-
-@pytest.mark.parametrize(
-    ("status", "starts"), [(0x56, False), (0x56, True), (-1, True)], ids=["to stop", "both", "no ioctl at all"]
-)
-def test_an_untried_driver_that_refuses_is_not_relied_on_and_its_version_is_named(
-    untried: TurnsNode, driver: Driver, status: int, starts: bool
-):
-    background = untried.tenant("be", "best-effort", channels=False)
-    driver.refuse(background, status, starts=starts)
-    with capture_logs() as log:
-        background.tells_channels()
-        wait_for(lambda: untried.status("be").trouble)
-    assert "driver 612.3.1 was never tried before: the driver answered" in untried.status("be").trouble
-    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be"]
-    tried = disables(driver, background.client)
-    urgent = untried.tenant("lc", "latency-critical")
-    background.works()
-    urgent.works()
-    wait_for(lambda: untried.gate("be"))
-    assert untried.status("be").mode == "gate"
-    assert disables(driver, background.client) == tried, "it is not stopped on a driver that refused"
-    assert untried.status("lc").mode == "suspend", "one tenant's list says nothing of another's"
-
-
-def test_an_untried_driver_that_stops_what_does_not_exist_is_not_relied_on(untried: TurnsNode, driver: Driver):
-    driver.nobody = 0
-    background = untried.tenant("be", "best-effort")
-    wait_for(lambda: "does not exist" in untried.status("be").trouble)
-    urgent = untried.tenant("lc", "latency-critical")
-    background.works()
-    urgent.works()
-    wait_for(lambda: untried.gate("be"))
-    assert not driver.off(background)
-
-
-def test_a_driver_that_was_tried_is_not_tried_again(node: TurnsNode, driver: Driver):
-    one = node.tenant("a")
-    one.works()
-    wait_for(lambda: node.status("a").working)
-    assert disables(driver, one.client) == 0
-
-
-def test_the_version_is_that_of_the_module_that_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    version = tmp_path / "version"
-    monkeypatch.setattr("arbiter.__main__.MODULE_VERSION", version)
-    assert driver_version() == ""
-    version.write_text("580.159.04\n")
-    assert driver_version() == "580.159.04"
+    assert denied.status("be").mode == "suspend"

@@ -34,7 +34,8 @@ PROCESSES = st.builds(
 )
 FACTS = st.builds(
     ContainerFacts,
-    *(st.booleans(), st.sampled_from([0, 30]), st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    *(st.booleans(), st.sampled_from([0, 30]), st.booleans(), st.booleans()),
+    *(st.sampled_from([None, Reason.UNKNOWN_DRIVER, Reason.NO_SUSPEND]), st.booleans()),
     *(st.floats(0, 10), st.booleans(), st.lists(PROCESSES, max_size=3).map(tuple)),
 )
 
@@ -48,7 +49,8 @@ CAUSES = {
     Reason.UNKNOWN_REASON: with_process(reported=frozenset({reported(31)})),
     Reason.GATED: replace(FINE, gated=True, core_percent=30),
     Reason.MPS: replace(with_process(without_channels_s=NO_CHANNELS_S), mps=True),
-    Reason.UNKNOWN_DRIVER: replace(FINE, trial_failed=True),
+    Reason.UNKNOWN_DRIVER: replace(FINE, denied=Reason.UNKNOWN_DRIVER),
+    Reason.NO_SUSPEND: replace(FINE, denied=Reason.NO_SUSPEND),
     Reason.SILENT_PROCESS: with_process(recall_s=SILENT_S),
     Reason.ARBITER_STALLED: replace(FINE, stalled_s=STALLED_S),
     Reason.NVML: replace(FINE, measured=False),
