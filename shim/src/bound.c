@@ -93,6 +93,11 @@ void bound_end(struct card *card)
         bound_settle(card);
 }
 
+bool bound_unseen(struct card *card)
+{
+    return !atomic_exchange(&bound_of(card)->unseen, true);
+}
+
 unsigned bound_period(const struct card *card)
 {
     return atomic_load(&bound_of(card)->periods);
@@ -112,6 +117,7 @@ static void settle(struct card *card)
     uint64_t borrowed = atomic_exchange(&bound->borrowed, 0);
     if (borrowed > 0)
         lease_give_back(card, borrowed);
+    atomic_store(&bound->unseen, false);
     atomic_fetch_add(&bound->periods, 1);
 }
 

@@ -14,12 +14,14 @@ struct bound { /* of one card */
     _Atomic bool open;        /* the arbiter holds something, and is to be told when the calls are made */
     _Atomic unsigned periods; /* how often that ended */
     _Atomic uint64_t borrowed; /* from the lease, as no arbiter answered */
+    _Atomic bool unseen;       /* held in this period for variables that an image does not show */
 };
 
 /* A call may make the card's contexts grow by so many bytes at most. False: they do not fit, refuse the call. A NULL card is not shared. */
 bool bound_begin(struct card *card, uint64_t bytes);
 void bound_end(struct card *card); /* the call has returned, if it was begun */
 unsigned bound_period(const struct card *card);
+bool bound_unseen(struct card *card); /* is it to be held for variables that are not seen? Once a period, for all such images together */
 
 /* Once a second: those calls are made, if none is under way. The arbiter settles them by NVML's next figure. */
 void bound_settle(struct card *card);

@@ -2,36 +2,41 @@
  *
  * Where modules are loaded lazily, which is the driver's default, a function's code comes to the GPU when its handle is got from a module
  * (cuModuleGetFunction, cuKernelGetFunction), or at the first launch of a kernel of a library; there the library's variables come, too
- * (measured: bench/granularity). Each such call may load all that is left of its image, or as much as a very large function is: so
+ * (measured: bench/granularity). Each such call may load a function, at most all that is left of its image: so
  * much is held before it. A launch of a kernel that has not been used loads it first, so that the bound ends with that.
  */
 #include "hook.h"
 #include "memory.h"
 #include "pool.h"
 
-enum { LOCAL_BYTES = 3 /* CUfunction_attribute */, UNIT = 64 * 1024, FUNCTION_MOST = 16 << 20 /* guessed: a million instructions */ };
+enum { LOCAL_BYTES = 3 /* CUfunction_attribute */, UNIT = 8 * 1024, MOST = 0xffff /* units: half a GiB */, FUNCTION_MOST = 2048 /* units: 16 MiB, a million instructions; guessed */ };
 
-/* Of an image that is loaded lazily, in `of` of its entry: what its code takes, and what of that was held in which period, in units. */
+/* Of an image that is loaded lazily, in `of` of its entry: what its code takes, what its largest function, and what was held in which
+ * period, in units. */
 struct late {
-    uint32_t bound, held;
-    uint16_t period;
+    uint16_t bound, function, held, period;
 };
 
 static void *packed(struct late late)
 {
-    return (void *)((uintptr_t)late.period << 48 | (uintptr_t)(late.held & 0xffffff) << 24 | (late.bound & 0xffffff));
+    return (void *)((uintptr_t)late.period << 48 | (uintptr_t)late.held << 32 | (uintptr_t)late.function << 16 | late.bound);
 }
 
 static struct late unpacked(const void *of)
 {
     uintptr_t word = (uintptr_t)of;
-    return (struct late){.bound = word & 0xffffff, .held = word >> 24 & 0xffffff, .period = (uint16_t)(word >> 48)};
+    return (struct late){.bound = (uint16_t)word, .function = (uint16_t)(word >> 16), .held = (uint16_t)(word >> 32), .period = (uint16_t)(word >> 48)};
 }
 
-void code_loads_late(const void *image, uint64_t bytes)
+static uint16_t units_of(uint64_t bytes, uint64_t most)
 {
     uint64_t units = (bytes + UNIT - 1) / UNIT;
-    struct late late = {.bound = units < 0xffffff ? (uint32_t)units : 0xffffff};
+    return (uint16_t)(units < most ? units : most);
+}
+
+void code_loads_late(const void *image, uint64_t bytes, uint64_t function_bytes)
+{
+    struct late late = {.bound = units_of(bytes, MOST), .function = units_of(function_bytes, FUNCTION_MOST)};
     if (bytes > 0 && table_own((struct owned){OWNED_AS(OWNED_CODE, (uintptr_t)image), 0, NULL, packed(late)}))
         atomic_store(&tangram.late_code, true);
 }
@@ -56,11 +61,11 @@ static bool begin(const void *image, struct card **card)
     struct late late = unpacked(found.of);
     uint16_t period = (uint16_t)bound_period(of);
     if (late.period != period)
-        late = (struct late){.bound = late.bound, .period = period};
-    uint32_t left = late.bound - late.held, more = left < FUNCTION_MOST / UNIT ? left : FUNCTION_MOST / UNIT;
+        late = (struct late){.bound = late.bound, .function = late.function, .period = period};
+    uint16_t left = (uint16_t)(late.bound - late.held), more = left < late.function ? left : late.function;
     if (!bound_begin(of, (uint64_t)more * UNIT))
         return false;
-    late.held += more;
+    late.held = (uint16_t)(late.held + more);
     found.of = packed(late);
     table_own(found);
     *card = of;
@@ -200,7 +205,7 @@ EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
     CUresult rc = tangram.driver.cuLibraryGetModule(module, library);
     bound_end(card);
     if (rc == CUDA_SUCCESS && atomic_load(&tangram.late_code) && table_find(OWNED_AS(OWNED_CODE, (uintptr_t)library), &found))
-        code_loads_late(*module, (uint64_t)unpacked(found.of).bound * UNIT);
+        code_loads_late(*module, (uint64_t)unpacked(found.of).bound * UNIT, (uint64_t)unpacked(found.of).function * UNIT);
     return rc;
 }
 

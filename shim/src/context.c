@@ -94,6 +94,7 @@ static void gone(struct card *card)
         return;
     of->open = false;
     atomic_store(&of->bytes, 0);
+    atomic_store(&card->calls_heap, false);
     link_context_end(card, WIRE_GONE, false);
 }
 

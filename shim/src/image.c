@@ -52,9 +52,16 @@ static uint64_t code_of(uint64_t bytes)
     return bytes > UINT64_MAX / 4 ? UINT64_MAX : 2 * bytes + CODE_LEAST;
 }
 
-static bool calls_heap(const char *text, size_t length)
+/* Names of symbols stand between zeros. */
+static bool names_heap(const char *names, size_t length)
 {
-    return memmem(text, length, "vprintf", strlen("vprintf")) != NULL || memmem(text, length, "malloc", strlen("malloc")) != NULL;
+    return memmem(names, length, "\0vprintf", sizeof "\0vprintf") != NULL || memmem(names, length, "\0malloc", sizeof "\0malloc") != NULL;
+}
+
+/* Where the text alone is known a function may be all of it. */
+static struct image_needs of_text(uint64_t length)
+{
+    return (struct image_needs){.code = code_of(length), .function = code_of(length)};
 }
 
 /* Sections .nv.global (zeros, not in the image) and .nv.global.init; and all that is loaded from the image. */
@@ -67,19 +74,21 @@ static struct image_needs of_cubin(const unsigned char *image)
         header.e_shstrndx >= header.e_shnum)
         return needs;
     Elf64_Shdr names, section;
-    uint64_t loaded = 0;
+    uint64_t loaded = 0, largest = 0;
     memcpy(&names, image + header.e_shoff + (size_t)header.e_shstrndx * sizeof names, sizeof names);
     for (unsigned i = 0; i < header.e_shnum; i++) {
         memcpy(&section, image + header.e_shoff + (size_t)i * sizeof section, sizeof section);
         if (section.sh_name < names.sh_size &&
             strncmp((const char *)image + names.sh_offset + section.sh_name, ".nv.global", strlen(".nv.global")) == 0)
             needs.variables = sum(needs.variables, section.sh_size);
-        else if (section.sh_type == SHT_PROGBITS)
+        else if (section.sh_type == SHT_PROGBITS) {
             loaded = sum(loaded, section.sh_size);
-        else if (section.sh_type == SHT_STRTAB)
-            needs.heap = needs.heap || calls_heap((const char *)image + section.sh_offset, section.sh_size);
+            largest = section.sh_size > largest ? section.sh_size : largest;
+        } else if (section.sh_type == SHT_STRTAB)
+            needs.heap = needs.heap || names_heap((const char *)image + section.sh_offset, section.sh_size);
     }
     needs.code = code_of(loaded);
+    needs.function = code_of(largest);
     needs.known = true;
     return needs;
 }
@@ -160,16 +169,18 @@ static uint64_t variables_of_ptx(const char *text)
 
 static struct image_needs of_ptx(const char *text)
 {
-    size_t length = strlen(text);
-    return (struct image_needs){
-        .variables = variables_of_ptx(text), .code = code_of(length), .known = true, .heap = calls_heap(text, length)};
+    struct image_needs needs = of_text(strlen(text));
+    needs.variables = variables_of_ptx(text);
+    needs.known = true;
+    needs.heap = strstr(text, " vprintf") != NULL || strstr(text, " malloc") != NULL;
+    return needs;
 }
 
 /* The text of a part ends with the part, perhaps without a zero. */
 static struct image_needs of_ptx_part(const unsigned char *text, uint64_t length)
 {
     char *copy = strndup((const char *)text, length);
-    struct image_needs needs = {.code = code_of(length)};
+    struct image_needs needs = of_text(length);
     if (copy != NULL)
         needs = of_ptx(copy);
     free(copy);
@@ -179,10 +190,10 @@ static struct image_needs of_ptx_part(const unsigned char *text, uint64_t length
 static struct image_needs of_part(const struct part *part, const unsigned char *content)
 {
     if ((part->flags & FATBIN_COMPRESSED) != 0 || part->compressed_bytes != 0)
-        return (struct image_needs){.code = code_of(part->whole_bytes > part->bytes ? part->whole_bytes : part->bytes)};
+        return of_text(part->whole_bytes > part->bytes ? part->whole_bytes : part->bytes);
     if (part->kind == FATBIN_CUBIN && memcmp(content, ELFMAG, SELFMAG) == 0)
         return of_cubin(content);
-    return part->kind == FATBIN_PTX ? of_ptx_part(content, part->bytes) : (struct image_needs){.code = code_of(part->bytes)};
+    return part->kind == FATBIN_PTX ? of_ptx_part(content, part->bytes) : of_text(part->bytes);
 }
 
 /* How well a part suits the GPU. The driver takes the best. */
@@ -201,6 +212,7 @@ static void most_of(struct image_needs *most, const struct image_needs *needs)
 {
     most->variables = needs->variables > most->variables ? needs->variables : most->variables;
     most->code = needs->code > most->code ? needs->code : most->code;
+    most->function = needs->function > most->function ? needs->function : most->function;
     most->known = most->known && needs->known;
     most->heap = most->heap || needs->heap;
 }

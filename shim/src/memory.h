@@ -56,8 +56,8 @@ static inline bool kernel_refused(CUfunction function)
 void stack_note(const void *function, int local); /* of a function or kernel: bytes of local memory */
 uint64_t stack_of_calls(void);
 
-/* code.c: an image was loaded whose code comes when it is first used, so many bytes at most; or it is gone. */
-void code_loads_late(const void *image, uint64_t bytes);
+/* code.c: an image was loaded whose code comes when it is first used, so many bytes at most, and for one function; or it is gone. */
+void code_loads_late(const void *image, uint64_t bytes, uint64_t function_bytes);
 void code_unloaded(const void *image);
 
 

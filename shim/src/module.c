@@ -21,7 +21,8 @@ static const uint64_t UNSEEN = 32 * MIB; /* held until NVML is read for variable
 struct loading {
     struct placing placing;
     struct card *card; /* NULL: nothing to count */
-    uint64_t late;     /* code that is loaded by later calls */
+    bool heap;         /* the first module that calls printf or malloc */
+    struct image_needs late; /* code that is loaded by later calls */
 };
 
 static unsigned capability(void)
@@ -61,9 +62,12 @@ static bool begin(struct card *card, const void *image, struct loading *loading)
         return true;
     struct image_needs needs = image_read(image, capability());
     bool lazy = is_lazy();
-    uint64_t bound = (lazy ? 0 : needs.code) + (needs.known ? 0 : UNSEEN) + (needs.heap ? stack_of_calls() : 0);
+    uint64_t bound = lazy ? 0 : needs.code;
     loading->card = card;
-    loading->late = lazy ? needs.code : 0;
+    loading->late = lazy ? needs : (struct image_needs){.code = 0};
+    loading->heap = needs.heap && !atomic_load(&card->calls_heap);
+    bound += loading->heap ? stack_of_calls() : 0;
+    bound += !needs.known && bound_unseen(card) ? UNSEEN : 0;
     if (!begin_variables(loading, needs.variables))
         return false;
     if (bound_begin(card, bound))
@@ -77,7 +81,9 @@ static bool end(const struct loading *loading, CUresult rc, enum owned_kind kind
 {
     bound_end(loading->card);
     if (rc == CUDA_SUCCESS)
-        code_loads_late(handle, loading->late);
+        code_loads_late(handle, loading->late.code, loading->late.function);
+    if (rc == CUDA_SUCCESS && loading->heap)
+        atomic_store(&loading->card->calls_heap, true);
     return placing_end(&loading->placing, rc, OWNED_AS(kind, (uintptr_t)handle));
 }
 

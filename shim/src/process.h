@@ -61,6 +61,7 @@ struct card {
     _Atomic uint64_t leased_bytes;   /* leased by this process */
     _Atomic int wire;                /* the arbiter's index of this card; -1 before WELCOME or when it has none */
     _Atomic uint64_t stated_bytes;   /* use as last told to the arbiter */
+    _Atomic bool calls_heap;         /* a module that calls printf or malloc was loaded: what that takes is taken. module.c */
 };
 
 enum grant_state { GRANT_UNREAD, GRANT_NONE, GRANT_GOOD, GRANT_BAD };
