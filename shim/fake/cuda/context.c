@@ -94,10 +94,7 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxCreate(CUcontext *made, unsigned flags, CUdevice device)
-{
-    return cuCtxCreate_v2(made, flags, device);
-}
+ALIAS(cuCtxCreate, cuCtxCreate_v2)
 
 EXPORT CUresult cuCtxCreate_v3(CUcontext *made, CUexecAffinityParam *affinity, int count, unsigned flags, CUdevice device)
 {
@@ -121,10 +118,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxDestroy(CUcontext ctx)
-{
-    return cuCtxDestroy_v2(ctx);
-}
+ALIAS(cuCtxDestroy, cuCtxDestroy_v2)
 
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext ctx)
 {
@@ -135,10 +129,7 @@ EXPORT CUresult cuCtxPushCurrent_v2(CUcontext ctx)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxPushCurrent(CUcontext ctx)
-{
-    return cuCtxPushCurrent_v2(ctx);
-}
+ALIAS(cuCtxPushCurrent, cuCtxPushCurrent_v2)
 
 EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
 {
@@ -150,10 +141,7 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxPopCurrent(CUcontext *ctx)
-{
-    return cuCtxPopCurrent_v2(ctx);
-}
+ALIAS(cuCtxPopCurrent, cuCtxPopCurrent_v2)
 
 EXPORT CUresult cuCtxSetCurrent(CUcontext ctx)
 {
@@ -305,10 +293,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
-{
-    return cuDevicePrimaryCtxRelease_v2(device);
-}
+ALIAS(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)
 
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
@@ -322,10 +307,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
-{
-    return cuDevicePrimaryCtxReset_v2(device);
-}
+ALIAS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2)
 
 EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
 {
@@ -334,10 +316,7 @@ EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
-{
-    return cuDevicePrimaryCtxSetFlags_v2(device, flags);
-}
+ALIAS(cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2)
 
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
 {

@@ -247,10 +247,7 @@ EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphN
     return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
-EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t room)
-{
-    return cuGraphInstantiate_v2(exec, graph, error, log, room);
-}
+ALIAS(cuGraphInstantiate, cuGraphInstantiate_v2)
 
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *how)
 {

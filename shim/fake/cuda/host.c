@@ -82,10 +82,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
     return good ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 
-EXPORT CUresult cuMemHostRegister(void *at, size_t bytes, unsigned flags)
-{
-    return cuMemHostRegister_v2(at, bytes, flags);
-}
+ALIAS(cuMemHostRegister, cuMemHostRegister_v2)
 
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned flags)
 {

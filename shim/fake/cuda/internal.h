@@ -18,6 +18,8 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
+/* Another name of an exported function that stands above it. */
+#define ALIAS(name, function) EXPORT extern __typeof__(function) name __attribute__((alias(#function)));
 #define TRY(call)                                                                                                              \
     do {                                                                                                                       \
         const CUresult tried_ = (call);                                                                                        \

@@ -130,10 +130,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, un
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *at, CUipcMemHandle handle, unsigned flags)
-{
-    return cuIpcOpenMemHandle_v2(at, handle, flags);
-}
+ALIAS(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2)
 
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 {

@@ -103,10 +103,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamDestroy(CUstream handle)
-{
-    return cuStreamDestroy_v2(handle);
-}
+ALIAS(cuStreamDestroy, cuStreamDestroy_v2)
 
 EXPORT CUresult cuStreamSynchronize(CUstream handle)
 {
@@ -267,10 +264,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent event)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventDestroy(CUevent event)
-{
-    return cuEventDestroy_v2(event);
-}
+ALIAS(cuEventDestroy, cuEventDestroy_v2)
 
 EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
 {
@@ -329,10 +323,7 @@ EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUeven
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
-{
-    return cuEventElapsedTime_v2(milliseconds, start, end);
-}
+ALIAS(cuEventElapsedTime, cuEventElapsedTime_v2)
 
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags)
 {

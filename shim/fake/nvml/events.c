@@ -88,7 +88,4 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
     }
 }
 
-EXPORT nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
-{
-    return nvmlEventSetWait_v2(set, data, timeout_ms);
-}
+ALIAS(nvmlEventSetWait, nvmlEventSetWait_v2)

@@ -75,10 +75,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, uns
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci)
-{
-    return nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, pci);
-}
+ALIAS(nvmlDeviceGetNvLinkRemotePciInfo, nvmlDeviceGetNvLinkRemotePciInfo_v2)
 
 static nvmlReturn_t both(nvmlDevice_t a, nvmlDevice_t b, struct target *to_a, struct target *to_b)
 {

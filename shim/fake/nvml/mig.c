@@ -102,10 +102,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAt
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
-{
-    return nvmlDeviceGetAttributes_v2(device, attributes);
-}
+ALIAS(nvmlDeviceGetAttributes, nvmlDeviceGetAttributes_v2)
 
 static const struct fake_profile *profile_by(const struct fake_card *card, unsigned nvml_number, unsigned id)
 {
@@ -183,10 +180,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t d
     return places == NULL || have <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned id, nvmlGpuInstancePlacement_t *places, unsigned *count)
-{
-    return nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, id, places, count);
-}
+ALIAS(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *found, unsigned *count)
 {
@@ -278,10 +272,7 @@ EXPORT nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t instance
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t instance, nvmlComputeInstanceInfo_t *info)
-{
-    return nvmlComputeInstanceGetInfo_v2(instance, info);
-}
+ALIAS(nvmlComputeInstanceGetInfo, nvmlComputeInstanceGetInfo_v2)
 
 EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsigned number, nvmlComputeInstance_t *found, unsigned *count)
 {
