@@ -1,6 +1,7 @@
 /* client.c - connecting to the daemon, and what a container may see. */
 #define _GNU_SOURCE
 #include "client.h"
+#include "packet.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,66 +13,19 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static int send_packet(int socket_fd, const struct fake_packet *packet, int fd)
-{
-    struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = sizeof packet->header + packet->header.length};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fd >= 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
-        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-        rights->cmsg_level = SOL_SOCKET;
-        rights->cmsg_type = SCM_RIGHTS;
-        rights->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-    }
-    ssize_t sent;
-    do {
-        sent = sendmsg(socket_fd, &message, MSG_NOSIGNAL);
-    } while (sent < 0 && errno == EINTR);
-    return sent < 0 ? -errno : 0;
-}
-
-static int receive_packet(int socket_fd, struct fake_packet *packet, int *fd)
-{
-    struct iovec part = {.iov_base = packet, .iov_len = sizeof *packet};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
-    ssize_t got;
-    do {
-        got = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
-    } while (got < 0 && errno == EINTR);
-    if (got < 0)
-        return -errno;
-    int came = -1;
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-    if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
-        memcpy(&came, CMSG_DATA(rights), sizeof came);
-    if (fd != NULL)
-        *fd = came;
-    else if (came >= 0)
-        close(came);
-    if (got < (ssize_t)sizeof packet->header || packet->header.magic != FAKE_PACKET_MAGIC ||
-        (size_t)got != sizeof packet->header + packet->header.length)
-        return got == 0 ? -ECONNRESET : -EPROTO;
-    return (int)packet->header.type;
-}
-
 int client_ask(const struct client *client, struct fake_packet *packet, int send_fd, int *got_fd)
 {
-    packet->header.magic = FAKE_PACKET_MAGIC;
+    int came = -1;
     if (got_fd != NULL)
         *got_fd = -1;
-    const int rc = send_packet(client->socket, packet, send_fd);
-    return rc < 0 ? rc : receive_packet(client->socket, packet, got_fd);
+    int rc = packet_send(client->socket, packet->header.type, packet->body, packet->header.length, send_fd, 0);
+    if (rc == 0)
+        rc = packet_receive(client->socket, packet, &came, 0);
+    if (rc > 0 && got_fd != NULL)
+        *got_fd = came;
+    else if (came >= 0)
+        close(came);
+    return rc > 0 ? (int)packet->header.type : rc == 0 ? -ECONNRESET : rc;
 }
 
 static int connect_to(const char *path)

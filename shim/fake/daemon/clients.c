@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "daemon.h"
+#include "packet.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -111,24 +112,7 @@ static void drop_ended(struct daemon *daemon, uint32_t but)
 
 static bool reply(const struct daemon *daemon, uint32_t slot, uint32_t type, const void *body, size_t length, int fd)
 {
-    struct fake_header header = {.magic = FAKE_PACKET_MAGIC, .type = type, .length = (uint32_t)length};
-    struct iovec parts[2] = {{.iov_base = &header, .iov_len = sizeof header},
-                             {.iov_base = (void *)(uintptr_t)body, .iov_len = length}};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    if (fd >= 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
-        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-        rights->cmsg_level = SOL_SOCKET;
-        rights->cmsg_type = SCM_RIGHTS;
-        rights->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-    }
-    return sendmsg(daemon->client_fd[slot], &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+    return packet_send(daemon->client_fd[slot], type, body, length, fd, MSG_DONTWAIT) == 0;
 }
 
 static bool refuse(const struct daemon *daemon, uint32_t slot, const char *why)
@@ -193,11 +177,8 @@ static bool on_command(struct daemon *daemon, uint32_t slot, const struct fake_p
     return reply(daemon, slot, good ? FAKE_OK : FAKE_FAILED, answer, text.length, -1);
 }
 
-static bool on_packet(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet, ssize_t got, int *fd)
+static bool on_packet(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet, int *fd)
 {
-    if (got < (ssize_t)sizeof packet->header || packet->header.magic != FAKE_PACKET_MAGIC ||
-        packet->header.length > FAKE_BODY || (size_t)got != sizeof packet->header + packet->header.length)
-        return refuse(daemon, slot, "a packet that is not ours");
     if (packet->header.type != FAKE_HELLO && daemon->page->slot[slot].kind == FAKE_FREE)
         return refuse(daemon, slot, "a request before HELLO");
     switch (packet->header.type) {
@@ -213,22 +194,13 @@ static bool on_packet(struct daemon *daemon, uint32_t slot, const struct fake_pa
 void client_answer(struct daemon *daemon, uint32_t slot)
 {
     static struct fake_packet packet;
-    struct iovec part = {.iov_base = &packet, .iov_len = sizeof packet};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
-    const ssize_t got = recvmsg(daemon->client_fd[slot], &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
     int fd = -1;
-    struct cmsghdr *rights = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-    if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
-        memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+    const int got = packet_receive(daemon->client_fd[slot], &packet, &fd, MSG_DONTWAIT);
+    if (got == -EAGAIN)
+        return;
     drop_ended(daemon, slot);
-    const bool stay = got > 0 && (message.msg_flags & MSG_TRUNC) == 0 && on_packet(daemon, slot, &packet, got, &fd);
+    const bool stay = got > 0 ? on_packet(daemon, slot, &packet, &fd)
+                              : got == -EPROTO && refuse(daemon, slot, "a packet that is not ours");
     if (fd >= 0)
         close(fd);
     if (!stay)

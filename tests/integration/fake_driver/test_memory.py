@@ -68,7 +68,12 @@ def test_a_process_killed_while_it_counts_leaves_exact_sums(fake_driver, worker,
     driver = fake_driver("card h200 memory_mib=1000 context_mib=0")
     fake = REPOSITORY / "shim" / "fake"
     program = tmp_path / "die_locked"
-    sources = [HERE / "programs" / "die_locked.c", fake / "common" / "page.c", fake / "common" / "client.c"]
+    sources = [
+        HERE / "programs" / "die_locked.c",
+        fake / "common" / "page.c",
+        fake / "common" / "client.c",
+        fake / "common" / "packet.c",
+    ]
     command = ["gcc", "-std=c11", "-pthread", f"-I{fake}", f"-I{fake}/common", "-o", program, *sources]
     subprocess.run(command, check=True)
     witness = worker(driver)
