@@ -47,12 +47,14 @@ class NoSuspend(Exception):
 class Program:
     """The trial program, with a kernel that counts."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, libraries: Path | None) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(START_S)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the program that Tangram is installed with
-                [str(path), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [str(path), str(theirs.fileno()), *([str(libraries)] if libraries else [])],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
             )
         except OSError:
             self._ours.close()
@@ -143,10 +145,10 @@ def _moved(count: Callable[[], int]) -> int:
     return 0
 
 
-def run(program: Path) -> Verdict:
+def run(program: Path, libraries: Path | None = None) -> Verdict:
     """On the first GPU that CUDA shows to this process."""
     try:
-        started = Program(program)
+        started = Program(program, libraries)
     except OSError as error:
         return Verdict(Outcome.CANNOT_RUN, f"{program} cannot be started: {error}")
     seat = None
@@ -170,7 +172,9 @@ def main() -> None:
     """Prints the verdict as a line of JSON. Status 0, whatever it is."""
     parser = argparse.ArgumentParser(prog="python -m arbiter.trial", description="Does this machine's driver suspend?")
     parser.add_argument("--program", type=Path, required=True, help="the trial program, tangram-trial")
-    sys.stdout.write(verdict_to_text(run(parser.parse_args().program)) + "\n")
+    parser.add_argument("--libraries", type=Path, help="folder with libcuda.so.1; left out = where the loader finds it")
+    options = parser.parse_args()
+    sys.stdout.write(verdict_to_text(run(options.program, options.libraries)) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from deviceplugin.server import Service
 from deviceplugin.settings import DevicePluginSettings
 from deviceplugin.terms import REASON as CLASS_IGNORED
 from deviceplugin.terms import Followers
+from deviceplugin.trials import Trier
 from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
@@ -94,6 +95,7 @@ class DevicePlugin:
         self.machine = Machine(
             self.offer, self.metrics, driver_root=settings.driver_root, access=settings.access, unit_mib=unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
+            try_out=Trier(settings.state_root, settings.trial_program, settings.driver_root).try_out,
         )  # fmt: skip
         self.upkeep = Upkeep(
             names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, prestart=self.prestart,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -48,10 +48,12 @@ class Machine:
     def __init__(
         self, offer: Offer, metrics: Metrics, *, driver_root: Path, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
+        try_out: Callable[[Inventory], Awaitable[None]],
     ) -> None:  # fmt: skip
         self.failing = ""
         """Why NVML cannot be used; empty when it can."""
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
+        self._try_out = try_out
         self._driver_root, self._wanted, self._unit_mib = driver_root, access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
         self._health = Health()
@@ -85,6 +87,7 @@ class Machine:
             before = self._offer.inventory() if self._offer.probed else None
             inventory = await asyncio.to_thread(probe, unit_mib=self._unit_mib, access=access, last=before)
             self._on_inventory(inventory)
+            await self._try_out(inventory)  # before anybody is given a share
             self._offer.set_inventory(inventory)
             self._offer.set_ill(self._health.ill)
             self._tell()

@@ -49,6 +49,10 @@ class DevicePluginSettings(ProgramSettings):
     library: Path = Field(
         Path("/opt/tangram/lib/libtangram.so"), description="the interception library that containers are given"
     )
+    trial_program: Path = Field(
+        Path("/opt/tangram/lib/tangram-trial"),
+        description="the program on which suspending is tried, once a boot for each driver and GPU model",
+    )
     guard_policy: Guard = Field(
         DEFAULT_GUARD, description="what happens to a container over its limit; a pod may ask for more, not for less"
     )

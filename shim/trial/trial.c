@@ -1,7 +1,8 @@
-/* trial.c - the program whose GPU work is suspended to see whether the driver does it: tangram-trial SOCKET.
+/* trial.c - the program whose GPU work is suspended to see whether the driver does it: tangram-trial SOCKET [FOLDER].
  *
  * It counts on the GPU and switches nothing itself: python -m arbiter.trial starts it, is sent its channels with their descriptor, as
  * an arbiter is, and suspends them from outside. Then it asks for the count, byte by byte. The first GPU that CUDA shows is tried.
+ * The driver's libraries are loaded from FOLDER, by path: the folder may be a host's, with another libc beside them.
  *
  *   sends      channels CLIENT SUBDEVICE CHANNEL...      once, with the descriptor, when the count moves; else  cannot WHY
  *   answers    a packet of any bytes with the count in decimal
@@ -90,7 +91,7 @@ static void send_line(int sock, const char *line, int fd)
 _Noreturn static void cannot(int sock, const char *what, int code_of)
 {
     char line[256];
-    snprintf(line, sizeof line, code_of ? "cannot %s: CUDA error %d" : "cannot %s", what, code_of);
+    snprintf(line, sizeof line, code_of ? "cannot %s failed with CUDA error %d" : "cannot %s", what, code_of);
     send_line(sock, line, -1);
     _exit(1);
 }
@@ -102,7 +103,7 @@ static void find(int sock, const char *name, void *at, size_t bytes)
 {
     void *found = dlsym(library, name);
     if (found == NULL)
-        cannot(sock, name, 0);
+        cannot(sock, "the driver library lacks a function that the trial needs", 0);
     memcpy(at, &found, bytes);
 }
 
@@ -172,17 +173,27 @@ static void wait_for_count(int sock, const volatile uint32_t *count)
     }
 }
 
+static void *load(const char *folder, const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s%s%s", folder != NULL ? folder : "", folder != NULL ? "/" : "", name);
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
 int main(int argc, char **argv)
 {
-    int sock = argc == 2 ? atoi(argv[1]) : -1;
+    int sock = argc == 2 || argc == 3 ? atoi(argv[1]) : -1;
     if (sock <= 2) {
-        fprintf(stderr, "tangram-trial: usage: tangram-trial SOCKET (an open descriptor; python -m arbiter.trial starts it)\n");
+        fprintf(stderr, "tangram-trial: usage: tangram-trial SOCKET [FOLDER] (SOCKET is an open descriptor: see arbiter/trial.py)\n");
         return 2;
     }
-    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    const char *folder = argc == 3 ? argv[2] : NULL;
+    if (folder != NULL) /* the driver asks for its compiler by name, and is answered with what is loaded already */
+        load(folder, "libnvidia-ptxjitcompiler.so.1");
+    library = load(folder, "libcuda.so.1");
     if (library == NULL) {
         char line[512];
-        snprintf(line, sizeof line, "cannot load the driver library: %s", dlerror());
+        snprintf(line, sizeof line, "cannot the driver library cannot be loaded: %s", dlerror());
         send_line(sock, line, -1);
         return 1;
     }

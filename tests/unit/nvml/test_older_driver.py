@@ -176,10 +176,13 @@ async def until_it_waits():
         waits.set()
         await pause(seconds)
 
+    async def nothing(_):
+        pass
+
     machine.asyncio.sleep = sleep
     follower = machine.Machine(
         Offer(DEFAULT, 1024), Metrics(), driver_root=Path(sys.argv[1]), access="cdi", unit_mib=1024, health_s=5.0, probe_s=60.0,
-        on_inventory=lambda _: None,
+        on_inventory=lambda _: None, try_out=nothing,
     )
     running = asyncio.create_task(follower.run())
     await asyncio.wait([running, asyncio.create_task(waits.wait())], timeout=30, return_when=asyncio.FIRST_COMPLETED)

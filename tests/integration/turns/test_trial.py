@@ -1,0 +1,109 @@
+"""The trial of suspending on the fake driver: from the device plugin's start of it to what an arbiter does with the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
+from deviceplugin.trials import Trier
+from tests.built import REPOSITORY, fake_build, shim_build
+from tests.fake import FakeDriver, start_fake_driver
+from tests.integration.turns.conftest import CARDS, Node, until
+from tests.unit.deviceplugin.builders import inventory
+from vgpu.inventory import Inventory
+from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_from_text, trials_to_text
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """In the environment of this process, as a node's driver is there for a device plugin."""
+    made = start_fake_driver(f"card h200 uuid={CARDS[0]} context_mib=0\n", tmp_path)
+    for name, value in made.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so")).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    yield made
+    made.stop()
+
+
+def cards() -> Inventory:
+    """One GPU, which the fake driver has too, and one of another model that nobody may be given a share of."""
+    one, other = inventory(2).cards
+    return replace(inventory(2), cards=(replace(one, uuid=CARDS[0]), replace(other, model="other", healthy=False)))
+
+
+def verdicts(trier: Trier, state: Path, of: Inventory | None = None) -> Trials:
+    asyncio.run(trier.try_out(of or cards()))
+    return trials_from_text((state / FILE).read_bytes())
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_that_suspends_is_found_to_once_a_boot(tmp_path: Path) -> None:
+    trials = verdicts(Trier(tmp_path, shim_build() / "tangram-trial", Path("/nowhere")), tmp_path)
+    (tried,) = trials.tried
+    assert tried.uuids == (CARDS[0],)
+    assert tried.verdict.outcome is Outcome.WORKS, tried.verdict.why
+    assert (tried.verdict.before > 0, tried.verdict.during, tried.verdict.after > 0) == (True, 0, True)
+    again = verdicts(Trier(tmp_path, Path("/nowhere/program"), Path("/nowhere")), tmp_path)
+    assert again == trials, "a verdict stands until the next boot"
+    (tmp_path / FILE).write_text(trials_to_text(Trials(boot_id="earlier", driver=trials.driver, tried=trials.tried)))
+    anew = verdicts(Trier(tmp_path, Path("/nowhere/program"), Path("/nowhere")), tmp_path)
+    assert anew.tried[0].verdict.outcome is Outcome.CANNOT_RUN, "one of an earlier boot does not"
+
+
+def test_a_process_that_the_driver_does_not_let_suspend_is_no_success(
+    driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "")  # the driver's kernel side is not there: no channels are seen
+    (tried,) = verdicts(Trier(tmp_path, shim_build() / "tangram-trial", Path("/nowhere")), tmp_path).tried
+    assert tried.verdict.outcome is Outcome.CANNOT_RUN
+    assert "no compute channels" in tried.verdict.why
+
+
+def test_a_trial_that_hangs_is_killed_with_all_it_started_and_that_is_the_verdict(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = tmp_path / "hangs"
+    program.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (tried,) = verdicts(Trier(tmp_path, program, Path("/nowhere"), limit_s=3.0), tmp_path).tried
+    assert tried.verdict.outcome is Outcome.HUNG
+    until(lambda: not Path(f"/proc/{int(pid.read_text())}").exists())
+
+
+def test_a_trial_that_could_not_run_is_made_again_by_the_next_start_alone(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    program = tmp_path / "counts"
+    program.write_text(f"#!/bin/sh\necho x >> {seen}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    trier = Trier(tmp_path, program, Path("/nowhere"))
+    for _ in range(2):
+        assert verdicts(trier, tmp_path).tried[0].verdict.outcome is Outcome.CANNOT_RUN
+    assert seen.read_text() == "x\n"
+    verdicts(Trier(tmp_path, program, Path("/nowhere")), tmp_path)
+    assert seen.read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CANNOT_RUN])
+def test_an_arbiter_suspends_as_the_verdict_says(node: Node, outcome: Outcome) -> None:
+    tried = Tried("NVIDIA H200", (CARDS[0],), Verdict(outcome, "said by this test"))
+    trials = Trials(boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION), tried=(tried,))
+    (node.folder / FILE).write_text(trials_to_text(trials))
+    background, urgent = node.run("be", "best-effort"), node.run("lc", "latency-critical")
+    background.do("work_on(2000)")
+    turn = node.turn("be")
+    assert turn is not None
+    assert turn.mode == ("gate" if outcome is Outcome.HUNG else "suspend")
+    assert "said by this test" in turn.trouble
+    urgent.start("requests(50, 2000, 0.002)")
+    if outcome is Outcome.HUNG:
+        assert not any(node.held(background) for _ in range(50))
+    else:
+        until(lambda: node.held(background))
+    urgent.finish()
+    background.do("stop()")
+    assert node.misuses() == ""
