@@ -22,6 +22,7 @@ from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone,
 from arbiter.contexts import Contexts, Measuring, Waiting
 from arbiter.files import is_spare
 from arbiter.grant_file import read_grant, same_place, uuid_bytes
+from arbiter.identity import Identity, named
 from arbiter.meter import Reading
 from arbiter.page import Page
 from vgpu import wire
@@ -86,6 +87,7 @@ class Container:
         """Numbers of those that said HELLO and wait for the grant."""
         self._handed_over: list[Connection] = []
         self._threadless_moved = False
+        self._contexts_moved = False
         self.mps = False
         """An MPS server runs on one of its GPUs, as NVML saw last."""
         self.listener = bound_socket(folder / "arbiter.sock", socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
@@ -221,6 +223,17 @@ class Container:
         no_thread = (c.pid for c in self.connections.values() if Reason.NO_THREAD in map(reported, c.reported))
         return frozenset(no_thread)
 
+    def begun_contexts(self) -> dict[tuple[Identity, int], float] | None:
+        """Since when each process has had a context on each card, where that is otherwise than when this was asked last."""
+        if not self._contexts_moved:
+            return None
+        self._contexts_moved = False
+        return {
+            (named(c.pid, c.pid_in_container), card): since
+            for c in self.connections.values()
+            for card, since in c.contexts_s.items()
+        }
+
     @property
     def now_s(self) -> float:
         """By the clock of its ledger."""
@@ -354,6 +367,7 @@ class Container:
             connection.contexts_s.setdefault(card, now_s)
         else:
             connection.contexts_s.pop(card, None)
+        self._contexts_moved = True
         self.ledger.end_context(process, card, now_s, made=made)
         if made:
             self.ledger.restate_context(process, card, estimate_bytes)
@@ -436,6 +450,7 @@ class Container:
             return
         self._gone.append(connection)
         self._threadless_moved |= bool(connection.reported)
+        self._contexts_moved |= bool(connection.contexts_s)
         self._unwelcomed.discard(connection.number)
         self.contexts.forget(connection.number)
         if connection.welcomed:

@@ -8,20 +8,18 @@ from typing import Final
 
 from arbiter.connection import Connection
 from arbiter.container import Container
+from arbiter.identity import Identity, named
 from arbiter.server import Server
 from arbiter.timer import now_s
 from arbiter.turns import Turns
 from vgpu.enforcement import ContainerFacts, Enforcement, ProcessFacts, Reason, enforcement, reported
-
-Process = tuple[int, int]
-"""Its host pid; where that is 0 (another pid namespace), with the pid that it says it has in its container."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeFacts:
     """Of a container that has a connection for GPU time."""
 
-    channels: frozenset[tuple[Process, int]] = frozenset()
+    channels: frozenset[tuple[Identity, int]] = frozenset()
     """Processes, and the cards on which they reported channels."""
     gated: bool = False
     partial: bool = False
@@ -45,7 +43,7 @@ def time_facts(turns: Turns) -> dict[str, TimeFacts]:
         return {
             name: TimeFacts(
                 channels=frozenset(
-                    (_named(process.pid, process.pid_in_container), card)
+                    (named(process.pid, process.pid_in_container), card)
                     for process in tenant.processes.values()
                     for card, _ in process.seats
                 ),
@@ -85,10 +83,6 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
 
 
 def _without_channels_s(connection: Connection, time: TimeFacts, at_s: float) -> float | None:
-    process = _named(connection.pid, connection.pid_in_container)
+    process = named(connection.pid, connection.pid_in_container)
     begun = (since for card, since in connection.contexts_s.items() if (process, card) not in time.channels)
     return max((at_s - since for since in begun), default=None)
-
-
-def _named(pid: int, pid_in_container: int) -> Process:
-    return (pid, 0) if pid else (0, pid_in_container)

@@ -72,6 +72,7 @@ class Lane:
         """To be started before that: we hang up, and their process lives."""
         for fd in (self._bell, self._timer.fd):
             self._epoll.register(fd, select.EPOLLIN)
+        self._timer.set(self._beat_at_s + BEAT_S)
         self._thread = threading.Thread(target=self._run, name=f"turns {uuid}", daemon=True)
         self._thread.start()
 

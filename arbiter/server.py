@@ -254,6 +254,9 @@ class Server:
         threadless = container.threadless()
         if self.turns is not None and threadless is not None:
             self.turns.never_suspend(container.folder.name, threadless)
+        contexts = container.begun_contexts()
+        if self.turns is not None and contexts is not None:
+            self.turns.contexts(container.folder.name, contexts)
         for connection in container.handed_over():
             self._poller.unregister(connection.sock)
             if self.turns is not None and container.grant is not None:

@@ -12,9 +12,11 @@ from math import inf
 from typing import Final
 
 from arbiter.budget import Budget
+from arbiter.identity import Identity, named
 from arbiter.page import Page
 from arbiter.seat import Runs, Seat
 from vgpu import rm, wire
+from vgpu.enforcement import NO_CHANNELS_S
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
 from vgpu.healing import Healing
@@ -44,6 +46,7 @@ FORGET_S: Final = 10.0
 FADE: Final = 0.5
 """What of earlier looks counts in `pace`. Guessed: a sample that comes late is in the next look."""
 PARTIAL: Final = f"a process has more than {rm.CHANNELS_LIMIT} compute channels on a card, which one list cannot name"
+MUTE: Final = "a process has had a context for two seconds and reported no channels"
 THREADLESS: Final = (
     "a process could not start the library's helper thread, so nothing could resume it if the arbiter died"
 )
@@ -104,6 +107,10 @@ class TenantTurns:
         self.told_no_trial = False
         self.threadless: frozenset[int] = frozenset()
         """Host pids of its processes that are never suspended, as nothing in them could resume them."""
+        self.contexts_s: dict[tuple[Identity, int], float] = {}
+        """Since when each process has had a context on each card of the grant."""
+        self.mute: frozenset[int] = frozenset()
+        """Cards of the grant on which a process has had a context for long and reported no channels."""
         self.complained_at_s = -inf
         self.failures = 0
         """Suspends that the driver refused."""
@@ -140,7 +147,8 @@ class TenantTurns:
 
     def terms(self) -> Tenant | None:
         """What the policy is told; None when there is nothing to switch."""
-        cards = {self.grant.cards[card].uuid for process in self.processes.values() for card, _ in process.seats}
+        seated = {card for process in self.processes.values() for card, _ in process.seats}
+        cards = {self.grant.cards[card].uuid for card in seated | self.mute}
         if not cards:
             return None
         percent = max(card.core_percent for card in self.grant.cards if card.uuid in cards)
@@ -279,7 +287,13 @@ class TenantTurns:
     @property
     def gates(self) -> bool:
         """Is its new work held back while it is to be off?"""
-        return self.denied or bool(self.trouble) or self.partial or self.ineffective >= INEFFECTIVE_TIMES
+        return (
+            self.denied
+            or bool(self.trouble)
+            or self.partial
+            or bool(self.mute)
+            or self.ineffective >= INEFFECTIVE_TIMES
+        )
 
     def status(self, usage: Usage, credit_s: float, at_s: float) -> TurnStatus:
         """For people and metrics."""
@@ -292,9 +306,7 @@ class TenantTurns:
             off_s=usage.off_s,
             capped_s=usage.capped_s,
             suspends=usage.suspends,
-            trouble=self.suspending.why
-            or self.trouble
-            or (PARTIAL if self.unlisted else THREADLESS if self.partial else ""),
+            trouble=self.suspending.why or self.trouble or self._why_partial(),
             mode="gate" if self.gates else "suspend",
             heals=self.heals,
             clearing_s=usage.clearing_s,
@@ -310,7 +322,25 @@ class TenantTurns:
     def to_run(self) -> bool:
         """Are all its channels to be enabled? Also of one who is to be off, where a list does not hold them all or its driver does
         not suspend."""
-        return self.wanted or self.partial or self.denied
+        return self.wanted or self.partial or self.denied or bool(self.mute)
+
+    def falls_mute(self, at_s: float) -> bool:
+        """Whether it is otherwise than before on which cards a process reports no channels."""
+        seated = {(named(p.pid, p.pid_in_container), card) for p in self.processes.values() for card, _ in p.seats}
+        before, self.mute = (
+            self.mute,
+            frozenset(
+                card
+                for (process, card), since in self.contexts_s.items()
+                if at_s - since >= NO_CHANNELS_S and (process, card) not in seated and card < len(self.grant.cards)
+            ),
+        )
+        return self.mute != before
+
+    def _why_partial(self) -> str:
+        if self.unlisted:
+            return PARTIAL
+        return MUTE if self.mute else THREADLESS if self.partial else ""
 
     @property
     def partial(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Final
 from arbiter.complaints import tell_of_doubt, tell_of_no_effect, tell_of_no_trial, tell_of_partial, tell_of_trouble
 from arbiter.connection import TOO_MANY, Connection
 from arbiter.counts import Counts
+from arbiter.identity import Identity
 from arbiter.lane import Lane
 from arbiter.orders import Orders
 from arbiter.page import Page
@@ -70,6 +71,7 @@ class Turns:
         """May the channels on these GPUs be suspended, by the trial of this boot?"""
         self._lanes: dict[str, Lane] = {}
         self._threadless: dict[str, frozenset[int]] = {}
+        self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
         self._decision = Decision(frozenset(), inf, {})
         self.orders = Orders(self.share.lead_s)
 
@@ -89,6 +91,7 @@ class Turns:
                 return
             tenant.processes[connection.number] = Process(connection.pid, connection.pid_in_container)
             tenant.threadless = self._threadless.get(name, frozenset())
+            tenant.contexts_s = dict(self._contexts.get(name, {}))
             self._lane(grant.cards[0].uuid).take(tenant, connection)
 
     def change(self, name: str, grant: Grant) -> None:
@@ -116,10 +119,21 @@ class Turns:
                 self._show(tenant, 0.0)
                 self._wake(tenant)
 
+    def contexts(self, name: str, begun_s: Mapping[tuple[Identity, int], float]) -> None:
+        """Since when each process of a container has had a context on each card of its grant, by `now_s`."""
+        with self.lock:
+            if begun_s:
+                self._contexts[name] = begun_s
+            else:
+                self._contexts.pop(name, None)
+            if name in self.tenants:
+                self.tenants[name].contexts_s = dict(begun_s)
+
     def drop(self, name: str) -> None:
         """The grant is gone, or another container's: hang up on its processes. Its page may be closed after this."""
         with self.lock:
             self._threadless.pop(name, None)
+            self._contexts.pop(name, None)
             tenant = self.tenants.pop(name, None)
             if tenant is None:
                 return
@@ -302,6 +316,11 @@ class Turns:
             if gap and card in tenant.depends_on():
                 tenant.doubt()
                 self.orders.forget()
+                self._wake(tenant)
+            if tenant.falls_mute(now_s()):
+                self.orders.forget()
+                self._know(tenant)
+                self._show(tenant, 0.0)
                 self._wake(tenant)
             if tenant.forgets(now_s()):
                 self._doubts(tenant)

@@ -147,6 +147,8 @@ static void settle_first(struct card *card, CUresult rc, CUcontext context)
         gone(card);
     }
     pthread_mutex_unlock(&contexts_->beginning);
+    if (rc == CUDA_SUCCESS)
+        turn_start(); /* also where no channel was seen: then the arbiter delays launches, as it cannot suspend */
     quiet_end(quiet);
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.integration.turns.conftest import Node, until
+from tests.integration.turns.conftest import Node, Program, until
 from vgpu import wire
 from vgpu.status import ContainerStatus, decode_status
 
@@ -27,3 +27,20 @@ def test_channels_that_are_reported_are_the_difference(node: Node) -> None:
         assert status(node, "mute").gpu_time_state == "unenforced"
         honest = status(node, "honest")  # its context is older
         assert honest.gpu_time_state == "enforced", honest.unenforced
+
+
+def test_a_process_whose_channels_cannot_be_read_has_its_launches_delayed(node: Node) -> None:
+    grant = node.grant("unread", core=30)
+    node.driver.ctl("fault", "alloc-form")
+    try:
+        env = node.driver.env(LD_PRELOAD=f"{node.library}:{node.kernel}", TANGRAM_GRANT=str(grant))
+        node.programs.append(program := Program(env, "unread"))
+    finally:
+        node.driver.ctl("fault", "none")
+    until(lambda: {one.reason for one in status(node, "unread").unenforced} == {"no-channels", "gated"}, 5.0)
+    turn = node.turn("unread")
+    assert turn is not None
+    assert turn.mode == "gate"
+    took_ms = program.do("requests(12, 5000, 0)")
+    assert sum(took_ms) > 2 * 12 * 5, "30 % of the GPU is less than it wants"
+    assert node.misuses() == ""

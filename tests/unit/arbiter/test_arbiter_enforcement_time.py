@@ -114,6 +114,28 @@ def test_under_an_mps_server_that_is_the_reason(meter: HandMeter, arbiters: Call
     wait_for(lambda: arbiter.reasons() == [Reason.MPS], VISIBLE_S)
 
 
+@pytest.mark.parametrize("mps", [False, True])
+def test_a_context_without_channels_has_its_launches_delayed_until_they_come(
+    meter: HandMeter, arbiters: Callable[..., Arbiter], driver: Driver, mps: bool
+) -> None:
+    arbiter = arbiters()
+    process = arbiter.process_with_context()
+    turns = arbiter.node.connect().hello(
+        wire.FOR_TURNS
+    )  # as a library does whose driver's calls are of an unknown form
+    if mps:
+        meter._tell(Reading(time.monotonic(), {CARD: {1: MIB}}, {1: Seen(0, None, 0, mps=True)}))
+    wait_for(lambda: set(arbiter.reasons()) == {Reason.MPS if mps else Reason.NO_CHANNELS, Reason.GATED}, VISIBLE_S)
+    turns.send(Activity(What.WORK))
+    page = process.page
+    assert page is not None
+    wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
+    assert driver.calls == []
+    arbiter.tells(turns)
+    wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
+    wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)
+
+
 def test_more_channels_than_a_list_holds_are_told_by_the_list_of_an_old_library(
     arbiters: Callable[..., Arbiter],
 ) -> None:
