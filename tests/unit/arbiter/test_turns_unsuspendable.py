@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 import pytest
 from structlog.testing import capture_logs
 
+from arbiter.timer import now_s
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A as CARD
 from tests.unit.arbiter.turns_kit import Driver, TurnsNode
@@ -110,6 +112,9 @@ def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_c
         wait_for(lambda: not denied.gate("lc"))
     assert (denied.status("be").mode, "it hung" in denied.status("be").trouble) == ("gate", True)
     assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be", "lc"], "said once of each"
+    with denied.turns.lock:
+        assert denied.turns.heal(CARD, now_s() + 60) is None
+        assert denied.turns.next_heal_s(CARD) == inf
     urgent.idles()
     wait_for(lambda: not denied.gate("be"))
     assert driver.calls == [], "what a call does there is not known: not even a resume"

@@ -60,10 +60,6 @@ class Driver:
         self.there, self.generation = False, self.generation + 1
 
 
-async def nothing(_: Inventory) -> None:
-    """A node on which every model was tried before."""
-
-
 class NoEvents:
     """A driver that never reports an XID."""
 
@@ -86,9 +82,14 @@ async def test_cards_of_a_driver_that_goes_are_ill_and_well_again_when_it_is_ope
     monkeypatch.setattr(machine, "answers", driver.answers)
     monkeypatch.setattr(machine, "Events", NoEvents)
     monkeypatch.setattr(machine, "RETRY_S", (0.001, 0.002))
+    offered_before: list[bool] = []
+
+    async def tried(_: Inventory) -> None:
+        offered_before.append(offer.probed)
+
     follower = Machine(
         offer, Metrics(), driver_root=Path("/"), access="cdi", unit_mib=1024, health_s=0.001, probe_s=60.0,
-        on_inventory=lambda _: None, try_out=nothing,
+        on_inventory=lambda _: None, try_out=tried,
     )  # fmt: skip
 
     async def until(*healthy: bool) -> None:
@@ -99,6 +100,7 @@ async def test_cards_of_a_driver_that_goes_are_ill_and_well_again_when_it_is_ope
     running = asyncio.create_task(follower.run())
     try:
         await until(True, True)
+        assert offered_before == [False], "what is offered was tried"
         driver.taken_away()
         await until(False, False)
         driver.there = True
