@@ -71,8 +71,23 @@ typedef struct { /* 56 bytes */
     void **kernelParams;
 } CUDA_LAUNCH_PARAMS;
 typedef struct CUextMemory_st *CUexternalMemory;
+typedef struct CUextSemaphore_st *CUexternalSemaphore;
+/* Of copies and memory operations: passed through, never looked into. */
+typedef struct CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS_opaque CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS;
+typedef struct CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS_opaque CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS;
+typedef struct CUDA_FABRIC_COPY_BATCH_OP_opaque CUDA_FABRIC_COPY_BATCH_OP;
+typedef struct CUDA_MEMCPY2D_opaque CUDA_MEMCPY2D;
+typedef struct CUDA_MEMCPY2D_v1_opaque CUDA_MEMCPY2D_v1;
+typedef struct CUDA_MEMCPY3D_opaque CUDA_MEMCPY3D;
+typedef struct CUDA_MEMCPY3D_BATCH_OP_opaque CUDA_MEMCPY3D_BATCH_OP;
+typedef struct CUDA_MEMCPY3D_PEER_opaque CUDA_MEMCPY3D_PEER;
+typedef struct CUDA_MEMCPY3D_v1_opaque CUDA_MEMCPY3D_v1;
+typedef struct CUmemDecompressParams_opaque CUmemDecompressParams;
+typedef struct CUmemcpyAttributes_opaque CUmemcpyAttributes;
+typedef struct CUstreamBatchMemOpParams_opaque CUstreamBatchMemOpParams;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef unsigned long long CUmemGenericAllocationHandle;
+typedef uint32_t cuuint32_t;
 typedef uint64_t cuuint64_t;
 
 typedef struct {

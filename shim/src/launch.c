@@ -105,8 +105,6 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 }
 
 WAITS(cuEventQuery, (CUevent event), event)
-WAITS(cuMemcpyDtoH_v2, (void *to, CUdeviceptr from, size_t bytes), to, from, bytes)
-WAITS(cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), to, from, bytes)
 
 EXPORT int tangram_hint(uint64_t microseconds)
 {

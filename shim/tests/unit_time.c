@@ -280,6 +280,7 @@ int main(void)
     idleness_is_told_once_a_millisecond(true);
     idleness_that_ended_is_not_told_later();
     contexts_are_told_apart();
+    copies_are_work();
     the_book_agrees_with_a_slow_one_also_on_garbage();
     threads_do_not_disturb_each_other();
     an_ordinary_call_costs_less_than_100_ns();

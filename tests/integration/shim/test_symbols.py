@@ -23,8 +23,8 @@ INTEROP = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
 OF_GRAPHICS = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
 
 
-def declared(header: Path, more: str = "", others: tuple[str, ...] = INTEROP) -> set[str]:
-    """The functions of a cuda.h and of the headers beside it, the older forms and the per-thread twins with them.
+def preprocessed(header: Path, more: str = "", others: tuple[str, ...] = INTEROP) -> str:
+    """A cuda.h and the headers beside it, with the older forms and the per-thread twins.
 
     What those include of graphics APIs may not be installed: only its types would be missing, and nothing is compiled.
     """
@@ -44,7 +44,12 @@ def declared(header: Path, more: str = "", others: tuple[str, ...] = INTEROP) ->
             empty,
             "-",
         ]
-        text = subprocess.run(command, input=source + more, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, input=source + more, capture_output=True, text=True, check=True).stdout
+
+
+def declared(header: Path, more: str = "", others: tuple[str, ...] = INTEROP) -> set[str]:
+    """The functions of a cuda.h and of the headers beside it."""
+    text = preprocessed(header, more, others)
     return set(re.findall(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(", text))
 
 

@@ -1,0 +1,27 @@
+/* copies.c - copies, fills, prefetches and memory operations: copies.def has the list. What they tell is activity.c's.
+ *
+ * A call without a stream goes into the default one. Some return before the GPU is done (fills, copies inside the GPU or from memory that is
+ * not pinned), so the driver is asked afterwards instead of taking its return for the end; that costs a question only while the
+ * arbiter believes us at work.
+ */
+#include "hook.h"
+#include "launching.h"
+#include "memory.h"
+
+#define INTO(name, base, since, ptds, stream, params, ...)                                                                     \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        activity_launch(stream, ptds);                                                                                         \
+        return tangram.driver.name(__VA_ARGS__);                                                                               \
+    }
+#define AT_ONCE(name, base, since, ptds, params, ...)                                                                          \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        activity_launch(NULL, ptds);                                                                                           \
+        CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
+        activity_something_synced();                                                                                           \
+        return rc;                                                                                                             \
+    }
+#include "copies.def"

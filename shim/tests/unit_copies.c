@@ -1,0 +1,133 @@
+/* unit_copies.c - copies and fills are work as launches are: it is reported before the driver has them, and ends when it has nothing
+ * left. A part of unit_time. */
+#include <assert.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "../src/hook.h"
+#include "../src/launching.h"
+#include "double.h"
+
+#undef NDEBUG
+
+static bool left;     /* has the driver anything in any stream? */
+static bool reported; /* was work reported when the driver had its last call? */
+static CUresult answer;
+
+static CUresult query(CUstream stream)
+{
+    (void)stream;
+    return left ? (CUresult)600 : CUDA_SUCCESS;
+}
+
+static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes)
+{
+    (void)at, (void)value, (void)bytes;
+    reported = activity_is_told();
+    left = answer == CUDA_SUCCESS; /* a fill is not waited for */
+    return answer;
+}
+
+static CUresult copy(void *to, CUdeviceptr from, size_t bytes)
+{
+    (void)to, (void)from, (void)bytes;
+    reported = activity_is_told();
+    left = false; /* what is read on the CPU was waited for */
+    return answer;
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *how, CUstream stream)
+{
+    (void)how, (void)stream;
+    reported = activity_is_told();
+    left = true;
+    return answer;
+}
+
+static CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags)
+{
+    (void)stream, (void)at, (void)value, (void)flags;
+    reported = activity_is_told();
+    left = true;
+    return answer;
+}
+
+static void begin(void)
+{
+    fresh();
+    activity_forget();
+    activity_watch();
+    atomic_store(&tangram.turn.urgent, true);
+    atomic_store(&tangram.hot.driver_found, true);
+    memset(&tangram.driver, 0, sizeof tangram.driver);
+    tangram.driver.cuStreamQuery = query;
+    tangram.driver.cuMemsetD8_v2 = fill;
+    tangram.driver.cuMemcpyDtoH_v2 = copy;
+    tangram.driver.cuMemcpyDtoH_v2_ptds = copy;
+    tangram.driver.cuMemcpy2DAsync_v2 = copy_2d;
+    tangram.driver.cuStreamWaitValue32_v2 = wait_value;
+    left = reported = false;
+    answer = CUDA_SUCCESS;
+}
+
+static void end(void)
+{
+    memset(&tangram.driver, 0, sizeof tangram.driver);
+    atomic_store(&tangram.hot.driver_found, false);
+    atomic_store(&tangram.turn.urgent, false);
+    activity_forget();
+    char packet[1024];
+    while (recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0)
+        ;
+}
+
+static void a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns(void)
+{
+    begin();
+    assert(cuMemcpyDtoH_v2(NULL, 0, 1) == CUDA_SUCCESS);
+    assert(reported && !activity_is_told());
+    reported = false;
+    assert(cuMemcpyDtoH_v2_ptds(NULL, 0, 1) == CUDA_SUCCESS);
+    assert(reported && !activity_is_told());
+    end();
+}
+
+static void a_fill_that_is_not_waited_for_is_work_until_the_driver_is_done(void)
+{
+    begin();
+    assert(cuMemsetD8_v2(0, 0, 1) == CUDA_SUCCESS);
+    assert(reported && activity_is_told());
+    assert(cuMemcpyDtoH_v2(NULL, 0, 1) == CUDA_SUCCESS);
+    assert(!activity_is_told());
+    end();
+}
+
+static void what_the_driver_refuses_is_no_work(void)
+{
+    begin();
+    answer = (CUresult)1;
+    assert(cuMemsetD8_v2(0, 0, 1) == (CUresult)1);
+    assert(reported && !activity_is_told());
+    end();
+}
+
+static void copies_and_waits_in_a_stream_are_reported(void)
+{
+    begin();
+    assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
+    assert(reported && activity_is_told());
+    left = reported = false;
+    activity_something_synced();
+    assert(!activity_is_told());
+    assert(cuStreamWaitValue32_v2((CUstream)0x1000, 0, 1, 0) == CUDA_SUCCESS);
+    assert(reported && activity_is_told());
+    end();
+}
+
+void copies_are_work(void)
+{
+    a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns();
+    a_fill_that_is_not_waited_for_is_work_until_the_driver_is_done();
+    what_the_driver_refuses_is_no_work();
+    copies_and_waits_in_a_stream_are_reported();
+}
