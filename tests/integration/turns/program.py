@@ -59,6 +59,54 @@ def stream() -> int:
     return int(made.value or 0)
 
 
+def launch_in_thread(us: int) -> None:
+    """Into the default stream of a thread that has ended when this returns."""
+
+    def run() -> None:
+        check(cuda.cuCtxSetCurrent(context))
+        value = ctypes.c_uint32(us)
+        parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(value), ctypes.c_void_p))
+        check(cuda.cuLaunchKernel_ptsz(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def wait_for_context() -> None:
+    check(cuda.cuCtxSynchronize())
+
+
+def launch_in_streams(count: int, us: int) -> list[int]:
+    made = [stream() for _ in range(count)]
+    for one in made:
+        launch(us, one)
+    return made
+
+
+def wait_for_streams(made: list[int]) -> None:
+    for one in made:
+        check(cuda.cuStreamSynchronize(ctypes.c_void_p(one)))
+
+
+def fail() -> int:
+    """Launch a kernel that traps: the error with which the wait for it ends."""
+    code, found = ctypes.c_void_p(), ctypes.c_void_p()
+    check(cuda.cuModuleLoadData(ctypes.byref(code), b"//fake broken us=1000 error=719\n.entry broken() {}\n"))
+    check(cuda.cuModuleGetFunction(ctypes.byref(found), code, b"broken"))
+    check(cuda.cuLaunchKernel(found, 1, 1, 1, 1, 1, 1, 0, None, None, None))
+    return int(cuda.cuCtxSynchronize())
+
+
+def fill(name: str) -> None:
+    """A synchronous one, in one dimension or two."""
+    at = ctypes.c_uint64()
+    check(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(4096)))
+    sizes = (64, 1, 64, 64) if "2D" in name else (1, 4096)
+    check(getattr(cuda, name)(at, *map(ctypes.c_size_t, sizes)))
+    check(cuda.cuMemFree_v2(at))
+
+
 places = {0: (context, function)}
 
 
