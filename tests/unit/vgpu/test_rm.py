@@ -43,11 +43,3 @@ def test_the_answer_is_the_last_word() -> None:
 def test_a_list_of_no_or_too_many_channels_is_refused(count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} channels in a list: 1 to 64"):
         rm.disable_parameters(1, [5] * count, disable=True)
-
-
-@pytest.mark.parametrize(
-    ("version", "tried"),
-    [("580.159.04", True), ("580.65.06\n", True), ("580", True), ("5800.1", False), ("575.57", False), ("", False), ("x", False), ("²80.1", False)],
-)  # fmt: skip
-def test_a_driver_is_tried_when_its_branch_was(version: str, tried: bool) -> None:
-    assert rm.is_tried(version) is tried
