@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.tangramctl.conftest import Ctl, kill
+from tests.integration.tangramctl.conftest import Ctl, kill, wait_for
 
 roots = pytest.mark.skipif(os.geteuid() != 0, reason="only root has runs that others could reach")
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]
@@ -48,6 +48,7 @@ def test_nobody_else_may_write_what_is_made_and_the_command_has_its_callers_umas
     kill(ctl.keeper()["pid"])
     (machine / "keeper.json").unlink()
     assert ctl.call("ps", umask=umask).returncode == 0  # starts a keeper, too
+    wait_for((machine / "keeper.json").exists)
     made = [path for path in (ctl.folder / "s").rglob("*") if not path.is_symlink() and not path.is_socket()]
     assert {"driver", "description", "driver.conf", "driver.log", "keeper.json", "run.json"} <= {p.name for p in made}
     assert [path for path in made if path.stat().st_mode & 0o022] == []
