@@ -26,10 +26,18 @@ def cubin(**variables: int) -> bytes:
     return head + body + symbols + table
 
 
-def fatbin(*entries: tuple[int, int, bytes]) -> bytes:
-    """Entries of a kind, 1 is PTX, 2 is a cubin, for an architecture, 75 is sm_75."""
-    body = b"".join(
-        struct.pack("<HHIQ4I", kind, 0x101, 64, len(data), 0, 0, 0, architecture) + bytes(32) + data
-        for kind, architecture, data in entries
-    )
+PTX, CUBIN = 1, 2
+
+
+def part(kind: int, architecture: int, data: bytes, flags: int = 0, whole: int = 0) -> bytes:
+    """A fatbin's part, for an architecture, 75 is sm_75. Compressed: the way as a flag, and how many bytes it had before."""
+    packed = len(data) if flags else 0
+    data += bytes(-len(data) % 8)
+    head = struct.pack("<HHIQ4I", kind, 0x101, 64, len(data), packed, 0, 0, architecture)
+    return head + bytes(8) + struct.pack("<QQQ", flags, 0, whole) + data
+
+
+def fatbin(*parts: bytes | tuple[int, int, bytes]) -> bytes:
+    """Parts, or the kind, architecture and content of each."""
+    body = b"".join(one if isinstance(one, bytes) else part(*one) for one in parts)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body

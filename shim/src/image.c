@@ -3,10 +3,11 @@
  * Two numbers are wanted: what the variables take, which the driver allocates when it loads the module, and what the code can take at
  * most. The driver itself trusts the sizes that an image states, and gets no length with it, so they are trusted here as well. Of a fatbin
  * it takes one part: a cubin for the GPU's major version and no later minor one, else PTX that is not newer. Of those the largest
- * counts. Forms: ELF-64 with NVIDIA's machine number 190; the fatbin container as the toolkit's own tools print it. Code takes at most twice
- * its bytes (a function of more than half a page has pages of its own, measured: bench/granularity), and less than its text in PTX.
+ * counts; where it is compressed it is unpacked to be read. Forms: ELF-64 with NVIDIA's machine number 190; the fatbin container as the
+ * toolkit's own tools print it. Code takes at most twice its bytes (a function of more than half a page has pages of its own, measured: bench/granularity), and less than its text in PTX.
  */
 #include "image.h"
+#include "unpack.h"
 
 #include <ctype.h>
 #include <elf.h>
@@ -16,7 +17,10 @@
 
 enum { MACHINE_CUDA = 190, WRAPPER_MAGIC = 0x466243b1, FATBIN_PTX = 1, FATBIN_CUBIN = 2, FATBIN_PARTS_MOST = 4096, CODE_LEAST = 8192 };
 #define FATBIN_MAGIC UINT32_C(0xba55ed50)
-#define FATBIN_COMPRESSED UINT64_C(0xe000) /* LZ4, zstd, and a third that no tool names */
+#define FATBIN_LZ4 UINT64_C(0x2000)
+#define FATBIN_ZSTD UINT64_C(0x8000)
+#define FATBIN_COMPRESSED UINT64_C(0xe000) /* or in a way that no tool names */
+static const uint64_t UNPACKED_MOST = UINT64_C(1) << 30; /* what is read of a compressed part; one so large is not seen in practice */
 
 struct wrapper {
     uint32_t magic, version;
@@ -64,27 +68,37 @@ static struct image_needs of_text(uint64_t length)
     return (struct image_needs){.code = code_of(length), .function = code_of(length)};
 }
 
-/* Sections .nv.global (zeros, not in the image) and .nv.global.init; and all that is loaded from the image. */
-static struct image_needs of_cubin(const unsigned char *image)
+static bool holds(uint64_t length, uint64_t at, uint64_t bytes)
+{
+    return at <= length && bytes <= length - at;
+}
+
+/* Sections .nv.global (zeros, not in the image) and .nv.global.init; and all that is loaded from the image. The length is UINT64_MAX where
+ * nobody states it. */
+static struct image_needs of_cubin(const unsigned char *image, uint64_t length)
 {
     Elf64_Ehdr header;
     struct image_needs needs = {.known = false};
+    if (!holds(length, 0, sizeof header))
+        return needs;
     memcpy(&header, image, sizeof header);
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != MACHINE_CUDA || header.e_shentsize != sizeof(Elf64_Shdr) ||
-        header.e_shstrndx >= header.e_shnum)
+        header.e_shstrndx >= header.e_shnum || !holds(length, header.e_shoff, (uint64_t)header.e_shnum * sizeof(Elf64_Shdr)))
         return needs;
     Elf64_Shdr names, section;
     uint64_t loaded = 0, largest = 0;
     memcpy(&names, image + header.e_shoff + (size_t)header.e_shstrndx * sizeof names, sizeof names);
+    if (!holds(length, names.sh_offset, names.sh_size))
+        return needs;
     for (unsigned i = 0; i < header.e_shnum; i++) {
         memcpy(&section, image + header.e_shoff + (size_t)i * sizeof section, sizeof section);
-        if (section.sh_name < names.sh_size &&
-            strncmp((const char *)image + names.sh_offset + section.sh_name, ".nv.global", strlen(".nv.global")) == 0)
+        if (holds(names.sh_size, section.sh_name, strlen(".nv.global")) &&
+            memcmp(image + names.sh_offset + section.sh_name, ".nv.global", strlen(".nv.global")) == 0)
             needs.variables = sum(needs.variables, section.sh_size);
         else if (section.sh_type == SHT_PROGBITS) {
             loaded = sum(loaded, section.sh_size);
             largest = section.sh_size > largest ? section.sh_size : largest;
-        } else if (section.sh_type == SHT_STRTAB)
+        } else if (section.sh_type == SHT_STRTAB && holds(length, section.sh_offset, section.sh_size))
             needs.heap = needs.heap || names_heap((const char *)image + section.sh_offset, section.sh_size);
     }
     needs.code = code_of(loaded);
@@ -187,13 +201,36 @@ static struct image_needs of_ptx_part(const unsigned char *text, uint64_t length
     return needs;
 }
 
+static struct image_needs of_content(unsigned kind, const unsigned char *content, uint64_t length)
+{
+    if (kind == FATBIN_CUBIN && length >= SELFMAG && memcmp(content, ELFMAG, SELFMAG) == 0)
+        return of_cubin(content, length);
+    return kind == FATBIN_PTX ? of_ptx_part(content, length) : of_text(length);
+}
+
+/* Of a part that cannot be unpacked only the length is known. */
+static struct image_needs of_packed(const struct part *part, const unsigned char *content)
+{
+    const uint64_t compression = part->flags & FATBIN_COMPRESSED, packed = part->compressed_bytes != 0 ? part->compressed_bytes : part->bytes;
+    struct image_needs needs = of_text(part->whole_bytes > part->bytes ? part->whole_bytes : part->bytes);
+    if (part->whole_bytes == 0 || part->whole_bytes > UNPACKED_MOST || packed > part->bytes)
+        return needs;
+    unsigned char *whole = malloc(part->whole_bytes);
+    size_t length = 0;
+    if (whole != NULL && compression == FATBIN_LZ4)
+        length = unpack_lz4(content, packed, whole, part->whole_bytes);
+    else if (whole != NULL && compression == FATBIN_ZSTD)
+        length = unpack_zstd(content, packed, whole, part->whole_bytes);
+    if (length == part->whole_bytes)
+        needs = of_content(part->kind, whole, length);
+    free(whole);
+    return needs;
+}
+
 static struct image_needs of_part(const struct part *part, const unsigned char *content)
 {
-    if ((part->flags & FATBIN_COMPRESSED) != 0 || part->compressed_bytes != 0)
-        return of_text(part->whole_bytes > part->bytes ? part->whole_bytes : part->bytes);
-    if (part->kind == FATBIN_CUBIN && memcmp(content, ELFMAG, SELFMAG) == 0)
-        return of_cubin(content);
-    return part->kind == FATBIN_PTX ? of_ptx_part(content, part->bytes) : of_text(part->bytes);
+    const bool packed = (part->flags & FATBIN_COMPRESSED) != 0 || part->compressed_bytes != 0;
+    return packed ? of_packed(part, content) : of_content(part->kind, content, part->bytes);
 }
 
 /* How well a part suits the GPU. The driver takes the best. */
@@ -250,7 +287,7 @@ struct image_needs image_read(const void *image, unsigned capability)
     if (image == NULL)
         return (struct image_needs){.known = true};
     if (strncmp(image, ELFMAG, SELFMAG) == 0)
-        return of_cubin(image);
+        return of_cubin(image, UINT64_MAX);
     if (strnlen(image, sizeof magic) == sizeof magic && isascii(*(const char *)image) &&
         (isspace(*(const unsigned char *)image) || *(const char *)image == '.' || *(const char *)image == '/'))
         return of_ptx(image);

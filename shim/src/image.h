@@ -9,7 +9,7 @@ struct image_needs {
     uint64_t variables; /* bytes of its __device__ variables. UINT64_MAX: more than any GPU has */
     uint64_t code;      /* bytes that its code takes at most */
     uint64_t function;  /* of them, the largest function */
-    bool known;         /* false: a part that the GPU may take is compressed or of no known form, and its variables are not seen */
+    bool known;         /* false: a part that the GPU may take is of no known form or compression, and its variables are not seen */
     bool heap;          /* a kernel calls printf or malloc */
 };
 

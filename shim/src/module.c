@@ -2,9 +2,10 @@
  *
  * The size of the variables is read from the image (image.c), reserved, and then loaded; what does not fit is not loaded. Variables share
  * pages among themselves, as arrays do. Of a library it is charged to the card that is current, or to the first: the driver loads it into
- * contexts when it first uses them. What code takes, and variables that a compressed image does not show, is bounded and settled (bound.c);
+ * contexts when it first uses them. What code takes, and variables that an image does not show, is bounded and settled (bound.c);
  * code that is loaded lazily is bounded when it is loaded (code.c).
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -55,12 +56,8 @@ static bool begin_variables(struct loading *loading, uint64_t bytes)
 }
 
 /* False: refuse it. */
-static bool begin(struct card *card, const void *image, struct loading *loading)
+static bool begin_needs(struct card *card, struct image_needs needs, struct loading *loading)
 {
-    *loading = (struct loading){.card = NULL};
-    if (card == NULL || image == NULL)
-        return true;
-    struct image_needs needs = image_read(image, capability());
     bool lazy = is_lazy();
     uint64_t bound = lazy ? 0 : needs.code;
     loading->card = card;
@@ -76,6 +73,12 @@ static bool begin(struct card *card, const void *image, struct loading *loading)
     return false;
 }
 
+static bool begin(struct card *card, const void *image, struct loading *loading)
+{
+    *loading = (struct loading){.card = NULL};
+    return card == NULL || image == NULL || begin_needs(card, image_read(image, capability()), loading);
+}
+
 /* False: undo what the driver loaded. */
 static bool end(const struct loading *loading, CUresult rc, enum owned_kind kind, const void *handle)
 {
@@ -87,28 +90,45 @@ static bool end(const struct loading *loading, CUresult rc, enum owned_kind kind
     return placing_end(&loading->placing, rc, OWNED_AS(kind, (uintptr_t)handle));
 }
 
-/* Of a file, which the driver reads after us: one that is changed in between deceives only this container. A page of zeros follows it
- * in memory, so that a text ends. */
-static bool begin_file(struct card *card, const char *path, struct loading *loading)
+/* The whole file, of `*bytes`, a page of zeros behind it so that a text ends. NULL: it cannot be read. */
+static void *file_read(const char *path, size_t *bytes)
 {
     struct stat about;
-    bool room = true;
-    *loading = (struct loading){.card = NULL};
-    if (card == NULL || path == NULL)
-        return true;
     struct quiet quiet = quiet_begin();
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    char *at = fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0
-                   ? mmap(NULL, (size_t)about.st_size + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                   : MAP_FAILED;
-    bool read_all = at != MAP_FAILED && read(fd, at, (size_t)about.st_size) == about.st_size;
+    void *at = MAP_FAILED;
+    size_t done = 0;
+    if (fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0) {
+        *bytes = (size_t)about.st_size + PAGE;
+        at = mmap(NULL, *bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+    for (ssize_t got = 1; at != MAP_FAILED && done < (size_t)about.st_size && got > 0; done += got > 0 ? (size_t)got : 0)
+        do
+            got = read(fd, (char *)at + done, (size_t)about.st_size - done);
+        while (got < 0 && errno == EINTR);
     if (fd >= 0)
         close(fd);
     quiet_end(quiet);
-    if (read_all)
-        room = begin(card, at, loading);
+    if (at != MAP_FAILED && done == (size_t)about.st_size)
+        return at;
     if (at != MAP_FAILED)
-        munmap(at, (size_t)about.st_size + PAGE);
+        munmap(at, *bytes);
+    return NULL;
+}
+
+/* The driver reads the file after us: one that is changed in between deceives only this container. What we cannot read and the driver can
+ * is loaded as an image that shows nothing. */
+static bool begin_file(struct card *card, const char *path, struct loading *loading)
+{
+    size_t bytes;
+    *loading = (struct loading){.card = NULL};
+    if (card == NULL || path == NULL)
+        return true;
+    void *image = file_read(path, &bytes);
+    if (image == NULL)
+        return begin_needs(card, (struct image_needs){.known = false}, loading);
+    const bool room = begin(card, image, loading);
+    munmap(image, bytes);
     return room;
 }
 
