@@ -1,8 +1,8 @@
 /* pages.c - which of the driver's 2 MiB pages small requests share, so that what is charged is what the GPU loses.
  *
  * The driver gives a request of 2 MiB or more pages of its own. Smaller ones it puts into pages that they share: best fit over the free
- * ranges, at the start of the range, a new page only where none fits, and a page goes back to the GPU with its last request
- * (measured: bench/granularity). Linear memory, arrays and module variables have pages of their own, in each context.
+ * ranges, of equal ones the one that has had its extent for longest, at the start of the range, a new page only where none fits, and a
+ * page goes back to the GPU with its last request (measured: bench/granularity). Linear memory, arrays and module variables have pages of their own, in each context.
  *
  * Of linear memory the address tells the page, so nothing is guessed: a page is charged when an address in it is first seen. Of arrays it
  * is not known, and the same rule is followed here. Where the driver packs otherwise the difference is a page now and then, and the
@@ -68,34 +68,47 @@ static unsigned next(const uint64_t *bits, unsigned from, bool set)
     return PAGE_GRAINS;
 }
 
-/* The smallest free range that takes so many grains and is smaller than *best, which it becomes. */
-static bool better(const struct page *page, unsigned grains, unsigned *best, unsigned *start)
+/* The best range so far. */
+struct fit {
+    struct page *page; /* NULL: none */
+    unsigned start, grains;
+    uint32_t since;
+};
+
+static uint32_t since(const struct page *page, unsigned start)
 {
-    bool found = false;
-    if (page->free_grains < grains)
-        return false;
-    for (unsigned from = next(page->used, 0, false); from < PAGE_GRAINS;) {
-        unsigned to = next(page->used, from, true);
-        if (to - from >= grains && to - from < *best) {
-            *best = to - from;
-            *start = from;
-            found = true;
-        }
-        from = next(page->used, to, false);
-    }
-    return found;
+    return page->since != NULL ? page->since[start] : 0;
 }
 
-/* Locked. NULL: no page of the group has room. */
-static struct page *best_fit(struct pages *pages, const void *group, unsigned grains, unsigned *start)
+static void changed(struct pages *pages, struct page *page, unsigned start)
 {
-    struct page *found = NULL;
-    unsigned best = PAGE_GRAINS + 1;
+    if (page->since != NULL && start < PAGE_GRAINS)
+        page->since[start] = ++pages->changes;
+}
+
+/* The smallest free range that takes so many grains; of equal ones that of the longest standing. */
+static void better(struct page *page, unsigned grains, struct fit *best)
+{
+    if (page->free_grains < grains)
+        return;
+    for (unsigned from = next(page->used, 0, false); from < PAGE_GRAINS;) {
+        const unsigned to = next(page->used, from, true), room = to - from;
+        const bool tighter = best->page == NULL || room < best->grains;
+        if (room >= grains && (tighter || (room == best->grains && since(page, from) < best->since)))
+            *best = (struct fit){page, from, room, since(page, from)};
+        from = next(page->used, to, false);
+    }
+}
+
+/* Locked. */
+static struct fit best_fit(struct pages *pages, const void *group, unsigned grains)
+{
+    struct fit best = {.page = NULL};
     for (unsigned i = 0; i < PAGE_BUCKETS; i++)
         for (struct page *page = pages->bucket[i]; page != NULL; page = page->next)
-            if (page->group == group && better(page, grains, &best, start))
-                found = page;
-    return found;
+            if (page->group == group)
+                better(page, grains, &best);
+    return best;
 }
 
 static unsigned grains_of(uint64_t bytes)
@@ -118,10 +131,13 @@ static struct page *add(struct pages *pages, const void *group, uint64_t base)
     struct page *page = pages->spare;
     bool clean = page != NULL && page->free_grains == PAGE_GRAINS && page->requests == 0; /* all of its bits were cleared, one by one */
     pages->spare = NULL;
-    if (page == NULL && (page = malloc(sizeof *page)) == NULL)
+    if (page == NULL && (page = calloc(1, sizeof *page)) == NULL)
         return NULL;
-    if (!clean)
+    if (!clean) {
+        uint32_t *kept = page->since;
         memset(page, 0, sizeof *page);
+        page->since = kept;
+    }
     page->base = base;
     page->group = group;
     page->free_grains = PAGE_GRAINS;
@@ -143,9 +159,8 @@ static void put(struct page *page, unsigned start, unsigned grains)
 
 bool pages_fit(struct pages *pages, const void *group, uint64_t bytes)
 {
-    unsigned start;
     enter(pages);
-    bool fits = best_fit(pages, group, grains_of(bytes), &start) != NULL;
+    bool fits = best_fit(pages, group, grains_of(bytes)).page != NULL;
     leave(pages);
     return fits;
 }
@@ -163,19 +178,29 @@ bool pages_put(struct pages *pages, const void *group, uint64_t at, uint64_t byt
     return fresh;
 }
 
+/* Locked. */
+static struct fit open_page(struct pages *pages, const void *group)
+{
+    pages->bases += PAGE;
+    struct page *page = add(pages, group, pages->bases);
+    if (page != NULL && page->since == NULL)
+        page->since = malloc(PAGE_GRAINS * sizeof *page->since);
+    return (struct fit){.page = page};
+}
+
 enum page_place pages_place(struct pages *pages, const void *group, uint64_t bytes, bool open, uint64_t *at)
 {
-    unsigned start = 0;
+    const unsigned grains = grains_of(bytes);
     enter(pages);
-    struct page *page = best_fit(pages, group, grains_of(bytes), &start);
-    enum page_place place = page != NULL ? PLACE_SHARED : open ? PLACE_FRESH : PLACE_NONE;
-    if (place == PLACE_FRESH) {
-        pages->bases += PAGE;
-        page = add(pages, group, pages->bases);
+    struct fit fit = best_fit(pages, group, grains);
+    enum page_place place = fit.page != NULL ? PLACE_SHARED : open ? PLACE_FRESH : PLACE_NONE;
+    if (place == PLACE_FRESH)
+        fit = open_page(pages, group);
+    if (fit.page != NULL) {
+        put(fit.page, fit.start, grains);
+        changed(pages, fit.page, fit.start + grains); /* what is left of the range */
     }
-    if (page != NULL)
-        put(page, start, grains_of(bytes));
-    *at = (page != NULL ? page->base : pages->bases) + (uint64_t)start * PAGE_GRAIN;
+    *at = (fit.page != NULL ? fit.page->base : pages->bases) + (uint64_t)fit.start * PAGE_GRAIN;
     leave(pages);
     return place;
 }
@@ -187,10 +212,20 @@ static void drop(struct pages *pages, struct page *page)
     while (*place != page)
         place = &(*place)->next;
     *place = page->next;
-    if (pages->spare == NULL)
+    if (pages->spare == NULL) {
         pages->spare = page;
-    else
-        free(page);
+        return;
+    }
+    free(page->since);
+    free(page);
+}
+
+/* The first grain of the free range that this one is in. */
+static unsigned range_start(const struct page *page, unsigned grain)
+{
+    while (grain > 0 && (page->used[(grain - 1) / 64] >> (grain - 1) % 64 & 1) == 0)
+        grain--;
+    return grain;
 }
 
 enum page_end pages_end(struct pages *pages, uint64_t at)
@@ -206,6 +241,8 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
         fill(page->used, start, stop - start, false);
         fill(page->first, start, 1, false);
         page->free_grains += stop - start;
+        if (page->since != NULL)
+            changed(pages, page, range_start(page, start));
         end = --page->requests > 0 ? PAGE_STAYS : PAGE_EMPTY;
         if (end == PAGE_EMPTY)
             drop(pages, page);

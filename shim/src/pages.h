@@ -17,6 +17,7 @@ struct page {
     unsigned free_grains;
     uint64_t used[PAGE_WORDS];  /* a bit a grain */
     uint64_t first[PAGE_WORDS]; /* the grain is a request's first */
+    uint32_t *since;            /* by a free range's first grain: when it got its extent. Of pages that we choose; NULL without memory */
 };
 
 struct pages {
@@ -24,6 +25,7 @@ struct pages {
     struct page *bucket[PAGE_BUCKETS];
     struct page *spare; /* one page that was let go, so that a program that takes and frees in turns calls no allocator */
     uint64_t bases;     /* given out by pages_place */
+    uint32_t changes;   /* of free ranges */
 };
 
 /* What the driver makes of a request: whole pages from 2 MiB on, grains of 512 bytes below. UINT64_MAX: too large for any GPU. */
