@@ -17,3 +17,5 @@ class Counts:
     bad_packets: int = 0
     untold: int = 0
     """Times that a tenant was found to compute while it said it was idle."""
+    decays: int = 0
+    """Times that a tenant's work ended without a word, as the driver saw nothing of it."""

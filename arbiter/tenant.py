@@ -16,6 +16,7 @@ from arbiter.identity import Identity, named
 from arbiter.page import Page
 from arbiter.seat import Runs, Seat
 from vgpu import rm, wire
+from vgpu.decay import Decay
 from vgpu.enforcement import NO_CHANNELS_S
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -59,6 +60,8 @@ class Process:
     pid: int
     pid_in_container: int = 0
     working: bool = False
+    kernels_only: bool = False
+    """Of what it launched since it was idle: no copy, fill or wait, which the driver's count does not show."""
     yields: bool = False
     worked_off: bool = False
     """Its work began when the container had been stopped for long."""
@@ -121,6 +124,8 @@ class TenantTurns:
         self.off_since_s = inf
         self.unheard = False
         """It has used its budget up and is not listened to: meanwhile it counts as working."""
+        self.decay = Decay()
+        """What ends its work without a word."""
         self.suspicion = Doubt()
         """What the driver's count says against its word."""
         self.seen_s: float | None = None
@@ -165,6 +170,12 @@ class TenantTurns:
         match activity.what:
             case wire.What.WORK | wire.What.IDLE:
                 process.working = activity.what == wire.What.WORK
+                process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
+                self._word()
+                return []
+            case wire.What.STILL:
+                process.kernels_only = process.kernels_only and bool(activity.value & wire.KERNELS_ONLY)
+                self._word()
                 return []
             case wire.What.YIELD | wire.What.END_YIELD:
                 process.yields = activity.what == wire.What.YIELD
@@ -202,6 +213,17 @@ class TenantTurns:
         if self._of_silent_s > 0:
             self.pace = round(min(1.0, max(0.0, self._beyond_s / self._of_silent_s)), 2)
         return self.suspicion.look(passed_s, told_s, seen_s)
+
+    def decays(self, at_s: float, seen_s: float | None) -> bool:
+        """Since the last look the driver saw its processes compute for so long; None = it might have seen nothing of them. Whether its
+        work ended with that."""
+        self._add_up(at_s)
+        return self.decay.look(self._told_s, seen_s) and any(process.working for process in self.processes.values())
+
+    def _word(self) -> None:
+        """One of its processes said something of its work: what others have launched counts anew with it."""
+        open_ = [process for process in self.processes.values() if process.working]
+        self.decay.word(self._told_s, kernels_only=bool(open_) and all(process.kernels_only for process in open_))
 
     def forgets(self, at_s: float) -> bool:
         """A verdict ends when no look has confirmed it for long. Whether one did."""
@@ -272,8 +294,8 @@ class TenantTurns:
         return self.grant.klass == CLASSES[0]
 
     def tells_work(self) -> bool:
-        """Has any of its processes work, as they say? What is not listened to may say so."""
-        return self.unheard or any(process.working for process in self.processes.values())
+        """Has any of its processes work, as they say and nothing contradicts? What is not listened to may say so."""
+        return self.unheard or (not self.decay.ended and any(process.working for process in self.processes.values()))
 
     def working(self) -> bool:
         """Does it count as having work? Always, when its word does not count."""

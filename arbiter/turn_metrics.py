@@ -46,6 +46,7 @@ _COUNTS: Final = {
     "held_back": "times that a container had sent more messages than its budget has, and was read later",
     "turns_bad_packets": "packets that ended a connection for turns",
     "turns_untold_found": "times that a container was found to compute while it said it was idle",
+    "turns_decays": "times that a container's reported work ended without a word, as the driver saw nothing of it for a second",
 }
 
 
@@ -55,7 +56,7 @@ def families(turns: Turns | None, grants: Mapping[str, Grant]) -> Iterable[Metri
     told = [((g.namespace, g.pod, g.container), statuses[key]) for key, g in grants.items() if key in statuses]
     yield from _of_containers(told)
     counts = turns.counts if turns is not None else Counts()
-    numbers = (counts.switches, counts.failures, counts.held_back, counts.bad_packets, counts.untold)
+    numbers = (counts.switches, counts.failures, counts.held_back, counts.bad_packets, counts.untold, counts.decays)
     for (name, text), number in zip(_COUNTS.items(), numbers, strict=True):
         family = CounterMetricFamily(f"tangram_arbiter_{name}", text)
         family.add_metric([], number)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from math import inf
 from typing import Final
 
@@ -169,8 +169,8 @@ class Turns:
                 if tenant.joined is not None
             }
 
-    def witness(self, seen_s: Mapping[str, float], at_s: float) -> None:
-        """It is `at_s`, and since the last look the driver saw these compute for so many seconds."""
+    def witness(self, seen_s: Mapping[str, float], whole: Set[str], at_s: float) -> None:
+        """It is `at_s`, and since the last look the driver saw these compute for so many seconds; of `whole` it saw all there was."""
         with self.lock:
             if self.ending:
                 return
@@ -181,6 +181,7 @@ class Turns:
                     continue
                 if tenant.weigh(at_s, seconds):
                     self._doubts(tenant)
+                self.counts.decays += tenant.decays(at_s, seconds if name in whole else None)
                 self._know(tenant)
             self._decide()
 
@@ -206,10 +207,12 @@ class Turns:
     ) -> None:
         """A message of a process came at `at_s`, with a descriptor that is ours then. Raises BadDocument."""
         at_s = max(at_s, self.share.now_s)  # what others did meanwhile is in the books and stays before it
+        still = isinstance(message, wire.Activity) and message.what is wire.What.STILL
         if isinstance(message, wire.Activity) and message.what is wire.What.IDLE:
             tenant.healing.ended(at_s, self._heal_s)
-        tenant.healing.heard(at_s)
-        if self._awake_s and tenant.urgent:
+        if not still:  # that it launches does not say that it runs
+            tenant.healing.heard(at_s)
+        if self._awake_s and tenant.urgent and not still:
             self._stay_awake(tenant, at_s + self._awake_s)
         match message:
             case wire.Activity():

@@ -89,7 +89,7 @@ class Witness:
             raise failed
         self._trouble.pop("", None)
         pids = {pid for look, _ in cards.values() for pid in look.percent}
-        self._turns.witness(add_up(watched, cards, self._owners_of(pids)), now_s())
+        self._turns.witness(add_up(watched, cards, self._owners_of(pids)), seen_whole(watched, cards), now_s())
 
     def _look_at(self, uuid: str) -> tuple[Busy, float]:
         """Who computed there since the last look, and how long that was in seconds: up to the driver's latest sample."""
@@ -119,6 +119,17 @@ def look_since_us(seen_us: int, at_us: int) -> int:
     """From when a look at `at_us` counts, when the last one saw samples up to `seen_us`. Later than now means that the clock was
     set back since: what was seen is forgotten."""
     return max(seen_us if seen_us <= at_us + AHEAD_US else 0, at_us - REMEMBERED_US)
+
+
+def seen_whole(
+    watched: Mapping[str, tuple[frozenset[str], frozenset[int]]], cards: Mapping[str, tuple[Busy, float]]
+) -> frozenset[str]:
+    """The containers of which the driver would have shown it if they had computed: all of their cards count by process."""
+    return frozenset(
+        name
+        for name, (uuids, _) in watched.items()
+        if uuids and all(uuid in cards and cards[uuid][0].by_process for uuid in uuids)
+    )
 
 
 def add_up(

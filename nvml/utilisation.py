@@ -25,6 +25,8 @@ class Busy:
     """Host pid -> percent of the time since the last look in which the process computed. Who did not is left out."""
     seen_us: int
     """Of the driver's latest sample, by its own clock: for the next look. 0 = there never was one."""
+    by_process: bool = True
+    """Does the driver count by process there? If not, nobody in `percent` says nothing."""
 
 
 def busy(uuid: str, since_us: int, until_us: int) -> Busy:
@@ -37,8 +39,10 @@ def busy(uuid: str, since_us: int, until_us: int) -> Busy:
         handle = nv.nvmlDeviceGetHandleByUUID(uuid)
         try:
             samples = _samples(handle, since_us)
-        except (nv.NVMLError_NotFound, nv.NVMLError_NotSupported):
+        except nv.NVMLError_NotFound:
             return Busy({}, since_us)
+        except nv.NVMLError_NotSupported:
+            return Busy({}, since_us, by_process=False)
     fresh = [sample for sample in samples if since_us < sample.timeStamp <= until_us]
     percent = {int(s.pid): int(s.smUtil) for s in fresh if 0 < s.smUtil <= WHOLE}
     return Busy(percent, max((int(sample.timeStamp) for sample in fresh), default=since_us))

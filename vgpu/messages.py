@@ -178,6 +178,8 @@ class What(IntEnum):
     YIELD = 6
     """What follows is best-effort work."""
     END_YIELD = 7
+    STILL = 8
+    """It launched more since it said that it has work, or something other than kernels."""
 
 
 @dataclass(frozen=True, slots=True)

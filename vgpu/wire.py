@@ -61,7 +61,10 @@ WORDS_AT: Final = TURN_AT + 16
 """Where in the page the arbiter says what it understands and wants: u32 features, u32 wait_ms. Both are 0 of one that has no such words."""
 UNDERSTANDS_REPORT: Final = 1
 UNDERSTANDS_GROW: Final = 2
+UNDERSTANDS_STILL: Final = 4
 """Bits of the features."""
+KERNELS_ONLY: Final = 1
+"""Bit of the value of WORK and STILL."""
 REASONS_LIMIT: Final = 31
 """Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
 CHANNELS_LIMIT: Final = 64
@@ -276,8 +279,8 @@ def _channels(
 
 
 def _what(what: int) -> What:
-    if not What.WORK <= what <= What.END_YIELD:
-        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.END_YIELD}")
+    if not What.WORK <= what <= What.STILL:
+        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.STILL}")
     return What(what)
 
 

@@ -72,6 +72,11 @@ typedef struct { /* 56 bytes */
 } CUDA_LAUNCH_PARAMS;
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef struct CUextSemaphore_st *CUexternalSemaphore;
+typedef void (*CUhostFn)(void *);
+typedef void (*CUstreamCallback)(CUstream, CUresult, void *);
+typedef struct {
+    char reserved[64];
+} CUipcEventHandle;
 /* Of copies and memory operations: passed through, never looked into. */
 typedef struct CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS_opaque CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS;
 typedef struct CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS_opaque CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS;

@@ -18,9 +18,16 @@
 #include "memory.h"
 #include "pool.h"
 
-enum { IDLE_GAP_US = 1000, /* specified */ INVALID_HANDLE = 400 };
+enum { IDLE_GAP_US = 1000, /* specified */ STILL_MS = 300, /* guessed: well within the second that the arbiter waits */ INVALID_HANDLE = 400 };
 
 static struct activity *const activity_ = &tangram.activity;
+
+/* Held: telling. */
+static void say(enum wire_activity what)
+{
+    const bool unseen = atomic_load(&activity_->others) || atomic_load(&activity_->foreign);
+    turn_activity(what, unseen ? 0 : WIRE_KERNELS_ONLY);
+}
 
 static void tell_work(void)
 {
@@ -29,7 +36,7 @@ static void tell_work(void)
     pthread_mutex_lock(&activity_->telling);
     if (!atomic_load(&tangram.hot.told)) {
         atomic_store(&tangram.hot.told, true);
-        turn_activity(WIRE_WORK, 0);
+        say(WIRE_WORK);
     }
     pthread_mutex_unlock(&activity_->telling);
     capture_tell(); /* a context that was made since the last time has its channels by now */
@@ -45,6 +52,23 @@ static void wait_at_gate(struct stream_name name)
     activity_count(name); /* the first count may have been taken for done meanwhile */
     atomic_fetch_sub(&activity_->waiting, 1);
     quiet_end(quiet);
+}
+
+void activity_other_came(void)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&activity_->telling);
+    if (!atomic_exchange(&activity_->others, true) && atomic_load(&tangram.hot.told) && turn_understands(WIRE_UNDERSTANDS_STILL))
+        say(WIRE_STILL);
+    pthread_mutex_unlock(&activity_->telling);
+    quiet_end(quiet);
+}
+
+void activity_waits_for_others(void)
+{
+    atomic_store(&activity_->foreign, true);
+    if (atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed))
+        activity_other_came();
 }
 
 void activity_launched(struct stream_name name)
@@ -142,9 +166,10 @@ static void tell_idle(void)
     pthread_mutex_lock(&activity_->telling);
     if (atomic_load(&tangram.hot.told) && atomic_load(&activity_->waiting) == 0 && !too_soon()) {
         atomic_store(&tangram.hot.told, false);
-        if (all_clean())
+        if (all_clean()) {
+            atomic_store(&activity_->others, false);
             turn_activity(WIRE_IDLE, 0);
-        else
+        } else
             atomic_store(&tangram.hot.told, true);
     }
     pthread_mutex_unlock(&activity_->telling);
@@ -268,6 +293,16 @@ static bool contexts_done(void)
     return done && all_clean();
 }
 
+/* Without it what was launched since the first word would be taken for as old as that. */
+static void tell_still(void)
+{
+    pthread_mutex_lock(&activity_->telling);
+    if (atomic_load(&tangram.hot.told) && turn_understands(WIRE_UNDERSTANDS_STILL))
+        say(WIRE_STILL);
+    pthread_mutex_unlock(&activity_->telling);
+    activity_->still_ms = now_ms() + STILL_MS;
+}
+
 void activity_look(void)
 {
     if (!atomic_load(&tangram.hot.told))
@@ -275,8 +310,11 @@ void activity_look(void)
     uint64_t launches = atomic_load(&activity_->launches);
     bool quiet = launches == activity_->looked_at;
     activity_->looked_at = launches;
-    if (!quiet) /* who launches will also wait, mostly */
+    if (!quiet) { /* who launches will also wait, mostly */
+        if (now_ms() >= activity_->still_ms)
+            tell_still();
         return;
+    }
     relax(); /* this thread is ours: it stays so */
     if (contexts_done())
         tell_idle();
@@ -286,7 +324,7 @@ void activity_arbiter_is_new(void)
 {
     pthread_mutex_lock(&activity_->telling);
     if (atomic_load(&tangram.hot.told))
-        turn_activity(WIRE_WORK, 0);
+        say(WIRE_WORK);
     pthread_mutex_unlock(&activity_->telling);
 }
 

@@ -34,8 +34,11 @@ struct activity {
     _Atomic unsigned waiting; /* threads that the gate holds back, each with work */
     pthread_mutex_t telling;
     uint64_t idle_told_us; /* guarded by telling */
+    _Atomic bool others;   /* something other than a kernel was launched since idleness was told; written with telling held */
+    _Atomic bool foreign;  /* and events of other processes were opened */
     _Atomic bool idle_later; /* there was nothing to do, and that was not told so soon after the last time */
     uint64_t looked_at;   /* launches at the last look; the helper alone */
+    uint64_t still_ms;    /* when STILL is due; the helper alone */
     pthread_mutex_t placing; /* whoever gives a stream its place */
     _Atomic uint64_t used[ACTIVITY_STREAMS / 64]; /* one bit a place that ever had a stream */
     struct activity_stream stream[ACTIVITY_STREAMS];

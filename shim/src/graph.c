@@ -206,7 +206,7 @@ static CUresult run(CUresult (*call)(CUgraphExec, CUstream), CUgraphExec exec, C
     EXPORT CUresult name(CUgraphExec exec, CUstream stream)                                                                    \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
-        activity_launch(stream, per_thread);                                                                                   \
+        activity_other(stream, per_thread);                                                                                    \
         if (atomic_load_explicit(&tangram.graphs, memory_order_relaxed) == 0)                                                  \
             return tangram.driver.name(exec, stream);                                                                          \
         return run(tangram.driver.name, exec, stream, per_thread);                                                             \

@@ -11,7 +11,7 @@
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
-        activity_launch(stream, ptds);                                                                                         \
+        activity_other(stream, ptds);                                                                                          \
         return tangram.driver.name(__VA_ARGS__);                                                                               \
     }
 #define BOTH(name, stream, params, ...)                                                                                        \
@@ -102,6 +102,14 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
     NEEDS(cuStreamDestroy_v2);
     activity_stream_ends(stream);
     return tangram.driver.cuStreamDestroy_v2(stream);
+}
+
+/* What waits for another process's event waits for work that is not ours to see. */
+EXPORT CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle)
+{
+    NEEDS(cuIpcOpenEventHandle);
+    activity_waits_for_others();
+    return tangram.driver.cuIpcOpenEventHandle(event, handle);
 }
 
 WAITS(cuEventQuery, (CUevent event), event)

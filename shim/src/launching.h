@@ -7,6 +7,9 @@
 
 /* activity.c: a launch was counted. Tells of it, and waits, where that is due. */
 void activity_launched(struct stream_name name);
+void activity_other_came(void); /* the first launch since idleness was told that is no kernel */
+
+void activity_waits_for_others(void); /* its kernels may stand behind another process's from now on */
 
 /* Is new work to wait? Only where suspending does not work. */
 static inline bool turn_gated(void)
@@ -39,6 +42,22 @@ static inline void activity_launch(CUstream stream, int ptds)
     activity_count(name);
     if (UNLIKELY(!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed) || turn_gated()))
         activity_launched(name);
+}
+
+static inline void activity_other_known(void)
+{
+    if (UNLIKELY(!atomic_load_explicit(&tangram.activity.others, memory_order_relaxed)) &&
+        atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed))
+        activity_other_came();
+}
+
+/* The same of what keeps no multiprocessor busy, or may: copies, fills, waits, graphs. The arbiter must not take it for done because the
+ * driver sees nobody compute. Before the launch, so that one packet says both; after it, as idleness may have been told in between. */
+static inline void activity_other(CUstream stream, int ptds)
+{
+    activity_other_known();
+    activity_launch(stream, ptds);
+    activity_other_known();
 }
 
 #endif

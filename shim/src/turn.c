@@ -137,8 +137,7 @@ void turn_start(void)
 
 void turn_meet(void)
 {
-    uint32_t features = link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features));
-    if (link_has_helper() || (features & WIRE_UNDERSTANDS_REPORT) == 0 || pthread_mutex_trylock(&turn_->meeting) != 0)
+    if (link_has_helper() || !turn_understands(WIRE_UNDERSTANDS_REPORT) || pthread_mutex_trylock(&turn_->meeting) != 0)
         return;
     if (turn_try() >= 0) {
         pthread_mutex_lock(&turn_->lock);
@@ -178,6 +177,11 @@ bool turn_channels(const struct capture_channels *of, int fd)
     memcpy(channels.compute, of->compute, sizeof channels.compute);
     memcpy(channels.copy, of->copy, sizeof channels.copy);
     return send_now(WIRE_CHANNELS, &channels, sizeof channels, fd);
+}
+
+bool turn_understands(uint32_t feature)
+{
+    return (link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & feature) != 0;
 }
 
 bool turn_activity(enum wire_activity what, uint64_t value)

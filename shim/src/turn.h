@@ -38,6 +38,7 @@ void turn_meet(void);
 
 /* False when the arbiter is away. fd = -1: these channels are gone. */
 bool turn_channels(const struct capture_channels *channels, int fd);
+bool turn_understands(uint32_t feature); /* the arbiter, as its page says */
 bool turn_activity(enum wire_activity what, uint64_t value);
 
 void turn_wait_for_gate(void);

@@ -39,8 +39,11 @@ enum wire_activity {
     WIRE_BEGIN_SECTION = 4,
     WIRE_END_SECTION = 5,
     WIRE_YIELD = 6,
-    WIRE_END_YIELD = 7
+    WIRE_END_YIELD = 7,
+    WIRE_STILL = 8
 };
+
+enum { WIRE_KERNELS_ONLY = 1 }; /* value of WORK and STILL */
 
 enum wire_held { WIRE_MADE = 1, WIRE_OPENED = 2, WIRE_STILL_OPEN = 3 };
 enum wire_space { WIRE_IPC = 1, WIRE_POOL = 2 };
@@ -152,7 +155,7 @@ struct wire_report {
 };
 
 /* What the arbiter says of a container's time, and of itself, in the page, WIRE_TURN_AT bytes from its start. */
-enum { WIRE_TURN_AT = 1024, WIRE_UNDERSTANDS_REPORT = 1, WIRE_UNDERSTANDS_GROW = 2 };
+enum { WIRE_TURN_AT = 1024, WIRE_UNDERSTANDS_REPORT = 1, WIRE_UNDERSTANDS_GROW = 2, WIRE_UNDERSTANDS_STILL = 4 };
 struct wire_turn {
     _Atomic uint64_t beat_ms;  /* CLOCK_MONOTONIC: the arbiter lives */
     _Atomic uint32_t off;      /* the container is suspended */

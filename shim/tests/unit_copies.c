@@ -124,8 +124,76 @@ static void copies_and_waits_in_a_stream_are_reported(void)
     end();
 }
 
+/* What the arbiter was told last since this was asked last, and how often it was told anything. */
+static struct wire_activity_said last_said(unsigned *times)
+{
+    struct {
+        struct wire_header header;
+        struct wire_activity_said said;
+    } packet;
+    struct wire_activity_said last = {.what = 0};
+    for (*times = 0; recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet; ++*times)
+        last = packet.said;
+    return last;
+}
+
+/* The arbiter may take for done what the driver's count does not show, but only kernels are in that count. */
+static void work_says_whether_there_is_more_than_kernels(void)
+{
+    static struct {
+        char before[WIRE_TURN_AT];
+        struct wire_turn turn;
+    } page = {.turn = {.features = WIRE_UNDERSTANDS_STILL}};
+    unsigned times;
+    begin();
+    atomic_store(&tangram.link.page, (const _Atomic uint64_t *)(const void *)&page);
+    activity_launch((CUstream)0x1000, 0);
+    struct wire_activity_said said = last_said(&times);
+    assert(times == 1 && said.what == WIRE_WORK && said.value == WIRE_KERNELS_ONLY);
+    assert(cuStreamWaitValue32_v2((CUstream)0x1000, 0, 1, 0) == CUDA_SUCCESS);
+    said = last_said(&times);
+    assert(times == 1 && said.what == WIRE_STILL && said.value == 0);
+    assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
+    last_said(&times);
+    assert(times == 0);
+    left = false;
+    activity_something_synced();
+    assert(!activity_is_told());
+    last_said(&times);
+    assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
+    said = last_said(&times);
+    assert(times == 1 && said.what == WIRE_WORK && said.value == 0);
+    left = false;
+    activity_something_synced();
+    last_said(&times);
+    activity_launch((CUstream)0x1000, 0);
+    assert(last_said(&times).value == WIRE_KERNELS_ONLY);
+    atomic_store(&tangram.link.page, NULL);
+    end();
+}
+
+static CUresult open_event(CUevent *event, CUipcEventHandle handle)
+{
+    (void)event, (void)handle;
+    return CUDA_SUCCESS;
+}
+
+static void kernels_behind_another_process_are_never_taken_for_done(void)
+{
+    unsigned times;
+    begin();
+    tangram.driver.cuIpcOpenEventHandle = open_event;
+    assert(cuIpcOpenEventHandle(NULL, (CUipcEventHandle){{0}}) == CUDA_SUCCESS);
+    activity_launch((CUstream)0x1000, 0);
+    struct wire_activity_said said = last_said(&times);
+    assert(said.what == WIRE_WORK && said.value == 0);
+    end();
+}
+
 void copies_are_work(void)
 {
+    work_says_whether_there_is_more_than_kernels();
+    kernels_behind_another_process_are_never_taken_for_done();
     a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns();
     a_fill_that_is_not_waited_for_is_work_until_the_driver_is_done();
     what_the_driver_refuses_is_no_work();

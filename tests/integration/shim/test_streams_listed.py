@@ -25,8 +25,6 @@ NO_WORK = {
     "cuStreamUpdateCaptureDependencies*": "what is captured runs with a graph's launch",
     "cuStreamWaitEvent*": "an order between streams: the work that is waited for was reported",
     "cuEventRecord*": "a mark after work that was reported",
-    "cuStreamAddCallback*": "runs on the CPU",
-    "cuLaunchHostFunc*": "runs on the CPU",
     "cuStreamAttachMemAsync*": "says who may touch managed memory, and moves none of it",
     "cuGraphicsMapResources*": "an order between CUDA and a graphics API",
     "cuGraphicsUnmapResources*": "an order between CUDA and a graphics API",

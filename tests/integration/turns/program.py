@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -71,6 +72,34 @@ def launch_in_thread(us: int) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
+
+
+def fill_in_thread() -> None:
+    """The same with a fill."""
+    at = ctypes.c_uint64()
+    check(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(4096)))
+
+    def run() -> None:
+        check(cuda.cuCtxSetCurrent(context))
+        check(cuda.cuMemsetD8Async_ptsz(at, 1, ctypes.c_size_t(4096), None))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def launch_now_and_then(us: int, period_s: float) -> Callable[[], None]:
+    """From another thread, which waits for nothing. Returns what ends it."""
+    over = threading.Event()
+
+    def run() -> None:
+        check(cuda.cuCtxSetCurrent(context))
+        while not over.wait(period_s):
+            launch(us, other)
+
+    other = stream()
+    threading.Thread(target=run, daemon=True).start()
+    return over.set
 
 
 def wait_for_context() -> None:

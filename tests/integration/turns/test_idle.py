@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.integration.turns.conftest import Node, Program, until
 
 LAUNCH_FAILED = 719
+LC = "latency-critical"
 
 
 @pytest.fixture
@@ -18,6 +21,14 @@ def is_working(node: Node) -> bool:
     turn = node.turn("one")
     assert turn is not None
     return turn.working
+
+
+def stays(node: Node, seconds: float) -> bool:
+    """Does it count as working all that time?"""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and is_working(node):
+        time.sleep(0.05)
+    return time.monotonic() >= end
 
 
 def arrivals_of(node: Node) -> int:
@@ -58,3 +69,46 @@ def test_a_fill_without_a_stream_is_told_of_and_its_end_is_seen(node: Node, prog
     until(lambda: arrivals_of(node) > arrivals)
     until(lambda: not is_working(node))
     assert not node.misuses()
+
+
+# --- work whose end nobody can tell of: it ends when the driver sees nothing of it, and only then ---
+
+
+def test_work_that_can_be_asked_by_nobody_ends_when_the_driver_sees_nothing_of_it(node: Node, program: Program) -> None:
+    program.do("launch_in_thread(200_000)")
+    until(lambda: is_working(node))
+    until(lambda: not is_working(node), 6)
+    program.do("launch(1000)")
+    until(lambda: is_working(node))
+    assert not node.misuses()
+
+
+def test_who_was_suspended_all_the_time_still_has_work(node: Node, program: Program) -> None:
+    urgent = node.run("urgent", LC)
+    urgent.do("launch(7_000_000)")
+    program.start("launch_in_thread(100_000)")
+    until(lambda: node.held(program) and is_working(node))
+    assert stays(node, 5)
+    assert node.held(program)
+    urgent.do("wait()")
+    program.finish()
+    until(lambda: not is_working(node), 6)
+    assert not node.misuses()
+
+
+def test_a_fill_that_can_be_asked_by_nobody_does_not_end_here(node: Node, program: Program) -> None:
+    """The driver's count of who computes does not show it."""
+    program.do("fill_in_thread()")
+    until(lambda: is_working(node))
+    assert stays(node, 5)
+    program.do("wait_for_context()")
+    until(lambda: not is_working(node))
+
+
+def test_kernels_too_short_for_the_drivers_count_keep_the_work(node: Node, program: Program) -> None:
+    program.do("launch_in_thread(1000)")
+    program.do("globals().update(end=launch_now_and_then(1000, 0.25))")
+    until(lambda: is_working(node))
+    assert stays(node, 5)
+    program.do("end()")
+    until(lambda: not is_working(node), 6)

@@ -34,7 +34,7 @@ def look(node: TurnsNode, seen_s: dict[str, float]) -> None:
     with node.turns.lock:
         tenants = [tenant for name, tenant in node.turns.tenants.items() if name in seen_s]
         at_s = max([now_s(), *(tenant._weighed[0] + 1 for tenant in tenants if tenant._weighed)])
-    node.turns.witness(seen_s, at_s)
+    node.turns.witness(seen_s, frozenset(), at_s)
 
 
 def accuse(node: TurnsNode, name: str) -> None:
@@ -113,7 +113,7 @@ def test_a_container_that_is_not_there_any_more_is_not_judged(node: TurnsNode):
     node.tenant("a")
     node.status("a")
     node.drop("a")
-    node.turns.witness({"a": 1.0, "never": 1.0}, now_s())
+    node.turns.witness({"a": 1.0, "never": 1.0}, frozenset(), now_s())
     assert "a" not in node.turns.statuses()
 
 
@@ -138,10 +138,10 @@ def test_who_is_not_listened_to_counts_as_working_meanwhile(node: TurnsNode, dri
     thread.start()
     try:
         wait_for(lambda: node.turns.counts.held_back, 20)
-        node.turns.witness({"flood": 0.0}, now_s())
+        node.turns.witness({"flood": 0.0}, frozenset(), now_s())
         held_back = node.turns.counts.held_back
         wait_for(lambda: node.turns.counts.held_back > held_back + 3, 20)
-        node.turns.witness({"flood": 1.0}, now_s())
+        node.turns.witness({"flood": 1.0}, frozenset(), now_s())
     finally:
         stop.set()
         flooder.sock.shutdown(2)
@@ -157,7 +157,7 @@ def test_what_is_asked_and_had_and_waited_for_is_in_the_metrics(node: TurnsNode,
     wait_for(lambda: node.status("lc").working)
     grants = {name: Grant("ns", name, "", "main", (GrantCard(A, 1, 0),), "standard", 2) for name in ("capped", "lc")}
     assert not node.turns.checks(now_s())
-    node.turns.witness({"capped": 0.3}, now_s())
+    node.turns.witness({"capped": 0.3}, frozenset(), now_s())
     told = {
         (sample.name.removeprefix("tangram_arbiter_"), sample.labels.get("pod", "")): sample.value
         for family in families(node.turns, grants)
@@ -275,3 +275,50 @@ def test_time_without_a_word_costs_what_the_driver_saw_of_it(seen_s: float, pace
     tenant = judged([float(at) for at in range(10, 60)], [seen_s] * 50, works=False)
     assert tenant.suspicion.proven
     assert tenant.pace == pytest.approx(pace)
+
+
+# --- work that was reported and that the driver does not see any more ---
+
+
+def see(node: TurnsNode, whole: bool = True) -> None:
+    """A second passes in which the driver sees nobody compute; `whole`: and would have seen the container."""
+    with node.turns.lock:
+        tenant = node.turns.tenants["a"]
+        at_s = max(now_s(), tenant._told_until_s + 1, (tenant._weighed or (0.0,))[0] + 1)
+    node.turns.witness({"a": 0.0}, frozenset({"a"} if whole else ()), at_s)
+
+
+def is_working(node: TurnsNode) -> bool:
+    with node.turns.lock:
+        return node.turns.tenants["a"].tells_work()
+
+
+@pytest.fixture
+def working(node: TurnsNode) -> TurnsNode:
+    """A container that launched kernels and never says that they have ended."""
+    node.tenant("a").send(Activity(What.WORK, wire.KERNELS_ONLY))
+    wait_for(lambda: node.status("a").working)
+    return node
+
+
+def test_reported_work_that_the_driver_does_not_see_ends_and_a_word_brings_it_back(working: TurnsNode) -> None:
+    for _ in range(3):
+        see(working)
+    assert not is_working(working)
+    assert working.turns.counts.decays == 1
+    working.tenants[0].send(Activity(What.STILL, wire.KERNELS_ONLY))
+    wait_for(lambda: is_working(working))
+
+
+def test_where_the_driver_could_not_see_it_reported_work_stays(working: TurnsNode) -> None:
+    for _ in range(10):
+        see(working, whole=False)
+    assert is_working(working)
+
+
+def test_a_copy_that_follows_a_kernel_keeps_the_work(working: TurnsNode) -> None:
+    working.tenants[0].send(Activity(What.STILL, 0))
+    wait_for(lambda: not any(p.kernels_only for p in working.turns.tenants["a"].processes.values()))
+    for _ in range(10):
+        see(working)
+    assert is_working(working)

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from arbiter import witness
 from arbiter.tenant import Process, TenantTurns
-from arbiter.witness import AHEAD_US, REMEMBERED_US, Witness, add_up, look_since_us
+from arbiter.witness import AHEAD_US, REMEMBERED_US, Witness, add_up, look_since_us, seen_whole
 from nvml.errors import NvmlError
 from nvml.utilisation import Busy
 from tests.examples import examples
@@ -34,12 +34,14 @@ class Turns:
     """What the witness asks and tells."""
 
     told: list[dict[str, float]] = field(default_factory=list)
+    whole: list[frozenset[str]] = field(default_factory=list)
 
     def watched(self) -> Mapping[str, tuple[frozenset[str], frozenset[int]]]:
         return WATCHED
 
-    def witness(self, seen_s: dict[str, float], _at_s: float) -> None:
+    def witness(self, seen_s: dict[str, float], whole: frozenset[str], _at_s: float) -> None:
         self.told.append(seen_s)
+        self.whole.append(whole)
 
 
 def witness_of(turns: object, monkeypatch: pytest.MonkeyPatch, busy: Callable[[str, int, int], Busy]) -> Witness:
@@ -229,7 +231,7 @@ def test_who_tells_all_its_work_is_never_accused_whatever_the_pauses_between_loo
         def watched(self) -> Mapping[str, tuple[frozenset[str], frozenset[int]]]:
             return {"a": (frozenset({"0"}), frozenset({1}))}
 
-        def witness(self, seen_s: dict[str, float], at_s: float) -> None:
+        def witness(self, seen_s: dict[str, float], _whole: frozenset[str], at_s: float) -> None:
             one.tenant.weigh(at_s, seen_s["a"])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -242,3 +244,13 @@ def test_who_tells_all_its_work_is_never_accused_whatever_the_pauses_between_loo
             looking._look()
             assert not one.tenant.suspicion.proven
     assert one.tenant.suspicion.seconds < 1.5, "no more than what is on its way"
+
+
+def test_of_a_container_all_is_seen_only_where_all_its_cards_count_by_process() -> None:
+    watched = {
+        name: (frozenset(cards), frozenset[int]()) for name, cards in {"a": "0", "b": "01", "c": "2", "d": ""}.items()
+    }
+    mig, good = Busy({}, 7, by_process=False), Busy({}, 7)
+    assert seen_whole(watched, {"0": (good, 1.0), "1": (mig, 1.0)}) == {"a"}
+    assert seen_whole(watched, {"0": (good, 1.0), "1": (good, 1.0)}) == {"a", "b"}
+    assert seen_whole(watched, {}) == frozenset()

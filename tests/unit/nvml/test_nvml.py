@@ -241,7 +241,9 @@ def test_a_process_more_than_were_counted_is_asked_for_again(monkeypatch: pytest
         busy(CARD, 100, 200)
 
 
-def test_a_card_that_does_not_tell_by_process_has_seen_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (nv.NVMLError_NotFound(), nv.NVMLError_NotSupported()):
+def test_a_card_without_samples_has_seen_nobody_and_one_that_does_not_count_by_process_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for error, by_process in ((nv.NVMLError_NotFound(), True), (nv.NVMLError_NotSupported(), False)):
         monkeypatch.setattr(utilisation, "nv", Samples(error))
-        assert busy(CARD, 100, 200) == Busy({}, 100)
+        assert busy(CARD, 100, 200) == Busy({}, 100, by_process=by_process)
