@@ -109,6 +109,8 @@ static bool says_done(CUstream stream)
 static bool stream_done(struct activity_stream *of)
 {
     uint64_t last = atomic_load(&of->last);
+    if (UNLIKELY(stream_is_event(atomic_load(&of->key))))
+        return destroyed_done(of);
     if (stream_is_clean(of))
         return true;
     if (!can_be_asked(of))
@@ -229,8 +231,17 @@ void activity_stream_ends(CUstream stream)
 {
     struct stream_name name = {(uintptr_t)stream, NULL};
     struct activity_stream *of = (uintptr_t)stream > 2 ? stream_find(name) : NULL;
-    if (of != NULL)
-        stream_gone(of, name);
+    if (of == NULL)
+        return;
+    if (activity_is_told()) {
+        struct quiet quiet = quiet_begin();
+        CUstreamCaptureMode mode = relax();
+        if (!stream_done(of) && !is_capturing(stream))
+            destroyed_leaves(stream, of);
+        relax_end(mode);
+        quiet_end(quiet);
+    }
+    stream_gone(of, name);
 }
 
 void activity_context_ended(CUcontext context, bool last)

@@ -10,7 +10,6 @@
 #include <string.h>
 
 static _Thread_local uint64_t thread_anchor __attribute__((tls_model("initial-exec"))); /* no __tls_get_addr: musl keeps it elsewhere */
-#define BEING_NAMED ((uintptr_t)3)
 
 static CUcontext current(void)
 {
@@ -148,8 +147,8 @@ static CUcontext context_of(CUstream stream)
 /* Locked. Has the place no stream, or one with nothing left, which loses it? */
 static bool is_free(struct activity_stream *of)
 {
-    uintptr_t key = atomic_exchange(&of->key, BEING_NAMED);
-    if (key != 0 && !stream_is_clean(of)) {
+    uintptr_t key = atomic_exchange(&of->key, STREAM_BEING_NAMED);
+    if (key == STREAM_BEING_NAMED || stream_is_event(key) || (key != 0 && !stream_is_clean(of))) { /* an event is asked first */
         atomic_store(&of->key, key);
         return false;
     }
@@ -195,7 +194,8 @@ struct activity_stream *stream_place(struct stream_name name)
     struct activity_stream *of = stream_find(name);
     if (of != NULL)
         return of;
-    CUcontext context = stream_is_default(name.key) ? name.context : context_of((CUstream)name.key);
+    const bool said = stream_is_default(name.key) || stream_is_event(name.key);
+    CUcontext context = said ? name.context : context_of((CUstream)name.key);
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&activity_->placing);
     of = claim(name);

@@ -2,7 +2,7 @@
  *
  * A stream that the program made has a handle unlike any other's. The default ones are known by their context as well: each context
  * has its own, and those of a thread, which only that thread can ask, differ from thread to thread: an odd key, unlike any
- * handle. The legacy default stream has two names.
+ * handle. The legacy default stream has two names. What a stream had when it was destroyed is known by an event (destroyed.c).
  *
  * The first context is CONTEXT_FIRST here, not its handle: while a process has had no other, a launch need not ask in which it is.
  */
@@ -12,6 +12,8 @@
 #include "process.h"
 
 #define STREAM_LEGACY ((uintptr_t)1)
+#define STREAM_OF_EVENT ((uintptr_t)2) /* this bit and an event's address, in a key */
+#define STREAM_BEING_NAMED ((uintptr_t)3)
 #define CONTEXT_FIRST ((CUcontext)(uintptr_t)2) /* unlike any handle */
 
 struct stream_name {
@@ -47,6 +49,11 @@ static inline bool stream_is_default(uintptr_t key)
     return (key & 1) != 0;
 }
 
+static inline bool stream_is_event(uintptr_t key)
+{
+    return (key & 3) == STREAM_OF_EVENT;
+}
+
 static inline uint64_t stream_hash(struct stream_name name)
 {
     return name.key * UINT64_C(0x9e3779b97f4a7c15) ^ (uintptr_t)name.context * UINT64_C(0xc2b2ae3d27d4eb4f);
@@ -80,6 +87,10 @@ struct activity_stream *streams_next(size_t *at);              /* each that has 
 bool stream_is_clean(struct activity_stream *of);
 void stream_clean(_Atomic uint64_t *clean, uint64_t launches); /* raises it to that */
 void stream_gone(struct activity_stream *of, struct stream_name name); /* with whatever was in it, if the place is still its */
+
+/* destroyed.c: the stream is destroyed with work in it; an event takes its place. Has the event passed? */
+void destroyed_leaves(CUstream stream, const struct activity_stream *of);
+bool destroyed_done(struct activity_stream *of);
 
 struct activity_context *context_record(CUcontext named, bool make); /* NULL: there is none, and none is or can be made */
 

@@ -175,12 +175,12 @@ class Machine:
     def arbiter_log(self) -> str:
         return (self.folder / "arbiter.log").read_text(errors="replace")[-1500:]
 
-    def grant(self, mib: int, *lines: str) -> str:
+    def grant(self, mib: int, *lines: str, klass: str = "standard") -> str:
         """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`."""
         key = f"g{next(self._grants)}"
         folder = self.folder / "grants" / key
         folder.mkdir(parents=True)
-        head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass standard\nlevel 2\n"
+        head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass {klass}\nlevel 2\n"
         middle = "".join(f"{line}\n" for line in lines)
         (folder / ".new").write_text(f"{head}{middle}card {self.uuid} mib={mib} core_percent=0\nend\n")
         (folder / ".new").chmod(0o444)
@@ -210,6 +210,10 @@ class Machine:
             if code:
                 raise RuntimeError(f"a {way} context was refused with {code}: {made.errors()}")
         return made
+
+    def adopt(self, made: Lines) -> None:
+        """It ends with the others."""
+        self._running.append(made)
 
     def lines(self, words: list[str], key: str = "", **env: str) -> Lines:
         made = Lines(words, self.env(key, **env))

@@ -102,6 +102,13 @@ def launch_now_and_then(us: int, period_s: float) -> Callable[[], None]:
     return over.set
 
 
+def launch_in_destroyed(us: int) -> None:
+    """Into a stream that is destroyed at once."""
+    made = stream()
+    launch(us, made)
+    check(cuda.cuStreamDestroy_v2(ctypes.c_void_p(made)))
+
+
 def wait_for_context() -> None:
     check(cuda.cuCtxSynchronize())
 

@@ -53,6 +53,14 @@ def test_300_streams_that_were_waited_for_leave_nothing(node: Node, program: Pro
     assert not node.misuses()
 
 
+def test_a_stream_that_is_destroyed_with_work_in_it_has_work_until_that_has_ended(node: Node, program: Program) -> None:
+    program.do("launch_in_destroyed(1_500_000)")
+    until(lambda: is_working(node))
+    assert stays(node, 1)
+    until(lambda: not is_working(node), 2)
+    assert not node.misuses()
+
+
 def test_work_that_ends_with_an_error_has_ended(node: Node, program: Program) -> None:
     """It stays with the process: no stream is ever answered with success again."""
     program.do("launch(100_000)")
