@@ -1,6 +1,6 @@
 """What the library costs on a real driver: every figure with and without it, in turns, in one run.
 
-    python3 bench/shim/on_gpu.py OUT_FOLDER [--budget 400] [--only start,first,calls,many,training,serving] [--fake]
+    python3 bench/shim/on_gpu.py OUT_FOLDER [--budget 400] [--only start,first,loads,calls,many,training,serving] [--fake]
 
 Calls and starts come from C programs, a training step and serving from PyTorch (a row `not run` where it is absent). One round
 is one figure without and one with the library, and the next round turns their order about; the ratio is taken within rounds,
@@ -147,7 +147,7 @@ def on_cores(number: int) -> Iterator[None]:
         os.sched_setaffinity(0, all_cores)
 
 
-PARTS = {"start": 0.02, "first": 0.1, "calls": 0.25, "many": 0.3, "training": 0.6, "serving": 1.0}
+PARTS = {"start": 0.02, "first": 0.1, "loads": 0.2, "calls": 0.3, "many": 0.35, "training": 0.6, "serving": 1.0}
 """In this order, and the part of the time at which each ends; each has two rounds at least."""
 
 
@@ -167,6 +167,7 @@ def measure(here: Machine, seconds: float, asked: list[str], done: Callable[[Tab
     runs: dict[str, Callable[[float], None]] = {
         "start": calls("bench", 2 * ROUNDS, "start", "100"),
         "first": calls("first", 24 * ROUNDS, "one"),
+        "loads": calls("loads", 8 * ROUNDS),
         "calls": calls("bench", ROUNDS, "calls"),
         "many": calls("first", ROUNDS, "many", str(PROCESSES)),
         "training": lambda until: torch_rounds(here, table, key, "training", until),

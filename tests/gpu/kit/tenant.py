@@ -264,6 +264,12 @@ def pool_reserved(name: str) -> int:
     return pool.reserved()
 
 
+def load(path: str) -> int:
+    """A module of that file, which is kept. The CUresult."""
+    module = c_void_p()
+    return cuda.call("cuModuleLoad", byref(module), path.encode())
+
+
 def free_unknown() -> list[int]:
     """What the driver says to pointers that are not its own: cuMemFree, cuMemFreeAsync."""
     return [cuda.call("cuMemFree_v2", c_uint64(123456)), cuda.call("cuMemFreeAsync", c_uint64(123456), None)]

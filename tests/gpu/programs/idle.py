@@ -1,6 +1,6 @@
 """Work that a program leaves behind: told by its parent, one JSON list a line in, one JSON object a line out, like kit/tenant.py.
 
-    python3 tests/gpu/programs/idle.py
+python3 tests/gpu/programs/idle.py
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.built import shim_build
+from tests.built import REPOSITORY, shim_build
 from tests.images import CUBIN, PTX, cubin, fatbin, part
 
 GIB = 1 << 30
 ROOM = 1 << 20
+MODULES = REPOSITORY / "tests/modules"
 
 
 class Needs(NamedTuple):
@@ -146,6 +147,13 @@ def test_variables_of_a_compressed_part_are_seen(reader: Reader, kind: int, how:
     assert plain.known
     assert plain.variables >= 3 * GIB
     assert packed == plain
+
+
+@pytest.mark.parametrize("packed", ["lz4", "zstd"])
+def test_variables_are_seen_in_what_nvcc_packed(reader: Reader, packed: str):
+    needs = reader.needs((MODULES / f"large-{packed}.fatbin").read_bytes())
+    assert needs.known
+    assert needs.variables == 3 * GIB
 
 
 def test_only_the_part_that_suits_the_gpu_counts_compressed_or_not(reader: Reader):
