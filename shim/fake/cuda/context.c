@@ -4,13 +4,18 @@
  */
 #include "internal.h"
 
+#include <stdlib.h>
+
 #define STACK 64
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local unsigned depth; /* stack[depth - 1] is current */
 
 CUresult ready(void)
 {
-    return atomic_load_explicit(&cuda.state, memory_order_acquire) == STATE_READY ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    const int state = atomic_load_explicit(&cuda.state, memory_order_acquire);
+    if (state == STATE_ENDED && getenv("TANGRAM_FAKE_STRICT_END") != NULL)
+        abort(); /* a real driver may not survive it */
+    return state == STATE_READY ? CUDA_SUCCESS : state == STATE_ENDED ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 bool context_ok(CUcontext ctx)

@@ -94,16 +94,22 @@ void take_a_while(void)
         nanosleep(&while_, NULL);
 }
 
+/* A handler that was registered before cuInit runs after this one. */
+static void program_ends(void)
+{
+    atomic_store(&cuda.state, STATE_ENDED);
+}
+
 EXPORT CUresult cuInit(unsigned flags)
 {
-    static bool fork_watched;
+    static bool watched;
     CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(atomic_load(&cuda.state) != STATE_FORKED, CUDA_ERROR_NOT_INITIALIZED);
     lock();
     CUresult rc = CUDA_SUCCESS;
     if (atomic_load(&cuda.state) == STATE_NEW) {
-        if (!fork_watched)
-            fork_watched = pthread_atfork(NULL, NULL, forked) == 0;
+        if (!watched)
+            watched = pthread_atfork(NULL, NULL, forked) == 0 && atexit(program_ends) == 0;
         if (client_open(&cuda.client, FAKE_CUDA) < 0) {
             rc = CUDA_ERROR_NO_DEVICE;
         } else {

@@ -194,7 +194,7 @@ struct device {
     CUmemoryPool managed_pool, nowhere_pool, host_pool; /* defaults, too; the last two are device 0's for want of a place */
 };
 
-enum { STATE_NEW, STATE_READY, STATE_FORKED };
+enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };
 #define ARENA_BYTES ((uint64_t)16 << 40) /* address space only: pages come when they are written */
 #define ARENA_LEAST ((uint64_t)256 << 30) /* where there is no room for that, as under a sanitizer */
 #define ARENA_CLASSES 512
