@@ -22,7 +22,7 @@ from arbiter.identity import Identity
 from arbiter.lane import Lane
 from arbiter.orders import Orders
 from arbiter.page import Page
-from arbiter.seat import Seat
+from arbiter.seat import Runs, Seat
 from arbiter.tenant import INEFFECTIVE_TIMES, PROCESSES_LIMIT, Process, TenantTurns
 from arbiter.timer import now_s
 from vgpu import rm, wire
@@ -456,11 +456,12 @@ class Turns:
     def _release_all(self) -> list[Seat]:
         with self.lock:
             seats = [
-                seat
-                for t in self.tenants.values()
-                for process in t.processes.values()
+                (tenant.denied, seat)
+                for tenant in self.tenants.values()
+                for process in tenant.processes.values()
                 for seat in process.seats.values()
             ]
-        for seat in seats:
-            seat.resume()
-        return seats
+        for denied, seat in seats:
+            if not denied or seat.runs is Runs.OFF:
+                seat.resume()
+        return [seat for _, seat in seats]

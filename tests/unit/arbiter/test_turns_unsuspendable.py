@@ -121,6 +121,14 @@ def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_c
     assert said.asked[0] == [CARD]
 
 
+def test_an_arbiter_that_ends_asks_nothing_of_a_driver_that_may_not_suspend(driver: Driver, said: Said) -> None:
+    node = TurnsNode(suspending=said, heal_s=0.01)
+    node.tenant("be", "best-effort").works()
+    wait_for(lambda: node.status("be").working)
+    node.close()
+    assert driver.calls == []
+
+
 def test_a_verdict_that_comes_later_counts_from_the_next_report_of_channels(
     denied: TurnsNode, driver: Driver, said: Said
 ):
