@@ -59,26 +59,27 @@ static bool begin(const void *image, struct card **card)
     if (of == NULL)
         return true;
     struct late late = unpacked(found.of);
-    uint16_t period = (uint16_t)bound_period(of);
+    uint16_t period = (uint16_t)(bound_period(of) * CARDS_LIMIT + of->at);
     if (late.period != period)
         late = (struct late){.bound = late.bound, .function = late.function, .period = period};
     uint16_t left = (uint16_t)(late.bound - late.held), more = left < late.function ? left : late.function;
+    if (atomic_load(&tangram.hot.several_contexts)) /* each has code of its own */
+        more = late.function;
     if (!bound_begin(of, (uint64_t)more * UNIT))
         return false;
-    late.held = (uint16_t)(late.held + more);
+    late.held = (uint16_t)(late.held + (more < left ? more : left));
     found.of = packed(late);
     table_own(found);
     *card = of;
     return true;
 }
 
-/* Its code comes with its first use. What is unused of a library is a kernel, of a module a function; it stands in `bytes` of its entry. */
-enum unused { OF_LIBRARY, OF_MODULE };
-static void note_unused(const void *function, const void *image, enum unused of)
+/* Its code comes with its first use: of a function once, of a kernel of a library in each context. */
+static void note_late(enum comes_late what, const void *function, const void *image)
 {
     struct owned found;
     if (atomic_load(&tangram.late_code) && table_find(OWNED_AS(OWNED_CODE, (uintptr_t)image), &found) &&
-        table_own((struct owned){OWNED_AS(OWNED_UNUSED, (uintptr_t)function), of, NULL, (void *)(uintptr_t)image}))
+        table_own((struct owned){OWNED_AS(OWNED_LATE, (uintptr_t)function), what, NULL, (void *)(uintptr_t)image}))
         atomic_store(&tangram.hot.noted, true);
 }
 
@@ -102,41 +103,51 @@ static void note_kernel(CUkernel kernel, CUlibrary library)
     if (HAS(cuKernelGetAttribute) &&
         tangram.driver.cuKernelGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, kernel, device) == CUDA_SUCCESS)
         stack_note(kernel, local);
-    note_unused(kernel, library, OF_LIBRARY);
+    note_late(LATE_KERNEL, kernel, library);
 }
 
-/* The first use of a kernel or function. */
-struct use {
-    struct owned was; /* at 0: it was used before */
+/* The first use of a kernel in a context. */
+struct kernel_use {
+    struct owned kernel; /* at 0: it was used there before */
+    CUcontext context;
+    struct placing variables;
     struct card *card;
 };
 
-static bool use_begin(const void *function, struct use *use)
+static bool kernel_begin(const void *kernel, struct kernel_use *use)
 {
-    *use = (struct use){.card = NULL};
-    if (!table_disown(OWNED_AS(OWNED_UNUSED, (uintptr_t)function), &use->was))
+    *use = (struct kernel_use){.card = NULL};
+    struct owned found;
+    if (!table_find(OWNED_AS(OWNED_LATE, (uintptr_t)kernel), &found) || kernel_is_used(&found, use->context = library_context()))
         return true;
-    if (begin(use->was.of, &use->card))
-        return true;
-    table_own(use->was);
-    return false;
+    if (!library_begin(found.of, use->context, &use->variables))
+        return false;
+    if (!begin(found.of, &use->card)) {
+        library_end(found.of, &use->variables, CUDA_ERROR_OUT_OF_MEMORY);
+        return false;
+    }
+    use->kernel = found;
+    return true;
 }
 
-static void use_end(const struct use *use, CUresult rc)
+static void kernel_end(const struct kernel_use *use, CUresult rc)
 {
     bound_end(use->card);
-    if (use->was.at != 0 && rc != CUDA_SUCCESS)
-        table_own(use->was);
+    if (use->kernel.at == 0)
+        return;
+    library_end(use->kernel.of, &use->variables, rc);
+    if (rc == CUDA_SUCCESS)
+        kernel_used(use->kernel, use->context);
 }
 
 EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
     NEEDS(cuKernelGetFunction);
-    struct use use;
-    if (!use_begin(kernel, &use))
+    struct kernel_use use;
+    if (!kernel_begin(kernel, &use))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuKernelGetFunction(function, kernel);
-    use_end(&use, rc);
+    kernel_end(&use, rc);
     if (rc == CUDA_SUCCESS)
         note_function(*function);
     return rc;
@@ -145,11 +156,17 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 EXPORT CUresult cuFuncLoad(CUfunction function)
 {
     NEEDS(cuFuncLoad);
-    struct use use;
-    if (!use_begin(function, &use))
+    struct owned was;
+    struct card *card = NULL;
+    bool unused = table_disown(OWNED_AS(OWNED_LATE, (uintptr_t)function), &was);
+    if (unused && !begin(was.of, &card)) {
+        table_own(was);
         return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     CUresult rc = tangram.driver.cuFuncLoad(function);
-    use_end(&use, rc);
+    bound_end(card);
+    if (unused && rc != CUDA_SUCCESS)
+        table_own(was);
     return rc;
 }
 
@@ -158,11 +175,13 @@ bool code_fits(const void *function)
 {
     struct owned found;
     CUfunction loaded;
-    if (!table_find(OWNED_AS(OWNED_UNUSED, (uintptr_t)function), &found))
+    if (!table_find(OWNED_AS(OWNED_LATE, (uintptr_t)function), &found))
+        return true;
+    bool kernel = found.bytes != LATE_FUNCTION;
+    if (kernel && kernel_is_used(&found, library_context()))
         return true;
     CUstreamCaptureMode mode = relax();
-    CUresult rc = found.bytes == OF_MODULE ? cuFuncLoad((CUfunction)(uintptr_t)function)
-                                           : cuKernelGetFunction(&loaded, (CUkernel)(uintptr_t)function);
+    CUresult rc = kernel ? cuKernelGetFunction(&loaded, (CUkernel)(uintptr_t)function) : cuFuncLoad((CUfunction)(uintptr_t)function);
     relax_end(mode);
     return rc != CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -190,7 +209,7 @@ EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int r
     bound_end(card);
     for (unsigned at = 0; rc == CUDA_SUCCESS && at < room && functions[at] != NULL; at++) {
         note_function(functions[at]);
-        note_unused(functions[at], module, OF_MODULE);
+        note_late(LATE_FUNCTION, functions[at], module);
     }
     return rc;
 }

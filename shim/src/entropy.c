@@ -80,7 +80,7 @@ void fse_fill(struct fse *table, const int16_t *share, unsigned symbols, unsigne
     for (uint32_t i = 0; i < size; i++) {
         const uint16_t state = next[table->cell[i].symbol]++;
         table->cell[i].bits = (uint8_t)(log - highest_bit(state));
-        table->cell[i].base = (uint16_t)((state << table->cell[i].bits) - size);
+        table->cell[i].base = (uint16_t)(((uint32_t)state << table->cell[i].bits) - size);
     }
     table->log = log;
     table->known = true;

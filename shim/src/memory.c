@@ -93,7 +93,7 @@ CUresult taking_end_pitch(struct taking *taking, CUresult rc, CUdeviceptr at, ui
 
 static struct pages *pages_of(unsigned kind)
 {
-    if (kind == OWNED_MODULE || kind == OWNED_LIBRARY)
+    if (kind == OWNED_MODULE || kind == OWNED_LIBRARY || kind == OWNED_THERE)
         return &tangram.module_pages;
     return kind == OWNED_ARRAY || kind == OWNED_MIPMAP ? &tangram.array_pages : NULL;
 }

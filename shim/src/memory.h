@@ -61,6 +61,17 @@ void code_loads_late(const void *image, uint64_t bytes, uint64_t function_bytes)
 void code_unloaded(const void *image);
 
 
+/* library.c: an image was loaded as a library, whose variables come to each context in which a kernel of it is used, or is gone. */
+void library_loaded(const void *library, uint64_t variables);
+void library_unloaded(const void *library);
+CUcontext library_context(void); /* the calling thread's */
+bool library_begin(const void *library, CUcontext context, struct placing *placing); /* before such a use; false: refuse it */
+void library_end(const void *library, const struct placing *placing, CUresult rc);
+/* Whose code comes with its first use is known as OWNED_LATE; `of` is its library or module, `bytes` one of these. */
+enum comes_late { LATE_KERNEL, LATE_KERNEL_USED /* in the first context */, LATE_FUNCTION };
+bool kernel_is_used(const struct owned *kernel, CUcontext context);
+void kernel_used(struct owned kernel, CUcontext context);
+
 /* What is owned is gone, with all that the GPU gets back by it. */
 void memory_gone(const struct owned *was);
 

@@ -1,8 +1,8 @@
 /* module.c - modules and libraries, whose variables the driver allocates when it loads them.
  *
  * The size of the variables is read from the image (image.c), reserved, and then loaded; what does not fit is not loaded. Variables share
- * pages among themselves, as arrays do. Of a library it is charged to the card that is current, or to the first: the driver loads it into
- * contexts when it first uses them. What code takes, and variables that an image does not show, is bounded and settled (bound.c);
+ * pages among themselves, as arrays do. Of a library it is charged to the card that is current, or to the first; the driver loads it into
+ * contexts when it is first used there (library.c). What code takes, and variables that an image does not show, is bounded and settled (bound.c);
  * code that is loaded lazily is bounded when it is loaded (code.c).
  */
 #include <errno.h>
@@ -23,6 +23,7 @@ struct loading {
     struct placing placing;
     struct card *card; /* NULL: nothing to count */
     bool heap;         /* the first module that calls printf or malloc */
+    uint64_t variables;
     struct image_needs late; /* code that is loaded by later calls */
 };
 
@@ -61,6 +62,7 @@ static bool begin_needs(struct card *card, struct image_needs needs, struct load
     bool lazy = is_lazy();
     uint64_t bound = lazy ? 0 : needs.code;
     loading->card = card;
+    loading->variables = needs.variables;
     loading->late = lazy ? needs : (struct image_needs){.code = 0};
     loading->heap = needs.heap && !atomic_load(&card->calls_heap);
     bound += loading->heap ? stack_of_calls() : 0;
@@ -85,6 +87,8 @@ static bool end(const struct loading *loading, CUresult rc, enum owned_kind kind
     bound_end(loading->card);
     if (rc == CUDA_SUCCESS)
         code_loads_late(handle, loading->late.code, loading->late.function);
+    if (rc == CUDA_SUCCESS && kind == OWNED_LIBRARY)
+        library_loaded(handle, loading->variables);
     if (rc == CUDA_SUCCESS && loading->heap)
         atomic_store(&loading->card->calls_heap, true);
     return placing_end(&loading->placing, rc, OWNED_AS(kind, (uintptr_t)handle));
@@ -180,6 +184,8 @@ LOADS(cuLibraryLoadFromFile, library, OWNED_LIBRARY, cuLibraryUnload,
         CUresult rc = tangram.driver.name(handle);                                                                             \
         if (rc == CUDA_SUCCESS)                                                                                                \
             code_unloaded(handle);                                                                                             \
+        if (rc == CUDA_SUCCESS && (kind) == OWNED_LIBRARY)                                                                     \
+            library_unloaded(handle);                                                                                          \
         if (ours)                                                                                                              \
             settle_handle(rc, &was);                                                                                           \
         return rc;                                                                                                             \

@@ -82,7 +82,7 @@ struct owned {
     struct card *card;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
-enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY, OWNED_CODE, OWNED_UNUSED };
+enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY, OWNED_CODE, OWNED_LATE, OWNED_VARIABLES, OWNED_THERE, OWNED_USED };
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
 
 #define PLACED ((uint64_t)1)

@@ -158,6 +158,8 @@ static bool is_dead(const struct owned *entry, CUcontext context)
     case OWNED_ARRAY:
     case OWNED_MIPMAP:
     case OWNED_MODULE:
+    case OWNED_THERE:
+    case OWNED_USED:
         return entry->of == (void *)context;
     case OWNED_STACK:
     case OWNED_HEAP:

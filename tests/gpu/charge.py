@@ -22,9 +22,12 @@ COUNTS = (1, 10, 100, 1000)
 PATHS = ("sync", "pitch", "array", "array 3D", "mipmapped array", "vmm", "async", "managed")
 """Managed memory is charged when it is asked for and lost when it is touched; a pool is charged as it reserves."""
 EXACT = ("sync", "pitch", "array", "array 3D", "mipmapped array")
-CASES = (*PATHS, "random", "compressed modules")
+CASES = (*PATHS, "random", "compressed modules", "libraries")
 MODULES = Path(__file__).parents[1] / "modules"
 MODULE_MIB = 3072
+LIBRARY_MIB = 3072
+TWO_CONTEXTS_MIB = 2048
+"""More than they take, and less than they and another library."""
 OUT_OF_MEMORY = 2
 SOON_S = 1.0
 """Specified: NVML's figure of the process is charged by then."""
@@ -97,9 +100,31 @@ def _modules(machine: Machine, watch: Watcher, book: Book) -> None:
         machine.end_tenants(keep=(watch.lines,))
 
 
+def _libraries(machine: Machine, watch: Watcher, book: Book) -> None:
+    """Variables of a library come to each context that uses it."""
+    tenant = machine.tenant(machine.grant(LIMIT_MIB))
+    book.check("loaded", 0, tenant.ask("library", LIBRARY_MIB))
+    for context in ("first", "second"):
+        free_before, used_before = _figures(watch, tenant)
+        book.check(f"{context} context: used", 0, tenant.ask("launch_kernel"))
+        free_after, used_after = _figures(watch, tenant)
+        book.fact(f"{context} context: lost, MiB", (used_after - used_before) / MIB)
+        book.fact(f"{context} context: charged, MiB", (free_before - free_after) / MIB)
+        if context == "first":
+            book.check("a further context", 0, tenant.ask("further_context"))
+    tenant.end()
+    tight = machine.tenant(machine.grant(TWO_CONTEXTS_MIB + LIBRARY_MIB))
+    codes = [tight.ask(*words) for words in (("library", LIBRARY_MIB), ("launch_kernel",), ("further_context",))]
+    book.check("one within the limit", [0, 0, 0], codes)
+    used_before = watch.now(tight)
+    book.check("refused in the second context", OUT_OF_MEMORY, tight.ask("launch_kernel"))
+    book.at_most("lost by the refused, MiB", 2, (watch.now(tight) - used_before) / MIB)
+    tight.end()
+
+
 def run_case(machine: Machine, watch: Watcher, book: Book, name: str) -> None:
     """One row or more of the CSV."""
-    others = {"random": _random, "compressed modules": _modules}
+    others = {"random": _random, "compressed modules": _modules, "libraries": _libraries}
     with book.one(PART, name):
         if name in others:
             others[name](machine, watch, book)

@@ -24,6 +24,7 @@ paths: dict[str, ways.Path] = {}
 held: dict[str, list[Any]] = {}
 contexts: list[tuple[str, Any]] = []
 ipc: list[int] = []
+kernel = c_void_p()
 
 
 def _path(name: str) -> ways.Path:
@@ -268,6 +269,29 @@ def load(path: str) -> int:
     """A module of that file, which is kept. The CUresult."""
     module = c_void_p()
     return cuda.call("cuModuleLoad", byref(module), path.encode())
+
+
+def library(mib: int) -> int:
+    """A library of text with so many MiB of variables, and its kernel, which is kept. The CUresult."""
+    global kernel
+    text = (
+        f".version 6.0\n.target sm_50\n.address_size 64\n.global .b8 v[{mib << 20}];\n.visible .entry f() {{ ret; }}\n"
+    )
+    made, kernel = c_void_p(), c_void_p()
+    code = cuda.call("cuLibraryLoadData", byref(made), text.encode(), None, None, c_uint(0), None, None, c_uint(0))
+    return code or cuda.call("cuLibraryGetKernel", byref(kernel), made, b"f")
+
+
+def launch_kernel() -> int:
+    """The kernel of the last library, in the current context. The CUresult."""
+    one = c_uint(1)
+    code = cuda.call("cuLaunchKernel", kernel, one, one, one, one, one, one, c_uint(0), None, None, None)
+    return code or cuda.call("cuCtxSynchronize")
+
+
+def further_context() -> int:
+    """The CUresult."""
+    return start("cuCtxCreate_v2")
 
 
 def free_unknown() -> list[int]:

@@ -474,6 +474,10 @@ def kernel_of(library: int) -> list[int]:
     return [cuda.cuLibraryGetKernel(byref(found), c_void_p(library), b"f"), found.value or 0]
 
 
+def unload(library: int) -> list[int]:
+    return [cuda.cuLibraryUnload(c_void_p(library))]
+
+
 def launch_once(function: int) -> list[int]:
     """One thread of it."""
     return [cuda.cuLaunchKernel(c_void_p(function), 1, 1, 1, 1, 1, 1, 0, None, None, None)]

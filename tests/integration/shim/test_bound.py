@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.shim.conftest import CONTEXT_MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
 
 PAGE_MIB = 2
 EAGER = {"CUDA_MODULE_LOADING": "EAGER"}
@@ -94,3 +94,59 @@ def test_what_cannot_be_asked_for_is_paid_by_the_lease_or_refused(own_measured: 
     own_measured.stop_arbiter()
     assert worker.ask("code(200 * 1024)")[0] == OUT_OF_MEMORY
     worker.must("code(1024)")
+
+
+# --- a library's variables and kernels come to each context that uses them ---
+
+VARIABLES_MIB = 100
+
+
+def library_of(worker: Worker) -> tuple[int, int]:
+    """With variables, used in the first context. And its kernel."""
+    before = worker.free_mib()
+    library = worker.must(f"code(8, {VARIABLES_MIB} << 20, way='cuLibraryLoadData')")
+    kernel = worker.must(f"kernel_of({library})")
+    assert worker.ask(f"launch_once({kernel})") == [0]
+    assert VARIABLES_MIB <= before - worker.free_mib() <= VARIABLES_MIB + 20, "once"
+    return int(library), int(kernel)
+
+
+def test_variables_of_a_library_are_held_in_each_context_that_uses_it(measured: Stage) -> None:
+    worker = measured.worker()
+    library, kernel = library_of(worker)
+    worker.must("context_new()")
+    filling = full_but(worker, VARIABLES_MIB - PAGE_MIB)
+    assert worker.ask(f"launch_once({kernel})") == [OUT_OF_MEMORY]
+    worker.must(f"free({filling})")
+    before = worker.free_mib()
+    assert worker.ask(f"launch_once({kernel})") == [0]
+    held = before - worker.free_mib()
+    assert VARIABLES_MIB <= held <= VARIABLES_MIB + 20
+    for _ in range(3):
+        assert worker.ask(f"launch_once({kernel})") == [0]
+    assert before - worker.free_mib() <= held, "it is there"
+    assert worker.ask(f"unload({library})") == [0]
+    wait_for(lambda: worker.free_mib() >= before + VARIABLES_MIB - 20)
+
+
+def test_a_context_that_ends_gives_the_variables_of_libraries_back(measured: Stage) -> None:
+    worker = measured.worker()
+    _, kernel = library_of(worker)
+    before = worker.free_mib()
+    context = worker.must("context_new()")
+    assert worker.ask(f"launch_once({kernel})") == [0]
+    assert worker.free_mib() <= before - VARIABLES_MIB
+    worker.must(f"context_end({context})")
+    wait_for(lambda: worker.free_mib() >= before - 20)
+
+
+def test_variables_of_a_library_are_held_on_the_second_gpu_when_it_is_used_there(measured: Stage) -> None:
+    measured.grant((CARDS[0], 1000), (CARDS[1], CONTEXT_MIB + VARIABLES_MIB))
+    worker = measured.worker()
+    _, kernel = library_of(worker)
+    worker.must("context_new(1)")
+    wait_for(lambda: worker.free_mib() <= VARIABLES_MIB)
+    filling = worker.must("alloc(20)")
+    assert worker.ask(f"launch_once({kernel})") == [OUT_OF_MEMORY]
+    worker.must(f"free({filling})")
+    worker.must("alloc(2)")
