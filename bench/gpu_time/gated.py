@@ -1,0 +1,60 @@
+"""Launch gating where the driver does not suspend: the part of the GPU's time that a core limit leaves a container.
+
+The arbiter is given a verdict that denies suspends on this driver. The part is the steps that ended with the limit, of those without it in the
+same repeat: a step is one kernel, and nobody else is on the GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
+from bench.gpu_time.book import Book
+from bench.gpu_time.latency import free_lc_rate
+from bench.gpu_time.node import Node, ask, rate
+from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+
+KERNELS_US: Final = (100, 1000, 5000, 20_000)
+LIMITS: Final = (20, 30, 50, 80)
+REPEATS: Final = 2
+SETTLE_S: Final = 1.0
+LEAST_S: Final = 2.0
+ONE: Final = "one"
+
+
+def run(node: Node, book: Book, seconds: float) -> None:
+    """Rows of the part `gated`: percent had, and points beside what was asked."""
+    end = time.monotonic() + seconds
+    tried = Tried("this", (node.machine.uuid,), Verdict(Outcome.HUNG, "so said for a measurement"))
+    trials = Trials(boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION), tried=(tried,))
+    path = node.machine.folder / FILE
+    path.write_text(trials_to_text(trials))
+    node.start_arbiter(trials_file=str(path))
+    node.grant(ONE)
+    plain = node.load()
+    per_us = free_lc_rate(plain)
+    plain.end()
+    program = node.load(ONE)
+    windows = REPEATS * len(KERNELS_US) * (1 + len(LIMITS))
+    for repeat in range(REPEATS):
+        for us in KERNELS_US:
+            free = 0.0
+            for limit in (0, *LIMITS):
+                node.grant(ONE, core=limit)
+                ask(program, "start", us, per_us)
+                time.sleep(SETTLE_S)
+                before = ask(program, "count")
+                time.sleep(max(LEAST_S, (end - time.monotonic()) / windows - SETTLE_S))
+                windows -= 1
+                steps = rate(before, ask(program, "count"))
+                ask(program, "stop")
+                if not limit:
+                    free = steps
+                    continue
+                had = 100 * steps / free
+                case = f"{us / 1000:g} ms kernels, {limit} %"
+                turn = node.turns()[ONE]
+                book.add("gated", case, "had", "%", repeat, had, turn.mode)
+                book.add("gated", case, "beside what was asked", "points", repeat, had - limit)
+    book.sum_up("gated")
