@@ -14,7 +14,15 @@ import mmap
 import os
 from typing import Final
 
-from vgpu.wire import PAGE_BYTES, TURN_AT, UNDERSTANDS_GROW, UNDERSTANDS_REPORT, UNDERSTANDS_STILL, WORDS_AT
+from vgpu.wire import (
+    PAGE_BYTES,
+    TURN_AT,
+    UNDERSTANDS_DRAINED,
+    UNDERSTANDS_GROW,
+    UNDERSTANDS_REPORT,
+    UNDERSTANDS_STILL,
+    WORDS_AT,
+)
 
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
@@ -32,7 +40,8 @@ class Page:
             os.ftruncate(writable, PAGE_BYTES)
             self._map = mmap.mmap(writable, PAGE_BYTES, mmap.MAP_SHARED)
             self._numbers = memoryview(self._map).cast("Q")
-            self._numbers[WORDS_AT // 8] = UNDERSTANDS_REPORT | UNDERSTANDS_GROW | UNDERSTANDS_STILL | wait_ms << 32
+            features = UNDERSTANDS_REPORT | UNDERSTANDS_GROW | UNDERSTANDS_STILL | UNDERSTANDS_DRAINED
+            self._numbers[WORDS_AT // 8] = features | wait_ms << 32
             os.fchmod(writable, 0o444)
             _seal(writable)
             self.fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)

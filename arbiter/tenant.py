@@ -62,6 +62,8 @@ class Process:
     working: bool = False
     kernels_only: bool = False
     """Of what it launched since it was idle: no copy, fill or wait, which the driver's count does not show."""
+    drained: bool = False
+    """What it has to do waits at the gate, and nothing of it is on the GPU."""
     yields: bool = False
     worked_off: bool = False
     """Its work began when the container had been stopped for long."""
@@ -169,13 +171,16 @@ class TenantTurns:
         process = self.processes[number]
         match activity.what:
             case wire.What.WORK | wire.What.IDLE:
-                process.working = activity.what == wire.What.WORK
+                process.working, process.drained = activity.what == wire.What.WORK, False
                 process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
                 self._word()
                 return []
             case wire.What.STILL:
                 process.kernels_only = process.kernels_only and bool(activity.value & wire.KERNELS_ONLY)
                 self._word()
+                return []
+            case wire.What.DRAINED:
+                process.drained = process.working
                 return []
             case wire.What.YIELD | wire.What.END_YIELD:
                 process.yields = activity.what == wire.What.YIELD
@@ -316,6 +321,11 @@ class TenantTurns:
             or bool(self.mute)
             or self.ineffective >= INEFFECTIVE_TIMES
         )
+
+    @property
+    def drained(self) -> bool:
+        """Is nothing of it on the GPU, as its processes say? What its gate holds back then waits as if it was suspended."""
+        return all(process.drained or not process.working for process in self.processes.values())
 
     def status(self, usage: Usage, credit_s: float, at_s: float) -> TurnStatus:
         """For people and metrics."""
@@ -461,7 +471,7 @@ class TenantTurns:
         passed_s, self._told_until_s = at_s - self._told_until_s, at_s
         if self.shown_on is False and not self.gates:
             return
-        if self.tells_work():
+        if self.tells_work() and not self.drained:
             self._told_s += passed_s
         else:
             self._silent_s += passed_s

@@ -220,6 +220,8 @@ class Turns:
                 if tenant.page is not None:
                     for event in tenant.says(connection.number, message, at_s):
                         self._apply(event)
+                    if tenant.gates:
+                        self._show(tenant, 0.0)
             case wire.Channels():
                 tenant.sits(connection.number, message, fd)
                 tenant.changed_channels()
@@ -373,6 +375,8 @@ class Turns:
         """Work that began and ended in a tenant that has been stopped for long was not stopped. Copies are not: so it is held
         back beside being suspended, never instead."""
         process = tenant.processes[number]
+        if tenant.gates:
+            return
         if what == wire.What.WORK:
             process.worked_off = at_s - tenant.off_since_s > INEFFECTIVE_S
         elif what == wire.What.IDLE and process.worked_off and tenant.shown_on is False:
@@ -405,15 +409,18 @@ class Turns:
         if tenant.joined is None or tenant.page is None:
             return
         gated = tenant.gates and not tenant.wanted
-        if all(map(tenant.is_on, tenant.joined.cards)):
+        runs, stopped = (all(map(stands, tenant.joined.cards)) for stands in (tenant.is_on, tenant.is_off))
+        if gated and tenant.working() and tenant.drained:
+            on = False
+        elif runs:
             on = True
-        elif all(map(tenant.is_off, tenant.joined.cards)):
+        elif stopped:
             on = False
         elif tenant.trouble or tenant.denied:
             on = True
         else:
             return
-        tenant.page.show_turn(off=not on, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
+        tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
         if on is not tenant.shown_on:
             at_s = now_s()
             tenant.stands(at_s, on=on)

@@ -180,6 +180,8 @@ class What(IntEnum):
     END_YIELD = 7
     STILL = 8
     """It launched more since it said that it has work, or something other than kernels."""
+    DRAINED = 9
+    """Launches wait at the gate, and nothing is left of those before. The next WORK ends it."""
 
 
 @dataclass(frozen=True, slots=True)

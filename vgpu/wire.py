@@ -62,6 +62,7 @@ WORDS_AT: Final = TURN_AT + 16
 UNDERSTANDS_REPORT: Final = 1
 UNDERSTANDS_GROW: Final = 2
 UNDERSTANDS_STILL: Final = 4
+UNDERSTANDS_DRAINED: Final = 8
 """Bits of the features."""
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
@@ -279,8 +280,8 @@ def _channels(
 
 
 def _what(what: int) -> What:
-    if not What.WORK <= what <= What.STILL:
-        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.STILL}")
+    if not What.WORK <= what <= What.DRAINED:
+        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.DRAINED}")
     return What(what)
 
 

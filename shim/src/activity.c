@@ -43,17 +43,6 @@ static void tell_work(void)
     quiet_end(quiet);
 }
 
-/* What waits here is counted and not yet the driver's: a stream that has nothing left says nothing of it. */
-static void wait_at_gate(struct stream_name name)
-{
-    struct quiet quiet = quiet_begin();
-    atomic_fetch_add(&activity_->waiting, 1);
-    turn_wait_for_gate();
-    activity_count(name); /* the first count may have been taken for done meanwhile */
-    atomic_fetch_sub(&activity_->waiting, 1);
-    quiet_end(quiet);
-}
-
 void activity_other_came(void)
 {
     struct quiet quiet = quiet_begin();
@@ -69,14 +58,6 @@ void activity_waits_for_others(void)
     atomic_store(&activity_->foreign, true);
     if (atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed))
         activity_other_came();
-}
-
-void activity_launched(struct stream_name name)
-{
-    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
-        tell_work();
-    if (turn_gated())
-        wait_at_gate(name);
 }
 
 /* A stream whose context has failed, or that is gone, does not capture. */
@@ -136,6 +117,46 @@ static bool all_done(void)
     if (exchanged)
         tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
     return done;
+}
+
+/* Held back, a container is not to pay for the time: the arbiter is told when nothing of it is on the GPU any more. */
+static void look_at_gate(void)
+{
+    if (activity_->drained || !turn_understands(WIRE_UNDERSTANDS_DRAINED) || !all_done())
+        return;
+    pthread_mutex_lock(&activity_->telling);
+    if (!activity_->drained && atomic_load(&tangram.hot.told) && turn_gated())
+        activity_->drained = turn_activity(WIRE_DRAINED, 0);
+    pthread_mutex_unlock(&activity_->telling);
+}
+
+static void leave_gate(void)
+{
+    pthread_mutex_lock(&activity_->telling);
+    if (activity_->drained && atomic_load(&tangram.hot.told))
+        say(WIRE_WORK);
+    activity_->drained = false;
+    pthread_mutex_unlock(&activity_->telling);
+}
+
+/* What waits here is counted and not yet the driver's: a stream that has nothing left says nothing of it. */
+static void wait_at_gate(struct stream_name name)
+{
+    struct quiet quiet = quiet_begin();
+    atomic_fetch_add(&activity_->waiting, 1);
+    turn_wait_for_gate(look_at_gate);
+    leave_gate();
+    activity_count(name); /* the first count may have been taken for done meanwhile */
+    atomic_fetch_sub(&activity_->waiting, 1);
+    quiet_end(quiet);
+}
+
+void activity_launched(struct stream_name name)
+{
+    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
+        tell_work();
+    if (turn_gated())
+        wait_at_gate(name);
 }
 
 static bool all_clean(void)

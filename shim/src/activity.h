@@ -35,6 +35,7 @@ struct activity {
     pthread_mutex_t telling;
     uint64_t idle_told_us; /* guarded by telling */
     _Atomic bool others;   /* something other than a kernel was launched since idleness was told; written with telling held */
+    _Atomic bool drained;  /* all that is left waits at the gate, and that was told; guarded by telling */
     _Atomic bool foreign;  /* and events of other processes were opened */
     _Atomic bool idle_later; /* there was nothing to do, and that was not told so soon after the last time */
     uint64_t looked_at;   /* launches at the last look; the helper alone */

@@ -20,6 +20,7 @@ enum {
     RETRY_MOST_MS = 200, /* guessed */
     MEET_HERE_MS = 100,  /* for the WELCOME, where there is no helper; guessed: it takes less than one */
     STALE_MS = 600,      /* the arbiter's beats are 200 ms apart */
+    LOOK_ROUNDS = 5,     /* of the gate's 200 us: what is left is asked once a millisecond; guessed */
     GATE_MOST_MS = 1000  /* specified: nobody waits longer */
 };
 enum { LATENCY_CRITICAL = 0 }; /* class of WELCOME */
@@ -190,12 +191,15 @@ bool turn_activity(enum wire_activity what, uint64_t value)
     return send_now(WIRE_ACTIVITY, &said, sizeof said, -1);
 }
 
-void turn_wait_for_gate(void)
+void turn_wait_for_gate(void (*look)(void))
 {
     uint64_t until_ms = now_ms() + GATE_MOST_MS;
     struct timespec moment = {0, 200000};
-    while (turn_gated() && !abandoned() && now_ms() < until_ms)
+    for (unsigned round = 1; turn_gated() && !abandoned() && now_ms() < until_ms; round++) {
         nanosleep(&moment, NULL);
+        if (round % LOOK_ROUNDS == 0)
+            look();
+    }
 }
 
 void turn_forget(void)

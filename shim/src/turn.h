@@ -41,7 +41,7 @@ bool turn_channels(const struct capture_channels *channels, int fd);
 bool turn_understands(uint32_t feature); /* the arbiter, as its page says */
 bool turn_activity(enum wire_activity what, uint64_t value);
 
-void turn_wait_for_gate(void);
+void turn_wait_for_gate(void (*look)(void)); /* calls it now and then meanwhile */
 
 /* Is the container latency-critical? */
 bool turn_is_urgent(void);
