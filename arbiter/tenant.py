@@ -324,8 +324,9 @@ class TenantTurns:
 
     @property
     def drained(self) -> bool:
-        """Is nothing of it on the GPU, as its processes say? What its gate holds back then waits as if it was suspended."""
-        return all(process.drained or not process.working for process in self.processes.values())
+        """Does all that it has to do wait at its gate, as its processes say and nothing contradicts? Then it is as if suspended."""
+        working = [process for process in self.processes.values() if process.working]
+        return bool(working) and all(process.drained for process in working) and not (self.unheard or self.distrusted)
 
     def status(self, usage: Usage, credit_s: float, at_s: float) -> TurnStatus:
         """For people and metrics."""

@@ -410,7 +410,8 @@ class Turns:
             return
         gated = tenant.gates and not tenant.wanted
         runs, stopped = (all(map(stands, tenant.joined.cards)) for stands in (tenant.is_on, tenant.is_off))
-        if gated and tenant.working() and tenant.drained:
+        drained = gated and tenant.drained
+        if drained:
             on = False
         elif runs:
             on = True
@@ -424,7 +425,7 @@ class Turns:
         if on is not tenant.shown_on:
             at_s = now_s()
             tenant.stands(at_s, on=on)
-            self._apply(Switched(at_s, tenant.name, on, took_s))
+            self._apply(Switched(at_s, tenant.name, on, took_s, gate=drained))
 
     def _decide(self, at_s: float | None = None) -> None:
         self._decision = self.share.decide(now_s() if at_s is None else at_s)

@@ -217,7 +217,7 @@ class Share:
         return self.suspend_s if any(state.takes_turns_with(other) for other in waiting) else 0.0
 
     def _switched(self, state: Standing, event: Switched) -> None:
-        if state.on and not event.on:
+        if state.on and not event.on and not event.gate:
             state.usage.suspends += 1
             self.suspend_s += EWMA * (event.took_s - self.suspend_s)
         state.on = event.on

@@ -81,10 +81,11 @@ class End(_Event, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Switched(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It is on or off now; that took `took_s`."""
+    """It is on or off now; that took `took_s`. Off by its gate: what it launches waits there, and nothing of it is on the GPU."""
 
     on: bool
     took_s: float
+    gate: bool = False
 
 
 Event = Join | Leave | Work | Idle | Hint | Begin | End | Switched
