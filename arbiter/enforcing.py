@@ -24,6 +24,7 @@ class TimeFacts:
     gated: bool = False
     partial: bool = False
     denied: Reason | None = None
+    gating_points: float | None = None
     stalled_s: float = 0.0
 
 
@@ -50,6 +51,7 @@ def time_facts(turns: Turns) -> dict[str, TimeFacts]:
                 gated=tenant.joined is not None and tenant.gates,
                 partial=tenant.unlisted,
                 denied=tenant.suspending.reason,
+                gating_points=tenant.suspending.gating_points,
                 stalled_s=turns.silent_s(tenant, at_s),
             )
             for name, tenant in turns.tenants.items()
@@ -75,6 +77,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         gated=time.gated,
         partial=time.partial,
         denied=time.denied,
+        gating_points=time.gating_points,
         mps=container.mps,
         stalled_s=time.stalled_s,
         measured=meter is None or not (meter.tried and meter.trouble),

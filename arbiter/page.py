@@ -57,8 +57,8 @@ class Page:
         self._numbers[TURN_AT // 8] = at_ms
 
     def show_turn(self, *, off: bool, gate: bool = False, alive_ms: int = 0) -> None:
-        """Is the container suspended, and is its new work to wait? Who is suspended can tell from the first when we lived."""
-        if off:
+        """Is the container suspended, and is its new work to wait? Who waits can tell from the first when we lived."""
+        if off or gate:
             self.beat(alive_ms)
         self._numbers[TURN_AT // 8 + 1] = int(off) | int(gate) << 32
 

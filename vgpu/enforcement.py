@@ -21,6 +21,12 @@ SILENT_S: Final = 2.0
 STALLED_S: Final = 2.0
 """The thread of a GPU comes round five times a second; its containers resume themselves after 0.6 s. Guessed."""
 
+GATED_POINTS: Final[Mapping[int, float]] = {580: 2.5}
+"""By driver branch: by how many percentage points of the GPU's time launch gating missed a gpu-core at most, for one GPU of which the
+trial says that suspends do not work. Measured: bench/gpu_time/gated.csv."""
+GATED_EXACT_POINTS: Final = 5.0
+"""Gating that misses by no more enforces a gpu-core. Specified."""
+
 
 class Limit(StrEnum):
     """What a share limits."""
@@ -184,6 +190,8 @@ class ContainerFacts:
     """It reported a list of channels that does not name all."""
     denied: Reason | None = None
     """Why its GPUs or their driver do not let it be suspended, by the trial of this boot: `NO_SUSPEND`, `UNKNOWN_DRIVER`."""
+    gating_points: float | None = None
+    """By how much launch gating misses a gpu-core in such a case, of `GATED_POINTS`; None = nobody measured it."""
     mps: bool = False
     """An MPS server runs on one of its GPUs."""
     stalled_s: float = 0.0
@@ -257,12 +265,26 @@ def _of_process(process: ProcessFacts, facts: ContainerFacts) -> set[Reason]:
     return reasons
 
 
+def gating_points(driver: str, cards: int) -> float | None:
+    """Of `GATED_POINTS`, for a container of so many GPUs. `driver`: as the driver writes its version, such as 580.159.04."""
+    branch = driver.partition(".")[0]
+    return GATED_POINTS.get(int(branch)) if branch.isdecimal() and cards == 1 else None
+
+
+def _gating_enforces(facts: ContainerFacts) -> bool:
+    """A gpu-core, in the one case that is measured: the trial says that suspends do not work, and all of its launches pass the gate."""
+    points = facts.gating_points
+    asked = facts.gated and facts.core_percent > 0 and facts.denied is Reason.NO_SUSPEND
+    return asked and points is not None and points <= GATED_EXACT_POINTS
+
+
 def _of_container(facts: ContainerFacts) -> set[Reason]:
+    gating_enforces = _gating_enforces(facts)
     holds = {
-        Reason.GATED: facts.gated and facts.core_percent > 0,
+        Reason.GATED: facts.gated and facts.core_percent > 0 and not gating_enforces,
         Reason.CHANNELS_UNLISTED: facts.partial,
         Reason.UNKNOWN_DRIVER: facts.denied is Reason.UNKNOWN_DRIVER,
-        Reason.NO_SUSPEND: facts.denied is Reason.NO_SUSPEND,
+        Reason.NO_SUSPEND: facts.denied is Reason.NO_SUSPEND and not gating_enforces,
         Reason.ARBITER_STALLED: facts.stalled_s >= STALLED_S,
         Reason.NVML: not facts.measured,
     }

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from vgpu.enforcement import Reason
+from vgpu.enforcement import Reason, gating_points
 from vgpu.errors import BadDocument
 
 VERSION: Final = 1
@@ -82,6 +82,8 @@ class Suspending(msgspec.Struct, frozen=True):
     reason: Reason | None = None
     why: str = ""
     """A clause for people; also where it suspends without a trial. Empty = tried, and it works."""
+    gating_points: float | None = None
+    """`vgpu.enforcement.gating_points`."""
 
 
 def verdict_to_text(verdict: Verdict) -> str:
@@ -118,7 +120,8 @@ def suspending(trials: Trials | None, uuids: Iterable[str], *, boot_id: str, dri
     if trials is not None and (trials.boot_id, trials.driver) != (boot_id, driver):
         trials = None
     answers = [_of_one(None if trials is None else trials.of_gpu(uuid), driver, known=known) for uuid in uuids]
-    return max(answers, key=_weight, default=Suspending())
+    answer = max(answers, key=_weight, default=Suspending())
+    return msgspec.structs.replace(answer, gating_points=gating_points(driver, len(answers)) if answer.reason else None)
 
 
 def _weight(answer: Suspending) -> tuple[bool, bool]:

@@ -15,11 +15,11 @@ from bench.gpu_time.latency import free_lc_rate
 from bench.gpu_time.node import Node, ask, rate
 from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
 
-KERNELS_US: Final = (100, 1000, 5000, 20_000)
+KERNELS_US: Final = (100, 1000, 5000, 20_000, 100_000)
 LIMITS: Final = (20, 30, 50, 80)
 REPEATS: Final = 2
 SETTLE_S: Final = 1.0
-LEAST_S: Final = 2.0
+LEAST_S: Final = 3.0
 ONE: Final = "one"
 
 

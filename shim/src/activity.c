@@ -119,23 +119,32 @@ static bool all_done(void)
     return done;
 }
 
-/* Held back, a container is not to pay for the time: the arbiter is told when nothing of it is on the GPU any more. */
-static void look_at_gate(void)
+/* Held: telling. A WORK ends what DRAINED said. */
+static void say_drained(bool drained)
 {
-    if (activity_->drained || !turn_understands(WIRE_UNDERSTANDS_DRAINED) || !all_done())
+    if (atomic_load(&activity_->drained) == drained || !atomic_load(&tangram.hot.told))
         return;
-    pthread_mutex_lock(&activity_->telling);
-    if (!activity_->drained && atomic_load(&tangram.hot.told) && turn_gated())
-        activity_->drained = turn_activity(WIRE_DRAINED, 0);
-    pthread_mutex_unlock(&activity_->telling);
+    if (!drained)
+        say(WIRE_WORK);
+    atomic_store(&activity_->drained, drained && turn_activity(WIRE_DRAINED, 0));
+}
+
+/* Held back, a container is not to pay for the time: the arbiter is told while nothing of it is on the GPU. */
+static bool look_at_gate(void)
+{
+    bool drained = all_done();
+    if (turn_understands(WIRE_UNDERSTANDS_DRAINED) && drained != atomic_load(&activity_->drained)) {
+        pthread_mutex_lock(&activity_->telling);
+        say_drained(drained);
+        pthread_mutex_unlock(&activity_->telling);
+    }
+    return drained;
 }
 
 static void leave_gate(void)
 {
     pthread_mutex_lock(&activity_->telling);
-    if (activity_->drained && atomic_load(&tangram.hot.told))
-        say(WIRE_WORK);
-    activity_->drained = false;
+    say_drained(false);
     pthread_mutex_unlock(&activity_->telling);
 }
 
@@ -355,6 +364,7 @@ void activity_look(void)
 void activity_arbiter_is_new(void)
 {
     pthread_mutex_lock(&activity_->telling);
+    atomic_store(&activity_->drained, false);
     if (atomic_load(&tangram.hot.told))
         say(WIRE_WORK);
     pthread_mutex_unlock(&activity_->telling);

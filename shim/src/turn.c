@@ -21,7 +21,8 @@ enum {
     MEET_HERE_MS = 100,  /* for the WELCOME, where there is no helper; guessed: it takes less than one */
     STALE_MS = 600,      /* the arbiter's beats are 200 ms apart */
     LOOK_ROUNDS = 5,     /* of the gate's 200 us: what is left is asked once a millisecond; guessed */
-    GATE_MOST_MS = 1000  /* specified: nobody waits longer */
+    GATE_BUSY_MS = 10000, /* with earlier work of ours still on the GPU; guessed: longer than a kernel takes */
+    GATE_CARDS_MS = 1000  /* on several GPUs, whose kernels may wait for the launch that is held back; guessed */
 };
 enum { LATENCY_CRITICAL = 0 }; /* class of WELCOME */
 
@@ -106,11 +107,17 @@ void turn_read(void)
     activity_arbiter_is_new();
 }
 
+static bool arbiter_is_stale(void)
+{
+    struct wire_turn *page = atomic_load(&tangram.hot.page);
+    return page != NULL && now_ms() > atomic_load(&page->beat_ms) + STALE_MS;
+}
+
 /* We are suspended and the one who did it does not show that it lives. */
 static bool abandoned(void)
 {
     struct wire_turn *page = atomic_load(&tangram.hot.page);
-    return page != NULL && atomic_load(&page->off) != 0 && now_ms() > atomic_load(&page->beat_ms) + STALE_MS;
+    return page != NULL && atomic_load(&page->off) != 0 && arbiter_is_stale();
 }
 
 void turn_watch(void)
@@ -191,14 +198,17 @@ bool turn_activity(enum wire_activity what, uint64_t value)
     return send_now(WIRE_ACTIVITY, &said, sizeof said, -1);
 }
 
-void turn_wait_for_gate(void (*look)(void))
+/* A launch that nothing of ours waits for stays until the gate opens, as a suspended process would. Else the work on the GPU may itself wait
+ * for this launch, and would never end. */
+void turn_wait_for_gate(bool (*drained)(void))
 {
-    uint64_t until_ms = now_ms() + GATE_MOST_MS;
+    uint64_t until_ms = now_ms() + (tangram.grant.cards > 1 ? GATE_CARDS_MS : GATE_BUSY_MS);
     struct timespec moment = {0, 200000};
-    for (unsigned round = 1; turn_gated() && !abandoned() && now_ms() < until_ms; round++) {
+    bool busy = true;
+    for (unsigned round = 1; turn_gated() && !arbiter_is_stale() && (!busy || now_ms() < until_ms); round++) {
         nanosleep(&moment, NULL);
         if (round % LOOK_ROUNDS == 0)
-            look();
+            busy = !drained();
     }
 }
 

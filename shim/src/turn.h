@@ -41,7 +41,8 @@ bool turn_channels(const struct capture_channels *channels, int fd);
 bool turn_understands(uint32_t feature); /* the arbiter, as its page says */
 bool turn_activity(enum wire_activity what, uint64_t value);
 
-void turn_wait_for_gate(void (*look)(void)); /* calls it now and then meanwhile */
+/* Asks now and then whether nothing of the process is on the GPU. */
+void turn_wait_for_gate(bool (*drained)(void));
 
 /* Is the container latency-critical? */
 bool turn_is_urgent(void);

@@ -225,6 +225,13 @@ def contexts(count: int) -> None:
     check(cuda.cuCtxSetCurrent(context))
 
 
+def seconds_of(us: int) -> float:
+    """That a launch takes to return."""
+    began = time.monotonic()
+    launch(us)
+    return time.monotonic() - began
+
+
 busy = threading.Event()
 
 

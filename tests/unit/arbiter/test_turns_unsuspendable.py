@@ -14,6 +14,7 @@ from tests.unit.arbiter.turns_kit import A as CARD
 from tests.unit.arbiter.turns_kit import Driver, TurnsNode
 from vgpu.enforcement import Reason
 from vgpu.trial import Suspending
+from vgpu.wire import Activity, What
 
 MANY = tuple(range(3, 67))
 
@@ -119,6 +120,64 @@ def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_c
     wait_for(lambda: not denied.gate("be"))
     assert driver.calls == [], "what a call does there is not known: not even a resume"
     assert said.asked[0] == [CARD]
+
+
+def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(denied: TurnsNode) -> None:
+    gated, urgent = denied.tenant("be", core=50), denied.tenant("lc", "latency-critical")
+    gated.works()
+    urgent.works()
+    wait_for(lambda: denied.gate("be"))
+    assert denied.status("be").on, "what it launched before runs on, as far as anyone knows"
+    gated.send(Activity(What.DRAINED))
+    wait_for(lambda: not denied.status("be").on)
+    before = denied.status("be")
+    wait_for(lambda: denied.status("be").off_s > before.off_s + 0.05)
+    after = denied.status("be")
+    assert (after.on_s, after.suspends) == (before.on_s, 0)
+    gated.works()
+    assert denied.is_quiet()
+    assert denied.gate("be")
+    assert denied.status("be").on, "its gate lets nothing through, and something is on the GPU all the same"
+
+
+def test_nobody_is_off_at_an_open_gate(denied: TurnsNode) -> None:
+    gated = denied.tenant("be")
+    gated.works()
+    wait_for(lambda: denied.status("be").working)
+    gated.send(Activity(What.DRAINED))
+    assert denied.is_quiet()
+    assert denied.status("be").on
+
+
+def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: TurnsNode) -> None:
+    first, second = denied.tenant("be"), denied.tenant("be")
+    urgent = denied.tenant("lc", "latency-critical")
+    for one in (first, second, urgent):
+        one.works()
+    wait_for(lambda: denied.gate("be") and denied.status("be").processes == 2)
+    first.send(Activity(What.DRAINED))
+    assert denied.is_quiet()
+    assert denied.status("be").on
+    second.send(Activity(What.DRAINED))
+    wait_for(lambda: not denied.status("be").on)
+
+
+@pytest.mark.parametrize("doubt", ["its word was found untrue", "its words are not listened to"])
+def test_that_nothing_is_on_the_gpu_is_taken_from_nobody_who_is_not_believed(denied: TurnsNode, doubt: str) -> None:
+    gated, urgent = denied.tenant("be"), denied.tenant("lc", "latency-critical")
+    gated.works()
+    urgent.works()
+    wait_for(lambda: denied.gate("be"))
+    gated.send(Activity(What.DRAINED))
+    wait_for(lambda: not denied.status("be").on)
+    with denied.turns.lock:
+        tenant = denied.turns.tenants["be"]
+        if "untrue" in doubt:
+            tenant._holds, tenant.suspicion.proven = True, True
+        else:
+            tenant.unheard = True
+        denied.turns._show(tenant, 0.0)
+    assert denied.status("be").on
 
 
 def test_an_arbiter_that_ends_asks_nothing_of_a_driver_that_may_not_suspend(driver: Driver, said: Said) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.enforcement import (
+    GATED_EXACT_POINTS,
+    GATED_POINTS,
     NO_CHANNELS_S,
     REPORTED,
     SILENT_S,
@@ -22,8 +26,11 @@ from vgpu.enforcement import (
     Reason,
     State,
     enforcement,
+    gating_points,
     reported,
 )
+
+REPOSITORY = Path(__file__).parents[3]
 
 PROCESS = ProcessFacts(7)
 FINE = ContainerFacts(processes=(PROCESS,))
@@ -35,7 +42,11 @@ PROCESSES = st.builds(
 FACTS = st.builds(
     ContainerFacts,
     *(st.booleans(), st.sampled_from([0, 30]), st.booleans(), st.booleans()),
-    *(st.sampled_from([None, Reason.UNKNOWN_DRIVER, Reason.NO_SUSPEND]), st.booleans()),
+    *(
+        st.sampled_from([None, Reason.UNKNOWN_DRIVER, Reason.NO_SUSPEND]),
+        st.sampled_from([None, 2.0, 9.0]),
+        st.booleans(),
+    ),
     *(st.floats(0, 10), st.booleans(), st.lists(PROCESSES, max_size=3).map(tuple)),
 )
 
@@ -132,3 +143,39 @@ def test_no_channels_is_not_said_of_a_process_whose_own_reason_says_more() -> No
 def test_a_reason_names_each_of_its_processes() -> None:
     processes = (ProcessFacts(9, without_channels_s=3.0), PROCESS, ProcessFacts(8, without_channels_s=3.0))
     assert enforcement(replace(FINE, processes=processes)).findings == (Finding(Reason.NO_CHANNELS, (8, 9)),)
+
+
+DENIED = replace(FINE, gated=True, core_percent=30, denied=Reason.NO_SUSPEND)
+
+
+def test_a_gating_that_was_measured_to_be_exact_enforces_a_gpu_core() -> None:
+    assert {one.reason for one in enforcement(DENIED).findings} == {Reason.GATED, Reason.NO_SUSPEND}
+    assert enforcement(replace(DENIED, gating_points=GATED_EXACT_POINTS)) == ENFORCED
+    assert enforcement(replace(DENIED, gating_points=GATED_EXACT_POINTS + 0.1)).gpu_time is State.UNENFORCED
+
+
+@pytest.mark.parametrize("facts", [
+    replace(DENIED, core_percent=0), replace(DENIED, gated=False), replace(DENIED, denied=Reason.UNKNOWN_DRIVER),
+    replace(DENIED, denied=None), replace(DENIED, partial=True), replace(DENIED, processes=CAUSES[Reason.NO_THREAD].processes),
+])  # fmt: skip
+def test_the_measurement_of_one_case_speaks_for_no_other(facts: ContainerFacts) -> None:
+    assert enforcement(replace(facts, gating_points=1.0)).gpu_time is State.UNENFORCED
+
+
+def test_gating_is_taken_for_as_exact_as_its_figures_say() -> None:
+    worst: dict[int, float] = {}
+    with (REPOSITORY / "bench/gpu_time/gated.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["figure"] == "beside what was asked" and row["repeat"].isdecimal():
+                branch = int(row["driver"].partition(".")[0])
+                worst[branch] = max(worst.get(branch, 0.0), abs(float(row["value"])))
+    assert worst.keys() == GATED_POINTS.keys()
+    for branch, points in worst.items():
+        assert points <= GATED_POINTS[branch] < points + 1
+
+
+@pytest.mark.parametrize(("driver", "cards", "known"), [
+    ("580.159.04", 1, True), ("580.159.04", 2, False), ("570.1", 1, False), ("", 1, False), ("580", 0, False),
+])  # fmt: skip
+def test_the_figures_are_of_one_gpu_and_of_the_drivers_measured(driver: str, cards: int, known: bool) -> None:
+    assert (gating_points(driver, cards) is not None) is known

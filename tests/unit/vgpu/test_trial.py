@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vgpu.enforcement import Reason
+from vgpu.enforcement import GATED_POINTS, Reason
 from vgpu.errors import BadDocument
 from vgpu.trial import (
     Outcome,
@@ -83,6 +83,17 @@ def test_of_several_gpus_the_worst_decides() -> None:
     assert reason(both, "GPU-1", "GPU-0", known=True) is Reason.NO_SUSPEND
     untried = trials(Outcome.WORKS, Outcome.CANNOT_RUN)
     assert "not tried" in suspending(untried, ["GPU-0", "GPU-1"], boot_id="b", driver="580.1", known=True).why
+
+
+def test_how_exact_gating_is_goes_with_a_denied_suspend_of_one_gpu() -> None:
+    both = trials(Outcome.HUNG, Outcome.HUNG, driver="580.1")
+
+    def points(*uuids: str, of: Trials = both) -> float | None:
+        return suspending(of, uuids, boot_id="b", driver="580.1", known=True).gating_points
+
+    assert points("GPU-0") == GATED_POINTS[580]
+    assert points("GPU-0", "GPU-1") is None
+    assert points("GPU-0", of=trials(Outcome.WORKS, driver="580.1")) is None
 
 
 def test_documents_come_back_as_they_were() -> None:

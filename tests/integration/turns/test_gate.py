@@ -1,0 +1,68 @@
+"""Launch gating: what a container that may not be suspended gets of its core limit, and what it waits for."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
+from tests.integration.turns.conftest import CARDS, Node, Program, until
+from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+
+
+@pytest.fixture
+def gating(node: Node) -> Iterator[Node]:
+    """The trial of this boot says that the driver does not suspend."""
+    tried = Tried("NVIDIA H200", CARDS, Verdict(Outcome.HUNG, "said by this test"))
+    trials = Trials(boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION), tried=(tried,))
+    (node.folder / FILE).write_text(trials_to_text(trials))
+    yield node
+    assert node.misuses() == ""
+
+
+def share(node: Node, program: Program, seconds: float) -> float:
+    """Percent of the time that its kernels ran."""
+    began, ran = time.monotonic(), node.ran_us(program)
+    time.sleep(seconds)
+    return (node.ran_us(program) - ran) / (time.monotonic() - began) / 1e4
+
+
+@pytest.mark.parametrize("core", [20, 60])
+def test_a_gated_container_has_its_core_limit_of_short_kernels(gating: Node, core: int) -> None:
+    program = gating.run("be", core=core)
+    program.do("work_on(5000)")
+    until(lambda: gating.turn("be").capped_s > 0)
+    had = share(gating, program, 3)
+    assert core - 8 < had < core + 8
+    turn = gating.turn("be")
+    assert (turn.mode, turn.suspends) == ("gate", 0)
+
+
+def test_a_launch_that_nothing_waits_for_stays_at_the_gate_for_as_long_as_it_takes(gating: Node) -> None:
+    """Kernels of a second at 20 %: four seconds between two."""
+    program = gating.run("be", core=20)
+    program.do("work_on(1_000_000)")
+    until(lambda: gating.ran_us(program) >= 2_000_000, 20)
+    assert share(gating, program, 10) < 35
+
+
+def test_a_launch_does_not_wait_for_ever_behind_work_that_may_wait_for_it(gating: Node) -> None:
+    """A stream of long kernels is on the GPU all the time, so the process is never without work there."""
+    program = gating.run("be", core=10)
+    program.do("launch(30_000_000, stream())")
+    until(lambda: gating.turn("be").working)
+    until(lambda: gating.turn("be").credit_s < 0)
+    waited_s = program.do("seconds_of(1000)")
+    assert 5 < waited_s < 15
+
+
+def test_the_gate_of_an_arbiter_that_is_gone_is_open(gating: Node) -> None:
+    program = gating.run("be", core=5)
+    program.do("work_on(5000)")
+    until(lambda: gating.turn("be").capped_s > 0.2)
+    gating.arbiter.send_signal(signal.SIGSTOP)
+    ran = gating.ran_us(program)
+    until(lambda: gating.ran_us(program) > ran + 1_000_000, 5)
