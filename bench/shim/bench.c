@@ -22,6 +22,8 @@ static CUresult (*get_function)(void **, void *, const char *), (*synchronize)(v
 static CUresult (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static CUresult (*allocate)(CUdeviceptr *, size_t), (*release)(CUdeviceptr), (*info)(size_t *, size_t *);
 static CUresult (*allocate_async)(CUdeviceptr *, size_t, CUstream), (*release_async)(CUdeviceptr, CUstream);
+static CUresult (*to_device)(CUdeviceptr, const void *, size_t), (*to_host)(void *, CUdeviceptr, size_t);
+static CUresult (*on_device)(CUdeviceptr, CUdeviceptr, size_t), (*fill)(CUdeviceptr, unsigned char, size_t);
 static CUresult (*look_up)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
 
 static void *library, *function;
@@ -170,6 +172,50 @@ static void ordered(void)
     printf("cuMemAllocAsync,%.1f\ncuMemFreeAsync,%.1f\n", median(taking), median(freeing));
 }
 
+/* One of them, on `block` bytes of a GPU's memory. */
+static void copy(unsigned which, CUdeviceptr at, unsigned char *host, size_t block)
+{
+    switch (which) {
+    case 0:
+        need(to_device(at, host, block), "cuMemcpyHtoD");
+        break;
+    case 1:
+        need(to_host(host, at, block), "cuMemcpyDtoH");
+        break;
+    case 2:
+        need(on_device(at, at + block, block), "cuMemcpyDtoD");
+        break;
+    case 3:
+        need(fill(at, 0, block), "cuMemsetD8");
+        break;
+    default:
+        launch(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+        need(synchronize(), "cuCtxSynchronize");
+    }
+}
+
+/* Small, and one after the other: after each but the device's own the GPU is idle, and the arbiter may be told so. */
+static void copies(void)
+{
+    static const char *const names[] = {"cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemsetD8", "cuLaunchKernel_cuCtxSynchronize"};
+    enum { WAYS = sizeof names / sizeof *names, COPY = 4096, COPIES = 2000 };
+    static unsigned char host[COPY];
+    double batch[BATCHES];
+    CUdeviceptr at;
+    need(allocate(&at, BLOCK), "cuMemAlloc");
+    for (unsigned which = 0; which < WAYS; which++) {
+        for (unsigned b = 0; b < BATCHES; b++) {
+            double start = now_ns();
+            for (unsigned i = 0; i < COPIES; i++)
+                copy(which, at, host, COPY);
+            batch[b] = (now_ns() - start) / COPIES;
+            synchronize();
+        }
+        printf("%s,%.1f\n", names[which], median(batch));
+    }
+    need(release(at), "cuMemFree");
+}
+
 /* What a CUDA runtime does when it starts: functions by name, most of which the library leaves alone. */
 static void look_ups(void)
 {
@@ -213,6 +259,10 @@ static void calls(void)
     take("cuMemGetInfo_v2", &info);
     take("cuMemAllocAsync", &allocate_async);
     take("cuMemFreeAsync", &release_async);
+    take("cuMemcpyHtoD_v2", &to_device);
+    take("cuMemcpyDtoH_v2", &to_host);
+    take("cuMemcpyDtoD_v2", &on_device);
+    take("cuMemsetD8_v2", &fill);
     take("cuGetProcAddress_v2", &look_up);
     need(init(0), "cuInit");
     need(retain(&context, 0), "cuDevicePrimaryCtxRetain");
@@ -225,6 +275,7 @@ static void calls(void)
     launches();
     launches_in_the_cold();
     infos();
+    copies();
     allocations(FEW);
     allocations(MANY);
     ordered();
