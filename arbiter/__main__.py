@@ -18,7 +18,7 @@ from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.turns import Turns
-from arbiter.verdicts import BOOT_ID, MODULE_VERSION, Verdicts, text_of
+from arbiter.verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.witness import Witness
 from observe import collecting
 from observe.log import log_json
@@ -51,9 +51,7 @@ def _run(settings: ArbiterSettings) -> None:
     named_in = grants if settings.grants_in_environment else None
     meter = Meter(settings.driver_root, grants, named_in=named_in)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
-    verdicts = Verdicts(
-        settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION)
-    )
+    verdicts = Verdicts(settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID))
     turns = Turns(
         lambda: server.stop(),
         _policy(settings),

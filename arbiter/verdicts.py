@@ -18,18 +18,23 @@ _log = structlog.get_logger()
 
 
 class Verdicts:
-    """Reads the file when it has changed. One that is missing or cannot be read is no verdict: nothing is taken to work for its sake."""
+    """Reads the file when it has changed. One that is missing or cannot be read is no verdict: nothing is taken to work for its sake.
 
-    def __init__(self, path: Path, *, boot_id: str, driver: str) -> None:
-        self._path, self._boot_id, self.driver = path, boot_id, driver
-        self._known = not driver or rm.is_known(driver)
+    `version` holds the driver's version. Where it cannot be read, the verdicts' own counts, which is NVML's; where nobody says one, the
+    driver is not known. It is read each time, as a driver may come later than the arbiter, or another in its place.
+    """
+
+    def __init__(self, path: Path, *, boot_id: str, version: Path = MODULE_VERSION) -> None:
+        self._path, self._boot_id, self._version = path, boot_id, version
         self._read: tuple[int, int, int] | None = None
         self._trials: Trials | None = None
 
     def of(self, uuids: Iterable[str]) -> Suspending:
         """As things stand now, on these GPUs together."""
         self._look()
-        return suspending(self._trials, uuids, boot_id=self._boot_id, driver=self.driver, known=self._known)
+        named = self._trials.driver if self._trials is not None and self._trials.boot_id == self._boot_id else ""
+        driver = text_of(self._version) or named
+        return suspending(self._trials, uuids, boot_id=self._boot_id, driver=driver, known=rm.is_known(driver))
 
     def _look(self) -> None:
         try:

@@ -27,16 +27,17 @@ from deviceplugin.server import Service
 from deviceplugin.settings import DevicePluginSettings
 from deviceplugin.terms import REASON as CLASS_IGNORED
 from deviceplugin.terms import Followers
-from deviceplugin.trials import Trier
 from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
 from kube.client import Client, connect
 from kube.events import Recorder, about
 from kube.objects import Pod
+from nvml.trials import Trier
 from observe import collecting
 from observe.signals import on_stop_signal
 from vgpu.inventory import Inventory
+from vgpu.trial import Outcome, Verdict
 
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
@@ -95,7 +96,9 @@ class DevicePlugin:
         self.machine = Machine(
             self.offer, self.metrics, driver_root=settings.driver_root, access=settings.access, unit_mib=unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
-            try_out=Trier(settings.state_root, settings.trial_program, settings.driver_root).try_out,
+            try_out=Trier(
+                settings.state_root, settings.trial_program, settings.driver_root, tell=_tell_of_trial
+            ).try_out,
         )  # fmt: skip
         self.upkeep = Upkeep(
             names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
@@ -220,3 +223,11 @@ class DevicePlugin:
         root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
         if cdi.write(self.settings.cdi_dir, inventory, root):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
+
+
+def _tell_of_trial(verdict: Verdict, model: str, driver: str) -> None:
+    say = log.info if verdict.outcome is Outcome.WORKS else log.warning
+    say(
+        "tried whether the driver suspends", outcome=verdict.outcome, why=verdict.why, model=model, driver=driver,
+        suspend_us=round(verdict.suspend_us), resume_us=round(verdict.resume_us),
+    )  # fmt: skip

@@ -24,15 +24,18 @@ EXAMPLE: Final = Path(__file__).resolve().parents[1] / "examples/04-no-cluster/c
 """A description for `--fake`, where this is a source tree."""
 
 
+def driver_root(machine: Machine) -> Path:
+    """Below it lie the driver's libraries."""
+    return REAL_DRIVER if machine.programs is None else machine.root / "driver"
+
+
 @contextmanager
 def driver(machine: Machine) -> Iterator[Inventory]:
     """NVML is open inside. Raises NoGpu, in one sentence that says what to do."""
-    root = REAL_DRIVER
     if machine.programs is not None:
         os.environ["TANGRAM_FAKE_DRIVER"] = str(machine.driver_socket)
-        root = machine.root / "driver"
     try:
-        with opened(root):
+        with opened(driver_root(machine)):
             inventory = probe(unit_mib=1, access="nvidia")
             if not inventory.cards:
                 raise NoGpu("the NVIDIA driver is here and has no GPU: nothing can be shared")

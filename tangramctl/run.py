@@ -25,6 +25,7 @@ from tangramctl.fake import faked
 from tangramctl.library import fake_driver, library
 from tangramctl.machine import DRIVER_LISTS, Machine, let_nobody_else_write, prepared
 from tangramctl.proc import GRANT_VARIABLE
+from tangramctl.trial import try_out
 from vgpu.grant import Slice
 from vgpu.inventory import Inventory
 from vgpu.request import PodAsk
@@ -66,7 +67,7 @@ def run(options: Options) -> NoReturn:
     path = _before(str(programs), os.environ.get("PATH")) if programs else os.environ.get("PATH")
     program = _program(options.command[0], path)
     machine = _machine(options, programs)
-    granted = _granted(machine, mib, options)
+    granted = _granted(machine, mib, options, preload)
     service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
     if options.verbose:
         print(_granted_text(granted, machine), file=sys.stderr)
@@ -108,9 +109,10 @@ def _machine(options: Options, programs: Path | None) -> Machine:
     return machine
 
 
-def _granted(machine: Machine, mib: int, options: Options) -> book.Run:
+def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> book.Run:
     """Enters the run into the book, waiting for room where that is wished."""
     with cards.driver(machine) as inventory:
+        try_out(machine, inventory, preload)
         ask = asking.ask(mib, options.gpu_core, options.klass, options.level, _allowed(options, inventory))
         full: NoRoom | None = None
         try:

@@ -137,10 +137,6 @@ def _of_one(verdict: Verdict | None, driver: str, *, known: bool) -> Suspending:
         )
     not_tried = verdict.why if verdict is not None else "no trial was made on this GPU"
     if known:
-        what = (
-            f"driver {driver} is known, not tried"
-            if driver
-            else "the driver does not say its version and was not tried"
-        )
-        return Suspending(None, f"{what}: {not_tried}")
-    return Suspending(Reason.UNKNOWN_DRIVER, f"driver {driver} is not known, and could not be tried: {not_tried}")
+        return Suspending(None, f"driver {driver} is known, not tried: {not_tried}")
+    what = f"driver {driver} is not known" if driver else "the driver's version cannot be read"
+    return Suspending(Reason.UNKNOWN_DRIVER, f"{what}, and it could not be tried: {not_tried}")

@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
 from bench.gpu_time.book import Book
 from bench.gpu_time.latency import free_lc_rate
 from bench.gpu_time.node import Node, ask, rate
-from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.trial import Outcome, Tried, Verdict
 
 KERNELS_US: Final = (100, 1000, 5000, 20_000, 100_000)
 LIMITS: Final = (20, 30, 50, 80)
@@ -26,11 +25,8 @@ ONE: Final = "one"
 def run(node: Node, book: Book, seconds: float) -> None:
     """Rows of the part `gated`: percent had, and points beside what was asked."""
     end = time.monotonic() + seconds
-    tried = Tried("this", (node.machine.uuid,), Verdict(Outcome.HUNG, "so said for a measurement"))
-    trials = Trials(boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION), tried=(tried,))
-    path = node.machine.folder / FILE
-    path.write_text(trials_to_text(trials))
-    node.start_arbiter(trials_file=str(path))
+    node.machine.has_tried(Tried("this", (node.machine.uuid,), Verdict(Outcome.HUNG, "so said for a measurement")))
+    node.start_arbiter()
     node.grant(ONE)
     plain = node.load()
     per_us = free_lc_rate(plain)

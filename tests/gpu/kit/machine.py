@@ -24,7 +24,9 @@ from pathlib import Path
 from select import select
 from typing import IO, Any
 
+from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
 from tests.gpu.kit.book import NotRun
+from vgpu.trial import FILE, Trials, Tried, trials_to_text
 
 ROOT = Path(__file__).parents[3]
 KIT = Path(__file__).parent
@@ -139,6 +141,12 @@ class Machine:
     @property
     def status_socket(self) -> Path:
         return self.folder / "status.sock"
+
+    def has_tried(self, *tried: Tried) -> None:
+        """The verdicts of this boot, as the device plugin leaves them. Of a fake driver they alone say the version."""
+        driver = text_of(MODULE_VERSION) or ("580.65.06" if self.fake else "")
+        trials = Trials(boot_id=text_of(BOOT_ID), driver=driver, tried=tried)
+        (self.folder / FILE).write_text(trials_to_text(trials))
 
     def start_arbiter(self, **settings: str) -> None:
         """TANGRAM_ARBITER_<NAME> settings; waits until it serves."""
@@ -330,6 +338,7 @@ def machine(fake: bool | None = None) -> Iterator[Machine]:
             "TANGRAM_FAKE_DRIVER": str(folder / "driver.sock"),
         }
     made = Machine(folder, build, library, FAKE_UUID if fake else _uuid(), fake, base)
+    made.has_tried()
     try:
         yield made
     finally:

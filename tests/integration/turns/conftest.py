@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from arbiter.verdicts import BOOT_ID, text_of
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import start_fake_driver
 from tests.signals import send_signal
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import TurnStatus, decode_status
+from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
 
 CARDS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
 PROGRAM = Path(__file__).with_name("program.py")
@@ -84,7 +86,13 @@ class Node:
         self.kernel = str(fake_build() / "libfake-kernel.so")
         self.library = str(library)
         self.programs: list[Program] = []
+        self.has_tried(Tried("NVIDIA H200", CARDS, Verdict(Outcome.WORKS)))
         self.arbiter = self.start_arbiter()
+
+    def has_tried(self, *tried: Tried) -> None:
+        """The verdicts of this boot, as the device plugin leaves them."""
+        trials = Trials(boot_id=text_of(BOOT_ID), driver="580.65.06", tried=tried)
+        (self.folder / FILE).write_text(trials_to_text(trials))
 
     def start_arbiter(self) -> subprocess.Popen[bytes]:
         options = [

@@ -8,17 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
 from tests.integration.turns.conftest import CARDS, Node, Program, until
-from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.trial import Outcome, Tried, Verdict
 
 
 @pytest.fixture
 def gating(node: Node) -> Iterator[Node]:
     """The trial of this boot says that the driver does not suspend."""
-    tried = Tried("NVIDIA H200", CARDS, Verdict(Outcome.HUNG, "said by this test"))
-    trials = Trials(boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION), tried=(tried,))
-    (node.folder / FILE).write_text(trials_to_text(trials))
+    node.has_tried(Tried("NVIDIA H200", CARDS, Verdict(Outcome.HUNG, "said by this test")))
     yield node
     assert node.misuses() == ""
 

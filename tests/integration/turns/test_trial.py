@@ -7,11 +7,11 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
-from deviceplugin.trials import Trier
+from nvml.trials import Trier
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import FakeDriver, start_fake_driver
 from tests.integration.turns.conftest import CARDS, Node, until
@@ -37,6 +37,11 @@ def cards() -> Inventory:
     return replace(inventory(2), cards=(replace(one, uuid=CARDS[0]), replace(other, model="other", healthy=False)))
 
 
+def trier(state: Path, program: Path, **options: Any) -> Trier:
+    """Where the loader finds the driver's library."""
+    return Trier(state, program, Path("/nowhere"), tell=lambda *_: None, **options)
+
+
 def verdicts(trier: Trier, state: Path, of: Inventory | None = None) -> Trials:
     asyncio.run(trier.try_out(of or cards()))
     return trials_from_text((state / FILE).read_bytes())
@@ -44,15 +49,15 @@ def verdicts(trier: Trier, state: Path, of: Inventory | None = None) -> Trials:
 
 @pytest.mark.usefixtures("driver")
 def test_a_driver_that_suspends_is_found_to_once_a_boot(tmp_path: Path) -> None:
-    trials = verdicts(Trier(tmp_path, shim_build() / "tangram-trial", Path("/nowhere")), tmp_path)
+    trials = verdicts(trier(tmp_path, shim_build() / "tangram-trial"), tmp_path)
     (tried,) = trials.tried
     assert tried.uuids == (CARDS[0],)
     assert tried.verdict.outcome is Outcome.WORKS, tried.verdict.why
     assert (tried.verdict.before > 0, tried.verdict.during, tried.verdict.after > 0) == (True, 0, True)
-    again = verdicts(Trier(tmp_path, Path("/nowhere/program"), Path("/nowhere")), tmp_path)
+    again = verdicts(trier(tmp_path, Path("/nowhere/program")), tmp_path)
     assert again == trials, "a verdict stands until the next boot"
     (tmp_path / FILE).write_text(trials_to_text(Trials(boot_id="earlier", driver=trials.driver, tried=trials.tried)))
-    anew = verdicts(Trier(tmp_path, Path("/nowhere/program"), Path("/nowhere")), tmp_path)
+    anew = verdicts(trier(tmp_path, Path("/nowhere/program")), tmp_path)
     assert anew.tried[0].verdict.outcome is Outcome.CANNOT_RUN, "one of an earlier boot does not"
 
 
@@ -60,7 +65,7 @@ def test_a_process_that_the_driver_does_not_let_suspend_is_no_success(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", "")  # the driver's kernel side is not there: no channels are seen
-    (tried,) = verdicts(Trier(tmp_path, shim_build() / "tangram-trial", Path("/nowhere")), tmp_path).tried
+    (tried,) = verdicts(trier(tmp_path, shim_build() / "tangram-trial"), tmp_path).tried
     assert tried.verdict.outcome is Outcome.CANNOT_RUN
     assert "no compute channels" in tried.verdict.why
 
@@ -70,7 +75,7 @@ def test_a_trial_that_hangs_is_killed_with_all_it_started_and_that_is_the_verdic
     program = tmp_path / "hangs"
     program.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    (tried,) = verdicts(Trier(tmp_path, program, Path("/nowhere"), limit_s=3.0), tmp_path).tried
+    (tried,) = verdicts(trier(tmp_path, program, limit_s=3.0), tmp_path).tried
     assert tried.verdict.outcome is Outcome.HUNG
     until(lambda: not Path(f"/proc/{int(pid.read_text())}").exists())
 
@@ -80,19 +85,20 @@ def test_a_trial_that_could_not_run_is_made_again_by_the_next_start_alone(tmp_pa
     program = tmp_path / "counts"
     program.write_text(f"#!/bin/sh\necho x >> {seen}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    trier = Trier(tmp_path, program, Path("/nowhere"))
+    one = trier(tmp_path, program)
     for _ in range(2):
-        assert verdicts(trier, tmp_path).tried[0].verdict.outcome is Outcome.CANNOT_RUN
+        assert verdicts(one, tmp_path).tried[0].verdict.outcome is Outcome.CANNOT_RUN
     assert seen.read_text() == "x\n"
-    verdicts(Trier(tmp_path, program, Path("/nowhere")), tmp_path)
+    verdicts(trier(tmp_path, program, again=False), tmp_path)
+    assert seen.read_text() == "x\n"
+    verdicts(trier(tmp_path, program), tmp_path)
     assert seen.read_text() == "x\nx\n"
 
 
 @pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CANNOT_RUN])
 def test_an_arbiter_suspends_as_the_verdict_says(node: Node, outcome: Outcome) -> None:
     tried = Tried("NVIDIA H200", (CARDS[0],), Verdict(outcome, "said by this test"))
-    trials = Trials(boot_id=text_of(BOOT_ID), driver=text_of(MODULE_VERSION), tried=(tried,))
-    (node.folder / FILE).write_text(trials_to_text(trials))
+    node.has_tried(tried)
     background, urgent = node.run("be", "best-effort"), node.run("lc", "latency-critical")
     background.do("work_on(2000)")
     turn = node.turn("be")

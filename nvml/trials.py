@@ -1,8 +1,8 @@
 """Before the first share of a GPU model is offered in this boot: does its driver suspend? The arbiter reads what is found here.
 
-The trial runs in processes of its own (`python -m arbiter.trial`), as a call of a driver that nobody knows may never return: after
-`LIMIT_S` they are killed, and that is a verdict, too. A trial that could not run is made again when the plugin starts anew or the machine
-is probed; every other verdict stands until the next boot, driver or model.
+The device plugin makes the trials, and without a cluster tangramctl. A trial runs in processes of its own (`python -m arbiter.trial`), as a
+call of a driver that nobody knows may never return: after `LIMIT_S` they are killed, and that is a verdict, too. A trial that could not run is
+made again by the next `Trier`; every other verdict stands until the next boot, driver or model.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-import structlog
-
-from deviceplugin.files import write_whole
 from nvml.library import library_folder
 from vgpu.errors import BadDocument
 from vgpu.inventory import Card, Inventory
@@ -31,49 +29,64 @@ END_S: Final = 5.0
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 MODULE_VERSION: Final = Path("/sys/module/nvidia/version")
 
-log = structlog.get_logger("deviceplugin.trials")
-
 
 class Trier:
-    """Has each GPU model tried that has no verdict yet, and keeps the verdicts in the state folder."""
+    """Has each GPU model tried that has no verdict yet, and keeps the verdicts in the state folder.
 
-    def __init__(self, state_root: Path, program: Path, driver_root: Path, *, limit_s: float = LIMIT_S) -> None:
-        self._path, self._program, self._driver_root, self._limit_s = state_root / FILE, program, driver_root, limit_s
+    `tell` hears of each verdict, with the model and the driver. `env` is added to the trial's environment. `again`: what could not run is
+    made again, once by each `Trier`.
+    """
+
+    def __init__(
+        self, state_root: Path, program: Path, driver_root: Path, *, tell: Callable[[Verdict, str, str], None],
+        env: Mapping[str, str] = MappingProxyType({}), limit_s: float = LIMIT_S,
+        again: bool = True,
+    ) -> None:  # fmt: skip
+        self._path, self._program, self._driver_root = state_root / FILE, program, driver_root
+        self._tell, self._env, self._limit_s, self._again = tell, env, limit_s, again
         self._given_up: set[str] = set()
         """Models whose trial could not run since this start: not made again, so that no probe waits for one."""
 
+    def untried(self, inventory: Inventory) -> list[str]:
+        """The models that the next `try_out` tries."""
+        trials = self._read(inventory)
+        return [model for model, _ in _by_model(inventory) if self._verdict(trials, model) is None]
+
     async def try_out(self, inventory: Inventory) -> None:
         """Returns when every model that is shared has a verdict. Raises OSError when the verdicts cannot be written."""
-        trials = self._read()
+        trials = self._read(inventory)
         for model, cards in _by_model(inventory):
-            before = trials.of_model(model)
-            if before is None or (before.outcome is Outcome.CANNOT_RUN and model not in self._given_up):
-                verdict = await self._try(cards[0])
+            verdict = self._verdict(trials, model)
+            if verdict is None:
+                verdict = await self._run(cards[0].uuid)
+                self._tell(verdict, model, trials.driver)
                 if verdict.outcome is Outcome.CANNOT_RUN:
                     self._given_up.add(model)
-            else:
-                verdict = before
             tried = Tried(model, tuple(card.uuid for card in cards), verdict)
             others = tuple(one for one in trials.tried if one.model != model)
             trials = Trials(boot_id=trials.boot_id, driver=trials.driver, tried=(*others, tried))
-        text = trials_to_text(trials).encode()
-        if not self._path.exists() or self._path.read_bytes() != text:
-            write_whole(self._path, text, 0o644)
+        self._write(trials_to_text(trials).encode())
 
-    async def _try(self, card: Card) -> Verdict:
-        verdict = await self._run(card.uuid)
-        say = log.info if verdict.outcome is Outcome.WORKS else log.warning
-        say(
-            "tried whether the driver suspends", outcome=verdict.outcome, why=verdict.why, model=card.model,
-            driver=_text_of(MODULE_VERSION), suspend_us=round(verdict.suspend_us), resume_us=round(verdict.resume_us),
-        )  # fmt: skip
-        return verdict
+    def _verdict(self, trials: Trials, model: str) -> Verdict | None:
+        """That stands."""
+        before = trials.of_model(model)
+        could_not = before is not None and before.outcome is Outcome.CANNOT_RUN
+        return None if could_not and self._again and model not in self._given_up else before
+
+    def _write(self, text: bytes) -> None:
+        """Whole or not at all."""
+        if self._path.exists() and self._path.read_bytes() == text:
+            return
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        fresh.write_bytes(text)
+        fresh.chmod(0o644)
+        fresh.replace(self._path)
 
     async def _run(self, uuid: str) -> Verdict:
-        command = [sys.executable, "-m", "arbiter.trial", "--program", str(self._program)]
+        command = [sys.executable, "-P", "-m", "arbiter.trial", "--program", str(self._program)]
         if folder := library_folder(self._driver_root):
             command += ["--libraries", str(folder)]
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"}
+        env = {**os.environ, **self._env, "CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"}
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -92,8 +105,8 @@ class Trier:
         except BadDocument:
             return Verdict(Outcome.CANNOT_RUN, f"the trial ended with status {process.returncode} and no verdict")
 
-    def _read(self) -> Trials:
-        boot_id, driver = _text_of(BOOT_ID), _text_of(MODULE_VERSION)
+    def _read(self, inventory: Inventory) -> Trials:
+        boot_id, driver = _text_of(BOOT_ID), _text_of(MODULE_VERSION) or inventory.driver
         with suppress(OSError, BadDocument):
             trials = trials_from_text(self._path.read_bytes())
             if (trials.boot_id, trials.driver) == (boot_id, driver):

@@ -1,0 +1,47 @@
+"""Before the first share of a boot: does this machine's driver suspend? On a cluster the device plugin has it tried."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+from pathlib import Path
+from typing import Final
+
+from nvml.trials import Trier
+from tangramctl import book, cards
+from tangramctl.machine import Machine, held
+from vgpu.inventory import Inventory
+from vgpu.trial import Outcome, Verdict
+
+PROGRAM: Final = "tangram-trial"
+"""Lies beside the library."""
+
+
+def try_out(machine: Machine, inventory: Inventory, library: Path) -> None:
+    """Returns at once where a verdict of this boot stands, else within a minute. The arbiter goes by the verdict.
+
+    A trial that could not run is made again by the first run of those that share a machine at a time.
+    """
+    env = machine.driver_env()
+    trier = Trier(
+        machine.root, library.parent / PROGRAM, cards.driver_root(machine), tell=_tell, env=env,
+        again=not book.runs(machine),
+    )  # fmt: skip
+    with held(machine.root / "trial.lock", fcntl.LOCK_EX):
+        if not trier.untried(inventory):
+            return
+        import asyncio
+
+        try:
+            asyncio.run(trier.try_out(inventory))
+        except OSError as error:
+            print(f"tangramctl: what the trial of the driver said cannot be kept: {error}", file=sys.stderr)
+
+
+def _tell(verdict: Verdict, model: str, driver: str) -> None:
+    if verdict.outcome is not Outcome.WORKS:
+        print(
+            f"tangramctl: driver {driver or 'of unknown version'} was tried on {model}: {verdict.outcome}"
+            f" ({verdict.why}); `tangramctl ps` shows what is not enforced",
+            file=sys.stderr,
+        )
