@@ -27,6 +27,7 @@
 #define FAKE_LINKS 18u    /* NVLinks of a Hopper card, the most of any card here */
 #define FAKE_EVENTS 256u  /* ring; a reader that falls behind loses the oldest */
 #define FAKE_PROFILES 8u
+#define FAKE_NAME 64u
 #define FAKE_SAMPLES 32u   /* ring: what is remembered of who kept a card busy */
 
 #define FAKE_MIB ((uint64_t)1 << 20)
@@ -34,7 +35,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 5u
+#define FAKE_PAGE_VERSION 6u
 
 /* One of NVIDIA's documented MIG profiles of a card model. */
 struct fake_profile {
@@ -44,6 +45,7 @@ struct fake_profile {
     uint32_t compute;     /* compute slices, of 7 */
     uint32_t memory;      /* memory slices, of 8 */
     uint32_t most;        /* instances of it that fit on one card */
+    uint32_t last_start;  /* memory slice: an instance begins at 0 or a multiple of `memory` up to it */
     uint32_t sms;
     uint32_t copy_engines;
     uint32_t decoders, jpegs, ofas;
@@ -107,7 +109,7 @@ enum fake_kind { FAKE_FREE = 0, FAKE_CUDA = 1, FAKE_NVML = 2, FAKE_FOREIGN = 3, 
 struct fake_slot {
     uint32_t kind;
     int32_t pid; /* as the daemon's PID namespace has it */
-    char name[64];
+    char name[FAKE_NAME];
     uint64_t used_bytes[FAKE_UNITS];
     uint32_t contexts[FAKE_UNITS];
     _Atomic uint32_t error[FAKE_UNITS]; /* a kernel failed: the CUresult that its process is answered from then on; 0 = none */

@@ -102,6 +102,18 @@ void client_close(struct client *client)
     client->page = NULL;
 }
 
+bool process_name(int32_t pid, char name[FAKE_NAME])
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
+    FILE *file = fopen(path, "re");
+    const size_t got = file == NULL ? 0 : fread(name, 1, FAKE_NAME - 1, file);
+    if (file != NULL)
+        fclose(file);
+    name[got] = '\0';
+    return name[0] != '\0';
+}
+
 static bool node_exists(const char *format, uint32_t number)
 {
     char path[64];

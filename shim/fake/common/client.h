@@ -24,6 +24,9 @@ void client_close(struct client *client);
  * Returns the answer's type, or -errno. */
 int client_ask(const struct client *client, struct fake_packet *packet, int send_fd, int *got_fd);
 
+/* The first word of a process's command line, as this PID namespace has it. False: there is no such process here. */
+bool process_name(int32_t pid, char name[FAKE_NAME]);
+
 /* Whether this process may use the card, or the card's instance, as the real driver decides it: by the device nodes. */
 bool client_sees_card(const struct client *client, uint32_t card);
 bool client_sees_instance(const struct client *client, uint32_t unit);

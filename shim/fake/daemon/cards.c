@@ -20,7 +20,7 @@ struct model {
 
 /* id and nvml are the same on all cards: NVML's NVML_GPU_INSTANCE_PROFILE_{1,2,3,4,7}_SLICE, 1_SLICE_REV1 (+me), _REV2. */
 #define PROFILE(n, i, v, c, m, most_, s, ce, dec, jpg, ofa, mib) \
-    {.name = n, .id = i, .nvml = v, .compute = c, .memory = m, .most = most_, .sms = s, .copy_engines = ce, .decoders = dec, .jpegs = jpg, \
+    {.name = n, .id = i, .nvml = v, .compute = c, .memory = m, .most = most_, .last_start = c == 7 || c == 4 ? 0 : c == 1 ? 6 : 4, .sms = s, .copy_engines = ce, .decoders = dec, .jpegs = jpg, \
      .ofas = ofa, .bytes = mib * FAKE_MIB}
 
 static const struct fake_profile a100_40[FAKE_PROFILES] = {

@@ -4,6 +4,7 @@
  * What does not parse is answered with FAILED and a hang-up, and touches nobody else.
  */
 #define _GNU_SOURCE
+#include "client.h"
 #include "daemon.h"
 #include "packet.h"
 
@@ -31,19 +32,6 @@ static int free_slot(const struct daemon *daemon)
     return -1;
 }
 
-static void name_of(int32_t pid, char *name, size_t room)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t got = fd < 0 ? 0 : read(fd, name, room - 1);
-    name[got > 0 ? got : 0] = '\0';
-    if (fd >= 0)
-        close(fd);
-    if (name[0] == '\0')
-        snprintf(name, room, "[unknown]");
-}
-
 bool client_accept(struct daemon *daemon)
 {
     const int fd = accept4(daemon->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -67,7 +55,8 @@ bool client_accept(struct daemon *daemon)
     memset(of, 0, sizeof *of);
     memset(daemon->last_slot_ran_ns[slot], 0, sizeof daemon->last_slot_ran_ns[slot]);
     of->pid = peer.pid;
-    name_of(of->pid, of->name, sizeof of->name);
+    if (!process_name(of->pid, of->name))
+        snprintf(of->name, sizeof of->name, "[unknown]");
     return true;
 }
 

@@ -67,22 +67,12 @@ static struct taken taken_on(const struct fake_page *page, uint32_t card, uint32
     return taken;
 }
 
-static uint32_t last_start(const struct fake_profile *profile)
-{
-    switch (profile->compute) {
-    case 7:
-    case 4: return 0;
-    case 1: return 6;  /* 1g: 0 to 6; 1g with double memory: 0, 2, 4, 6 */
-    default: return 4; /* 2g: 0, 2, 4; 3g: 0, 4 */
-    }
-}
-
 /* Memory slice at which the profile begins, or -1. The highest place that is free, as the driver takes them. */
 static int find_start(const struct fake_profile *profile, const struct taken *taken)
 {
     if (taken->of_profile >= profile->most || taken->compute + profile->compute > 7 || taken->free_index < 0)
         return -1;
-    for (int start = (int)last_start(profile); start >= 0; start -= (int)profile->memory)
+    for (int start = (int)profile->last_start; start >= 0; start -= (int)profile->memory)
         if ((taken->memory & (((1u << profile->memory) - 1) << start)) == 0)
             return start;
     return -1;

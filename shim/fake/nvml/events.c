@@ -8,8 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SUPPORTED 0xff9full /* what an H200 says, driver 580 */
-
 struct nvmlEventSet_st {
     unsigned long long types[FAKE_CARDS];
     uint64_t seen; /* number of the last event looked at */
@@ -33,21 +31,12 @@ EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
-{
-    struct target to;
-    TRY(live_target(device, &to));
-    CHECK(types != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *types = SUPPORTED;
-    return NVML_SUCCESS;
-}
-
 EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
     struct target to;
     TRY(live_target(device, &to));
     CHECK(set != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    CHECK((types & ~SUPPORTED) == 0, NVML_ERROR_NOT_SUPPORTED);
+    CHECK((types & ~SUPPORTED_EVENTS) == 0, NVML_ERROR_NOT_SUPPORTED);
     set->types[to.card] |= types;
     return NVML_SUCCESS;
 }

@@ -1,7 +1,8 @@
 /* fake_nvml.h - the part of the NVML ABI that the fake libnvidia-ml implements.
  *
  * Written down so that the build needs no CUDA toolkit; the ABI test compiles the same sources against NVIDIA's nvml.h and
- * asks for the same machine code, and holds the structures against those of pynvml. Prototypes are not repeated here.
+ * asks for the same machine code, and holds the structures against those of pynvml. Of the prototypes there
+ * are those that other files need: nvidia-smi's, and of functions that call each other.
  */
 #ifndef TANGRAM_FAKE_NVML_H
 #define TANGRAM_FAKE_NVML_H
@@ -187,5 +188,23 @@ typedef struct {
     nvmlReturn_t nvmlReturn;
     nvmlValue_t value;
 } nvmlFieldValue_t;
+
+nvmlReturn_t nvmlInit_v2(void);
+const char *nvmlErrorString(nvmlReturn_t result);
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length);
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version);
+nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length);
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count);
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length);
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length);
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates);
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci);
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuTopologyLevel_t *level);
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *now, unsigned *pending);
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *mig);
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos);
+nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t instance, nvmlComputeInstanceInfo_t *info);
 
 #endif

@@ -1,4 +1,5 @@
-/* internal.h - the fake libnvidia-ml's own state. A handle is the address of a unit's entry in one fixed table. */
+/* internal.h - the fake libnvidia-ml's own state. A handle is the address of a unit's entry in one fixed table; the handles of
+ * a MIG device, of its GPU instance and of its compute instance are one address. */
 #ifndef TANGRAM_FAKE_NVML_INTERNAL_H
 #define TANGRAM_FAKE_NVML_INTERNAL_H
 
@@ -14,6 +15,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+
+#define SUPPORTED_EVENTS 0xff9full /* what an H200 says, driver 580 */
 
 #define EXPORT __attribute__((visibility("default")))
 /* Another name of an exported function that stands above it. */
@@ -48,21 +51,23 @@ extern struct nvml nvml __attribute__((visibility("hidden")));
 struct target {
     uint32_t unit, card;
     bool mig;
-    struct fake_unit *of;
-    struct fake_card *on;
+    const struct fake_unit *of;
+    const struct fake_card *on;
+    const struct fake_profile *profile; /* of a MIG device */
 };
 
 nvmlReturn_t ready(void);
-nvmlReturn_t target_of(nvmlDevice_t device, struct target *target); /* also while the card is lost */
-nvmlReturn_t live_target(nvmlDevice_t device, struct target *target); /* NVML_ERROR_GPU_IS_LOST then */
-nvmlReturn_t whole_card(nvmlDevice_t device, struct target *target);  /* NVML_ERROR_NOT_SUPPORTED for a MIG device */
-nvmlReturn_t put_text(char *to, unsigned room, const char *text);
-nvmlDevice_t handle_of(uint32_t unit);
+/* By the kind of handle that a function takes; handle is of any of NVML's types. */
+nvmlReturn_t target_of(const void *handle, struct target *target);   /* any device, also while the card is lost */
+nvmlReturn_t live_target(const void *handle, struct target *target); /* NVML_ERROR_GPU_IS_LOST then */
+nvmlReturn_t whole_card(const void *handle, struct target *target);  /* NVML_ERROR_NOT_SUPPORTED for a MIG device */
+nvmlReturn_t mig_device(const void *handle, struct target *target);  /* NVML_ERROR_NOT_SUPPORTED for a whole card */
+nvmlReturn_t instance(const void *handle, struct target *target);    /* NVML_ERROR_INVALID_ARGUMENT for a whole card */
+
+void *handle_of(uint32_t unit);
 /* The visible instances of a card, by GPU instance ID. Returns how many. */
 unsigned instances_of(uint32_t card, uint32_t units[FAKE_INSTANCES]);
-#ifndef FAKE_WITH_NVIDIA_HEADER /* nvml.h declares it */
-nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci);
-#endif
-void pci_text(const struct fake_card *card, char *to, size_t room);
+/* The processes on a device, in nvmlProcessInfo_v2_t or its beginning: width says how much of it. */
+nvmlReturn_t list_processes(const struct target *to, unsigned *count, void *infos, size_t width);
 
 #endif

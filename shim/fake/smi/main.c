@@ -10,22 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-nvmlReturn_t nvmlInit_v2(void);
-nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length);
-nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version);
-nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length);
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count);
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
-nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length);
-nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length);
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
-nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates);
-nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci);
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *now, unsigned *pending);
-nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *mig);
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos);
-const char *nvmlErrorString(nvmlReturn_t result);
-
 #define MIB (1ull << 20)
 #define INSTANCES 7u
 #define PROCESSES 1024u

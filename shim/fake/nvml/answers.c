@@ -1,0 +1,313 @@
+/* answers.c - what NVML answers of the system and of a device: the table answers.def, and what its values are made of. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define NOBODY (-1)
+
+static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, unsigned room, const char *format, ...)
+{
+    CHECK(to != NULL, NVML_ERROR_INVALID_ARGUMENT);
+    char text[128];
+    va_list values;
+    va_start(values, format);
+    const int length = vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    CHECK(length >= 0 && (size_t)length < sizeof text && (unsigned)length < room, NVML_ERROR_INSUFFICIENT_SIZE);
+    memcpy(to, text, (size_t)length + 1);
+    return NVML_SUCCESS;
+}
+
+/* Finding a device. */
+
+static bool has_uuid(uint32_t unit, const char *uuid)
+{
+    return strcmp(unit < FAKE_CARDS ? nvml.client.page->card[unit].uuid : nvml.client.page->unit[unit].uuid, uuid) == 0;
+}
+
+static bool has_serial(uint32_t unit, const char *serial)
+{
+    return unit < FAKE_CARDS && strcmp(nvml.client.page->card[unit].serial, serial) == 0;
+}
+
+struct place {
+    unsigned domain, bus, device;
+};
+
+static bool is_bus_id(const char *id, struct place *place)
+{
+    *place = (struct place){0};
+    return sscanf(id, "%x:%x:%x", &place->domain, &place->bus, &place->device) == 3 ||
+           (place->domain = 0, sscanf(id, "%x:%x", &place->bus, &place->device) == 2);
+}
+
+static bool is_at_bus(uint32_t unit, const char *id)
+{
+    struct place place;
+    const struct fake_card *card = &nvml.client.page->card[unit % FAKE_CARDS];
+    return unit < FAKE_CARDS && is_bus_id(id, &place) && card->pci_domain == place.domain && card->pci_bus == place.bus &&
+           card->pci_device == place.device;
+}
+
+/* The visible card, or instance of one, that is meant. */
+static int unit_where(bool (*is_meant)(uint32_t unit, const char *words), const char *words)
+{
+    for (unsigned i = 0; i < nvml.cards; i++) {
+        uint32_t units[FAKE_INSTANCES];
+        if (is_meant(nvml.card[i], words))
+            return (int)nvml.card[i];
+        const unsigned count = instances_of(nvml.card[i], units);
+        for (unsigned k = 0; k < count; k++)
+            if (is_meant(units[k], words))
+                return (int)units[k];
+    }
+    return NOBODY;
+}
+
+static int instance_by_index(uint32_t card, unsigned index)
+{
+    uint32_t units[FAKE_INSTANCES];
+    return index < instances_of(card, units) ? (int)units[index] : NOBODY;
+}
+
+static int instance_by_id(uint32_t card, unsigned gi)
+{
+    uint32_t units[FAKE_INSTANCES];
+    const unsigned count = instances_of(card, units);
+    for (unsigned i = 0; i < count; i++)
+        if (nvml.client.page->unit[units[i]].gi == gi)
+            return (int)units[i];
+    return NOBODY;
+}
+
+static unsigned index_of(const struct target *to)
+{
+    unsigned index = 0;
+    if (to->mig)
+        while (index < FAKE_INSTANCES && instance_by_index(to->card, index) != (int)to->unit)
+            index++;
+    else
+        while (index < nvml.cards && nvml.card[index] != to->card)
+            index++;
+    return index;
+}
+
+/* What it is. */
+
+struct name {
+    char text[24];
+};
+
+/* NVML says 1g.18gb+me, device plugins 1g.18gb.me. */
+static struct name nvml_name(const struct fake_profile *profile)
+{
+    struct name name;
+    snprintf(name.text, sizeof name.text, "%s", profile->name);
+    char *media = strstr(name.text, ".me");
+    if (media != NULL)
+        *media = '+';
+    return name;
+}
+
+static unsigned pcie_generation(const struct fake_card *card)
+{
+    return card->architecture >= 9 ? 5 : card->architecture >= 7 ? 4 : 3;
+}
+
+#define PLACE(card)                                                                                                            \
+    .domain = (card)->pci_domain, .bus = (card)->pci_bus, .device = (card)->pci_device, .pciDeviceId = (card)->pci_id,         \
+    .pciSubSystemId = (card)->pci_subsystem
+
+static nvmlPciInfo_t pci_of(const struct fake_card *card)
+{
+    nvmlPciInfo_t pci = {PLACE(card)};
+    snprintf(pci.busId, sizeof pci.busId, "%08X:%02X:%02X.0", pci.domain, pci.bus, pci.device);
+    snprintf(pci.busIdLegacy, sizeof pci.busIdLegacy, "%04X:%02X:%02X.0", pci.domain & 0xffff, pci.bus & 0xff, pci.device & 0xff);
+    return pci;
+}
+
+static nvmlPciInfoExt_t pci_ext_of(const struct fake_card *card)
+{
+    nvmlPciInfoExt_t pci = {PLACE(card), .baseClass = 3, .subClass = 2}; /* a display controller, 3D */
+    memcpy(pci.busId, pci_of(card).busId, sizeof pci.busId);
+    return pci;
+}
+
+/* Of a card, or of one of the four switches of an eight-card board. */
+static nvmlPciInfo_t pci_of_peer(int peer, unsigned link)
+{
+    const struct fake_card link_switch = {.pci_bus = 0xc0 + link % 4, .pci_id = 0x22a310de};
+    return pci_of(peer >= 0 && peer < (int)FAKE_CARDS ? &nvml.client.page->card[peer] : &link_switch);
+}
+
+/* How it is doing. */
+
+static unsigned busy_percent(const struct target *to)
+{
+    unsigned most = atomic_load(&to->of->percent);
+    for (uint32_t i = 0; !to->mig && i < FAKE_INSTANCES; i++) {
+        const unsigned percent = atomic_load(&nvml.client.page->unit[fake_unit_of_instance(to->card, i)].percent);
+        most = percent > most ? percent : most;
+    }
+    return most;
+}
+
+/* Guessed, and plausible: idle at an eighth of the limit, busy at the limit. */
+static unsigned milliwatts(const struct target *to)
+{
+    const unsigned most = to->on->power_watts * 1000;
+    return most / 8 + (most - most / 8) / 100 * busy_percent(to);
+}
+
+static unsigned long long millijoules(const struct target *to)
+{
+    return atomic_load(&to->of->ran_ns) / 1000000 * to->on->power_watts;
+}
+
+static nvmlMemory_v2_t memory_v2_of(const struct target *to)
+{
+    struct fake_page *page = nvml.client.page;
+    nvmlMemory_v2_t memory = {.total = to->mig ? to->of->limit_bytes : to->on->total_bytes,
+                              .reserved = to->mig ? 0 : to->on->reserved_bytes,
+                              .used = to->mig ? page_unit_used(page, to->unit) : page_card_used(page, to->card)};
+    const uint64_t gone = memory.reserved + memory.used;
+    memory.free = memory.total > gone ? memory.total - gone : 0;
+    return memory;
+}
+
+static nvmlMemory_t memory_of(const struct target *to)
+{
+    const nvmlMemory_v2_t memory = memory_v2_of(to);
+    return (nvmlMemory_t){.total = memory.total, .free = memory.free, .used = memory.used + memory.reserved};
+}
+
+/* Links. */
+
+static bool may_be_link(const struct fake_card *card, unsigned link)
+{
+    return card->links_wired == 0 || (link < card->links_wired && link < FAKE_LINKS);
+}
+
+static bool is_connected(const struct fake_card *card, unsigned link)
+{
+    return card->links_wired > 0 && card->link_peer[link] != -1;
+}
+
+static nvmlReturn_t both(nvmlDevice_t a, struct target *to_a, nvmlDevice_t b, struct target *to_b)
+{
+    TRY(whole_card(a, to_a));
+    return whole_card(b, to_b);
+}
+
+static nvmlGpuTopologyLevel_t level_between(const struct target *a, const struct target *b)
+{
+    if (a->card == b->card)
+        return NVML_TOPOLOGY_INTERNAL;
+    return a->on->numa == b->on->numa ? NVML_TOPOLOGY_NODE : NVML_TOPOLOGY_SYSTEM;
+}
+
+static nvmlGpuP2PStatus_t peer_status(const struct target *a, const struct target *b, nvmlGpuP2PCapsIndex_t which)
+{
+    bool direct = which != NVML_P2P_CAPS_INDEX_NVLINK && a->on->numa == b->on->numa, switch_of_a = false, switch_of_b = false;
+    for (unsigned i = 0; i < FAKE_LINKS; i++) {
+        direct |= a->on->link_peer[i] == (int)b->card;
+        switch_of_a |= a->on->link_peer[i] == -2;
+        switch_of_b |= b->on->link_peer[i] == -2;
+    }
+    return direct || (switch_of_a && switch_of_b) ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+}
+
+/* MIG. */
+
+static const struct fake_profile *profile_numbered(const struct fake_card *card, unsigned number)
+{
+    for (uint32_t i = 0; i < card->profiles && i < FAKE_PROFILES; i++)
+        if (card->profile[i].nvml == number)
+            return &card->profile[i];
+    return NULL;
+}
+
+/* NVML numbers compute profiles by slices: 1, 2, 3, 4, 7. */
+static unsigned compute_number(const struct fake_profile *profile)
+{
+    return profile->compute == 7 ? 4 : profile->compute - 1;
+}
+
+/* What an instance shares with the others in its GPU instance, and what it has. */
+#define SHARED(profile)                                                                                                        \
+    .multiprocessorCount = (profile)->sms, .sharedCopyEngineCount = (profile)->copy_engines,                                   \
+    .sharedDecoderCount = (profile)->decoders, .sharedJpegCount = (profile)->jpegs, .sharedOfaCount = (profile)->ofas
+#define OWNED(profile)                                                                                                         \
+    .id = (profile)->id, .sliceCount = (profile)->compute, .instanceCount = (profile)->most,                                   \
+    .multiprocessorCount = (profile)->sms, .copyEngineCount = (profile)->copy_engines, .decoderCount = (profile)->decoders,    \
+    .jpegCount = (profile)->jpegs, .ofaCount = (profile)->ofas, .memorySizeMB = (profile)->bytes / FAKE_MIB
+
+static nvmlGpuInstanceProfileInfo_v2_t profile_info_v2(const struct fake_profile *profile)
+{
+    nvmlGpuInstanceProfileInfo_v2_t info = {OWNED(profile)};
+    snprintf(info.name, sizeof info.name, "MIG %s", nvml_name(profile).text);
+    return info;
+}
+
+/* The functions. */
+
+#define FUNCTION(function, parameters, find, valid, supported, ...)                                                            \
+    EXPORT nvmlReturn_t function parameters                                                                                    \
+    {                                                                                                                          \
+        struct target to = {0}, with = {0};                                                                                    \
+        (void)to, (void)with;                                                                                                  \
+        TRY(find);                                                                                                             \
+        CHECK(valid, NVML_ERROR_INVALID_ARGUMENT);                                                                             \
+        CHECK(supported, NVML_ERROR_NOT_SUPPORTED);                                                                            \
+        __VA_ARGS__;                                                                                                           \
+        return NVML_SUCCESS;                                                                                                   \
+    }
+#define ASK(function, parameters, target, valid, supported, value)                                                             \
+    FUNCTION(function, parameters, target(device, &to), answer != NULL && (valid), supported, *answer = value)
+#define GET(function, type, target, value)                                                                                     \
+    ASK(function, (nvmlDevice_t device, type * answer), target, true, true, (type)(value))
+#define BETWEEN(function, parameters, valid, value)                                                                            \
+    FUNCTION(function, parameters, both(device, &to, other, &with), answer != NULL && (valid), true, *answer = value)
+#define PAIR(function, type, target, supported, first_value, second_value)                                                     \
+    FUNCTION(function, (nvmlDevice_t device, type * first, type * second), target(device, &to), first != NULL && second != NULL, supported, \
+             *first = (type)(first_value); *second = (type)(second_value))
+#define VERSIONED(function, parameters, number, target, valid, supported, value)                                               \
+    FUNCTION(function, parameters, target(device, &to), answer != NULL && (valid), supported,                                  \
+             const unsigned version = answer->version;                                                                         \
+             CHECK(version == (sizeof *answer | number##u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH); *answer = value;      \
+             answer->version = version)
+#define TEXT(function, target, ...)                                                                                            \
+    FUNCTION(function, (nvmlDevice_t device, char *answer, unsigned room), target(device, &to), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
+#define SYSTEM(function, ...) FUNCTION(function, (char *answer, unsigned room), ready(), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
+#define FIND(function, parameters, find, valid, found)                                                                         \
+    FUNCTION(function, parameters, find, answer != NULL && (valid), true, const int unit = found;                              \
+             CHECK(unit != NOBODY, NVML_ERROR_NOT_FOUND); *answer = handle_of((uint32_t)unit))
+#define BITS(function, parameters, valid, first, bits)                                                                         \
+    FUNCTION(function, parameters, target_of(device, &to), set != NULL && words > 0 && (valid), true, memset(set, 0, words * sizeof *set); \
+             for (unsigned long bit = (unsigned long)(first); bit < (unsigned long)((first) + (bits)) && bit / 64 < words; bit++) set[bit / 64] |= 1ul << (bit % 64))
+#define PROCESSES(function, type, listed)                                                                                      \
+    FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), live_target(device, &to), count != NULL && (infos != NULL || *count == 0), true, \
+             if (listed) return list_processes(&to, count, infos, sizeof *infos); *count = 0)
+#include "answers.def"
+
+EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
+{
+    TRY(ready());
+    CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
+    *count = nvml.cards;
+    return NVML_SUCCESS;
+}
+
+ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
+
+EXPORT const char *nvmlErrorString(nvmlReturn_t result)
+{
+    switch ((int)result) {
+#define TEXT_OF(name, text) case NVML_##name: return text;
+#include "errors.def"
+    default: return "Unknown Error";
+    }
+}
