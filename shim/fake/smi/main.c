@@ -6,36 +6,57 @@
 #include "fake_nvml.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MIB (1ull << 20)
+#define GPUS 64u
 #define INSTANCES 7u
 #define PROCESSES 1024u
 #define WIDTH 78
 
-static int quit(const char *what, nvmlReturn_t rc)
+struct gpu {
+    unsigned index;
+    nvmlDevice_t device;
+    char name[96], uuid[96], driver[64];
+    nvmlPciInfo_t pci;
+    nvmlMemory_t memory;
+    nvmlReturn_t memory_rc;
+    nvmlUtilization_t rates;
+    unsigned mig, pending;
+    bool has_rates, has_mig;
+};
+
+static void read_gpu(struct gpu *gpu, unsigned index)
 {
-    fprintf(stderr, "nvidia-smi: %s: %s\n", what, nvmlErrorString(rc));
-    return rc == NVML_ERROR_DRIVER_NOT_LOADED ? 9 : 1;
+    *gpu = (struct gpu){.index = index};
+    nvmlDeviceGetHandleByIndex_v2(index, &gpu->device);
+    nvmlDeviceGetName(gpu->device, gpu->name, sizeof gpu->name);
+    nvmlDeviceGetUUID(gpu->device, gpu->uuid, sizeof gpu->uuid);
+    nvmlSystemGetDriverVersion(gpu->driver, sizeof gpu->driver);
+    nvmlDeviceGetPciInfo_v3(gpu->device, &gpu->pci);
+    gpu->memory_rc = nvmlDeviceGetMemoryInfo(gpu->device, &gpu->memory);
+    gpu->has_rates = nvmlDeviceGetUtilizationRates(gpu->device, &gpu->rates) == NVML_SUCCESS;
+    gpu->has_mig = nvmlDeviceGetMigMode(gpu->device, &gpu->mig, &gpu->pending) == NVML_SUCCESS;
 }
 
-static void list_card(unsigned index, nvmlDevice_t device)
+static int list(const struct gpu *gpus, unsigned count)
 {
-    char name[96] = "", uuid[96] = "";
-    nvmlDevice_t mig;
-    nvmlDeviceGetName(device, name, sizeof name);
-    nvmlDeviceGetUUID(device, uuid, sizeof uuid);
-    printf("GPU %u: %s (UUID: %s)\n", index, name, uuid);
-    for (unsigned i = 0; i < INSTANCES; i++) {
-        if (nvmlDeviceGetMigDeviceHandleByIndex(device, i, &mig) != NVML_SUCCESS)
-            continue;
-        nvmlDeviceGetName(mig, name, sizeof name);
-        nvmlDeviceGetUUID(mig, uuid, sizeof uuid);
-        const char *profile = strstr(name, "MIG ");
-        printf("  %-15s Device  %u: (UUID: %s)\n", profile != NULL ? profile : name, i, uuid);
+    for (const struct gpu *gpu = gpus; gpu < gpus + count; gpu++) {
+        printf("GPU %u: %s (UUID: %s)\n", gpu->index, gpu->name, gpu->uuid);
+        for (unsigned i = 0; i < INSTANCES; i++) {
+            char name[96] = "", uuid[96] = "";
+            nvmlDevice_t mig;
+            if (nvmlDeviceGetMigDeviceHandleByIndex(gpu->device, i, &mig) != NVML_SUCCESS)
+                continue;
+            nvmlDeviceGetName(mig, name, sizeof name);
+            nvmlDeviceGetUUID(mig, uuid, sizeof uuid);
+            const char *profile = strstr(name, "MIG ");
+            printf("  %-15s Device  %u: (UUID: %s)\n", profile != NULL ? profile : name, i, uuid);
+        }
     }
+    return 0;
 }
 
 /* One line of the table, as wide as the box whatever stands in it. */
@@ -54,42 +75,38 @@ static void rule(void)
     printf("+-%.*s-+\n", WIDTH, "------------------------------------------------------------------------------------------");
 }
 
-static void row(unsigned index, nvmlDevice_t device)
+static void card_row(const struct gpu *gpu)
 {
-    char name[96] = "", load[16] = "N/A";
-    nvmlMemory_t memory = {0};
-    nvmlPciInfo_t pci = {.busId = ""};
-    nvmlUtilization_t rates;
-    nvmlDeviceGetName(device, name, sizeof name);
-    nvmlDeviceGetPciInfo_v3(device, &pci);
-    const nvmlReturn_t rc = nvmlDeviceGetMemoryInfo(device, &memory);
-    if (nvmlDeviceGetUtilizationRates(device, &rates) == NVML_SUCCESS)
-        snprintf(load, sizeof load, "%u%%", rates.gpu);
-    if (rc != NVML_SUCCESS)
-        boxed("%3u  %-22.22s %-16s %23s %9s", index, name, pci.busId, nvmlErrorString(rc), load);
+    char load[16] = "N/A", memory[64];
+    if (gpu->has_rates)
+        snprintf(load, sizeof load, "%u%%", gpu->rates.gpu);
+    if (gpu->memory_rc == NVML_SUCCESS)
+        snprintf(memory, sizeof memory, "%7lluMiB / %7lluMiB", gpu->memory.used / MIB, gpu->memory.total / MIB);
     else
-        boxed("%3u  %-22.22s %-16s %7lluMiB / %7lluMiB %9s", index, name, pci.busId, memory.used / MIB, memory.total / MIB, load);
+        snprintf(memory, sizeof memory, "%s", nvmlErrorString(gpu->memory_rc));
+    boxed("%3u  %-22.22s %-16s %23s %9s", gpu->index, gpu->name, gpu->pci.busId, memory, load);
 }
 
-static void process_rows(unsigned index, nvmlDevice_t device, unsigned *printed)
+/* Returns how many processes. */
+static unsigned process_rows(const struct gpu *gpu)
 {
     static nvmlProcessInfo_t infos[PROCESSES];
     unsigned count = PROCESSES;
-    if (nvmlDeviceGetComputeRunningProcesses_v3(device, &count, infos) != NVML_SUCCESS)
-        return;
-    for (unsigned i = 0; i < count; i++, (*printed)++) {
+    if (nvmlDeviceGetComputeRunningProcesses_v3(gpu->device, &count, infos) != NVML_SUCCESS)
+        return 0;
+    for (unsigned i = 0; i < count; i++) {
         char name[64] = "[Not Found]";
         nvmlSystemGetProcessName(infos[i].pid, name, sizeof name);
-        boxed("%3u  %10u  %-48.48s %9lluMiB", index, infos[i].pid, name, infos[i].usedGpuMemory / MIB);
+        boxed("%3u  %10u  %-48.48s %9lluMiB", gpu->index, infos[i].pid, name, infos[i].usedGpuMemory / MIB);
     }
+    return count;
 }
 
-static int table(unsigned count)
+static int table(const struct gpu *gpus, unsigned count)
 {
     char driver[64] = "";
     int cuda = 0;
-    unsigned printed = 0;
-    nvmlDevice_t device;
+    unsigned processes = 0;
     nvmlSystemGetDriverVersion(driver, sizeof driver);
     nvmlSystemGetCudaDriverVersion(&cuda);
     rule();
@@ -98,102 +115,65 @@ static int table(unsigned count)
     boxed("GPU  %-22s %-16s %23s %9s", "Name", "Bus-Id", "Memory-Usage", "GPU-Util");
     rule();
     for (unsigned i = 0; i < count; i++)
-        if (nvmlDeviceGetHandleByIndex_v2(i, &device) == NVML_SUCCESS)
-            row(i, device);
+        card_row(&gpus[i]);
     rule();
     boxed("GPU  %10s  %-48s %12s", "PID", "Process name", "GPU Memory");
     rule();
     for (unsigned i = 0; i < count; i++)
-        if (nvmlDeviceGetHandleByIndex_v2(i, &device) == NVML_SUCCESS)
-            process_rows(i, device, &printed);
-    if (printed == 0)
+        processes += process_rows(&gpus[i]);
+    if (processes == 0)
         boxed("No running processes found");
     rule();
     return 0;
 }
 
-/* One field of one card as text. Returns false for a field that is not known. */
-static int field(const char *name, unsigned index, nvmlDevice_t device, int units, char *text, size_t room)
+/* One field of a GPU, or its heading (NULL). False: there is no such field. */
+static bool print_field(const char *name, const struct gpu *gpu, bool units)
 {
-    nvmlMemory_t memory = {0};
-    nvmlUtilization_t rates = {0};
-    nvmlPciInfo_t pci = {.busId = ""};
-    unsigned now = 0, pending = 0;
-    const int is_memory = strncmp(name, "memory.", 7) == 0;
-    if (is_memory && nvmlDeviceGetMemoryInfo(device, &memory) != NVML_SUCCESS)
-        return snprintf(text, room, "[Unknown Error]") > 0;
-    if (is_memory) {
-        const unsigned long long bytes = strcmp(name, "memory.total") == 0  ? memory.total
-                                         : strcmp(name, "memory.used") == 0 ? memory.used
-                                                                            : memory.free;
-        return snprintf(text, room, "%llu%s", bytes / MIB, units ? " MiB" : "") > 0;
+#define FIELD(its_name, unit, known, otherwise, format, value)                                                                 \
+    if (strcmp(name, its_name) == 0) {                                                                                         \
+        if (gpu == NULL)                                                                                                       \
+            return printf("%s%s", name, units && unit[0] != '\0' ? " [" unit "]" : "") >= 0;                                   \
+        if (!(known))                                                                                                          \
+            return printf("%s", otherwise) >= 0;                                                                               \
+        return printf(format "%s", value, units && unit[0] != '\0' ? " " unit : "") >= 0;                                      \
     }
-    if (strcmp(name, "index") == 0)
-        return snprintf(text, room, "%u", index) > 0;
-    if (strcmp(name, "uuid") == 0 || strcmp(name, "gpu_uuid") == 0)
-        return nvmlDeviceGetUUID(device, text, (unsigned)room) == NVML_SUCCESS;
-    if (strcmp(name, "name") == 0 || strcmp(name, "gpu_name") == 0)
-        return nvmlDeviceGetName(device, text, (unsigned)room) == NVML_SUCCESS;
-    if (strcmp(name, "driver_version") == 0)
-        return nvmlSystemGetDriverVersion(text, (unsigned)room) == NVML_SUCCESS;
-    if (strcmp(name, "pci.bus_id") == 0) {
-        nvmlDeviceGetPciInfo_v3(device, &pci);
-        return snprintf(text, room, "%s", pci.busId) > 0;
-    }
-    if (strcmp(name, "utilization.gpu") == 0) {
-        const int has = nvmlDeviceGetUtilizationRates(device, &rates) == NVML_SUCCESS;
-        return has ? snprintf(text, room, "%u%s", rates.gpu, units ? " %" : "") > 0 : snprintf(text, room, "[N/A]") > 0;
-    }
-    if (strcmp(name, "mig.mode.current") == 0) {
-        const int has = nvmlDeviceGetMigMode(device, &now, &pending) == NVML_SUCCESS;
-        return snprintf(text, room, "%s", !has ? "[N/A]" : now ? "Enabled" : "Disabled") > 0;
-    }
-    return 0;
+#include "fields.def"
+    return false;
 }
 
-static void heading(const char *name, int units)
+static bool print_line(const char *fields, const struct gpu *gpu, bool units)
 {
-    const char *unit = strncmp(name, "memory.", 7) == 0 ? " [MiB]" : strcmp(name, "utilization.gpu") == 0 ? " [%]" : "";
-    printf("%s%s", name, units ? unit : "");
-}
-
-static int query(unsigned count, const char *fields, const char *format)
-{
-    char *names[32], copy[512], *rest = NULL;
-    unsigned wanted = 0;
-    const int units = strstr(format, "nounits") == NULL;
+    char copy[512], *rest = NULL;
     snprintf(copy, sizeof copy, "%s", fields);
-    for (char *name = strtok_r(copy, ", ", &rest); name != NULL && wanted < 32; name = strtok_r(NULL, ", ", &rest))
-        names[wanted++] = name;
-    for (unsigned f = 0; f < wanted && strstr(format, "noheader") == NULL; f++) {
-        printf("%s", f == 0 ? "" : ", ");
-        heading(names[f], units);
-        printf("%s", f + 1 == wanted ? "\n" : "");
-    }
-    for (unsigned i = 0; i < count; i++) {
-        nvmlDevice_t device;
-        nvmlReturn_t rc = nvmlDeviceGetHandleByIndex_v2(i, &device);
-        if (rc != NVML_SUCCESS)
-            return quit("card", rc);
-        for (unsigned f = 0; f < wanted; f++) {
-            char text[128] = "";
-            if (!field(names[f], i, device, units, text, sizeof text)) {
-                fprintf(stderr, "Field \"%s\" is not a valid field to query.\n", names[f]);
-                return 2;
-            }
-            printf("%s%s%s", f == 0 ? "" : ", ", text, f + 1 == wanted ? "\n" : "");
+    const char *between = "";
+    for (const char *name = strtok_r(copy, ", ", &rest); name != NULL; name = strtok_r(NULL, ", ", &rest), between = ", ") {
+        printf("%s", between);
+        if (!print_field(name, gpu, units)) {
+            fprintf(stderr, "Field \"%s\" is not a valid field to query.\n", name);
+            return false;
         }
     }
-    return 0;
+    printf("\n");
+    return true;
+}
+
+static int query(const struct gpu *gpus, unsigned count, const char *fields, const char *format)
+{
+    const bool units = strstr(format, "nounits") == NULL;
+    bool known = strstr(format, "noheader") != NULL || print_line(fields, NULL, units);
+    for (unsigned i = 0; known && i < count; i++)
+        known = print_line(fields, &gpus[i], units);
+    return known ? 0 : 2;
 }
 
 int main(int argc, char **argv)
 {
     const char *fields = NULL, *format = "csv";
-    int list = 0;
+    bool listed = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0)
-            list = 1;
+            listed = true;
         else if (strncmp(argv[i], "--query-gpu=", 12) == 0)
             fields = argv[i] + 12;
         else if (strncmp(argv[i], "--format=", 9) == 0)
@@ -205,14 +185,15 @@ int main(int argc, char **argv)
     nvmlReturn_t rc = nvmlInit_v2();
     if (rc == NVML_SUCCESS)
         rc = nvmlDeviceGetCount_v2(&count);
-    if (rc != NVML_SUCCESS)
-        return quit("cannot talk to the driver", rc);
-    if (fields != NULL)
-        return query(count, fields, format);
-    for (unsigned i = 0; list && i < count; i++) {
-        nvmlDevice_t device;
-        if (nvmlDeviceGetHandleByIndex_v2(i, &device) == NVML_SUCCESS)
-            list_card(i, device);
+    if (rc != NVML_SUCCESS) {
+        fprintf(stderr, "nvidia-smi: cannot talk to the driver: %s\n", nvmlErrorString(rc));
+        return rc == NVML_ERROR_DRIVER_NOT_LOADED ? 9 : 1;
     }
-    return list ? 0 : table(count);
+    static struct gpu gpus[GPUS];
+    count = count < GPUS ? count : GPUS;
+    for (unsigned i = 0; i < count; i++)
+        read_gpu(&gpus[i], i);
+    if (fields != NULL)
+        return query(gpus, count, fields, format);
+    return listed ? list(gpus, count) : table(gpus, count);
 }
