@@ -115,8 +115,7 @@ struct fake_slot {
     _Atomic uint32_t error[FAKE_UNITS]; /* a kernel failed: the CUresult that its process is answered from then on; 0 = none */
     _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
     _Atomic uint32_t held[FAKE_UNITS]; /* its kernels do not run */
-    _Atomic uint32_t percent[FAKE_UNITS];
-    _Atomic uint8_t sampled[FAKE_CARDS][FAKE_SAMPLES]; /* the same for whole cards, of sample number n at n % FAKE_SAMPLES */
+    _Atomic uint8_t sampled[FAKE_CARDS][FAKE_SAMPLES]; /* percent of a whole card, of sample number n at n % FAKE_SAMPLES */
     struct fake_kernel_object object[FAKE_OBJECTS];
 };
 

@@ -1,82 +1,33 @@
-/* cards.c - the card models.
- *
- * Names, memory, PCI IDs and SM counts are those that nvidia-smi prints on the card; MIG profiles are NVIDIA's documented
- * ones (MIG user guide, "Supported MIG profiles"). reserved_mib and context_mib are guessed, but for h200, where both were
- * measured: NVML's total less cuDeviceTotalMem, and what one primary context takes. So were h200's MIG profiles.
- */
+/* cards.c - cards as models.def has them and the description wants them, and the links between them. */
 #define _GNU_SOURCE
 #include "daemon.h"
 
 #include <stdio.h>
 #include <string.h>
 
-struct model {
-    const char *name, *full_name;
-    uint32_t pci_id, subsystem, cc_major, cc_minor, architecture, brand;
-    uint32_t sms, clock_mhz, memory_clock_mhz, bus_bits, power_watts, l2_mib, links;
-    uint32_t total_mib, reserved_mib, context_mib;
-    const struct fake_profile *profiles;
-};
-
-/* id and nvml are the same on all cards: NVML's NVML_GPU_INSTANCE_PROFILE_{1,2,3,4,7}_SLICE, 1_SLICE_REV1 (+me), _REV2. */
-#define PROFILE(n, i, v, c, m, most_, s, ce, dec, jpg, ofa, mib) \
-    {.name = n, .id = i, .nvml = v, .compute = c, .memory = m, .most = most_, .last_start = c == 7 || c == 4 ? 0 : c == 1 ? 6 : 4, .sms = s, .copy_engines = ce, .decoders = dec, .jpegs = jpg, \
-     .ofas = ofa, .bytes = mib * FAKE_MIB}
-
-static const struct fake_profile a100_40[FAKE_PROFILES] = {
-    PROFILE("1g.5gb", 19, 0, 1, 1, 7, 14, 1, 0, 0, 0, 4864),
-    PROFILE("1g.5gb.me", 20, 7, 1, 1, 1, 14, 1, 1, 1, 1, 4864),
-    PROFILE("1g.10gb", 15, 9, 1, 2, 4, 14, 1, 0, 0, 0, 9984),
-    PROFILE("2g.10gb", 14, 1, 2, 2, 3, 28, 2, 1, 0, 0, 9984),
-    PROFILE("3g.20gb", 9, 2, 3, 4, 2, 42, 3, 2, 0, 0, 20096),
-    PROFILE("4g.20gb", 5, 3, 4, 4, 1, 56, 4, 2, 0, 0, 20096),
-    PROFILE("7g.40gb", 0, 4, 7, 8, 1, 98, 7, 5, 1, 1, 40192),
-};
-static const struct fake_profile a100_80[FAKE_PROFILES] = {
-    PROFILE("1g.10gb", 19, 0, 1, 1, 7, 14, 1, 0, 0, 0, 9728),
-    PROFILE("1g.10gb.me", 20, 7, 1, 1, 1, 14, 1, 1, 1, 1, 9728),
-    PROFILE("1g.20gb", 15, 9, 1, 2, 4, 14, 1, 0, 0, 0, 19968),
-    PROFILE("2g.20gb", 14, 1, 2, 2, 3, 28, 2, 1, 0, 0, 19968),
-    PROFILE("3g.40gb", 9, 2, 3, 4, 2, 42, 3, 2, 0, 0, 40192),
-    PROFILE("4g.40gb", 5, 3, 4, 4, 1, 56, 4, 2, 0, 0, 40192),
-    PROFILE("7g.80gb", 0, 4, 7, 8, 1, 98, 7, 5, 1, 1, 80640),
-};
-static const struct fake_profile h100[FAKE_PROFILES] = {
-    PROFILE("1g.10gb", 19, 0, 1, 1, 7, 16, 1, 1, 1, 0, 9984),
-    PROFILE("1g.10gb.me", 20, 7, 1, 1, 1, 16, 1, 1, 1, 1, 9984),
-    PROFILE("1g.20gb", 15, 9, 1, 2, 4, 26, 1, 1, 1, 0, 20096),
-    PROFILE("2g.20gb", 14, 1, 2, 2, 3, 32, 2, 2, 2, 0, 20096),
-    PROFILE("3g.40gb", 9, 2, 3, 4, 2, 60, 3, 3, 3, 0, 40448),
-    PROFILE("4g.40gb", 5, 3, 4, 4, 1, 64, 4, 4, 4, 0, 40448),
-    PROFILE("7g.80gb", 0, 4, 7, 8, 1, 132, 8, 7, 7, 1, 81152),
-};
-static const struct fake_profile h200[FAKE_PROFILES] = {
-    PROFILE("1g.18gb", 19, 0, 1, 1, 7, 16, 1, 1, 1, 0, 16384),
-    PROFILE("1g.18gb.me", 20, 7, 1, 1, 1, 16, 1, 1, 1, 1, 16384),
-    PROFILE("1g.35gb", 15, 9, 1, 2, 4, 26, 1, 1, 1, 0, 33280),
-    PROFILE("2g.35gb", 14, 1, 2, 2, 3, 32, 2, 2, 2, 0, 33280),
-    PROFILE("3g.71gb", 9, 2, 3, 4, 2, 60, 3, 3, 3, 0, 71424),
-    PROFILE("4g.71gb", 5, 3, 4, 4, 1, 64, 4, 4, 4, 0, 71424),
-    PROFILE("7g.141gb", 0, 4, 7, 8, 1, 132, 8, 7, 7, 1, 143360),
-};
-
-static const struct model models[] = {
-    /* name      full name                 pci id      subsystem   cc   arch br  sms  MHz   mem   bits  W    L2 links total reserved context */
-    {"t4", "Tesla T4", 0x1eb810de, 0x12a210de, 7, 5, 6, 2, 40, 1590, 5001, 256, 70, 4, 0, 15360, 449, 160, NULL},
-    {"a10", "NVIDIA A10", 0x223610de, 0x148210de, 8, 6, 7, 14, 72, 1695, 6251, 384, 150, 6, 0, 23028, 511, 260, NULL},
-    {"a100-40", "NVIDIA A100-SXM4-40GB", 0x20b010de, 0x134f10de, 8, 0, 7, 14, 108, 1410, 1215, 5120, 400, 40, 12, 40960, 554, 420, a100_40},
-    {"a100-80", "NVIDIA A100-SXM4-80GB", 0x20b210de, 0x146310de, 8, 0, 7, 14, 108, 1410, 1593, 5120, 400, 40, 12, 81920, 681, 420, a100_80},
-    {"h100", "NVIDIA H100 80GB HBM3", 0x233010de, 0x16c110de, 9, 0, 9, 14, 132, 1980, 2619, 5120, 700, 50, 18, 81559, 445, 512, h100},
-    {"h200", "NVIDIA H200", 0x233510de, 0x18bf10de, 9, 0, 9, 14, 132, 1980, 3201, 6144, 700, 60, 18, 143771, 615, 528, h200},
-    {"l40s", "NVIDIA L40S", 0x26b910de, 0x185110de, 8, 9, 8, 14, 142, 2520, 9001, 384, 350, 96, 0, 46068, 585, 380, NULL},
+static const struct fake_card models[] = {
+#define MODEL(model_, name_, pci, subsystem, major, minor_, arch, brand_, sms_, clock, memory_clock, bus, watts, l2, links, total, reserved, context) \
+    {.model = model_, .name = name_, .pci_id = pci, .pci_subsystem = subsystem, .cc_major = major, .cc_minor = minor_, .architecture = arch, \
+     .brand = brand_, .sms = sms_, .clock_mhz = clock, .memory_clock_mhz = memory_clock, .bus_bits = bus, .power_watts = watts, .l2_mib = l2, \
+     .links_wired = links, .total_bytes = total * FAKE_MIB, .reserved_bytes = reserved * FAKE_MIB, .context_bytes = context * FAKE_MIB},
+#define PROFILE(model, ...)
+#include "models.def"
+#undef MODEL
+#undef PROFILE
 };
 #define MODELS (sizeof models / sizeof models[0])
 
-void card_models(struct text *to)
-{
-    for (size_t i = 0; i < MODELS; i++)
-        say(to, "%s%s", i == 0 ? "" : ", ", models[i].name);
-}
+static const struct {
+    const char *model;
+    struct fake_profile is;
+} profiles[] = {
+#define MODEL(...)
+#define PROFILE(model_, name_, id_, number, compute_, memory_, most_, last, sms_, copy, decoder, jpeg, ofa, mib) \
+    {model_, {.name = name_, .id = id_, .nvml = number, .compute = compute_, .memory = memory_, .most = most_, .last_start = last, .sms = sms_, \
+              .copy_engines = copy, .decoders = decoder, .jpegs = jpeg, .ofas = ofa, .bytes = mib * FAKE_MIB}},
+#include "models.def"
+};
+#define PROFILES (sizeof profiles / sizeof profiles[0])
 
 static uint64_t mix(uint64_t x) /* splitmix64 */
 {
@@ -84,6 +35,13 @@ static uint64_t mix(uint64_t x) /* splitmix64 */
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
+}
+
+static void print_uuid(const char *prefix, const uint8_t bytes[16], char text[48])
+{
+    int at = snprintf(text, 48, "%s", prefix);
+    for (unsigned i = 0; i < 16; i++)
+        at += snprintf(text + at, 48 - (size_t)at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
 }
 
 void make_uuid(const char *prefix, const char *seed, uint32_t a, uint32_t b, char text[48], uint8_t bytes[16])
@@ -95,65 +53,166 @@ void make_uuid(const char *prefix, const char *seed, uint32_t a, uint32_t b, cha
     memcpy(bytes, halves, 16);
     bytes[6] = (uint8_t)((bytes[6] & 0x0f) | 0x40); /* RFC 4122, version 4 */
     bytes[8] = (uint8_t)((bytes[8] & 0x3f) | 0x80);
-    const uint8_t *u = bytes;
-    snprintf(text, 48, "%s%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, u[0], u[1], u[2], u[3], u[4],
-             u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    print_uuid(prefix, bytes, text);
 }
 
-bool parse_uuid(const char *prefix, const char *text, uint8_t bytes[16])
+/* Right is what is printed the same again. */
+static bool set_uuid(struct fake_card *card, const char *text, struct text *why)
 {
-    static const char shape[] = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
-    const size_t skip = strlen(prefix);
-    if (strncmp(text, prefix, skip) != 0 || strlen(text + skip) != sizeof shape - 1)
-        return false;
-    unsigned at = 0;
-    for (const char *c = text + skip, *s = shape; *c != '\0'; c++, s++) {
-        if (*s == '-' ? *c != '-' : strchr("0123456789abcdef", *c) == NULL)
-            return false;
-        if (*s == '-')
-            continue;
-        const uint8_t digit = (uint8_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
-        bytes[at / 2] = (uint8_t)(at % 2 == 0 ? digit << 4 : bytes[at / 2] | digit);
-        at++;
+    const char *at = text + strcspn(text, "-");
+    for (unsigned i = 0; i < 16 && *at != '\0'; i++) {
+        at += *at == '-';
+        sscanf(at, "%2hhx", &card->uuid_bytes[i]);
+        at += strnlen(at, 2);
     }
-    return true;
+    print_uuid("GPU-", card->uuid_bytes, card->uuid);
+    if (strcmp(card->uuid, text) != 0)
+        say(why, "uuid is \"%s\", must look like GPU-01234567-89ab-cdef-0123-456789abcdef", text);
+    return strcmp(card->uuid, text) == 0;
 }
 
-bool card_init(struct fake_card *card, const char *model, uint32_t index, const char *seed, struct text *why)
+static bool set_bus(struct fake_card *card, const char *value, struct text *why)
 {
-    const struct model *is = NULL;
-    for (size_t i = 0; i < MODELS && is == NULL; i++)
-        is = strcmp(models[i].name, model) == 0 ? &models[i] : NULL;
-    if (is == NULL) {
-        say(why, "card: the model is \"%s\", must be one of ", model);
-        card_models(why);
-        return false;
-    }
-    *card = (struct fake_card){
-        .minor = index, .pci_bus = 0x17 + 0x12 * index, .pci_id = is->pci_id, .pci_subsystem = is->subsystem,
-        .cc_major = is->cc_major, .cc_minor = is->cc_minor, .architecture = is->architecture, .brand = is->brand, .sms = is->sms,
-        .clock_mhz = is->clock_mhz, .memory_clock_mhz = is->memory_clock_mhz, .bus_bits = is->bus_bits,
-        .power_watts = is->power_watts, .l2_mib = is->l2_mib, .links_wired = is->links, .numa = (int32_t)(index / 4),
-        .total_bytes = is->total_mib * FAKE_MIB, .reserved_bytes = is->reserved_mib * FAKE_MIB,
-        .context_bytes = is->context_mib * FAKE_MIB, .mig_capable = is->profiles != NULL};
-    snprintf(card->model, sizeof card->model, "%s", is->name);
-    snprintf(card->name, sizeof card->name, "%s", is->full_name);
-    snprintf(card->serial, sizeof card->serial, "16500%08u", index);
-    make_uuid("GPU-", seed, 1, index, card->uuid, card->uuid_bytes);
+    char more;
+    if (sscanf(value, "%x:%x:%x.0%c", &card->pci_domain, &card->pci_bus, &card->pci_device, &more) == 3 && card->pci_bus <= 255 &&
+        card->pci_device <= 31 && card->pci_domain <= 0xffff)
+        return true;
+    say(why, "bus is \"%s\", must look like 0000:17:00.0", value);
+    return false;
+}
+
+struct described {
+    struct fake_card card;
+    uint64_t count, memory_bytes; /* 0: the model's */
+};
+
+static bool set_option(struct described *described, const char *key, const char *value, struct text *why)
+{
+    if (strcmp(key, "uuid") == 0)
+        return set_uuid(&described->card, value, why);
+    if (strcmp(key, "bus") == 0)
+        return set_bus(&described->card, value, why);
+    if (strcmp(key, "serial") == 0)
+        return snprintf(described->card.serial, sizeof described->card.serial, "%s", value) > 0;
+    uint64_t number;
+#define OPTION(its_key, field, least, most, unit)                                                                              \
+    if (strcmp(key, #its_key) == 0)                                                                                            \
+        return parse_number(key, value, least, most, &number, why) && (described->field = (__typeof__(described->field))(number * unit), true);
+#include "options.def"
+#undef OPTION
+#define OPTION(its_key, ...) ", " #its_key
+    say(why, "card: the option is \"%s\", must be one of uuid, bus, serial%s", key,
+#include "options.def"
+    );
+    return false;
+}
+
+/* The card with that index, the options not yet read. */
+static struct fake_card card_of(const struct fake_card *model, uint32_t index, const char *seed)
+{
+    struct fake_card card = *model;
+    card.minor = index;
+    card.pci_bus = 0x17 + 0x12 * index;
+    card.numa = (int32_t)(index / 4);
+    snprintf(card.serial, sizeof card.serial, "16500%08u", index);
+    make_uuid("GPU-", seed, 1, index, card.uuid, card.uuid_bytes);
     for (unsigned i = 0; i < FAKE_LINKS; i++)
-        card->link_peer[i] = -1;
-    for (uint32_t i = 0; is->profiles != NULL && i < FAKE_PROFILES && is->profiles[i].name[0] != '\0'; i++)
-        card->profile[card->profiles++] = is->profiles[i];
+        card.link_peer[i] = -1;
+    for (size_t i = 0; i < PROFILES; i++)
+        if (strcmp(profiles[i].model, card.model) == 0)
+            card.profile[card.profiles++] = profiles[i].is;
+    card.mig_capable = card.profiles > 0;
+    return card;
+}
+
+static bool read_options(struct described *described, const char *options, struct text *why)
+{
+    char copy[1024], *at = copy;
+    snprintf(copy, sizeof copy, "%s", options);
+    for (char *key = next_word(&at); key != NULL; key = next_word(&at)) {
+        char *equals = strchr(key, '=');
+        if (equals == NULL)
+            return say(why, "card: \"%s\" is not option=value", key), false;
+        *equals = '\0';
+        if (!set_option(described, key, equals + 1, why))
+            return false;
+    }
+    if (described->memory_bytes > 0) {
+        described->card.total_bytes = described->memory_bytes;
+        described->card.reserved_bytes = 0; /* a size given is a size to have: tests count on it */
+    }
     return true;
 }
 
-void card_unit_init(struct daemon *daemon, uint32_t card)
+static void put_card(struct fake_page *page, const struct fake_card *card)
 {
-    const struct fake_card *of = &daemon->page->card[card];
-    struct fake_unit *unit = &daemon->page->unit[card];
-    unit->live = !of->mig_on;
-    unit->card = card;
-    unit->limit_bytes = of->total_bytes - of->reserved_bytes;
-    memcpy(unit->uuid, of->uuid, sizeof unit->uuid);
-    memcpy(unit->uuid_bytes, of->uuid_bytes, sizeof unit->uuid_bytes);
+    struct fake_unit *unit = &page->unit[page->cards];
+    unit->live = 1;
+    unit->card = page->cards;
+    unit->limit_bytes = card->total_bytes - card->reserved_bytes;
+    memcpy(unit->uuid, card->uuid, sizeof unit->uuid);
+    memcpy(unit->uuid_bytes, card->uuid_bytes, sizeof unit->uuid_bytes);
+    page->card[page->cards++] = *card;
+}
+
+bool add_cards(struct daemon *daemon, const struct value *value, struct text *why)
+{
+    const struct fake_card *model = models;
+    while (model < models + MODELS && strcmp(model->model, value[0].word) != 0)
+        model++;
+    if (model == models + MODELS) {
+        say(why, "card: the model is \"%s\", must be one of ", value[0].word);
+        for (model = models; model < models + MODELS; model++)
+            say(why, "%s%s", model == models ? "" : ", ", model->model);
+        return false;
+    }
+    uint64_t made = 0, count = 1;
+    for (; made < count; made++) {
+        if (daemon->page->cards == FAKE_CARDS)
+            return say(why, "card: more than %u cards", FAKE_CARDS), false;
+        struct described described = {.card = card_of(model, daemon->page->cards, daemon->seed), .count = 1};
+        if (!read_options(&described, value[1].word, why))
+            return false;
+        put_card(daemon->page, &described.card);
+        count = described.count;
+    }
+    return true;
+}
+
+/* The next links of a card that lead nowhere. */
+static bool wire(struct fake_card *card, int32_t peer, uint64_t lanes, const struct daemon *daemon, struct text *why)
+{
+    uint64_t left = lanes;
+    for (unsigned i = 0; i < card->links_wired && left > 0; i++)
+        if (card->link_peer[i] == -1) {
+            card->link_peer[i] = peer;
+            left--;
+        }
+    if (left > 0)
+        say(why, "link: card %u (%s) has %u NVLinks, %llu more are asked for", (unsigned)(card - daemon->page->card), card->model,
+            card->links_wired, (unsigned long long)left);
+    return left == 0;
+}
+
+bool add_link(struct daemon *daemon, const struct value *value, struct text *why)
+{
+    struct fake_card *cards = daemon->page->card;
+    uint64_t a = value[0].number, b;
+    if (strcmp(value[1].word, "switch") == 0)
+        return wire(&cards[a], -2, value[2].number, daemon, why);
+    if (!parse_card(daemon, value[1].word, &b, why))
+        return false;
+    if (a == b)
+        return say(why, "link: card %u cannot be linked to itself", (unsigned)a), false;
+    return wire(&cards[a], (int32_t)b, value[2].number, daemon, why) && wire(&cards[b], (int32_t)a, value[2].number, daemon, why);
+}
+
+bool add_switch(struct daemon *daemon, const struct value *value, struct text *why)
+{
+    bool good = strcmp(value[0].word, "all") == 0;
+    if (!good)
+        say(why, "links: must be \"links all LANES\"");
+    for (uint32_t card = 0; good && card < daemon->page->cards; card++)
+        good = wire(&daemon->page->card[card], -2, value[1].number, daemon, why);
+    return good;
 }

@@ -9,6 +9,7 @@
  * handles before it changed, and a suspend takes 0.6 ms, a resume 0.3.
  */
 #define _GNU_SOURCE
+#include "channels.h"
 #include "fault.h"
 #include "nvos.h"
 #include "page.h"
@@ -108,25 +109,6 @@ static bool slot_of(const struct fake_page *page, uint32_t client, uint32_t *slo
     return page->slot[*slot].kind == FAKE_CUDA;
 }
 
-static bool is_channel(const struct fake_kernel_object *object)
-{
-    return object->handle != 0 && (object->klass & 0xff) == (HOPPER_CHANNEL_GPFIFO_A & 0xff);
-}
-
-/* A compute channel that is disabled keeps the whole process off the unit: one of the eight costs as much as all. */
-static void hold_as_counted(struct fake_page *page, uint32_t slot)
-{
-    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
-        bool held = false;
-        for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
-            const struct fake_kernel_object *object = &page->slot[slot].object[i];
-            held |= is_channel(object) && object->unit == unit && object->engine < NV2080_ENGINE_TYPE_COPY0 && object->disables > 0;
-        }
-        if (held != (atomic_load(&page->slot[slot].held[unit]) != 0))
-            gpu_time_hold(page, slot, unit, held);
-    }
-}
-
 static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
 {
     uint32_t slot, parent_slot = 0;
@@ -184,7 +166,7 @@ static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
     if (find(page, in->hRoot, in->hObjectOld, &slot) == NULL)
         return misuse(page, "RM_FREE of a handle that is not there", in->hObjectOld), NV_ERR_INVALID_CHANNEL;
     forget(page, slot, in->hRoot, in->hObjectOld);
-    hold_as_counted(page, slot);
+    channels_hold(page, slot);
     return NV_OK;
 }
 
@@ -220,7 +202,7 @@ static uint32_t disable(struct fake_page *page, const struct fake_kernel_object 
     bool touched[FAKE_SLOTS] = {false};
     for (uint32_t i = 0; i < list->numChannels && status == NV_OK; i++) {
         struct fake_kernel_object *channel = find(page, list->hClientList[i], list->hChannelList[i], &slot);
-        if (channel == NULL || !is_channel(channel) || channel->unit != subdevice->unit) {
+        if (channel == NULL || !channel_is(channel) || channel->unit != subdevice->unit) {
             misuse(page, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->hChannelList[i]);
             status = NV_ERR_INVALID_CHANNEL;
             break;
@@ -233,7 +215,7 @@ static uint32_t disable(struct fake_page *page, const struct fake_kernel_object 
     }
     for (slot = 0; slot < FAKE_SLOTS; slot++)
         if (touched[slot])
-            hold_as_counted(page, slot);
+            channels_hold(page, slot);
     return status;
 }
 
