@@ -35,7 +35,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 6u
+#define FAKE_PAGE_VERSION 6u /* of the page and of the messages */
 
 /* One of NVIDIA's documented MIG profiles of a card model. */
 struct fake_profile {
@@ -166,41 +166,6 @@ static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance)
     return FAKE_CARDS + card * FAKE_INSTANCES + instance;
 }
 
-/* Messages. Every packet is one struct fake_packet, cut to the length its body needs. Requests are answered in order. */
-#define FAKE_PACKET_MAGIC 0x504b4146u /* "FAKP" */
-#define FAKE_BODY 8192u
-
-enum fake_type {
-    FAKE_HELLO = 1,   /* {struct fake_hello} -> OK {struct fake_welcome} + the page's descriptor */
-    FAKE_SHARE = 2,   /* {struct fake_object} + descriptor -> OK {struct fake_object}: others may now import it */
-    FAKE_IMPORT = 3,  /* {struct fake_object: id} -> OK {struct fake_object} + descriptor */
-    FAKE_RELEASE = 4, /* {struct fake_object: id} -> OK {}: the last holder's release frees the memory */
-    FAKE_COMMAND = 5, /* {text} -> OK {text} or FAILED {text} */
-    FAKE_OK = 100,
-    FAKE_FAILED = 101
-};
-
-struct fake_header {
-    uint32_t magic;
-    uint32_t type;
-    uint32_t length; /* of the body */
-};
-
-struct fake_packet {
-    struct fake_header header;
-    uint8_t body[FAKE_BODY];
-};
-
-struct fake_hello {
-    uint32_t kind;
-    uint32_t page_version;
-};
-
-struct fake_welcome {
-    uint32_t slot;
-    uint32_t pad;
-};
-
 /* Memory that several processes may hold. It is charged to one of them, the first holder that is still there. */
 struct fake_object {
     uint64_t id;
@@ -208,6 +173,26 @@ struct fake_object {
     uint64_t bytes;
     uint32_t unit;
     uint32_t pad;
+};
+
+/* Messages: one form for requests and their answers, which come in order. */
+enum fake_type {
+    FAKE_HELLO = 1, /* kind -> slot, and the page's descriptor */
+    FAKE_SHARE,     /* object and its descriptor -> the object with its id: others may now import it */
+    FAKE_IMPORT,    /* an object's id -> the object and its descriptor */
+    FAKE_RELEASE,   /* an object's id: the last holder's release frees the memory */
+    FAKE_COMMAND,   /* text -> text */
+    FAKE_DONE,
+    FAKE_REFUSED    /* text says why */
+};
+
+#define FAKE_TEXT 8192u
+
+struct fake_message {
+    uint32_t version, type;
+    uint32_t kind, slot;
+    struct fake_object object;
+    char text[FAKE_TEXT];
 };
 
 #endif

@@ -1,7 +1,7 @@
 /* client.c - connecting to the daemon, and what a container may see. */
 #define _GNU_SOURCE
 #include "client.h"
-#include "packet.h"
+#include "message.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,19 +13,21 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-int client_ask(const struct client *client, struct fake_packet *packet, int send_fd, int *got_fd)
+int client_ask(const struct client *client, struct fake_message *message, int send_fd, int *got_fd)
 {
     int came = -1;
-    if (got_fd != NULL)
-        *got_fd = -1;
-    int rc = packet_send(client->socket, packet->header.type, packet->body, packet->header.length, send_fd, 0);
+    int rc = message_send(client->socket, message, send_fd, 0);
     if (rc == 0)
-        rc = packet_receive(client->socket, packet, &came, 0);
-    if (rc > 0 && got_fd != NULL)
-        *got_fd = came;
-    else if (came >= 0)
+        rc = message_receive(client->socket, message, &came, 0);
+    if (rc == 0 && message->type != FAKE_DONE)
+        rc = -EPERM;
+    if (came >= 0 && (rc < 0 || got_fd == NULL)) {
         close(came);
-    return rc > 0 ? (int)packet->header.type : rc == 0 ? -ECONNRESET : rc;
+        came = -1;
+    }
+    if (got_fd != NULL)
+        *got_fd = came;
+    return rc;
 }
 
 static int connect_to(const char *path)
@@ -46,28 +48,16 @@ static int connect_to(const char *path)
 
 static int say_hello(struct client *client, enum fake_kind kind)
 {
-    struct fake_packet packet = {.header = {.type = FAKE_HELLO, .length = sizeof(struct fake_hello)}};
-    const struct fake_hello hello = {.kind = kind, .page_version = FAKE_PAGE_VERSION};
-    memcpy(packet.body, &hello, sizeof hello);
-    int page_fd = -1;
-    const int type = client_ask(client, &packet, -1, &page_fd);
-    if (type < 0)
-        return type;
-    if (type != FAKE_OK || page_fd < 0)
-        return -EPROTO;
-    struct fake_welcome welcome;
-    memcpy(&welcome, packet.body, sizeof welcome);
-    void *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
-    if (page == MAP_FAILED) {
-        close(page_fd);
-        return -ENOMEM;
-    }
-    client->page_fd = page_fd;
+    struct fake_message message = {.type = FAKE_HELLO, .kind = kind};
+    const int rc = client_ask(client, &message, -1, &client->page_fd);
+    if (rc < 0)
+        return rc;
+    void *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client->page_fd, 0);
+    if (page == MAP_FAILED)
+        return -errno;
     client->page = page;
-    client->slot = welcome.slot;
-    if (client->page->magic == FAKE_PAGE_MAGIC && client->page->version == FAKE_PAGE_VERSION && welcome.slot < FAKE_SLOTS)
-        return 0;
-    return -EPROTO;
+    client->slot = message.slot;
+    return client->page->magic == FAKE_PAGE_MAGIC && client->page->version == FAKE_PAGE_VERSION && client->slot < FAKE_SLOTS ? 0 : -EPROTO;
 }
 
 int client_open_at(struct client *client, enum fake_kind kind, const char *path)
@@ -92,14 +82,13 @@ int client_open(struct client *client, enum fake_kind kind)
 
 void client_close(struct client *client)
 {
+    if (client->page != NULL)
+        munmap(client->page, FAKE_PAGE_BYTES);
+    if (client->page_fd >= 0)
+        close(client->page_fd);
     if (client->socket >= 0)
         close(client->socket);
-    if (client->page != NULL) {
-        munmap(client->page, FAKE_PAGE_BYTES);
-        close(client->page_fd);
-    }
-    client->socket = client->page_fd = -1;
-    client->page = NULL;
+    *client = (struct client){.socket = -1, .page_fd = -1};
 }
 
 bool process_name(int32_t pid, char name[FAKE_NAME])

@@ -20,9 +20,9 @@ int client_open(struct client *client, enum fake_kind kind);
 int client_open_at(struct client *client, enum fake_kind kind, const char *path);
 void client_close(struct client *client);
 
-/* One request and its answer. send_fd may be -1; *got_fd (may be NULL) is -1 when none came.
- * Returns the answer's type, or -errno. */
-int client_ask(const struct client *client, struct fake_packet *packet, int send_fd, int *got_fd);
+/* A request, which becomes its answer. send_fd may be -1; *got_fd (may be NULL) is -1 when none came.
+ * Returns 0, or -errno: -EPERM when it is refused. */
+int client_ask(const struct client *client, struct fake_message *message, int send_fd, int *got_fd);
 
 /* The first word of a process's command line, as this PID namespace has it. False: there is no such process here. */
 bool process_name(int32_t pid, char name[FAKE_NAME]);

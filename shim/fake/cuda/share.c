@@ -16,14 +16,12 @@ _Static_assert(sizeof(struct ipc) <= sizeof(CUipcMemHandle), "an IPC handle has 
 
 static bool ask(enum fake_type type, struct fake_object *object, int send_fd, int *got_fd)
 {
-    static struct fake_packet packet; /* under lock */
-    packet.header.type = (uint32_t)type;
-    packet.header.length = sizeof *object;
-    memcpy(packet.body, object, sizeof *object);
-    if (client_ask(&cuda.client, &packet, send_fd, got_fd) != FAKE_OK)
-        return false;
-    memcpy(object, packet.body, sizeof *object);
-    return true;
+    static struct fake_message message; /* under lock */
+    message.type = (uint32_t)type;
+    message.object = *object;
+    const bool good = client_ask(&cuda.client, &message, send_fd, got_fd) == 0;
+    *object = message.object;
+    return good;
 }
 
 bool object_share(uint64_t offset, uint64_t bytes, int device, uint64_t *id)

@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "client.h"
 #include "daemon.h"
-#include "packet.h"
+#include "message.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -86,93 +86,59 @@ static void drop_ended(struct daemon *daemon, uint32_t but)
             drop(daemon, slot);
 }
 
-static bool reply(const struct daemon *daemon, uint32_t slot, uint32_t type, const void *body, size_t length, int fd)
+/* Answers in the request's own place. A sentence: it was no request of ours, and its sender is hung up on. */
+static const char *answer(struct daemon *daemon, uint32_t slot, struct fake_message *message, struct passed *fd)
 {
-    return packet_send(daemon->polled[slot].fd, type, body, length, fd, MSG_DONTWAIT) == 0;
-}
-
-static bool refuse(const struct daemon *daemon, uint32_t slot, const char *why)
-{
-    reply(daemon, slot, FAKE_FAILED, why, strlen(why), -1);
-    fprintf(stderr, "nvidia-fake-driverd: pid %d is hung up on: %s\n", (int)daemon->page->slot[slot].pid, why);
-    return false;
-}
-
-static bool on_hello(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet)
-{
-    struct fake_hello hello;
-    if (packet->header.length != sizeof hello || daemon->page->slot[slot].kind != FAKE_FREE)
-        return refuse(daemon, slot, "a HELLO of another size, or a second one");
-    memcpy(&hello, packet->body, sizeof hello);
-    if (hello.page_version != FAKE_PAGE_VERSION)
-        return refuse(daemon, slot, "the library is of another version than the daemon");
-    if (hello.kind != FAKE_CUDA && hello.kind != FAKE_NVML && hello.kind != FAKE_CTL)
-        return refuse(daemon, slot, "HELLO names an unknown kind of client");
-    daemon->page->slot[slot].kind = hello.kind;
-    if (hello.kind == FAKE_CUDA)
-        sample_start(daemon);
-    const struct fake_welcome welcome = {.slot = slot};
-    return reply(daemon, slot, FAKE_OK, &welcome, sizeof welcome, daemon->page_fd);
-}
-
-static bool on_object(struct daemon *daemon, uint32_t slot, const struct fake_packet *packet, int *fd)
-{
-    struct fake_object object;
-    if (packet->header.length != sizeof object)
-        return refuse(daemon, slot, "an object of another size");
-    memcpy(&object, packet->body, sizeof object);
-    int out = -1;
-    bool good;
-    if (packet->header.type == FAKE_SHARE) {
-        good = *fd >= 0 && object_share(daemon, slot, &object, *fd);
-        *fd = good ? -1 : *fd; /* the object keeps it */
-    } else if (packet->header.type == FAKE_IMPORT) {
-        out = object_import(slot, &object);
-        good = out >= 0;
+    struct fake_slot *of = &daemon->page->slot[slot];
+    const uint32_t type = message->type;
+    bool good = true;
+    if ((type == FAKE_HELLO) != (of->kind == FAKE_FREE))
+        return "a request before HELLO, or a second one";
+    if (type == FAKE_HELLO && message->kind != FAKE_CUDA && message->kind != FAKE_NVML && message->kind != FAKE_CTL)
+        return "HELLO names an unknown kind of client";
+    if (type == FAKE_HELLO) {
+        of->kind = message->kind;
+        message->slot = slot;
+        fd->out = daemon->page_fd;
+        if (of->kind == FAKE_CUDA)
+            sample_start(daemon);
+    } else if (type == FAKE_SHARE || type == FAKE_IMPORT || type == FAKE_RELEASE) {
+        good = object_request(daemon, slot, message, fd);
+    } else if (type == FAKE_COMMAND) {
+        char line[FAKE_TEXT];
+        struct text text = {.at = message->text, .room = sizeof message->text};
+        snprintf(line, sizeof line, "%.*s", (int)sizeof line - 1, message->text);
+        message->text[0] = '\0';
+        good = line_run(daemon, COMMAND, line, &text);
     } else {
-        good = object_release(daemon, slot, object.id);
+        return "a request of unknown type";
     }
-    return good ? reply(daemon, slot, FAKE_OK, &object, sizeof object, out) : reply(daemon, slot, FAKE_FAILED, NULL, 0, -1);
-}
-
-static bool on_command(struct daemon *daemon, uint32_t slot, struct fake_packet *packet)
-{
-    static char answer[FAKE_BODY];
-    struct text text = {.at = answer, .room = sizeof answer};
-    if (packet->header.length >= FAKE_BODY)
-        return refuse(daemon, slot, "a command that fills its packet");
-    packet->body[packet->header.length] = '\0';
-    answer[0] = '\0';
-    const bool good = line_run(daemon, COMMAND, (char *)packet->body, &text);
-    return reply(daemon, slot, good ? FAKE_OK : FAKE_FAILED, answer, text.length, -1);
-}
-
-static bool on_packet(struct daemon *daemon, uint32_t slot, struct fake_packet *packet, int *fd)
-{
-    if (packet->header.type != FAKE_HELLO && daemon->page->slot[slot].kind == FAKE_FREE)
-        return refuse(daemon, slot, "a request before HELLO");
-    switch (packet->header.type) {
-    case FAKE_HELLO: return on_hello(daemon, slot, packet);
-    case FAKE_SHARE:
-    case FAKE_IMPORT:
-    case FAKE_RELEASE: return on_object(daemon, slot, packet, fd);
-    case FAKE_COMMAND: return on_command(daemon, slot, packet);
-    default: return refuse(daemon, slot, "a request of unknown type");
-    }
+    message->type = good ? FAKE_DONE : FAKE_REFUSED;
+    return NULL;
 }
 
 void client_answer(struct daemon *daemon, uint32_t slot)
 {
-    static struct fake_packet packet;
-    int fd = -1;
-    const int got = packet_receive(daemon->polled[slot].fd, &packet, &fd, MSG_DONTWAIT);
+    static struct fake_message message;
+    struct passed fd = {-1, -1};
+    const int socket_fd = daemon->polled[slot].fd, got = message_receive(socket_fd, &message, &fd.in, MSG_DONTWAIT);
     if (got == -EAGAIN)
         return;
+    if (got == -ECONNRESET) {
+        drop(daemon, slot);
+        return;
+    }
     drop_ended(daemon, slot);
-    const bool stay = got > 0 ? on_packet(daemon, slot, &packet, &fd) : got == -EPROTO && refuse(daemon, slot, "a packet that is not ours");
-    if (fd >= 0)
-        close(fd);
-    if (!stay)
+    const char *wrong = got == 0 ? answer(daemon, slot, &message, &fd) : "a message that is not ours";
+    if (wrong != NULL) {
+        message.type = FAKE_REFUSED;
+        snprintf(message.text, sizeof message.text, "%s", wrong);
+        fprintf(stderr, "nvidia-fake-driverd: pid %d is hung up on: %s\n", (int)daemon->page->slot[slot].pid, wrong);
+    }
+    const bool sent = message_send(socket_fd, &message, fd.out, MSG_DONTWAIT) == 0;
+    if (fd.in >= 0)
+        close(fd.in);
+    if (wrong != NULL || !sent)
         drop(daemon, slot);
 }
 

@@ -59,10 +59,11 @@ void client_answer(struct daemon *daemon, uint32_t slot);
 /* The first slot from `from` on of such a process, or FAKE_SLOTS. */
 uint32_t slot_from(const struct fake_page *page, uint32_t from, enum fake_kind kind, uint64_t pid);
 
-/* objects.c - memory that several processes hold. fd passes to the callee. */
-bool object_share(struct daemon *daemon, uint32_t slot, struct fake_object *object, int fd);
-int object_import(uint32_t slot, struct fake_object *object);
-bool object_release(struct daemon *daemon, uint32_t slot, uint64_t id);
+/* objects.c - memory that several processes hold: SHARE, IMPORT and RELEASE. False: refused. */
+struct passed {
+    int in, out; /* descriptors that came with the request (-1: it is kept) and that go with the answer */
+};
+bool object_request(struct daemon *daemon, uint32_t slot, struct fake_message *message, struct passed *fd);
 void object_drop_slot(struct daemon *daemon, uint32_t slot);
 
 /* events.c - how busy each unit was: sampled while anybody computes. */

@@ -112,20 +112,21 @@ static int serve(const char *config, const char *socket_path)
 
 static int control(const char *socket_path, char **words, int count)
 {
-    static struct fake_packet packet = {.header.type = FAKE_COMMAND};
-    struct text line = {.at = (char *)packet.body, .room = 512};
+    static struct fake_message message = {.type = FAKE_COMMAND};
+    struct text line = {.at = message.text, .room = sizeof message.text};
     for (int i = 0; i < count; i++)
         say(&line, "%s%s", i == 0 ? "" : " ", words[i]);
-    packet.header.length = (uint32_t)line.length;
     struct client client;
     int rc = client_open_at(&client, FAKE_CTL, socket_path);
     if (rc == 0)
-        rc = client_ask(&client, &packet, -1, NULL);
-    if (rc < 0)
-        fprintf(stderr, "nvidia-fake-driverd: no daemon at %s: %s\n", socket_path, strerror(-rc));
+        rc = client_ask(&client, &message, -1, NULL);
+    if (rc == 0)
+        printf("%s", message.text);
+    else if (rc == -EPERM)
+        fprintf(stderr, "%s\n", message.text);
     else
-        fprintf(rc == FAKE_OK ? stdout : stderr, "%.*s%s", (int)packet.header.length, (const char *)packet.body, rc == FAKE_OK ? "" : "\n");
-    return rc == FAKE_OK ? 0 : 1;
+        fprintf(stderr, "nvidia-fake-driverd: no daemon at %s: %s\n", socket_path, strerror(-rc));
+    return rc == 0 ? 0 : 1;
 }
 
 static int usage(FILE *out)

@@ -6,7 +6,6 @@
 #include "daemon.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 struct object {
@@ -19,39 +18,6 @@ struct object {
 
 static struct object *objects; /* the daemon has one thread */
 
-static struct object **find(uint64_t id)
-{
-    struct object **at = &objects;
-    while (*at != NULL && (*at)->is.id != id)
-        at = &(*at)->next;
-    return at;
-}
-
-bool object_share(struct daemon *daemon, uint32_t slot, struct fake_object *object, int fd)
-{
-    struct object *made = object->unit < FAKE_UNITS ? calloc(1, sizeof *made) : NULL;
-    if (made == NULL)
-        return false;
-    object->id = ++daemon->last_object;
-    made->is = *object;
-    made->fd = fd;
-    made->owner = slot;
-    made->holds[slot] = 1;
-    made->next = objects;
-    objects = made;
-    return true;
-}
-
-int object_import(uint32_t slot, struct fake_object *object)
-{
-    struct object *found = *find(object->id);
-    if (found == NULL || found->holds[slot] == UINT16_MAX)
-        return -1;
-    found->holds[slot]++;
-    *object = found->is;
-    return found->fd;
-}
-
 static void move_charge(struct fake_page *page, uint32_t from, uint32_t to, const struct fake_object *object)
 {
     page_lock(page);
@@ -62,46 +28,66 @@ static void move_charge(struct fake_page *page, uint32_t from, uint32_t to, cons
     page_unlock(page);
 }
 
-/* The owner holds it no more: finds it another, or frees it. Returns whether it lives on. */
-static bool pass_on(struct daemon *daemon, struct object *object)
-{
-    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-        if (object->holds[slot] > 0) {
-            move_charge(daemon->page, object->owner, slot, &object->is);
-            object->owner = slot;
-            return true;
-        }
-    page_give(daemon->page, object->owner, object->is.unit, object->is.bytes);
-    return false;
-}
-
-static void let_go(struct daemon *daemon, struct object **at, uint32_t slot)
+/* The owner may hold it no more: then it finds another, or frees it. */
+static void settle(struct daemon *daemon, struct object **at)
 {
     struct object *object = *at;
-    if (object->holds[slot] > 0 || object->owner != slot || pass_on(daemon, object))
+    struct fake_page *page = daemon->page;
+    uint32_t heir = 0;
+    if (object->holds[object->owner] > 0)
         return;
+    while (heir < FAKE_SLOTS && object->holds[heir] == 0)
+        heir++;
+    if (heir < FAKE_SLOTS) {
+        move_charge(page, object->owner, heir, &object->is);
+        object->owner = heir;
+        return;
+    }
+    page_give(page, object->owner, object->is.unit, object->is.bytes);
     *at = object->next;
     close(object->fd);
     free(object);
 }
 
-bool object_release(struct daemon *daemon, uint32_t slot, uint64_t id)
+static bool share(struct daemon *daemon, uint32_t slot, struct fake_object *object, struct passed *fd)
 {
-    struct object **at = find(id);
-    if (*at == NULL || (*at)->holds[slot] == 0)
+    struct object *made = object->unit < FAKE_UNITS && fd->in >= 0 ? calloc(1, sizeof *made) : NULL;
+    if (made == NULL)
         return false;
-    (*at)->holds[slot]--;
-    let_go(daemon, at, slot);
+    object->id = ++daemon->last_object;
+    *made = (struct object){.next = objects, .is = *object, .fd = fd->in, .owner = slot};
+    made->holds[slot] = 1;
+    objects = made;
+    fd->in = -1;
+    return true;
+}
+
+bool object_request(struct daemon *daemon, uint32_t slot, struct fake_message *message, struct passed *fd)
+{
+    if (message->type == FAKE_SHARE)
+        return share(daemon, slot, &message->object, fd);
+    struct object **at = &objects;
+    while (*at != NULL && (*at)->is.id != message->object.id)
+        at = &(*at)->next;
+    uint16_t *holds = *at == NULL ? NULL : &(*at)->holds[slot];
+    if (holds == NULL || *holds == (message->type == FAKE_IMPORT ? UINT16_MAX : 0))
+        return false;
+    if (message->type == FAKE_IMPORT) {
+        (*holds)++;
+        message->object = (*at)->is;
+        fd->out = (*at)->fd;
+    } else {
+        (*holds)--;
+        settle(daemon, at);
+    }
     return true;
 }
 
 void object_drop_slot(struct daemon *daemon, uint32_t slot)
 {
-    struct object **at = &objects;
-    while (*at != NULL) {
-        struct object *object = *at;
+    for (struct object **at = &objects, *object = objects; object != NULL; object = *at) {
         object->holds[slot] = 0;
-        let_go(daemon, at, slot);
+        settle(daemon, at);
         if (*at == object)
             at = &object->next;
     }

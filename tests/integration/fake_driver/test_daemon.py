@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import struct
 import subprocess
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.built import fake_build
+from tests.built import REPOSITORY, fake_build
 from tests.examples import examples
 from tests.fake import start_fake_driver
 
@@ -100,7 +102,15 @@ def test_a_socket_left_by_a_killed_daemon_is_taken_over(fake_driver, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-HEADER = b"FAKP"
+WIRE = (REPOSITORY / "shim/fake/wire.h").read_text()
+VERSION = int(re.findall(r"#define FAKE_PAGE_VERSION (\d+)u", WIRE)[0])
+HELLO, COMMAND, DONE = 1, 5, 6
+MESSAGE_BYTES = 16 + 32 + 8192
+
+
+def message(kind: int, body: bytes, version: int = VERSION) -> bytes:
+    """struct fake_message: version, type, then whose kind it is, an object and a text."""
+    return struct.pack("<II", version, kind) + body.ljust(MESSAGE_BYTES - 8, b"\0")
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -108,16 +118,13 @@ HEADER = b"FAKP"
     packets=st.lists(
         st.one_of(
             st.binary(max_size=300),
+            st.builds(message, st.integers(0, 8), st.binary(max_size=64), st.integers(0, 2**32 - 1)),
             st.builds(
-                lambda kind, length, body: HEADER + kind.to_bytes(4, "little") + length.to_bytes(4, "little") + body,
-                st.integers(0, 7),
-                st.one_of(st.integers(0, 64), st.integers(0, 2**32 - 1)),
-                st.binary(max_size=64),
-            ),
-            st.builds(
-                lambda kind, body: HEADER + kind.to_bytes(4, "little") + len(body).to_bytes(4, "little") + body,
-                st.integers(1, 6),
-                st.one_of(st.binary(max_size=600), st.just((2).to_bytes(4, "little") + (1).to_bytes(4, "little"))),
+                message,
+                st.integers(HELLO, COMMAND),
+                st.one_of(
+                    st.binary(max_size=MESSAGE_BYTES - 8), st.just(struct.pack("<I", 2)), st.just(struct.pack("<I", 1))
+                ),
             ),
         ),
         max_size=6,
@@ -141,6 +148,16 @@ def shared_driver(tmp_path_factory):
     driver = start_fake_driver("card h200 memory_mib=1000\nprocess 0 4711 300 x", tmp_path_factory.mktemp("fuzz"))
     yield driver
     driver.stop()
+
+
+def test_a_client_that_says_what_it_is_is_answered_with_its_slot(shared_driver):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.settimeout(5)
+        client.connect(str(shared_driver.socket))
+        client.send(message(HELLO, struct.pack("<I", 2)))
+        answer = client.recv(2 * MESSAGE_BYTES)
+    assert struct.unpack("<II", answer[:8]) == (VERSION, DONE)
+    assert len(answer) == MESSAGE_BYTES
 
 
 def descriptors(driver) -> int:

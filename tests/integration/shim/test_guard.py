@@ -35,10 +35,8 @@ int main(int count, char **word)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
         return 1;
-    struct { struct fake_header header; struct fake_hello hello; } out = {
-        {FAKE_PACKET_MAGIC, FAKE_HELLO, sizeof out.hello}, {FAKE_CUDA, FAKE_PAGE_VERSION}};
+    static struct fake_message out = {.version = FAKE_PAGE_VERSION, .type = FAKE_HELLO, .kind = FAKE_CUDA}, in;
     send(fd, &out, sizeof out, 0);
-    static struct fake_packet in;
     union { struct cmsghdr align; char room[CMSG_SPACE(sizeof(int))]; } control;
     struct iovec part = {&in, sizeof in};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
@@ -46,13 +44,11 @@ int main(int count, char **word)
         return 2;
     int page_fd;
     memcpy(&page_fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof page_fd);
-    struct fake_welcome welcome;
-    memcpy(&welcome, in.body, sizeof welcome);
     struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     unsigned long long bytes = strtoull(word[2], NULL, 10) * FAKE_MIB;
     pthread_mutex_lock(&page->lock);
-    page->slot[welcome.slot].used_bytes[0] += bytes;
-    page->slot[welcome.slot].contexts[0] = 1;
+    page->slot[in.slot].used_bytes[0] += bytes;
+    page->slot[in.slot].contexts[0] = 1;
     page->unit[0].used_bytes += bytes;
     pthread_mutex_unlock(&page->lock);
     puts("holds");

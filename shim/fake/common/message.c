@@ -1,0 +1,58 @@
+/* message.c - one message, out or in. */
+#define _GNU_SOURCE
+#include "message.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+struct envelope {
+    struct msghdr header;
+    struct iovec body;
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+};
+
+static struct msghdr *seal(struct envelope *envelope, struct fake_message *message)
+{
+    envelope->body = (struct iovec){.iov_base = message, .iov_len = sizeof *message};
+    envelope->header = (struct msghdr){.msg_iov = &envelope->body, .msg_iovlen = 1, .msg_control = envelope->control.bytes,
+                                       .msg_controllen = sizeof envelope->control.bytes};
+    return &envelope->header;
+}
+
+int message_send(int socket_fd, struct fake_message *message, int fd, int flags)
+{
+    struct envelope envelope;
+    struct msghdr *header = seal(&envelope, message);
+    struct cmsghdr *rights = CMSG_FIRSTHDR(header);
+    *rights = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};
+    memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+    if (fd < 0)
+        header->msg_controllen = 0;
+    message->version = FAKE_PAGE_VERSION;
+    ssize_t sent;
+    do {
+        sent = sendmsg(socket_fd, header, MSG_NOSIGNAL | flags);
+    } while (sent < 0 && errno == EINTR);
+    return sent < 0 ? -errno : 0;
+}
+
+int message_receive(int socket_fd, struct fake_message *message, int *fd, int flags)
+{
+    struct envelope envelope;
+    struct msghdr *header = seal(&envelope, message);
+    ssize_t got;
+    *fd = -1;
+    do {
+        got = recvmsg(socket_fd, header, MSG_CMSG_CLOEXEC | flags);
+    } while (got < 0 && errno == EINTR);
+    if (got <= 0)
+        return got < 0 ? -errno : -ECONNRESET;
+    const struct cmsghdr *rights = CMSG_FIRSTHDR(header);
+    if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(rights), sizeof *fd);
+    return got == sizeof *message && message->version == FAKE_PAGE_VERSION ? 0 : -EPROTO;
+}
