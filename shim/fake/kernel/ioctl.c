@@ -27,52 +27,34 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUSPEND_NS = 600000, RESUME_NS = 300000, PAGES = 4 };
+enum { SUSPEND_NS = 600000, RESUME_NS = 300000 };
 
-static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
-static struct known {
-    dev_t device;
-    ino_t inode;
-    struct fake_page *page;
-} known[PAGES];
-
-static struct fake_page *map(int fd, const struct stat *status)
-{
-    struct known *free_place = NULL;
-    for (unsigned i = 0; i < PAGES; i++) {
-        if (known[i].page != NULL && known[i].device == status->st_dev && known[i].inode == status->st_ino)
-            return known[i].page;
-        if (known[i].page == NULL && free_place == NULL)
-            free_place = &known[i];
-    }
-    if (free_place == NULL)
-        free_place = &known[0]; /* its page stays mapped: somebody may be using it */
-    struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED)
-        return NULL;
-    if (page->magic != FAKE_PAGE_MAGIC || page->version != FAKE_PAGE_VERSION) {
-        munmap(page, FAKE_PAGE_BYTES);
-        return NULL;
-    }
-    *free_place = (struct known){status->st_dev, status->st_ino, page};
-    return page;
-}
-
+/* The page behind a descriptor, NULL for another file. The last one stays mapped: there is one daemon, whoever's descriptor it is. */
 static struct fake_page *page_of(int fd)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct stat known;
+    static struct fake_page *page;
     struct stat status;
     if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || (size_t)status.st_size != FAKE_PAGE_BYTES)
         return NULL;
-    pthread_mutex_lock(&mapping);
-    struct fake_page *page = map(fd, &status);
-    pthread_mutex_unlock(&mapping);
-    return page;
+    pthread_mutex_lock(&lock);
+    if (page == NULL || known.st_dev != status.st_dev || known.st_ino != status.st_ino) {
+        struct fake_page *mapped = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        const bool ours = mapped != MAP_FAILED && mapped->magic == FAKE_PAGE_MAGIC && mapped->version == FAKE_PAGE_VERSION;
+        page = ours ? mapped : NULL;
+        known = status;
+    }
+    struct fake_page *found = page;
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
-static void misuse(struct fake_page *page, const char *what, uint32_t number)
+static uint32_t misuse(struct fake_page *page, uint32_t status, const char *what, uint32_t number)
 {
     atomic_fetch_add(&page->kernel_misuses, 1);
     snprintf(page->kernel_misuse, sizeof page->kernel_misuse, "%s: 0x%x", what, number);
+    return status;
 }
 
 static bool all_zero(const void *at, size_t bytes)
@@ -102,61 +84,54 @@ static struct fake_kernel_object *find(struct fake_page *page, uint32_t client, 
     return NULL;
 }
 
-/* The fake libcuda names its client after its slot. */
-static bool slot_of(const struct fake_page *page, uint32_t client, uint32_t *slot)
+static uint32_t add(struct fake_page *page, uint32_t slot, const struct fake_kernel_object *made)
 {
-    *slot = client & (FAKE_SLOTS - 1);
-    return page->slot[*slot].kind == FAKE_CUDA;
-}
-
-static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
-{
-    uint32_t slot, parent_slot = 0;
-    const bool client = in->hClass == NV01_ROOT_CLIENT;
-    const struct fake_kernel_object *parent = client ? NULL : find(page, in->hRoot, in->hObjectParent, &parent_slot);
-    if (!slot_of(page, in->hRoot, &slot) || (!client && (parent == NULL || parent_slot != slot)))
-        return misuse(page, "RM_ALLOC under a parent that is not there", in->hObjectParent), NV_ERR_INVALID_CHANNEL;
-    uint32_t other;
-    if (in->hObjectNew == 0 || find(page, in->hRoot, in->hObjectNew, &other) != NULL)
-        return misuse(page, "RM_ALLOC of a handle that is taken", in->hObjectNew), NV_ERR_INVALID_ARGUMENT;
-    struct fake_kernel_object made = {in->hRoot, in->hObjectNew, in->hObjectParent, in->hClass, 0, 0, 0};
-    const void *parameters = (const void *)(uintptr_t)in->pAllocParms;
-    if (in->hClass == NV01_DEVICE_0) {
-        if (parameters == NULL)
-            return misuse(page, "RM_ALLOC of a device without parameters", in->hObjectNew), NV_ERR_INVALID_ARGUMENT;
-        made.unit = *(const uint32_t *)parameters;
-        if (made.unit >= FAKE_UNITS || !page->unit[made.unit].live)
-            return misuse(page, "RM_ALLOC of a device that is not there", made.unit), NV_ERR_INVALID_ARGUMENT;
-    } else if (!client) {
-        made.unit = parent->unit;
-        made.engine = parent->engine;
-    }
-    if (in->hClass == KEPLER_CHANNEL_GROUP_A) {
-        if (parameters == NULL || in->paramsSize != sizeof(struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS))
-            return misuse(page, "RM_ALLOC of a channel group without parameters", in->hObjectNew), NV_ERR_INVALID_ARGUMENT;
-        made.engine = ((const struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *)parameters)->engineType;
-    }
     for (uint32_t i = 0; i < FAKE_OBJECTS; i++)
         if (page->slot[slot].object[i].handle == 0) {
-            page->slot[slot].object[i] = made;
+            page->slot[slot].object[i] = *made;
             return NV_OK;
         }
     return NV_ERR_NO_MEMORY;
 }
 
+static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
+{
+    const uint32_t slot = in->hRoot & (FAKE_SLOTS - 1); /* the fake libcuda names its client after its slot */
+    uint32_t parent_slot = slot, other;
+    const void *parameters = (const void *)(uintptr_t)in->pAllocParms;
+    static const struct fake_kernel_object no_parent;
+    const struct fake_kernel_object *parent = in->hClass == NV01_ROOT_CLIENT ? &no_parent : find(page, in->hRoot, in->hObjectParent, &parent_slot);
+    if (page->slot[slot].kind != FAKE_CUDA || parent == NULL || parent_slot != slot)
+        return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_ALLOC under a parent that is not there", in->hObjectParent);
+    if (in->hObjectNew == 0 || find(page, in->hRoot, in->hObjectNew, &other) != NULL)
+        return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a handle that is taken", in->hObjectNew);
+    struct fake_kernel_object made = {in->hRoot, in->hObjectNew, in->hObjectParent, in->hClass, parent->unit, parent->engine, 0};
+    if (in->hClass == NV01_DEVICE_0) {
+        if (parameters == NULL)
+            return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a device without parameters", in->hObjectNew);
+        made.unit = *(const uint32_t *)parameters;
+        if (made.unit >= FAKE_UNITS || !page->unit[made.unit].live)
+            return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a device that is not there", made.unit);
+    }
+    if (in->hClass == KEPLER_CHANNEL_GROUP_A) {
+        if (parameters == NULL || in->paramsSize != sizeof(struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS))
+            return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a channel group without parameters", in->hObjectNew);
+        made.engine = ((const struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *)parameters)->engineType;
+    }
+    return add(page, slot, &made);
+}
+
+/* An object and what is under it; all of a client with the client. */
 static void forget(struct fake_page *page, uint32_t slot, uint32_t client, uint32_t handle)
 {
     for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
-        struct fake_kernel_object *object = &page->slot[slot].object[i];
-        if (object->handle == 0 || object->client != client)
+        struct fake_kernel_object *object = &page->slot[slot].object[i], gone = *object;
+        const bool is_it = gone.handle == handle || handle == client;
+        if (gone.handle == 0 || gone.client != client || (!is_it && gone.parent != handle))
             continue;
-        const uint32_t own = object->handle;
-        if (own == handle || handle == client) {
-            memset(object, 0, sizeof *object);
-        } else if (object->parent == handle) {
-            memset(object, 0, sizeof *object);
-            forget(page, slot, client, own);
-        }
+        memset(object, 0, sizeof *object);
+        if (!is_it)
+            forget(page, slot, client, gone.handle);
     }
 }
 
@@ -164,7 +139,7 @@ static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
 {
     uint32_t slot;
     if (find(page, in->hRoot, in->hObjectOld, &slot) == NULL)
-        return misuse(page, "RM_FREE of a handle that is not there", in->hObjectOld), NV_ERR_INVALID_CHANNEL;
+        return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_FREE of a handle that is not there", in->hObjectOld);
     forget(page, slot, in->hRoot, in->hObjectOld);
     channels_hold(page, slot);
     return NV_OK;
@@ -173,38 +148,40 @@ static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
 static uint32_t get_gid(struct fake_page *page, const struct fake_kernel_object *subdevice, struct NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *gid)
 {
     if (gid->index != 0 || gid->flags != NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY)
-        return misuse(page, "GET_GID_INFO with other flags than binary", gid->flags), NV_ERR_INVALID_ARGUMENT;
-    const struct fake_unit *unit = &page->unit[subdevice->unit];
+        return misuse(page, NV_ERR_INVALID_ARGUMENT, "GET_GID_INFO with other flags than binary", gid->flags);
     memset(gid->data, 0, sizeof gid->data);
-    memcpy(gid->data, page->card[unit->card].uuid_bytes, 16);
+    memcpy(gid->data, page->card[page->unit[subdevice->unit].card].uuid_bytes, 16);
     gid->length = 16;
     return NV_OK;
 }
 
-static bool well_formed(struct fake_page *page, const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list)
+/* What is wrong with a list of channels, NULL for nothing. */
+static const char *wrong_in(const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list)
 {
     if (list->numChannels == 0 || list->numChannels > NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES)
-        return misuse(page, "DISABLE_CHANNELS with this many channels", list->numChannels), false;
+        return "DISABLE_CHANNELS with this many channels";
     if (list->bDisable > 1 || list->bOnlyDisableScheduling != 0 || list->bRewindGpPut != 0 || list->pRunlistPreemptEvent != 0)
-        return misuse(page, "DISABLE_CHANNELS with a flag that must be 0", list->bDisable), false;
-    const size_t used = list->numChannels * sizeof(uint32_t), all = sizeof list->hClientList;
+        return "DISABLE_CHANNELS with a flag that must be 0";
+    const size_t left = sizeof list->hClientList - list->numChannels * sizeof(uint32_t);
     if (!all_zero(list->pad1, sizeof list->pad1) || !all_zero(list->pad2, sizeof list->pad2) ||
-        !all_zero((const char *)list->hClientList + used, all - used) || !all_zero((const char *)list->hChannelList + used, all - used))
-        return misuse(page, "DISABLE_CHANNELS with bytes that are not 0 where nothing belongs", list->numChannels), false;
-    return true;
+        !all_zero(list->hClientList + list->numChannels, left) || !all_zero(list->hChannelList + list->numChannels, left))
+        return "DISABLE_CHANNELS with bytes that are not 0 where nothing belongs";
+    return NULL;
 }
 
 static uint32_t disable(struct fake_page *page, const struct fake_kernel_object *subdevice, const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list)
 {
-    uint32_t status = NV_OK, slot = 0;
+    const char *wrong = wrong_in(list);
+    if (wrong != NULL)
+        return misuse(page, NV_ERR_INVALID_ARGUMENT, wrong, list->numChannels);
     if (fault_of_page(page, FAULT_SUSPEND))
         return NV_OK;
+    uint32_t status = NV_OK;
     bool touched[FAKE_SLOTS] = {false};
-    for (uint32_t i = 0; i < list->numChannels && status == NV_OK; i++) {
+    for (uint32_t i = 0, slot; i < list->numChannels; i++) {
         struct fake_kernel_object *channel = find(page, list->hClientList[i], list->hChannelList[i], &slot);
         if (channel == NULL || !channel_is(channel) || channel->unit != subdevice->unit) {
-            misuse(page, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->hChannelList[i]);
-            status = NV_ERR_INVALID_CHANNEL;
+            status = misuse(page, NV_ERR_INVALID_CHANNEL, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->hChannelList[i]);
             break;
         }
         if (list->bDisable)
@@ -213,7 +190,7 @@ static uint32_t disable(struct fake_page *page, const struct fake_kernel_object 
             channel->disables--;
         touched[slot] = true;
     }
-    for (slot = 0; slot < FAKE_SLOTS; slot++)
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
         if (touched[slot])
             channels_hold(page, slot);
     return status;
@@ -225,14 +202,14 @@ static uint32_t control(struct fake_page *page, const struct NVOS54 *in)
     void *parameters = (void *)(uintptr_t)in->params;
     const struct fake_kernel_object *object = find(page, in->hClient, in->hObject, &slot);
     if (object == NULL)
-        return misuse(page, "RM_CONTROL of an object that is not there", in->hObject), NV_ERR_INVALID_CHANNEL;
+        return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_CONTROL of an object that is not there", in->hObject);
     if (in->flags != 0 || parameters == NULL || object->klass != NV20_SUBDEVICE_0)
-        return misuse(page, "RM_CONTROL with flags, without parameters, or of no subdevice", in->cmd), NV_ERR_INVALID_ARGUMENT;
+        return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_CONTROL with flags, without parameters, or of no subdevice", in->cmd);
     if (in->cmd == NV2080_CTRL_CMD_GPU_GET_GID_INFO && in->paramsSize == sizeof(struct NV2080_CTRL_GPU_GET_GID_INFO_PARAMS))
         return get_gid(page, object, parameters);
     if (in->cmd == NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS && in->paramsSize == sizeof(struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS))
-        return well_formed(page, parameters) ? disable(page, object, parameters) : NV_ERR_INVALID_ARGUMENT;
-    return misuse(page, "RM_CONTROL with a command or size that is not known", in->cmd), NV_ERR_NOT_SUPPORTED;
+        return disable(page, object, parameters);
+    return misuse(page, NV_ERR_NOT_SUPPORTED, "RM_CONTROL with a command or size that is not known", in->cmd);
 }
 
 /* A suspend or a resume takes its time before it takes effect; nothing is locked meanwhile. */
@@ -245,13 +222,18 @@ static void take_time(const struct NVOS54 *in)
     nanosleep(&pause, NULL);
 }
 
-static int answer(struct fake_page *page, unsigned escape, unsigned bytes, void *argument)
+static int fail(int error)
 {
-    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54))
-        take_time(argument);
+    errno = error;
+    return -1;
+}
+
+static int answer(struct fake_page *page, unsigned escape, size_t bytes, void *argument)
+{
+    const size_t more = fault_of_page(page, FAULT_ALLOC_FORM) ? FAKE_ALLOC_MORE : 0;
     int rc = 0;
     page_lock(page);
-    if (escape == NV_ESC_RM_ALLOC && bytes == sizeof(struct NVOS64) + (fault_of_page(page, FAULT_ALLOC_FORM) ? FAKE_ALLOC_MORE : 0)) {
+    if (escape == NV_ESC_RM_ALLOC && bytes == sizeof(struct NVOS64) + more) {
         struct NVOS64 *in = argument;
         in->status = allocate(page, in);
     } else if (escape == NV_ESC_RM_ALLOC && bytes == sizeof(struct NVOS21)) {
@@ -265,9 +247,8 @@ static int answer(struct fake_page *page, unsigned escape, unsigned bytes, void 
         struct NVOS54 *in = argument;
         in->status = control(page, in);
     } else {
-        misuse(page, "an escape of this number and size is not known", escape << 16 | bytes);
-        errno = EINVAL;
-        rc = -1;
+        misuse(page, 0, "an escape of this number and size is not known", escape << 16 | (uint32_t)bytes);
+        rc = fail(EINVAL);
     }
     page_unlock(page);
     return rc;
@@ -275,28 +256,21 @@ static int answer(struct fake_page *page, unsigned escape, unsigned bytes, void 
 
 static int kernel_ioctl(struct fake_page *page, unsigned long request, void *argument)
 {
-    if (argument == NULL) {
-        errno = EFAULT;
-        return -1;
+    unsigned escape = _IOC_NR(request);
+    size_t bytes = _IOC_SIZE(request);
+    if (argument == NULL)
+        return fail(EFAULT);
+    if (escape == NV_ESC_IOCTL_XFER_CMD) {
+        const struct nv_ioctl_xfer *wrapped = argument;
+        if (bytes != sizeof *wrapped || wrapped->ptr == 0)
+            return fail(EINVAL);
+        escape = wrapped->cmd;
+        bytes = wrapped->size;
+        argument = (void *)(uintptr_t)wrapped->ptr;
     }
-    if (_IOC_NR(request) != NV_ESC_IOCTL_XFER_CMD)
-        return answer(page, _IOC_NR(request), _IOC_SIZE(request), argument);
-    const struct nv_ioctl_xfer *wrapped = argument;
-    if (_IOC_SIZE(request) != sizeof *wrapped || wrapped->ptr == 0) {
-        errno = EINVAL;
-        return -1;
-    }
-    return answer(page, wrapped->cmd, wrapped->size, (void *)(uintptr_t)wrapped->ptr);
-}
-
-typedef int (*ioctl_function)(int fd, unsigned long request, ...);
-
-static ioctl_function find_libc(void)
-{
-    void *found = dlsym(RTLD_NEXT, "ioctl");
-    ioctl_function function;
-    memcpy(&function, &found, sizeof function);
-    return function;
+    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54))
+        take_time(argument);
+    return answer(page, escape, bytes, argument);
 }
 
 EXPORT int ioctl(int fd, unsigned long request, ...)
@@ -305,15 +279,11 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
     va_start(list, request);
     void *argument = va_arg(list, void *);
     va_end(list);
-    if (_IOC_TYPE(request) == NV_IOCTL_MAGIC) {
-        struct fake_page *page = page_of(fd);
-        if (page != NULL)
-            return kernel_ioctl(page, request, argument);
-    }
-    const ioctl_function libc = find_libc();
-    if (libc == NULL) {
-        errno = ENOSYS;
-        return -1;
-    }
-    return libc(fd, request, argument);
+    struct fake_page *page = _IOC_TYPE(request) == NV_IOCTL_MAGIC ? page_of(fd) : NULL;
+    if (page != NULL)
+        return kernel_ioctl(page, request, argument);
+    void *found = dlsym(RTLD_NEXT, "ioctl");
+    int (*libc)(int, unsigned long, ...);
+    memcpy(&libc, &found, sizeof libc);
+    return libc != NULL ? libc(fd, request, argument) : fail(ENOSYS);
 }

@@ -1,4 +1,4 @@
-/* lists.c - what NVML answers with a list: processes, their use of a card, field values, devices near by, places for instances. */
+/* lists.c - what NVML answers with a list: processes, their use of a card, field values, places for instances. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -54,25 +54,21 @@ nvmlReturn_t list_processes(const struct target *to, unsigned *count, void *info
     return NVML_SUCCESS;
 }
 
-static const char *slot_name(unsigned pid, bool foreign_only)
-{
-    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
-        const struct fake_slot *of = &nvml.client.page->slot[slot];
-        if (of->kind != FAKE_FREE && of->pid == (int)pid && (of->kind == FAKE_FOREIGN || !foreign_only))
-            return of->name;
-    }
-    return NULL;
-}
-
-/* A process of this PID namespace goes by its own name: who lists a container's processes names them as the container does. */
+/* A process that was described by its name there. One of this PID namespace goes by its own: who lists a container's
+ * processes names them as the container does. */
 EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 {
     char here[FAKE_NAME];
+    const char *described = NULL, *connected = NULL;
     TRY(ready());
     CHECK(name != NULL && length > 0, NVML_ERROR_INVALID_ARGUMENT);
-    const char *found = slot_name(pid, true);
-    if (found == NULL)
-        found = process_name((int32_t)pid, here) ? here : slot_name(pid, false);
+    for (const struct fake_slot *of = nvml.client.page->slot; of < nvml.client.page->slot + FAKE_SLOTS; of++) {
+        if (of->kind == FAKE_FREE || of->pid != (int32_t)pid)
+            continue;
+        connected = of->name;
+        described = of->kind == FAKE_FOREIGN ? of->name : described;
+    }
+    const char *found = described != NULL ? described : process_name((int32_t)pid, here) ? here : connected;
     CHECK(found != NULL, NVML_ERROR_NOT_FOUND);
     snprintf(name, length, "%.63s", found);
     return NVML_SUCCESS;
@@ -153,24 +149,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned *count, nvmlDevice_t *found)
-{
-    struct target to;
-    TRY(whole_card(device, &to));
-    CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    const unsigned room = *count;
-    unsigned have = 0;
-    for (unsigned i = 0; i < nvml.cards; i++) {
-        nvmlGpuTopologyLevel_t between;
-        TRY(nvmlDeviceGetTopologyCommonAncestor(device, handle_of(nvml.card[i]), &between));
-        if (nvml.card[i] != to.card && between == level && have++ < room && found != NULL)
-            found[have - 1] = handle_of(nvml.card[i]);
-    }
-    if (found == NULL || have < room)
-        *count = have;
-    return NVML_SUCCESS;
-}
-
 /* GPU instances. */
 
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned id, nvmlGpuInstancePlacement_t *places, unsigned *count)
@@ -191,29 +169,3 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t d
 }
 
 ALIAS(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
-
-EXPORT nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *found, unsigned *count)
-{
-    struct target to;
-    uint32_t units[FAKE_INSTANCES];
-    TRY(whole_card(device, &to));
-    CHECK(found != NULL && count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    CHECK(to.on->mig_on, NVML_ERROR_NOT_SUPPORTED);
-    const unsigned have = instances_of(to.card, units);
-    *count = 0;
-    for (unsigned i = 0; i < have; i++)
-        if (to.on->profile[nvml.client.page->unit[units[i]].profile].id == id)
-            found[(*count)++] = handle_of(units[i]);
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance_handle, unsigned number, nvmlComputeInstance_t *found, unsigned *count)
-{
-    nvmlComputeInstanceInfo_t info;
-    CHECK(found != NULL && count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    TRY(nvmlComputeInstanceGetInfo_v2((nvmlComputeInstance_t)instance_handle, &info));
-    *count = info.profileId == number;
-    if (*count > 0)
-        found[0] = (nvmlComputeInstance_t)instance_handle;
-    return NVML_SUCCESS;
-}
