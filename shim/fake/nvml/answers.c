@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define NOBODY (-1)
+#define GI_IDS 15u /* GPU instances are 0 to 14 */
 
 static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, unsigned room, const char *format, ...)
 {
@@ -25,7 +26,7 @@ static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, uns
 
 static bool has_uuid(uint32_t unit, const char *uuid)
 {
-    return strcmp(unit < FAKE_CARDS ? nvml.client.page->card[unit].uuid : nvml.client.page->unit[unit].uuid, uuid) == 0;
+    return strcmp(nvml.client.page->unit[unit].uuid, uuid) == 0;
 }
 
 static bool has_serial(uint32_t unit, const char *serial)
@@ -52,34 +53,34 @@ static bool is_at_bus(uint32_t unit, const char *id)
            card->pci_device == place.device;
 }
 
-/* The visible card, or instance of one, that is meant. */
+/* The card or instance that is meant, if it is visible. */
 static int unit_where(bool (*is_meant)(uint32_t unit, const char *words), const char *words)
 {
-    for (unsigned i = 0; i < nvml.cards; i++) {
-        uint32_t units[FAKE_INSTANCES];
-        if (is_meant(nvml.card[i], words))
-            return (int)nvml.card[i];
-        const unsigned count = instances_of(nvml.card[i], units);
-        for (unsigned k = 0; k < count; k++)
-            if (is_meant(units[k], words))
-                return (int)units[k];
-    }
+    const struct client *client = &nvml.client;
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
+        if (is_meant(unit, words) && (unit < FAKE_CARDS ? unit < client->page->cards && client_sees_card(client, unit) : client_sees_instance(client, unit)))
+            return (int)unit;
     return NOBODY;
-}
-
-static int instance_by_index(uint32_t card, unsigned index)
-{
-    uint32_t units[FAKE_INSTANCES];
-    return index < instances_of(card, units) ? (int)units[index] : NOBODY;
 }
 
 static int instance_by_id(uint32_t card, unsigned gi)
 {
-    uint32_t units[FAKE_INSTANCES];
-    const unsigned count = instances_of(card, units);
-    for (unsigned i = 0; i < count; i++)
-        if (nvml.client.page->unit[units[i]].gi == gi)
-            return (int)units[i];
+    for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
+        const uint32_t unit = fake_unit_of_instance(card, i);
+        if (nvml.client.page->unit[unit].gi == gi && client_sees_instance(&nvml.client, unit))
+            return (int)unit;
+    }
+    return NOBODY;
+}
+
+/* By the order of their IDs. */
+static int instance_by_index(uint32_t card, unsigned index)
+{
+    for (unsigned gi = 0; gi < GI_IDS; gi++) {
+        const int unit = instance_by_id(card, gi);
+        if (unit != NOBODY && index-- == 0)
+            return unit;
+    }
     return NOBODY;
 }
 
@@ -87,8 +88,8 @@ static unsigned index_of(const struct target *to)
 {
     unsigned index = 0;
     if (to->mig)
-        while (index < FAKE_INSTANCES && instance_by_index(to->card, index) != (int)to->unit)
-            index++;
+        for (unsigned gi = 0; gi < to->of->gi; gi++)
+            index += instance_by_id(to->card, gi) != NOBODY;
     else
         while (index < nvml.cards && nvml.card[index] != to->card)
             index++;
@@ -198,8 +199,8 @@ static bool is_connected(const struct fake_card *card, unsigned link)
 
 static nvmlReturn_t both(nvmlDevice_t a, struct target *to_a, nvmlDevice_t b, struct target *to_b)
 {
-    TRY(whole_card(a, to_a));
-    return whole_card(b, to_b);
+    TRY(target_of(a, CARD, to_a));
+    return target_of(b, CARD, to_b);
 }
 
 static nvmlGpuTopologyLevel_t level_between(const struct target *a, const struct target *b)
@@ -266,30 +267,30 @@ static nvmlGpuInstanceProfileInfo_v2_t profile_info_v2(const struct fake_profile
         return NVML_SUCCESS;                                                                                                   \
     }
 #define ASK(function, parameters, target, valid, supported, value)                                                             \
-    FUNCTION(function, parameters, target(device, &to), answer != NULL && (valid), supported, *answer = value)
+    FUNCTION(function, parameters, target_of(device, target, &to), answer != NULL && (valid), supported, *answer = value)
 #define GET(function, type, target, value)                                                                                     \
     ASK(function, (nvmlDevice_t device, type * answer), target, true, true, (type)(value))
 #define BETWEEN(function, parameters, valid, value)                                                                            \
     FUNCTION(function, parameters, both(device, &to, other, &with), answer != NULL && (valid), true, *answer = value)
 #define PAIR(function, type, target, supported, first_value, second_value)                                                     \
-    FUNCTION(function, (nvmlDevice_t device, type * first, type * second), target(device, &to), first != NULL && second != NULL, supported, \
+    FUNCTION(function, (nvmlDevice_t device, type * first, type * second), target_of(device, target, &to), first != NULL && second != NULL, supported, \
              *first = (type)(first_value); *second = (type)(second_value))
 #define VERSIONED(function, parameters, number, target, valid, supported, value)                                               \
-    FUNCTION(function, parameters, target(device, &to), answer != NULL && (valid), supported,                                  \
+    FUNCTION(function, parameters, target_of(device, target, &to), answer != NULL && (valid), supported,                                  \
              const unsigned version = answer->version;                                                                         \
              CHECK(version == (sizeof *answer | number##u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH); *answer = value;      \
              answer->version = version)
 #define TEXT(function, target, ...)                                                                                            \
-    FUNCTION(function, (nvmlDevice_t device, char *answer, unsigned room), target(device, &to), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
+    FUNCTION(function, (nvmlDevice_t device, char *answer, unsigned room), target_of(device, target, &to), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
 #define SYSTEM(function, ...) FUNCTION(function, (char *answer, unsigned room), ready(), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
 #define FIND(function, parameters, find, valid, found)                                                                         \
     FUNCTION(function, parameters, find, answer != NULL && (valid), true, const int unit = found;                              \
              CHECK(unit != NOBODY, NVML_ERROR_NOT_FOUND); *answer = handle_of((uint32_t)unit))
 #define BITS(function, parameters, valid, first, bits)                                                                         \
-    FUNCTION(function, parameters, target_of(device, &to), set != NULL && words > 0 && (valid), true, memset(set, 0, words * sizeof *set); \
+    FUNCTION(function, parameters, target_of(device, ANY, &to), set != NULL && words > 0 && (valid), true, memset(set, 0, words * sizeof *set); \
              for (unsigned long bit = (unsigned long)(first); bit < (unsigned long)((first) + (bits)) && bit / 64 < words; bit++) set[bit / 64] |= 1ul << (bit % 64))
 #define PROCESSES(function, type, listed)                                                                                      \
-    FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), live_target(device, &to), count != NULL && (infos != NULL || *count == 0), true, \
+    FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), target_of(device, LIVE, &to), count != NULL && (infos != NULL || *count == 0), true, \
              if (listed) return list_processes(&to, count, infos, sizeof *infos); *count = 0)
 #include "answers.def"
 

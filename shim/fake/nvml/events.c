@@ -34,7 +34,7 @@ EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
     struct target to;
-    TRY(live_target(device, &to));
+    TRY(target_of(device, LIVE, &to));
     CHECK(set != NULL, NVML_ERROR_INVALID_ARGUMENT);
     CHECK((types & ~SUPPORTED_EVENTS) == 0, NVML_ERROR_NOT_SUPPORTED);
     set->types[to.card] |= types;

@@ -85,7 +85,7 @@ void *handle_of(uint32_t unit)
     return &nvml.device[unit];
 }
 
-nvmlReturn_t target_of(const void *handle, struct target *target)
+nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target *target)
 {
     TRY(ready());
     const struct fake_page *page = nvml.client.page;
@@ -98,42 +98,9 @@ nvmlReturn_t target_of(const void *handle, struct target *target)
     CHECK(target->card < page->cards && (!target->mig || target->of->live), NVML_ERROR_INVALID_ARGUMENT);
     target->on = &page->card[target->card];
     target->profile = target->mig ? &target->on->profile[target->of->profile % FAKE_PROFILES] : NULL;
+    CHECK((accepted != LIVE && accepted != CARD) || !atomic_load(&target->on->lost), NVML_ERROR_GPU_IS_LOST);
+    CHECK(accepted != CARD || !target->mig, NVML_ERROR_NOT_SUPPORTED);
+    CHECK(accepted != MIG || target->mig, NVML_ERROR_NOT_SUPPORTED);
+    CHECK(accepted != INSTANCE || target->mig, NVML_ERROR_INVALID_ARGUMENT);
     return NVML_SUCCESS;
-}
-
-nvmlReturn_t live_target(const void *handle, struct target *target)
-{
-    TRY(target_of(handle, target));
-    return atomic_load(&target->on->lost) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
-}
-
-nvmlReturn_t whole_card(const void *handle, struct target *target)
-{
-    TRY(live_target(handle, target));
-    return target->mig ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
-}
-
-nvmlReturn_t mig_device(const void *handle, struct target *target)
-{
-    TRY(target_of(handle, target));
-    return target->mig ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-}
-
-nvmlReturn_t instance(const void *handle, struct target *target)
-{
-    TRY(target_of(handle, target));
-    return target->mig ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
-}
-
-unsigned instances_of(uint32_t card, uint32_t units[FAKE_INSTANCES])
-{
-    unsigned count = 0;
-    for (uint32_t gi = 0; gi < 15; gi++)
-        for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
-            const uint32_t unit = fake_unit_of_instance(card, i);
-            const struct fake_unit *of = &nvml.client.page->unit[unit];
-            if (of->live && of->gi == gi && count < FAKE_INSTANCES && client_sees_instance(&nvml.client, unit))
-                units[count++] = unit;
-        }
-    return count;
 }

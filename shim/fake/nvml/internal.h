@@ -57,16 +57,17 @@ struct target {
 };
 
 nvmlReturn_t ready(void);
-/* By the kind of handle that a function takes; handle is of any of NVML's types. */
-nvmlReturn_t target_of(const void *handle, struct target *target);   /* any device, also while the card is lost */
-nvmlReturn_t live_target(const void *handle, struct target *target); /* NVML_ERROR_GPU_IS_LOST then */
-nvmlReturn_t whole_card(const void *handle, struct target *target);  /* NVML_ERROR_NOT_SUPPORTED for a MIG device */
-nvmlReturn_t mig_device(const void *handle, struct target *target);  /* NVML_ERROR_NOT_SUPPORTED for a whole card */
-nvmlReturn_t instance(const void *handle, struct target *target);    /* NVML_ERROR_INVALID_ARGUMENT for a whole card */
+/* Which handles a function takes; they are of any of NVML's types. */
+enum accepted {
+    ANY,      /* any device, also while the card is lost */
+    LIVE,     /* any device, NVML_ERROR_GPU_IS_LOST while it is */
+    CARD,     /* LIVE, and NVML_ERROR_NOT_SUPPORTED for a MIG device */
+    MIG,      /* NVML_ERROR_NOT_SUPPORTED for a whole card */
+    INSTANCE, /* NVML_ERROR_INVALID_ARGUMENT for a whole card */
+};
+nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target *target);
 
 void *handle_of(uint32_t unit);
-/* The visible instances of a card, by GPU instance ID. Returns how many. */
-unsigned instances_of(uint32_t card, uint32_t units[FAKE_INSTANCES]);
 /* The processes on a device, in nvmlProcessInfo_v2_t or its beginning: width says how much of it. */
 nvmlReturn_t list_processes(const struct target *to, unsigned *count, void *infos, size_t width);
 

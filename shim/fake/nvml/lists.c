@@ -101,7 +101,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
                                                     unsigned long long since_us)
 {
     struct target to;
-    TRY(whole_card(device, &to));
+    TRY(target_of(device, CARD, &to));
     CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
     const struct fake_page *page = nvml.client.page;
     const uint64_t taken = atomic_load(&page->samples);
@@ -124,7 +124,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
 static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)
 {
     struct target to;
-    TRY(whole_card(device, &to));
+    TRY(target_of(device, CARD, &to));
     switch (field->fieldId) {
 #define FIELD(name, type, member, number)                                                                                      \
     case NVML_FI_##name:                                                                                                       \
@@ -139,7 +139,7 @@ static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)
 EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields)
 {
     struct target to;
-    TRY(live_target(device, &to));
+    TRY(target_of(device, LIVE, &to));
     CHECK(fields != NULL && count > 0, NVML_ERROR_INVALID_ARGUMENT);
     for (int i = 0; i < count; i++) {
         fields[i].timestamp = (long long)now_us();
@@ -154,7 +154,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
 EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned id, nvmlGpuInstancePlacement_t *places, unsigned *count)
 {
     struct target to;
-    TRY(whole_card(device, &to));
+    TRY(target_of(device, CARD, &to));
     CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
     const struct fake_profile *profile = to.on->profile;
     while (profile < to.on->profile + FAKE_PROFILES && (profile->bytes == 0 || profile->id != id))
