@@ -92,7 +92,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.UNKNOWN_FUNCTION: Row(
         _MEMORY | _TIME,
-        "The driver has a function that allocates memory or launches work and that the library does not know.",
+        "The driver has a function that allocates memory or launches work and that the library does not know, or lacks one that it needs to count memory.",
         "Install a version of Tangram that supports this driver.",
     ),
     Reason.CHANNELS_UNLISTED: Row(

@@ -108,7 +108,7 @@ static bool stream_done(struct activity_stream *of)
 static bool all_done(void)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool exchanged = HAS(cuThreadExchangeStreamCaptureMode) && tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    bool exchanged = tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     struct activity_stream *of;
     bool done = true;
     stream_context_check();
@@ -297,7 +297,7 @@ static bool context_done(CUcontext context)
 {
     CUcontext popped;
     struct activity_stream *of;
-    if (!HAS(cuCtxPushCurrent_v2) || tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+    if (tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return false;
     bool done = says_done((CUstream)STREAM_LEGACY);
     for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)

@@ -131,8 +131,7 @@ static bool begin(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels, struct pl
     *placing = (struct placing){.card = NULL};
     if (how == NULL || (how->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) != 0 || (card = current_card()) == NULL)
         return true;
-    if (HAS(cuCtxGetCurrent))
-        tangram.driver.cuCtxGetCurrent(&context);
+    tangram.driver.cuCtxGetCurrent(&context);
     return placing_begin(placing, &tangram.array_pages, card, context, array_bytes(how, levels));
 }
 

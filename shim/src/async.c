@@ -16,7 +16,7 @@ static CUresult free_in_order(CUdeviceptr at, CUstream stream, bool per_thread)
 static CUresult undo(struct pool *pool, CUdeviceptr at, CUstream stream, bool per_thread)
 {
     free_in_order(at, stream, per_thread);
-    if (per_thread && tangram.driver.cuStreamSynchronize_ptsz != NULL)
+    if (per_thread && HAS(cuStreamSynchronize_ptsz))
         tangram.driver.cuStreamSynchronize_ptsz(stream);
     else
         tangram.driver.cuStreamSynchronize(stream);

@@ -58,10 +58,10 @@ static struct card *learn_current_card(void)
 {
     CUdevice device;
     int devices = 0;
-    if (tangram.driver.cuCtxGetDevice == NULL || tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    if (tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
         return NULL; /* no context: the driver's own error is the answer */
     struct card *card = card_of_device(device);
-    if (tangram.driver.cuDeviceGetCount != NULL && tangram.driver.cuDeviceGetCount(&devices) == CUDA_SUCCESS && devices == 1)
+    if (tangram.driver.cuDeviceGetCount(&devices) == CUDA_SUCCESS && devices == 1)
         atomic_store_explicit(&tangram.only_card, card ? card : &tangram.unshared, memory_order_release);
     return card;
 }
@@ -82,7 +82,7 @@ struct card *current_card(void)
         return NULL;
     CUcontext context = NULL;
     unsigned gone = atomic_load_explicit(&tangram.contexts_gone, memory_order_acquire);
-    if (tangram.driver.cuCtxGetCurrent == NULL || tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+    if (tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         context = NULL;
     if (context != NULL && context == seen.context && gone == seen.contexts_gone)
         return seen.card;
@@ -102,9 +102,9 @@ bool device_of_stream(CUstream stream, CUdevice *device)
     }
     if ((uintptr_t)stream <= 2)
         return tangram.driver.cuCtxGetDevice(device) == CUDA_SUCCESS;
-    if (tangram.driver.cuStreamGetDevice != NULL)
+    if (HAS(cuStreamGetDevice))
         return tangram.driver.cuStreamGetDevice(stream, device) == CUDA_SUCCESS;
-    if (tangram.driver.cuStreamGetCtx == NULL || tangram.driver.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
+    if (tangram.driver.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
         tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return false;
     bool known = tangram.driver.cuCtxGetDevice(device) == CUDA_SUCCESS;

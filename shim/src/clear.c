@@ -44,7 +44,7 @@ CUresult clear_on(CUdevice device, CUdeviceptr at, uint64_t bytes)
 /* The driver refuses a fill only when the context is already broken: then every later call of the program fails as well. */
 void clear_in_order(CUdeviceptr at, uint64_t bytes, CUstream stream, bool per_thread)
 {
-    if (per_thread && tangram.driver.cuMemsetD8Async_ptsz != NULL)
+    if (per_thread && HAS(cuMemsetD8Async_ptsz))
         tangram.driver.cuMemsetD8Async_ptsz(at, 0, bytes, stream);
     else
         tangram.driver.cuMemsetD8Async(at, 0, bytes, stream);

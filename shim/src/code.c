@@ -86,7 +86,7 @@ static void note_late(enum comes_late what, const void *function, const void *im
 static void note_function(CUfunction function)
 {
     int local = 0;
-    if (HAS(cuFuncGetAttribute) && grant_ready() == GRANT_GOOD &&
+    if (grant_ready() == GRANT_GOOD &&
         tangram.driver.cuFuncGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, function) == CUDA_SUCCESS)
         stack_note(function, local);
 }
@@ -98,10 +98,9 @@ static void note_kernel(CUkernel kernel, CUlibrary library)
     CUdevice device = 0;
     if (grant_ready() != GRANT_GOOD)
         return;
-    if (HAS(cuCtxGetDevice) && tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    if (tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
         device = 0;
-    if (HAS(cuKernelGetAttribute) &&
-        tangram.driver.cuKernelGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, kernel, device) == CUDA_SUCCESS)
+    if (tangram.driver.cuKernelGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, kernel, device) == CUDA_SUCCESS)
         stack_note(kernel, local);
     note_late(LATE_KERNEL, kernel, library);
 }

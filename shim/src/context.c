@@ -332,8 +332,7 @@ static bool is_active(CUdevice device)
 {
     unsigned int flags;
     int active = 1;
-    return tangram.driver.cuDevicePrimaryCtxGetState == NULL ||
-           tangram.driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active != 0;
+    return tangram.driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active != 0;
 }
 
 /* After a call that may have ended the device's primary context. */

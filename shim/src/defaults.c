@@ -29,7 +29,7 @@ static bool is_default(CUmemoryPool handle, int type, int id, CUmemAllocationTyp
 static bool is_of_device(CUmemoryPool handle, CUdevice device)
 {
     CUmemoryPool its;
-    if (HAS(cuDeviceGetDefaultMemPool) && tangram.driver.cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle)
+    if (tangram.driver.cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle)
         return true;
     if (!HAS(cuMemGetDefaultMemPool))
         return false;
@@ -62,7 +62,7 @@ bool pool_of_handle(CUmemoryPool handle, struct pool **pool)
     *pool = pool_known(handle);
     if (*pool != NULL || handle == NULL)
         return true;
-    if (!HAS(cuDeviceGetCount) || tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
+    if (tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
         devices = 0;
     for (CUdevice device = 0; device < devices; device++)
         if (is_of_device(handle, device))

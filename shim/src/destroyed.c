@@ -16,8 +16,7 @@ static CUevent event_in(CUstream stream)
 {
     CUevent event = NULL;
     CUcontext context, popped;
-    if (!HAS(cuStreamGetCtx) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) || !HAS(cuEventRecord) ||
-        !HAS(cuEventDestroy_v2) || tangram.driver.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
+    if (tangram.driver.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
         tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return NULL;
     if (tangram.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)

@@ -36,7 +36,7 @@ struct graph {
 static bool add_node(struct graph *sum, CUgraphNode node)
 {
     CUDA_MEM_ALLOC_NODE_PARAMS how;
-    if (tangram.driver.cuGraphMemAllocNodeGetParams == NULL || tangram.driver.cuGraphMemAllocNodeGetParams(node, &how) != CUDA_SUCCESS)
+    if (tangram.driver.cuGraphMemAllocNodeGetParams(node, &how) != CUDA_SUCCESS)
         return false;
     if (card_of_location(&how.poolProps.location) == NULL)
         return true;
@@ -57,8 +57,7 @@ static bool add_kernel(struct graph *sum, CUgraphNode node)
 {
     CUDA_KERNEL_NODE_PARAMS how = {.func = NULL};
     sum->kernels++;
-    if (!atomic_load(&tangram.hot.noted) || !HAS(cuGraphKernelNodeGetParams_v2) ||
-        tangram.driver.cuGraphKernelNodeGetParams_v2(node, &how) != CUDA_SUCCESS)
+    if (!atomic_load(&tangram.hot.noted) || tangram.driver.cuGraphKernelNodeGetParams_v2(node, &how) != CUDA_SUCCESS)
         return true;
     sum->refused = sum->refused || kernel_refused(how.func != NULL ? how.func : (CUfunction)(void *)how.kern);
     return true;
@@ -81,7 +80,7 @@ static bool add_up(struct graph *sum, CUgraph graph, unsigned depth)
             good = add_kernel(sum, node[i]);
         else if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
             good = add_node(sum, node[i]);
-        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && tangram.driver.cuGraphChildGraphNodeGetGraph != NULL)
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && HAS(cuGraphChildGraphNodeGetGraph))
             good = tangram.driver.cuGraphChildGraphNodeGetGraph(node[i], &child) == CUDA_SUCCESS && add_up(sum, child, depth + 1);
     }
     free(node);
@@ -123,7 +122,7 @@ static bool make_begin(struct making *making, CUgraph graph, bool uploads)
 {
     making->graph = NULL;
     making->card = NULL;
-    if (grant_ready() == GRANT_NONE || tangram.driver.cuGraphGetNodes == NULL || tangram.driver.cuGraphNodeGetType == NULL)
+    if (grant_ready() == GRANT_NONE || !HAS(cuGraphGetNodes) || !HAS(cuGraphNodeGetType))
         return true;
     struct graph *sum = calloc(1, sizeof *sum);
     if (sum == NULL)

@@ -52,9 +52,9 @@ static void *ask_driver(const struct hook *hook)
     void *at = NULL;
     cuuint64_t flags = hook->ptds ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
     CUdriverProcAddressQueryResult status;
-    if (tangram.driver.cuGetProcAddress_v2 != NULL)
+    if (HAS(cuGetProcAddress_v2))
         tangram.driver.cuGetProcAddress_v2(hook->base, &at, hook->since, flags, &status);
-    else if (tangram.driver.cuGetProcAddress != NULL)
+    else if (HAS(cuGetProcAddress))
         tangram.driver.cuGetProcAddress(hook->base, &at, hook->since, flags);
     return at;
 }

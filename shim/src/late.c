@@ -20,14 +20,14 @@ bool late_free(const struct owned *was, CUstream stream, bool per_thread)
 {
     struct late *late = malloc(sizeof *late);
     CUresult rc = CUDA_ERROR_NOT_SUPPORTED;
-    if (late != NULL && tangram.driver.cuEventCreate != NULL)
+    if (late != NULL)
         rc = tangram.driver.cuEventCreate(&late->event, CU_EVENT_DISABLE_TIMING);
     if (rc != CUDA_SUCCESS) {
         free(late);
         return false;
     }
-    rc = per_thread && tangram.driver.cuEventRecord_ptsz != NULL ? tangram.driver.cuEventRecord_ptsz(late->event, stream)
-                                                                 : tangram.driver.cuEventRecord(late->event, stream);
+    rc = per_thread && HAS(cuEventRecord_ptsz) ? tangram.driver.cuEventRecord_ptsz(late->event, stream)
+                                               : tangram.driver.cuEventRecord(late->event, stream);
     if (rc != CUDA_SUCCESS) {
         tangram.driver.cuEventDestroy_v2(late->event);
         free(late);
@@ -88,22 +88,19 @@ void late_forget_all(void)
 bool capturing(CUstream stream, bool per_thread)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (per_thread && tangram.driver.cuStreamIsCapturing_ptsz != NULL)
+    if (per_thread && HAS(cuStreamIsCapturing_ptsz))
         return tangram.driver.cuStreamIsCapturing_ptsz(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-    return tangram.driver.cuStreamIsCapturing != NULL && tangram.driver.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
-           status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return tangram.driver.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 CUstreamCaptureMode relax(void)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (tangram.driver.cuThreadExchangeStreamCaptureMode != NULL)
-        tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
+    tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
     return mode;
 }
 
 void relax_end(CUstreamCaptureMode before)
 {
-    if (tangram.driver.cuThreadExchangeStreamCaptureMode != NULL)
-        tangram.driver.cuThreadExchangeStreamCaptureMode(&before);
+    tangram.driver.cuThreadExchangeStreamCaptureMode(&before);
 }

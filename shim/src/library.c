@@ -20,7 +20,7 @@ CUcontext library_context(void)
     CUcontext context = NULL;
     if (!atomic_load_explicit(&tangram.hot.several_contexts, memory_order_acquire))
         return atomic_load(&tangram.contexts.first);
-    return HAS(cuCtxGetCurrent) && tangram.driver.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+    return tangram.driver.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
 }
 
 void library_loaded(const void *library, uint64_t variables)

@@ -98,7 +98,7 @@ typedef struct {
     do {                                                                                                                       \
         if (!management_ready())                                                                                               \
             return NVML_ERROR_LIBRARY_NOT_FOUND;                                                                               \
-        if (tangram.management.name == NULL)                                                                                   \
+        if (!HAS_NVML(name))                                                                                   \
             return NVML_ERROR_FUNCTION_NOT_FOUND;                                                                              \
     } while (0)
 

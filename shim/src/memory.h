@@ -9,13 +9,9 @@
     do {                                                                                                                       \
         if (UNLIKELY(!driver_ready()))                                                                                         \
             return CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;                                                                       \
-        if (UNLIKELY(tangram.driver.name == NULL))                                                                             \
+        if (UNLIKELY(!HAS(name)))                                                                                              \
             return CUDA_ERROR_NOT_SUPPORTED;                                                                                   \
     } while (0)
-
-/* Has this driver the function at all? Every function of it that hooks.def only needs may be missing, in the oldest driver or the
- * next one: it is called after this, or after a hook that NEEDS it. */
-#define HAS(name) (tangram.driver.name != NULL)
 
 /* Takes bytes of the card from the lease, with what idle pools give up when it would be refused otherwise. */
 bool reserve(struct card *card, uint64_t bytes);

@@ -31,9 +31,9 @@ static unsigned capability(void)
 {
     CUdevice device = 0;
     int major = 0, minor = 0;
-    if (HAS(cuCtxGetDevice) && tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    if (tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
         device = 0;
-    if (!HAS(cuDeviceGetAttribute) || tangram.driver.cuDeviceGetAttribute(&major, (CUdevice_attribute)MAJOR, device) != CUDA_SUCCESS ||
+    if (tangram.driver.cuDeviceGetAttribute(&major, (CUdevice_attribute)MAJOR, device) != CUDA_SUCCESS ||
         tangram.driver.cuDeviceGetAttribute(&minor, (CUdevice_attribute)MINOR, device) != CUDA_SUCCESS)
         return 0;
     return (unsigned)(major * 10 + minor);
@@ -43,7 +43,7 @@ static unsigned capability(void)
 static bool is_lazy(void)
 {
     CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
-    return HAS(cuModuleGetLoadingMode) && tangram.driver.cuModuleGetLoadingMode(&mode) == CUDA_SUCCESS && mode == CU_MODULE_LAZY_LOADING;
+    return tangram.driver.cuModuleGetLoadingMode(&mode) == CUDA_SUCCESS && mode == CU_MODULE_LAZY_LOADING;
 }
 
 static bool begin_variables(struct loading *loading, uint64_t bytes)
@@ -51,8 +51,7 @@ static bool begin_variables(struct loading *loading, uint64_t bytes)
     CUcontext context = NULL;
     if (bytes == 0)
         return true;
-    if (HAS(cuCtxGetCurrent))
-        tangram.driver.cuCtxGetCurrent(&context);
+    tangram.driver.cuCtxGetCurrent(&context);
     return placing_begin(&loading->placing, &tangram.module_pages, loading->card, context, bytes);
 }
 
@@ -139,7 +138,7 @@ static bool begin_file(struct card *card, const char *path, struct loading *load
 static struct card *card_of_library(void)
 {
     CUdevice device;
-    bool none = !HAS(cuCtxGetDevice) || tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS;
+    bool none = tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS;
     return grant_ready() == GRANT_NONE ? NULL : none ? card_of_device(0) : card_of_device(device);
 }
 

@@ -15,8 +15,6 @@ nvmlReturn_t shared_gpu(nvmlDevice_t device, struct card **card)
     *card = NULL;
     if (grant_ready() == GRANT_NONE)
         return NVML_SUCCESS;
-    if (tangram.management.nvmlDeviceGetUUID == NULL)
-        return NVML_ERROR_FUNCTION_NOT_FOUND;
     nvmlReturn_t rc = tangram.management.nvmlDeviceGetUUID(device, text, sizeof text);
     if (rc != NVML_SUCCESS)
         return rc;

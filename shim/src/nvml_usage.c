@@ -68,7 +68,7 @@ static nvmlReturn_t our_share(nvmlDevice_t device, struct card *card, sample *su
     char *entries;
     unsigned int count;
     *sum = (sample){0};
-    if (tangram.management.nvmlDeviceGetProcessUtilization == NULL)
+    if (!HAS_NVML(nvmlDeviceGetProcessUtilization))
         return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t rc = own_entries(&list, card, &entries, &count);
     for (unsigned int i = 0; rc == NVML_SUCCESS && i < count; i++) {

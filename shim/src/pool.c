@@ -73,8 +73,7 @@ struct pool *pool_of_stream(CUstream stream)
 {
     CUdevice device;
     CUmemoryPool handle;
-    if (!device_of_stream(stream, &device) || tangram.driver.cuDeviceGetMemPool == NULL ||
-        tangram.driver.cuDeviceGetMemPool(&handle, device) != CUDA_SUCCESS)
+    if (!device_of_stream(stream, &device) || tangram.driver.cuDeviceGetMemPool(&handle, device) != CUDA_SUCCESS)
         return NULL;
     struct pool *pool = pool_known(handle);
     return pool != NULL ? pool : pool_met(handle, device, card_of_device(device));
@@ -90,10 +89,10 @@ static bool ask(struct pool *pool, bool used, uint64_t *bytes)
 {
     cuuint64_t value = 0;
     CUresult rc = CUDA_ERROR_NOT_SUPPORTED;
-    if (pool->handle != NULL && tangram.driver.cuMemPoolGetAttribute != NULL)
+    if (pool->handle != NULL && HAS(cuMemPoolGetAttribute))
         rc = tangram.driver.cuMemPoolGetAttribute(
             pool->handle, used ? CU_MEMPOOL_ATTR_USED_MEM_CURRENT : CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value);
-    else if (pool->handle == NULL && tangram.driver.cuDeviceGetGraphMemAttribute != NULL)
+    else if (pool->handle == NULL && HAS(cuDeviceGetGraphMemAttribute))
         rc = tangram.driver.cuDeviceGetGraphMemAttribute(
             pool->device, used ? CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT : CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &value);
     *bytes = value;
@@ -234,9 +233,9 @@ void pool_trim(struct pool *pool)
 {
     CUstreamCaptureMode mode = relax();
     atomic_fetch_add(&pool->trims, 1);
-    if (pool->handle != NULL && tangram.driver.cuMemPoolTrimTo != NULL)
+    if (pool->handle != NULL && HAS(cuMemPoolTrimTo))
         tangram.driver.cuMemPoolTrimTo(pool->handle, 0);
-    else if (pool->handle == NULL && tangram.driver.cuDeviceGraphMemTrim != NULL)
+    else if (pool->handle == NULL && HAS(cuDeviceGraphMemTrim))
         tangram.driver.cuDeviceGraphMemTrim(pool->device);
     relax_end(mode);
     pool_settle(pool);

@@ -20,7 +20,7 @@ static void exchange(const char *symbol, void **at)
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **at, int version, cuuint64_t flags)
 {
-    if (!driver_ready() || tangram.driver.cuGetProcAddress == NULL)
+    if (!driver_ready() || !HAS(cuGetProcAddress))
         return CUDA_ERROR_NOT_FOUND;
     CUresult rc = tangram.driver.cuGetProcAddress(symbol, at, version, flags);
     if (rc == CUDA_SUCCESS && at != NULL && *at != NULL)
@@ -31,7 +31,7 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **at, int version, cuu
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **at, int version, cuuint64_t flags,
                                     CUdriverProcAddressQueryResult *status)
 {
-    if (!driver_ready() || tangram.driver.cuGetProcAddress_v2 == NULL)
+    if (!driver_ready() || !HAS(cuGetProcAddress_v2))
         return CUDA_ERROR_NOT_FOUND;
     CUresult rc = tangram.driver.cuGetProcAddress_v2(symbol, at, version, flags, status);
     if (rc == CUDA_SUCCESS && at != NULL && *at != NULL)

@@ -16,7 +16,13 @@
 
 enum { THREAD_STACK = 256 * 1024, STACK_LEAST = 16 * 1024 }; /* beside what the libc needs on it; guessed: the deepest use seen is 20 KiB */
 
+/* Before the driver is found, and while a function is missing. missing.h */
 struct tangram tangram = {
+#define HOOK(name, base, since, ptds, params) .driver.name = missing_##name,
+#define REAL(name, params) .driver.name = missing_##name,
+#define NVML(name, params) .management.name = missing_##name,
+#define REAL_NVML(name, params) .management.name = missing_##name,
+#include "hooks.def"
     .setup = PTHREAD_MUTEX_INITIALIZER,
     .asking = PTHREAD_MUTEX_INITIALIZER,
     .bounding = PTHREAD_MUTEX_INITIALIZER,

@@ -45,6 +45,7 @@ enum warning {
     WARN_TURNED_AWAY,
     WARN_NO_THREAD,
     WARN_NEWER_FUNCTION,
+    WARN_LACKS_FUNCTION,
     WARN_NO_UUID,
     WARN_NO_CHANNELS,
     WARN_GRAPHICS,
@@ -121,8 +122,8 @@ struct driver {
 
 struct management {
 #define NVML(name, params) nvmlReturn_t(*name) params;
+#define REAL_NVML(name, params) nvmlReturn_t(*name) params;
 #include "hooks.def"
-    nvmlReturn_t (*nvmlDeviceGetUUID)(nvmlDevice_t device, char *uuid, unsigned int length);
 };
 
 /* What a launch looks at. A program of many small kernels has done other things since its last one: every line of the cache that is
@@ -175,6 +176,8 @@ struct tangram {
 } __attribute__((aligned(64)));
 
 extern struct tangram tangram;
+
+#include "missing.h"
 
 /* real.c: the driver's own functions. False when the driver cannot be found at all. */
 bool driver_find(void);

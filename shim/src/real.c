@@ -63,10 +63,29 @@ static void *open_library(const char *name)
     return handle != NULL ? handle : dlopen(name, RTLD_LAZY);
 }
 
+/* What is missing keeps what stands in the slot. missing.h */
 static void fetch(void *handle, const char *name, void *slot)
 {
     void *found = real_dlsym(handle, name);
-    memcpy(slot, &found, sizeof found);
+    if (found != NULL)
+        memcpy(slot, &found, sizeof found);
+}
+
+/* Reported where there is a grant: memory that this function would have told of may not be counted. */
+static void driver_lacks(const char *name)
+{
+    if (grant_ready() == GRANT_NONE)
+        return;
+    state_set(WIRE_UNKNOWN_FUNCTION, true);
+    warn(WARN_LACKS_FUNCTION, "this driver lacks %s: not all memory is counted; the oldest supported driver is 535", name);
+}
+
+static void report_missing(void)
+{
+#define NEEDED(name, params)                                                                                                   \
+    if (!HAS(name))                                                                                                            \
+        driver_lacks(#name);
+#include "hooks.def"
 }
 
 bool driver_find(void)
@@ -74,7 +93,7 @@ bool driver_find(void)
     struct quiet quiet = quiet_begin();
     void *handle = open_library("libcuda.so.1");
     if (handle != NULL) {
-        struct driver found;
+        struct driver found = tangram.driver;
 #define HOOK(name, base, since, ptds, params) fetch(handle, #name, &found.name);
 #define REAL(name, params) fetch(handle, #name, &found.name);
 #include "hooks.def"
@@ -84,6 +103,7 @@ bool driver_find(void)
             atomic_store_explicit(&tangram.hot.driver_found, true, memory_order_release);
         }
         pthread_mutex_unlock(&tangram.setup);
+        report_missing();
     }
     quiet_end(quiet);
     return handle != NULL;
@@ -96,10 +116,10 @@ bool management_ready(void)
     struct quiet quiet = quiet_begin();
     void *handle = open_library("libnvidia-ml.so.1");
     if (handle != NULL) {
-        struct management found;
+        struct management found = tangram.management;
 #define NVML(name, params) fetch(handle, #name, &found.name);
+#define REAL_NVML(name, params) fetch(handle, #name, &found.name);
 #include "hooks.def"
-        fetch(handle, "nvmlDeviceGetUUID", &found.nvmlDeviceGetUUID);
         pthread_mutex_lock(&tangram.setup);
         if (!atomic_load(&tangram.management_found)) {
             tangram.management = found;

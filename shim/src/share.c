@@ -17,8 +17,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
     CUresult rc = tangram.driver.cuIpcGetMemHandle(handle, at);
     if (rc != CUDA_SUCCESS || grant_ready() != GRANT_GOOD)
         return rc;
-    if (tangram.driver.cuMemGetAddressRange_v2 != NULL)
-        tangram.driver.cuMemGetAddressRange_v2(&base, &bytes, at);
+    tangram.driver.cuMemGetAddressRange_v2(&base, &bytes, at);
     if (table_find(base, &made) && made.of == NULL)
         hold_made(made.card, WIRE_IPC, base, made.bytes, handle);
     return rc;
@@ -48,8 +47,7 @@ static CUresult opened(CUresult rc, CUdeviceptr at, const CUipcMemHandle *handle
         table_own(known); /* the room it had is still there, or grows */
         return rc;
     }
-    bool sized = tangram.driver.cuMemGetAddressRange_v2 != NULL &&
-                 tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, at) == CUDA_SUCCESS;
+    bool sized = tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, at) == CUDA_SUCCESS;
     if (sized && hold_opened(card, WIRE_IPC, key, bytes, handle)) {
         struct owned entry = {key, bytes, card, (void *)1};
         if (table_own(entry))
@@ -98,7 +96,7 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *at, CUmemoryPool pool, CUmem
     struct card *card = rc == CUDA_SUCCESS ? current_card() : NULL;
     if (card == NULL)
         return rc;
-    if (tangram.driver.cuMemGetAddressRange_v2 != NULL && tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, *at) == CUDA_SUCCESS &&
+    if (tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, *at) == CUDA_SUCCESS &&
         hold_opened(card, WIRE_POOL, *at, bytes, data)) {
         struct owned entry = {*at, bytes, card, NULL};
         if (table_own(entry))

@@ -45,7 +45,7 @@ static uint64_t stacks_bytes(uint64_t limit)
 static uint64_t limit_now(int limit)
 {
     size_t value = 0;
-    if (!HAS(cuCtxGetLimit) || tangram.driver.cuCtxGetLimit(&value, (CUlimit)limit) != CUDA_SUCCESS)
+    if (tangram.driver.cuCtxGetLimit(&value, (CUlimit)limit) != CUDA_SUCCESS)
         return 0;
     return value;
 }
@@ -62,7 +62,7 @@ static bool depth_of(enum owned_kind kind, struct card *card, uint64_t now, stru
 {
     CUcontext context = NULL;
     struct owned entry;
-    if (card == NULL || !HAS(cuCtxGetCurrent) || tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
+    if (card == NULL || tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
         return false;
     *depth = (struct depth){card, OWNED_AS(kind, (uintptr_t)context), now, 0};
     if (table_find(depth->key, &entry)) {

@@ -14,7 +14,7 @@ static _Thread_local uint64_t thread_anchor __attribute__((tls_model("initial-ex
 static CUcontext current(void)
 {
     CUcontext context = NULL;
-    bool known = tangram.driver.cuCtxGetCurrent != NULL && tangram.driver.cuCtxGetCurrent(&context) == CUDA_SUCCESS;
+    bool known = tangram.driver.cuCtxGetCurrent(&context) == CUDA_SUCCESS;
     return known ? context : NULL;
 }
 
@@ -140,7 +140,7 @@ void stream_gone(struct activity_stream *of, struct stream_name name)
 static CUcontext context_of(CUstream stream)
 {
     CUcontext context = NULL;
-    bool known = tangram.driver.cuStreamGetCtx != NULL && tangram.driver.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS;
+    bool known = tangram.driver.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS;
     return known ? stream_context_named(context) : NULL;
 }
 

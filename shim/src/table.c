@@ -152,8 +152,7 @@ static bool is_dead(const struct owned *entry, CUcontext context)
     case 0:
     case OWNED_IPC: {
         CUdeviceptr at = kind_of(entry) == 0 ? entry->at : OWNED_AS(OWNED_IPC, entry->at);
-        return tangram.driver.cuPointerGetAttribute != NULL &&
-               tangram.driver.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_ERROR_INVALID_VALUE;
+        return tangram.driver.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_ERROR_INVALID_VALUE;
     }
     case OWNED_ARRAY:
     case OWNED_MIPMAP:

@@ -143,7 +143,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     NEEDS(cuMemImportFromShareableHandle);
     CUmemAllocationProp prop;
     CUresult rc = tangram.driver.cuMemImportFromShareableHandle(handle, os_handle, type);
-    if (rc != CUDA_SUCCESS || grant_ready() == GRANT_NONE || tangram.driver.cuMemGetAllocationPropertiesFromHandle == NULL)
+    if (rc != CUDA_SUCCESS || grant_ready() == GRANT_NONE || !HAS(cuMemGetAllocationPropertiesFromHandle))
         return rc;
     if (tangram.driver.cuMemGetAllocationPropertiesFromHandle(&prop, *handle) != CUDA_SUCCESS)
         return rc; /* a multicast object has no memory of its own */

@@ -16,8 +16,7 @@ static bool make(struct warm_kernel *kernel)
 {
     const struct driver *driver = &tangram.driver;
     CUmodule module;
-    return driver->cuModuleLoadData != NULL && driver->cuModuleGetFunction != NULL && driver->cuStreamCreate != NULL &&
-           driver->cuModuleLoadData(&module, empty_kernel) == CUDA_SUCCESS &&
+    return driver->cuModuleLoadData(&module, empty_kernel) == CUDA_SUCCESS &&
            driver->cuModuleGetFunction(&kernel->function, module, "tangram_empty") == CUDA_SUCCESS &&
            driver->cuStreamCreate(&kernel->stream, STREAM_NON_BLOCKING) == CUDA_SUCCESS;
 }
@@ -26,8 +25,7 @@ static bool make(struct warm_kernel *kernel)
 static bool find(struct warm_kernel *found)
 {
     CUcontext context = NULL;
-    if (!driver_ready() || tangram.driver.cuCtxGetCurrent == NULL ||
-        tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
+    if (!driver_ready() || tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
         return false;
     pthread_mutex_lock(&warm_->lock);
     unsigned at = 0;
@@ -53,9 +51,8 @@ void warm_up(void)
     struct warm_kernel kernel;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     struct quiet quiet = quiet_begin();
-    bool exchanged = driver_ready() && tangram.driver.cuThreadExchangeStreamCaptureMode != NULL &&
-                     tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-    if (find(&kernel) && tangram.driver.cuLaunchKernel != NULL)
+    bool exchanged = driver_ready() && tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    if (find(&kernel))
         tangram.driver.cuLaunchKernel(kernel.function, 1, 1, 1, 1, 1, 1, 0, kernel.stream, NULL, NULL);
     if (exchanged)
         tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);

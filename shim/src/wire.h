@@ -56,7 +56,7 @@ enum wire_reason {
     WIRE_NO_THREAD = 1,       /* no helper thread: its GPU work cannot be suspended, for it could not resume itself */
     WIRE_NO_CHANNELS = 2,     /* the kernel driver's requests are not understood */
     WIRE_GRAPHICS = 3,        /* memory of a graphics API is on the GPU */
-    WIRE_UNKNOWN_FUNCTION = 4, /* the driver has a newer form of a function that takes memory or launches */
+    WIRE_UNKNOWN_FUNCTION = 4, /* the driver has a newer form of a function that takes memory or launches, or lacks one that tells of memory */
     WIRE_UNLISTED_CHANNELS = 5,
     WIRE_NO_UUID = 6,         /* a channel whose GPU the driver does not name */
     WIRE_REASONS = 7

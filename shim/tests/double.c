@@ -229,3 +229,10 @@ void set_up(void)
     atomic_store(&tangram.grant.state, GRANT_GOOD);
     atomic_store(&tangram.capture.next, kernel_ioctl);
 }
+
+void forget_driver(void)
+{
+#define HOOK(name, base, since, ptds, params) tangram.driver.name = missing_##name;
+#define REAL(name, params) tangram.driver.name = missing_##name;
+#include "../src/hooks.def"
+}

@@ -18,6 +18,7 @@ struct kernel {
 extern struct kernel kernel;
 extern int peer, device_fd;
 void set_up(void);
+void forget_driver(void); /* the double of libcuda: no function is there any more */
 void fresh(void); /* nothing was made, and nothing is told */
 int kernel_ioctl(int fd, unsigned long request, ...);
 

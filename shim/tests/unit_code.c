@@ -212,10 +212,14 @@ static CUresult launch(CUfunction function, int width, int height)
 static struct card *h200(uint64_t lease_bytes)
 {
     struct card *card = &tangram.grant.card[0];
-    tangram.driver = (struct driver){.cuCtxGetCurrent = get_current, .cuCtxGetDevice = get_device, .cuCtxGetLimit = get_limit,
-                                     .cuCtxSetLimit = set_limit, .cuDeviceGetAttribute = device_attribute,
-                                     .cuModuleGetFunction = get_function, .cuFuncGetAttribute = function_attribute,
-                                     .cuLaunchGrid = launch};
+    tangram.driver.cuCtxGetCurrent = get_current;
+    tangram.driver.cuCtxGetDevice = get_device;
+    tangram.driver.cuCtxGetLimit = get_limit;
+    tangram.driver.cuCtxSetLimit = set_limit;
+    tangram.driver.cuDeviceGetAttribute = device_attribute;
+    tangram.driver.cuModuleGetFunction = get_function;
+    tangram.driver.cuFuncGetAttribute = function_attribute;
+    tangram.driver.cuLaunchGrid = launch;
     atomic_store(&tangram.hot.driver_found, true);
     atomic_store(&tangram.grant.state, GRANT_GOOD);
     tangram.grant.cards = 1;

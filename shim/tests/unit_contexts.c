@@ -121,7 +121,7 @@ static void end(void)
         atomic_store(&tangram.contexts.primary[c], NULL);
     atomic_store(&tangram.hot.several_contexts, false);
     atomic_store(&tangram.contexts.first, NULL);
-    memset(&tangram.driver, 0, sizeof tangram.driver);
+    forget_driver();
     for (unsigned table = 0; table < ACTIVITY_TABLES; table++)
         free(atomic_load(&tangram.activity.more[table]));
     for (struct activity_context *of = atomic_load(&tangram.activity.context.next), *next; of != NULL; of = next) {

@@ -59,7 +59,7 @@ static void begin(void)
     activity_watch();
     atomic_store(&tangram.turn.urgent, true);
     atomic_store(&tangram.hot.driver_found, true);
-    memset(&tangram.driver, 0, sizeof tangram.driver);
+    forget_driver();
     tangram.driver.cuStreamQuery = query;
     tangram.driver.cuMemsetD8_v2 = fill;
     tangram.driver.cuMemcpyDtoH_v2 = copy;
@@ -72,7 +72,7 @@ static void begin(void)
 
 static void end(void)
 {
-    memset(&tangram.driver, 0, sizeof tangram.driver);
+    forget_driver();
     atomic_store(&tangram.hot.driver_found, false);
     atomic_store(&tangram.turn.urgent, false);
     activity_forget();

@@ -90,6 +90,12 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
+    def end(self) -> str:
+        """Lets it end by itself. What it wrote to stderr."""
+        _, errors = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, errors
+        return errors
+
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
