@@ -289,9 +289,9 @@ static nvmlGpuInstanceProfileInfo_v2_t profile_info_v2(const struct fake_profile
 #define BITS(function, parameters, valid, first, bits)                                                                         \
     FUNCTION(function, parameters, target_of(device, ANY, &to), set != NULL && words > 0 && (valid), true, memset(set, 0, words * sizeof *set); \
              for (unsigned long bit = (unsigned long)(first); bit < (unsigned long)((first) + (bits)) && bit / 64 < words; bit++) set[bit / 64] |= 1ul << (bit % 64))
-#define PROCESSES(function, type, listed)                                                                                      \
+#define PROCESSES(function, type, which)                                                                                       \
     FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), target_of(device, LIVE, &to), count != NULL && (infos != NULL || *count == 0), true, \
-             if (listed) return list_processes(&to, count, infos, sizeof *infos); *count = 0)
+             return list_processes(&to, which, count, infos, sizeof *infos))
 #include "answers.def"
 
 EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)

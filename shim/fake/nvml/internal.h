@@ -68,7 +68,9 @@ enum accepted {
 nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target *target);
 
 void *handle_of(uint32_t unit);
-/* The processes on a device, in nvmlProcessInfo_v2_t or its beginning: width says how much of it. */
-nvmlReturn_t list_processes(const struct target *to, unsigned *count, void *infos, size_t width);
+/* Processes on a device, in nvmlProcessInfo_v2_t or its beginning: width says how much of it. While a process that was
+ * described as nvidia-cuda-mps-server is on a unit, all of CUDA there are clients of MPS. */
+enum listed { COMPUTE, GRAPHICS, MPS_CLIENTS };
+nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned *count, void *infos, size_t width);
 
 #endif

@@ -22,8 +22,16 @@ static unsigned add_process(nvmlProcessInfo_v2_t found[MOST], unsigned first, un
     return count;
 }
 
+static bool mps_runs(uint32_t unit)
+{
+    for (const struct fake_slot *of = nvml.client.page->slot; of < nvml.client.page->slot + FAKE_SLOTS; of++)
+        if (of->kind == FAKE_FOREIGN && of->used_bytes[unit] > 0 && strcmp(of->name, "nvidia-cuda-mps-server") == 0)
+            return true;
+    return false;
+}
+
 /* One entry per process and unit, a card's instances included. Returns how many. */
-static unsigned processes(const struct target *to, nvmlProcessInfo_v2_t found[MOST])
+static unsigned processes(const struct target *to, enum listed which, nvmlProcessInfo_v2_t found[MOST])
 {
     unsigned count = 0;
     const struct fake_page *page = nvml.client.page;
@@ -31,21 +39,23 @@ static unsigned processes(const struct target *to, nvmlProcessInfo_v2_t found[MO
         const bool is_of_card = unit >= FAKE_CARDS && page->unit[unit].live && page->unit[unit].card == to->card;
         if (unit != to->unit && (to->mig || !is_of_card))
             continue;
+        const enum listed cuda = mps_runs(unit) ? MPS_CLIENTS : COMPUTE;
         const unsigned first = count;
         for (uint32_t slot = 0; slot < FAKE_SLOTS && count < MOST; slot++) {
             const struct fake_slot *of = &page->slot[slot];
-            if ((of->kind == FAKE_CUDA || of->kind == FAKE_FOREIGN) && of->contexts[unit] + of->used_bytes[unit] > 0)
+            const bool is_listed = (of->kind == FAKE_CUDA && which == cuda) || (of->kind == FAKE_FOREIGN && which == COMPUTE);
+            if (is_listed && of->contexts[unit] + of->used_bytes[unit] > 0)
                 count = add_process(found, first, count, of, unit);
         }
     }
     return count;
 }
 
-nvmlReturn_t list_processes(const struct target *to, unsigned *count, void *infos, size_t width)
+nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned *count, void *infos, size_t width)
 {
     static _Thread_local nvmlProcessInfo_v2_t found[MOST];
     page_lock(nvml.client.page);
-    const unsigned have = processes(to, found), room = *count;
+    const unsigned have = processes(to, which, found), room = *count;
     page_unlock(nvml.client.page);
     *count = have;
     CHECK(have <= room, NVML_ERROR_INSUFFICIENT_SIZE);

@@ -70,6 +70,21 @@ print(json.dumps([[p.pid, p.usedGpuMemory >> 20] for p in n.nvmlDeviceGetCompute
     assert nvml_python(driver, code) == [[4711, 2048], [one.process.pid, 150], [], "trainer", 2048 + 150 + 615]
 
 
+def test_clients_of_mps_have_a_list_of_their_own(fake_driver, worker, nvml_python):
+    driver = fake_driver(
+        "card h200 context_mib=100\nprocess 0 4711 30 nvidia-cuda-mps-server\ncard h200 context_mib=100"
+    )
+    one = worker(driver)
+    one.must("alloc", 50 * MIB)
+    code = """
+def pids(of): return [[p.pid, p.usedGpuMemory >> 20] for p in of(n.nvmlDeviceGetHandleByIndex(0))]
+print(json.dumps([pids(n.nvmlDeviceGetComputeRunningProcesses), pids(n.nvmlDeviceGetMPSComputeRunningProcesses)]))
+"""
+    assert nvml_python(driver, code) == [[[4711, 30]], [[one.process.pid, 150]]]
+    driver.ctl("gone", 4711)
+    assert nvml_python(driver, code) == [[[one.process.pid, 150]], []]
+
+
 def test_a_process_of_a_container_is_named_by_its_pid_there(fake_driver):
     driver = fake_driver("card h200")
     code = "import os, pynvml as n; n.nvmlInit(); print(os.getpid(), n.nvmlSystemGetProcessName(os.getpid()))"
