@@ -121,11 +121,7 @@ struct fake_slot {
 
 struct fake_event {
     _Atomic uint64_t number; /* 1, 2, ...: number n sits at n % FAKE_EVENTS */
-    uint32_t card;
-    uint32_t gi, ci;
-    uint32_t pad;
-    uint64_t type; /* nvmlEventType* */
-    uint64_t data; /* the XID */
+    uint32_t card, xid;
 };
 
 enum fake_fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_HANG, FAULT_MISSING, FAULT_SUSPEND, FAULT_ALLOC_FORM };

@@ -8,7 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define EVENT_XID 8u         /* nvmlEventTypeXidCriticalError */
 #define XID_FALLEN_OFF 79u   /* "GPU has fallen off the bus" */
 #define SAMPLE_NS 200000000u /* guessed: NVML's own period is 1/6 to 1 s by product */
 
@@ -21,9 +20,7 @@ bool raise_xid(struct daemon *daemon, const struct value *value, struct text *wh
     struct fake_event *event = &page->event[number % FAKE_EVENTS];
     atomic_store(&event->number, 0); /* a reader that looks now sees that it is being written */
     event->card = card;
-    event->gi = event->ci = UINT32_MAX;
-    event->type = EVENT_XID;
-    event->data = xid;
+    event->xid = xid;
     atomic_store(&event->number, number);
     atomic_store(&page->events_raised, number);
     atomic_store(&page->card[card].xid, xid);

@@ -51,10 +51,10 @@ static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
     while (set->seen < raised) {
         const uint64_t number = ++set->seen;
         const struct fake_event event = page->event[number % FAKE_EVENTS];
-        if (event.number != number || event.card >= FAKE_CARDS || (set->types[event.card] & event.type) == 0)
+        if (event.number != number || event.card >= FAKE_CARDS || (set->types[event.card] & nvmlEventTypeXidCriticalError) == 0)
             continue;
-        *data = (nvmlEventData_t){.device = handle_of(event.card), .eventType = event.type, .eventData = event.data,
-                                  .gpuInstanceId = event.gi, .computeInstanceId = event.ci};
+        *data = (nvmlEventData_t){.device = handle_of(event.card), .eventType = nvmlEventTypeXidCriticalError, .eventData = event.xid,
+                                  .gpuInstanceId = 0xffffffffu, .computeInstanceId = 0xffffffffu};
         return true;
     }
     return false;
