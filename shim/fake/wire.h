@@ -37,51 +37,38 @@
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
 #define FAKE_PAGE_VERSION 6u /* of the page and of the messages */
 
-/* One of NVIDIA's documented MIG profiles of a card model. */
+/* One of NVIDIA's documented MIG profiles of a card model; daemon/models.def. */
 struct fake_profile {
-    char name[24];        /* as NVIDIA's device plugin writes it: "1g.18gb", "1g.18gb.me" */
-    uint32_t id;          /* the profile ID that nvidia-smi mig -lgip prints */
-    uint32_t nvml;        /* NVML_GPU_INSTANCE_PROFILE_* */
-    uint32_t compute;     /* compute slices, of 7 */
-    uint32_t memory;      /* memory slices, of 8 */
-    uint32_t most;        /* instances of it that fit on one card */
-    uint32_t last_start;  /* memory slice: an instance begins at 0 or a multiple of `memory` up to it */
-    uint32_t sms;
-    uint32_t copy_engines;
-    uint32_t decoders, jpegs, ofas;
+    char name[24];            /* as NVIDIA's device plugin writes it: "1g.18gb", "1g.18gb.me" */
+    uint32_t id, nvml;        /* the ID that nvidia-smi mig -lgip prints, NVML_GPU_INSTANCE_PROFILE_* */
+    uint32_t compute, memory; /* slices, of 7 and of 8 */
+    uint32_t most;            /* instances of it that fit on one card */
+    uint32_t last_start;      /* memory slice: an instance begins at 0 or a multiple of `memory` up to it */
+    uint32_t sms, copy_engines, decoders, jpegs, ofas;
     uint64_t bytes;
 };
 
 struct fake_card {
     char model[16]; /* "h200" */
-    char name[64];
-    char uuid[48];
+    char name[64], uuid[48], serial[32];
     uint8_t uuid_bytes[16];
-    char serial[32];
-    uint32_t minor;
-    uint32_t pci_domain, pci_bus, pci_device, pci_id, pci_subsystem;
+    uint32_t minor, pci_domain, pci_bus, pci_device, pci_id, pci_subsystem;
     uint32_t cc_major, cc_minor, architecture, brand;
     uint32_t sms, clock_mhz, memory_clock_mhz, bus_bits, power_watts, l2_mib;
     int32_t numa;
     uint32_t links_wired;
-    int32_t link_peer[FAKE_LINKS]; /* card at the other end, -1 = not connected, -2 = a switch */
-    uint64_t total_bytes;          /* what NVML calls total */
-    uint64_t reserved_bytes;       /* of it, what no process can have */
-    uint64_t context_bytes;        /* what one context costs */
-    uint32_t mig_capable, mig_on;
-    uint32_t profiles;
+    int32_t link_peer[FAKE_LINKS];        /* card at the other end, -1 = not connected, -2 = a switch */
+    uint64_t total_bytes, reserved_bytes; /* what NVML calls total; of it, what no process can have */
+    uint64_t context_bytes;               /* what one context costs */
+    uint32_t mig_capable, mig_on, profiles;
     struct fake_profile profile[FAKE_PROFILES];
-    _Atomic uint32_t xid;  /* the last fatal XID, 0 = well */
-    _Atomic uint32_t lost; /* fell off the bus (XID 79) */
+    _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
 };
 
 struct fake_unit {
-    uint32_t live;
-    uint32_t card;
-    /* of a MIG instance: */
-    uint32_t profile; /* index in the card's profile[] */
-    uint32_t gi, start; /* GPU instance ID, first memory slice */
-    char uuid[48];    /* "MIG-..." */
+    uint32_t live, card;
+    uint32_t profile, gi, start; /* of a MIG instance: index in the card's profile[], GPU instance ID, first memory slice */
+    char uuid[48];               /* the card's, or "MIG-..." */
     uint8_t uuid_bytes[16];
     /* counted, under the page's lock: */
     uint64_t limit_bytes; /* what processes can have */
@@ -99,8 +86,7 @@ struct fake_unit {
 #define FAKE_OBJECTS 512u
 struct fake_kernel_object {
     uint32_t client, handle, parent, klass; /* handle 0 = free */
-    uint32_t unit;                          /* of a device and what is under it */
-    uint32_t engine;                        /* of a channel group */
+    uint32_t unit, engine;                  /* of a device, of a channel group, and of what is under it */
     uint32_t disables;                      /* of a channel: so many enables are owed */
 };
 
@@ -135,9 +121,7 @@ struct fake_fault { /* common/fault.h */
 };
 
 struct fake_page {
-    uint32_t magic, version;
-    uint32_t cards;
-    uint32_t cuda_version;
+    uint32_t magic, version, cards, cuda_version;
     char driver_version[32];
     uint64_t kernel_ns; /* a kernel that does not say how long it takes */
     _Atomic uint64_t kernel_misuses; /* ioctls that a real kernel driver would have refused or regretted */

@@ -30,22 +30,6 @@ int client_ask(const struct client *client, struct fake_message *message, int se
     return rc;
 }
 
-static int connect_to(const char *path)
-{
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof at.sun_path)
-        return -ENAMETOOLONG;
-    memcpy(at.sun_path, path, strlen(path));
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -errno;
-    if (connect(fd, (const struct sockaddr *)&at, sizeof at) == 0)
-        return fd;
-    const int why = -errno;
-    close(fd);
-    return why;
-}
-
 static int say_hello(struct client *client, enum fake_kind kind)
 {
     struct fake_message message = {.type = FAKE_HELLO, .kind = kind};
@@ -62,10 +46,14 @@ static int say_hello(struct client *client, enum fake_kind kind)
 
 int client_open_at(struct client *client, enum fake_kind kind, const char *path)
 {
-    *client = (struct client){.socket = connect_to(path), .page_fd = -1};
-    if (client->socket < 0)
-        return client->socket;
-    const int rc = say_hello(client, kind);
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    *client = (struct client){.socket = -1, .page_fd = -1};
+    if (strlen(path) >= sizeof at.sun_path)
+        return -ENAMETOOLONG;
+    memcpy(at.sun_path, path, strlen(path));
+    client->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    const bool connected = client->socket >= 0 && connect(client->socket, (const struct sockaddr *)&at, sizeof at) == 0;
+    const int rc = connected ? say_hello(client, kind) : -errno;
     if (rc < 0)
         client_close(client);
     return rc;

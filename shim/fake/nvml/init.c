@@ -39,8 +39,6 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
         for (uint32_t card = 0; rc == NVML_SUCCESS && card < nvml.client.page->cards; card++)
             if (client_sees_card(&nvml.client, card))
                 nvml.card[nvml.cards++] = card;
-        for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
-            nvml.device[unit].unit = unit;
     }
     if (rc == NVML_SUCCESS)
         nvml.users++;

@@ -34,7 +34,7 @@
     } while (0)
 
 struct nvmlDevice_st {
-    uint32_t unit;
+    uint32_t place; /* only its address counts */
 };
 
 struct nvml {
