@@ -25,6 +25,7 @@ from arbiter.grant_file import read_grant, same_place, uuid_bytes
 from arbiter.identity import Identity, named
 from arbiter.meter import Reading
 from arbiter.page import Page
+from arbiter.spared import Spared
 from vgpu import wire
 from vgpu.enforcement import Reason, reported
 from vgpu.errors import BadDocument
@@ -86,10 +87,8 @@ class Container:
         self._unwelcomed: set[int] = set()
         """Numbers of those that said HELLO and wait for the grant."""
         self._handed_over: list[Connection] = []
-        self._threadless_moved = False
+        self.spared = Spared()
         self._contexts_moved = False
-        self.mps = False
-        """An MPS server runs on one of its GPUs, as NVML saw last."""
         self.listener = bound_socket(folder / "arbiter.sock", socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
         self.load()
 
@@ -196,7 +195,7 @@ class Container:
         self._tell(self.contexts.measure(self.ledger, uuids, self._welcomed(), reading, self._clock()))
         for waiting in self.contexts.answered(reading):
             self._measured(waiting, uuids[waiting.card] in reading.cards)
-        self.mps = any(reading.seen[pid].mps for uuid in uuids for pid in reading.cards.get(uuid, ()))
+        self.spared.take(uuids, reading)
         held = self.contexts.held(self.folder.name, self.ledger, uuids, self._welcomed(), reading)
         self.kills += overlimit.look(self.lookout, self.grant, reading, held)
         self._show()
@@ -215,13 +214,9 @@ class Container:
         handed_over, self._handed_over = self._handed_over, []
         return handed_over
 
-    def threadless(self) -> frozenset[int] | None:
-        """Host pids of the processes that reported no-thread, when they are others than when this was asked last."""
-        if not self._threadless_moved:
-            return None
-        self._threadless_moved = False
-        no_thread = (c.pid for c in self.connections.values() if Reason.NO_THREAD in map(reported, c.reported))
-        return frozenset(no_thread)
+    def newly_spared(self) -> dict[int, str] | None:
+        """Processes that are never suspended, by host pid, and why, when they are others than when this was asked last."""
+        return self.spared.changed(self.connections.values())
 
     def begun_contexts(self) -> dict[tuple[Identity, int], float] | None:
         """Since when each process has had a context on each card, where that is otherwise than when this was asked last."""
@@ -297,7 +292,7 @@ class Container:
         connection.reported ^= {number}
         tell_of_report(self.folder.name, connection.pid, reported(number), active=active)
         if reported(number) is Reason.NO_THREAD:
-            self._threadless_moved = True
+            self.spared.moved = True
             self._tell(self.ledger.leases_exactly(connection.number, self._clock(), exact=active))
 
     def _hold(self, process: int, seq: int, said: wire.Hold) -> None:
@@ -449,7 +444,7 @@ class Container:
         if self.connections.pop(connection.number, None) is None:
             return
         self._gone.append(connection)
-        self._threadless_moved |= bool(connection.reported)
+        self.spared.moved = True
         self._contexts_moved |= bool(connection.contexts_s)
         self._unwelcomed.discard(connection.number)
         self.contexts.forget(connection.number)

@@ -67,6 +67,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
             reported=frozenset(map(reported, connection.reported)),
             without_channels_s=None if times is None else _without_channels_s(connection, time, container.now_s),
             recall_s=container.ledger.silent_s(connection.number, container.now_s),
+            mps=container.spared.is_mps_client(connection.pid),
         )
         for connection in container.connections.values()
         if connection.welcomed
@@ -78,7 +79,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         partial=time.partial,
         denied=time.denied,
         gating_points=time.gating_points,
-        mps=container.mps,
+        mps=container.spared.mps,
         stalled_s=time.stalled_s,
         measured=meter is None or not (meter.tried and meter.trouble),
         processes=tuple(processes),

@@ -39,8 +39,8 @@ class Seen:
     key: str | None
     """Of the grant directory mounted in its namespace; else, for an arbiter of runs, of the one it was started with."""
     pid_inside: int
-    mps: bool = False
-    """It is an MPS server: the work of its clients runs on its channels."""
+    mps_server: bool = False
+    """The work of its clients runs on its channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class Reading:
     """UUID -> host pid -> bytes; None where the driver does not tell."""
     seen: Mapping[int, Seen] = field(default_factory=dict)
     """Every pid of `cards`."""
+    mps_clients: frozenset[int] = frozenset()
+    """Of those pids, the ones that NVML lists as clients of an MPS server."""
 
 
 class Meter:
@@ -133,15 +135,19 @@ class Meter:
         while not self._closing:
             began_s = self._clock()
             cards: dict[str, dict[int, int | None]] = {}
+            clients: set[int] = set()
             failed = None
             for uuid in self._wanted:
                 try:
-                    cards[uuid] = {process.pid: process.used_bytes for process in processes(uuid)}
+                    listed = processes(uuid)
+                    cards[uuid] = {process.pid: process.used_bytes for process in listed}
+                    clients |= {process.pid for process in listed if process.mps}
                 except NvmlError as error:
                     failed = error
             if failed is not None and not cards:
                 raise failed
-            self._tell(Reading(began_s, cards, self._look_up(pid for held in cards.values() for pid in held)))
+            seen = self._look_up(pid for held in cards.values() for pid in held)
+            self._tell(Reading(began_s, cards, seen, frozenset(clients)))
             self._wait(max(0.0, began_s + PERIOD_S - self._clock()), hurried=True)
 
     def _look_up(self, pids: Iterable[int]) -> dict[int, Seen]:

@@ -251,9 +251,9 @@ class Server:
             if connection.sock.fileno() in self._poller.get_map():
                 self._poller.unregister(connection.sock)
             connection.sock.close()
-        threadless = container.threadless()
-        if self.turns is not None and threadless is not None:
-            self.turns.never_suspend(container.folder.name, threadless)
+        spared = container.newly_spared()
+        if self.turns is not None and spared is not None:
+            self.turns.never_suspend(container.folder.name, spared)
         contexts = container.begun_contexts()
         if self.turns is not None and contexts is not None:
             self.turns.contexts(container.folder.name, contexts)

@@ -6,7 +6,7 @@ The parts that decide nothing themselves: a tenant adds up what its processes sa
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -48,9 +48,6 @@ FADE: Final = 0.5
 """What of earlier looks counts in `pace`. Guessed: a sample that comes late is in the next look."""
 PARTIAL: Final = f"a process has more than {rm.CHANNELS_LIMIT} compute channels on a card, which one list cannot name"
 MUTE: Final = "a process has had a context for two seconds and reported no channels"
-THREADLESS: Final = (
-    "a process could not start the library's helper thread, so nothing could resume it if the arbiter died"
-)
 
 
 @dataclass(slots=True)
@@ -110,8 +107,8 @@ class TenantTurns:
         """Why it cannot be suspended; empty = it can."""
         self.told_partial = False
         self.told_no_trial = False
-        self.threadless: frozenset[int] = frozenset()
-        """Host pids of its processes that are never suspended, as nothing in them could resume them."""
+        self.spared: Mapping[int, str] = {}
+        """Host pids of its processes that are never suspended, and why."""
         self.contexts_s: dict[tuple[Identity, int], float] = {}
         """Since when each process has had a context on each card of the grant."""
         self.mute: frozenset[int] = frozenset()
@@ -275,14 +272,14 @@ class TenantTurns:
             self.left.append(old)
             old.owes = new is not None and new.partial and old.runs is not Runs.ON
         if new is not None:
-            new.partial |= self.processes[number].pid in self.threadless
+            new.partial |= self.processes[number].pid in self.spared
             if old is not None:
                 new.runs = Runs.UNSURE  # whatever it says of itself: we may have stopped what the old list names
             seats[key] = new
 
-    def spare(self, pids: frozenset[int]) -> None:
+    def spare(self, pids: Mapping[int, str]) -> None:
         """From now on these processes are never suspended. One that is suspended is resumed."""
-        self.threadless = pids
+        self.spared = pids
         for process in self.processes.values():
             for seat in process.seats.values():
                 seat.partial = seat.channels.unlisted or process.pid in pids
@@ -373,11 +370,15 @@ class TenantTurns:
     def _why_partial(self) -> str:
         if self.unlisted:
             return PARTIAL
-        return MUTE if self.mute else THREADLESS if self.partial else ""
+        return (
+            MUTE
+            if self.mute
+            else next((self.spared[p.pid] for p in self.processes.values() if p.pid in self.spared), "")
+        )
 
     @property
     def partial(self) -> bool:
-        """Has any of its processes more channels on a card than a list holds, or no thread that could resume it?"""
+        """Has any of its processes more channels on a card than a list holds, or is one never suspended?"""
         return any(seat.partial for process in list(self.processes.values()) for seat in list(process.seats.values()))
 
     @property

@@ -70,7 +70,7 @@ class Turns:
         self._suspending = suspending
         """May the channels on these GPUs be suspended, by the trial of this boot?"""
         self._lanes: dict[str, Lane] = {}
-        self._threadless: dict[str, frozenset[int]] = {}
+        self._spared: dict[str, Mapping[int, str]] = {}
         self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
         self._decision = Decision(frozenset(), inf, {})
         self.orders = Orders(self.share.lead_s)
@@ -90,7 +90,7 @@ class Turns:
                 connection.sock.close()
                 return
             tenant.processes[connection.number] = Process(connection.pid, connection.pid_in_container)
-            tenant.threadless = self._threadless.get(name, frozenset())
+            tenant.spared = self._spared.get(name, {})
             tenant.contexts_s = dict(self._contexts.get(name, {}))
             self._lane(grant.cards[0].uuid).take(tenant, connection)
 
@@ -104,13 +104,13 @@ class Turns:
                 self._know(tenant)
                 self._decide()
 
-    def never_suspend(self, name: str, pids: frozenset[int]) -> None:
-        """These processes of a container, by host pid, and no others, have no thread that could resume them if we died."""
+    def never_suspend(self, name: str, pids: Mapping[int, str]) -> None:
+        """These processes of a container, by host pid, and no others, for these reasons: `arbiter.spared`."""
         with self.lock:
             if pids:
-                self._threadless[name] = pids
+                self._spared[name] = pids
             else:
-                self._threadless.pop(name, None)
+                self._spared.pop(name, None)
             tenant = self.tenants.get(name)
             if tenant is not None:
                 tenant.spare(pids)
@@ -132,7 +132,7 @@ class Turns:
     def drop(self, name: str) -> None:
         """The grant is gone, or another container's: hang up on its processes. Its page may be closed after this."""
         with self.lock:
-            self._threadless.pop(name, None)
+            self._spared.pop(name, None)
             self._contexts.pop(name, None)
             tenant = self.tenants.pop(name, None)
             if tenant is None:

@@ -17,19 +17,24 @@ class ProcessUsage:
     pid: int
     uuid: str
     used_bytes: int | None
+    mps: bool = False
+    """It is a client of an MPS server: NVML lists those apart."""
 
 
 def processes(uuid: str) -> tuple[ProcessUsage, ...]:
-    """Every process with a context on the card, compute and graphics, by pid. Pids are the host's. Raises NvmlError."""
+    """Every process with a context on the card, compute, MPS and graphics, by pid. Pids are the host's. Raises NvmlError."""
     with naming(f"processes of card {uuid}"):
         handle = nv.nvmlDeviceGetHandleByUUID(uuid)
         held: dict[int, int | None] = {}
-        for listing in (nv.nvmlDeviceGetComputeRunningProcesses, nv.nvmlDeviceGetGraphicsRunningProcesses):
-            for process in _listed(listing, handle):
+        computing = _listed(nv.nvmlDeviceGetComputeRunningProcesses, handle)
+        clients = _listed(nv.nvmlDeviceGetMPSComputeRunningProcesses, handle)
+        for listed in (computing, clients, _listed(nv.nvmlDeviceGetGraphicsRunningProcesses, handle)):
+            for process in listed:
                 used = process.usedGpuMemory
                 before = held.get(process.pid)
                 held[process.pid] = used if before is None else max(before, used or 0)
-    return tuple(ProcessUsage(pid, uuid, held[pid]) for pid in sorted(held))
+    of_mps = {process.pid for process in clients}
+    return tuple(ProcessUsage(pid, uuid, held[pid], pid in of_mps) for pid in sorted(held))
 
 
 def _listed(listing: Callable[[Any], list[Any]], handle: Any) -> list[Any]:

@@ -159,7 +159,7 @@ REPORTED: Final[Mapping[int, Reason]] = {
 }
 """What a library may report, by the number on the wire. Specified: `enum wire_reason` of shim/src/wire.h."""
 
-_WHY_NO_CHANNELS: Final = frozenset({Reason.NO_THREAD, Reason.CHANNELS_UNLISTED, Reason.NO_UUID})
+_WHY_NO_CHANNELS: Final = frozenset({Reason.NO_THREAD, Reason.CHANNELS_UNLISTED, Reason.NO_UUID, Reason.MPS})
 """They say more than that there are no channels."""
 
 
@@ -174,6 +174,8 @@ class ProcessFacts:
     """How long it has had a context on a GPU on which it has reported no channels; None = there is none such."""
     recall_s: float | None = None
     """How long it has owed the answer to a recall while it holds a lease; None = it owes none."""
+    mps: bool = False
+    """NVML lists it as a client of an MPS server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +257,10 @@ def _of_process(process: ProcessFacts, facts: ContainerFacts) -> set[Reason]:
     reasons = set(process.reported)
     if process.without_channels_s is not None and process.without_channels_s >= NO_CHANNELS_S:
         reasons.add(Reason.NO_CHANNELS)
-    if Reason.NO_CHANNELS in reasons:
-        if facts.mps:
-            reasons.add(Reason.MPS)
-        if facts.mps or reasons & _WHY_NO_CHANNELS:
-            reasons.discard(Reason.NO_CHANNELS)
+    if process.mps or (facts.mps and Reason.NO_CHANNELS in reasons):
+        reasons.add(Reason.MPS)
+    if reasons & _WHY_NO_CHANNELS:
+        reasons.discard(Reason.NO_CHANNELS)
     if process.recall_s is not None and process.recall_s >= SILENT_S:
         reasons.add(Reason.SILENT_PROCESS)
     return reasons

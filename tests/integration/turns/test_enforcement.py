@@ -29,6 +29,20 @@ def test_channels_that_are_reported_are_the_difference(node: Node) -> None:
         assert honest.gpu_time_state == "enforced", honest.unenforced
 
 
+def test_a_client_of_mps_is_reported_and_has_its_launches_delayed(node: Node) -> None:
+    node.driver.ctl("process", "0", "4711", "30", "nvidia-cuda-mps-server")
+    program = node.run("client", core=30)
+    until(lambda: {one.reason for one in status(node, "client").unenforced} == {"mps", "gated"}, 5.0)
+    turn = node.turn("client")
+    assert turn is not None
+    assert turn.mode == "gate"
+    took_ms = program.do("requests(12, 5000, 0)")
+    assert sum(took_ms) > 2 * 12 * 5, "30 % of the GPU is less than it wants"
+    node.driver.ctl("gone", "4711")
+    until(lambda: status(node, "client").gpu_time_state == "enforced", 5.0)
+    assert node.misuses() == ""
+
+
 def test_a_process_whose_channels_cannot_be_read_has_its_launches_delayed(node: Node) -> None:
     grant = node.grant("unread", core=30)
     node.driver.ctl("fault", "alloc-form")

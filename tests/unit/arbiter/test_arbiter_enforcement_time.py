@@ -107,11 +107,55 @@ def test_a_context_that_is_destroyed_owes_no_channels(arbiters: Callable[..., Ar
     wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
 
 
+def mps_server() -> Reading:
+    return Reading(time.monotonic(), {CARD: {1: MIB}}, {1: Seen(0, None, 0, mps_server=True)})
+
+
+def mps_client() -> Reading:
+    """This very process is one."""
+    pid = os.getpid()
+    return Reading(time.monotonic(), {CARD: {pid: MIB}}, {pid: Seen(0, None, 0)}, frozenset({pid}))
+
+
 def test_under_an_mps_server_that_is_the_reason(meter: HandMeter, arbiters: Callable[..., Arbiter]) -> None:
     arbiter = arbiters()
     arbiter.process_with_context()
-    meter._tell(Reading(time.monotonic(), {CARD: {1: MIB}}, {1: Seen(0, None, 0, mps=True)}))
+    meter._tell(mps_server())
     wait_for(lambda: arbiter.reasons() == [Reason.MPS], VISIBLE_S)
+
+
+def test_a_client_of_mps_is_gated_whatever_channels_it_reports(
+    meter: HandMeter, arbiters: Callable[..., Arbiter], driver: Driver
+) -> None:
+    arbiter = arbiters()
+    process = arbiter.process_with_context()
+    turns = arbiter.channels()
+    turns.send(Activity(What.WORK))
+    wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)  # its cap of 30 %
+    meter._tell(mps_client())
+    wait_for(lambda: set(arbiter.reasons()) == {Reason.MPS, Reason.GATED}, VISIBLE_S)
+    wait_for(lambda: not driver.channels_off(CLIENT), VISIBLE_S)
+    calls = len(driver.calls)
+    page = process.page
+    assert page is not None
+    wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)
+    assert not any(disable for _, disable in driver.calls[calls:])
+    assert "MPS" in arbiter.turns.statuses()["k"].trouble
+    meter._tell(Reading(time.monotonic(), {CARD: {}}))
+    wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
+    wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)
+
+
+def test_a_gpu_that_does_not_answer_leaves_a_client_of_mps_what_it_is(
+    meter: HandMeter, arbiters: Callable[..., Arbiter]
+) -> None:
+    arbiter = arbiters()
+    arbiter.process_with_context()
+    meter._tell(mps_client())
+    wait_for(lambda: arbiter.reasons() == [Reason.MPS], VISIBLE_S)
+    meter._tell(Reading(time.monotonic()))
+    wait_for(lambda: not meter._readings, VISIBLE_S)
+    assert arbiter.reasons() == [Reason.MPS]
 
 
 @pytest.mark.parametrize("mps", [False, True])
@@ -124,7 +168,7 @@ def test_a_context_without_channels_has_its_launches_delayed_until_they_come(
         wire.FOR_TURNS
     )  # as a library does whose driver's calls are of an unknown form
     if mps:
-        meter._tell(Reading(time.monotonic(), {CARD: {1: MIB}}, {1: Seen(0, None, 0, mps=True)}))
+        meter._tell(mps_server())
     wait_for(lambda: set(arbiter.reasons()) == {Reason.MPS if mps else Reason.NO_CHANNELS, Reason.GATED}, VISIBLE_S)
     turns.send(Activity(What.WORK))
     page = process.page

@@ -59,7 +59,7 @@ CAUSES = {
     **{reason: with_process(reported=frozenset({reason})) for reason in REPORTED.values()},
     Reason.UNKNOWN_REASON: with_process(reported=frozenset({reported(31)})),
     Reason.GATED: replace(FINE, gated=True, core_percent=30),
-    Reason.MPS: replace(with_process(without_channels_s=NO_CHANNELS_S), mps=True),
+    Reason.MPS: with_process(mps=True),
     Reason.UNKNOWN_DRIVER: replace(FINE, denied=Reason.UNKNOWN_DRIVER),
     Reason.NO_SUSPEND: replace(FINE, denied=Reason.NO_SUSPEND),
     Reason.SILENT_PROCESS: with_process(recall_s=SILENT_S),
@@ -138,6 +138,11 @@ def test_what_is_short_of_a_cause_is_none(facts: ContainerFacts) -> None:
 def test_no_channels_is_not_said_of_a_process_whose_own_reason_says_more() -> None:
     facts = with_process(reported=frozenset({Reason.NO_THREAD}), without_channels_s=9.0)
     assert enforcement(facts).findings == (Finding(Reason.NO_THREAD, (7,)),)
+
+
+def test_no_channels_under_an_mps_server_is_said_as_mps() -> None:
+    facts = replace(with_process(without_channels_s=NO_CHANNELS_S), mps=True)
+    assert enforcement(facts).findings == (Finding(Reason.MPS, (7,)),)
 
 
 def test_a_reason_names_each_of_its_processes() -> None:
