@@ -24,12 +24,14 @@ from typing import Any
 
 import pytest
 
+from arbiter.verdicts import BOOT_ID, text_of
 from tests.built import shim_build
 from tests.probe import Probe
 from tests.signals import send_signal
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import ContainerStatus, decode_status
+from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
 
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
@@ -138,6 +140,9 @@ class Stage:
         config = self.folder / "driver"
         card = f"card t4 memory_mib={CARD_MIB} context_mib={context_mib}"
         config.write_text(f"driver {branch}\n" + "".join(f"{card} uuid={uuid}\n" for uuid in CARDS))
+        tried = Tried("Tesla T4", tuple(CARDS), Verdict(Outcome.WORKS))
+        trials = Trials(boot_id=text_of(BOOT_ID), driver=branch, tried=(tried,))
+        (self.folder / FILE).write_text(trials_to_text(trials))
         (self.folder / "root").mkdir()
         (self.folder / "root/lib").symlink_to(self.build.absolute() / "fake")
         path = self.folder / "driver.sock"
