@@ -1,6 +1,6 @@
 """Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
 
-    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,caps,gated,work,sums,switches,wakes,models,clocks,copies,faults] [--fake]
+    python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,floods,caps,gated,work,sums,switches,wakes,models,clocks,copies,faults] [--fake]
 
     lc        5 launches of 48 us every 10 ms beside kernels of 59.5 ms: alone, under the driver's time slicing, and held by us
     caps      core limits of 10, 30, 50, 70 % and 30 + 60 % together, for own kernels, also cooperative ones and of two processes, and, where PyTorch is there, matrix products, graphs and small operations
@@ -29,13 +29,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.gpu_time import caps, clocks, copies, faults, gated, latency, models, switches, wakes, work
+from bench.gpu_time import caps, clocks, copies, faults, floods, gated, latency, models, switches, wakes, work
 from bench.gpu_time.book import Book
 from bench.gpu_time.node import Node, node
 
 HERE = Path(__file__).parent
 PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
     "lc": (0.28, latency.run),
+    "floods": (0.1, floods.run),
     "sums": (0.04, switches.sums),
     "switches": (0.04, switches.run),
     "wakes": (0.16, wakes.run),
