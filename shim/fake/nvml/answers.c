@@ -144,6 +144,13 @@ static nvmlPciInfo_t pci_of_peer(int peer, unsigned link)
     return pci_of(peer >= 0 && peer < (int)FAKE_CARDS ? &nvml.client.page->card[peer] : &link_switch);
 }
 
+static void set_bits(unsigned words, unsigned long *set, unsigned long first, unsigned long count)
+{
+    memset(set, 0, words * sizeof *set);
+    for (unsigned long bit = first; bit < first + count && bit / 64 < words; bit++)
+        set[bit / 64] |= 1ul << (bit % 64);
+}
+
 /* How it is doing. */
 
 static unsigned busy_percent(const struct target *to)
@@ -266,31 +273,39 @@ static nvmlGpuInstanceProfileInfo_v2_t profile_info_v2(const struct fake_profile
         __VA_ARGS__;                                                                                                           \
         return NVML_SUCCESS;                                                                                                   \
     }
-#define ASK(function, parameters, target, valid, supported, value)                                                             \
+#define ASK(function, parameters, target, valid, supported, value)                                                              \
     FUNCTION(function, parameters, target_of(device, target, &to), answer != NULL && (valid), supported, *answer = value)
-#define GET(function, type, target, value)                                                                                     \
+#define GET(function, type, target, value)                                                                                      \
     ASK(function, (nvmlDevice_t device, type * answer), target, true, true, (type)(value))
-#define BETWEEN(function, parameters, valid, value)                                                                            \
+#define BETWEEN(function, parameters, valid, value)                                                                             \
     FUNCTION(function, parameters, both(device, &to, other, &with), answer != NULL && (valid), true, *answer = value)
-#define PAIR(function, type, target, supported, first_value, second_value)                                                     \
-    FUNCTION(function, (nvmlDevice_t device, type * first, type * second), target_of(device, target, &to), first != NULL && second != NULL, supported, \
-             *first = (type)(first_value); *second = (type)(second_value))
-#define VERSIONED(function, parameters, number, target, valid, supported, value)                                               \
-    FUNCTION(function, parameters, target_of(device, target, &to), answer != NULL && (valid), supported,                                  \
-             const unsigned version = answer->version;                                                                         \
-             CHECK(version == (sizeof *answer | number##u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH); *answer = value;      \
+#define PAIR(function, type, target, supported, first_value, second_value)                                                      \
+    FUNCTION(function, (nvmlDevice_t device, type * first, type * second), target_of(device, target, &to),                      \
+             first != NULL && second != NULL, supported,                                                                        \
+             *first = (type)(first_value);                                                                                      \
+             *second = (type)(second_value))
+#define VERSIONED(function, parameters, number, target, valid, supported, value)                                                \
+    FUNCTION(function, parameters, target_of(device, target, &to), answer != NULL && (valid), supported,                        \
+             const unsigned version = answer->version;                                                                          \
+             CHECK(version == (sizeof *answer | number##u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);                        \
+             *answer = value;                                                                                                   \
              answer->version = version)
-#define TEXT(function, target, ...)                                                                                            \
-    FUNCTION(function, (nvmlDevice_t device, char *answer, unsigned room), target_of(device, target, &to), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
-#define SYSTEM(function, ...) FUNCTION(function, (char *answer, unsigned room), ready(), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
-#define FIND(function, parameters, find, valid, found)                                                                         \
-    FUNCTION(function, parameters, find, answer != NULL && (valid), true, const int unit = found;                              \
-             CHECK(unit != NOBODY, NVML_ERROR_NOT_FOUND); *answer = handle_of((uint32_t)unit))
-#define BITS(function, parameters, valid, first, bits)                                                                         \
-    FUNCTION(function, parameters, target_of(device, ANY, &to), set != NULL && words > 0 && (valid), true, memset(set, 0, words * sizeof *set); \
-             for (unsigned long bit = (unsigned long)(first); bit < (unsigned long)((first) + (bits)) && bit / 64 < words; bit++) set[bit / 64] |= 1ul << (bit % 64))
-#define PROCESSES(function, type, which)                                                                                       \
-    FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), target_of(device, LIVE, &to), count != NULL && (infos != NULL || *count == 0), true, \
+#define TEXT(function, target, ...)                                                                                             \
+    FUNCTION(function, (nvmlDevice_t device, char *answer, unsigned room), target_of(device, target, &to), true, true,          \
+             TRY(put_text(answer, room, __VA_ARGS__)))
+#define SYSTEM(function, ...)                                                                                                   \
+    FUNCTION(function, (char *answer, unsigned room), ready(), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
+#define FIND(function, parameters, search, valid, found)                                                                        \
+    FUNCTION(function, parameters, search, answer != NULL && (valid), true,                                                     \
+             const int unit = found;                                                                                            \
+             CHECK(unit != NOBODY, NVML_ERROR_NOT_FOUND);                                                                       \
+             *answer = handle_of((uint32_t)unit))
+#define BITS(function, parameters, valid, first, count)                                                                         \
+    FUNCTION(function, parameters, target_of(device, ANY, &to), set != NULL && words > 0 && (valid), true,                      \
+             set_bits(words, set, (unsigned long)(first), (unsigned long)(count)))
+#define PROCESSES(function, type, which)                                                                                        \
+    FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), target_of(device, LIVE, &to),                       \
+             count != NULL && (infos != NULL || *count == 0), true,                                                             \
              return list_processes(&to, which, count, infos, sizeof *infos))
 #include "answers.def"
 
