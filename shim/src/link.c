@@ -337,7 +337,6 @@ bool link_has_helper(void)
 
 void link_forget(void)
 {
-    if (wire_is_ours(&link_->end))
-        close(link_->end.fd); /* our copy: the parent's stays open */
+    wire_close(&link_->end);
     *link_ = (struct link)LINK_NEVER_MET;
 }

@@ -19,6 +19,7 @@ struct card;
 /* Our end of a socket. The program may close its number and be given it anew: device and inode say whether it is still ours. */
 struct wire_end {
     int fd; /* -1 = none */
+    pid_t pid; /* that connected it */
     dev_t device;
     ino_t inode;
 };
@@ -85,7 +86,7 @@ struct link {
 /* packet.c */
 bool wire_connect(struct wire_end *end, const char *path);
 bool wire_is_ours(const struct wire_end *end);
-void wire_close(struct wire_end *end); /* its number is closed only while it is ours */
+void wire_close(struct wire_end *end); /* its number is closed only while it is this socket's */
 bool wire_readable(const struct wire_end *end, uint64_t ms);
 bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
 bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd);

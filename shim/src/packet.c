@@ -1,7 +1,8 @@
 /* packet.c - one packet over the arbiter's socket, sent or received whole or not at all. It never blocks for long.
  *
  * A program may close a descriptor that it did not open, and be given the number again for a file of its own. So an end remembers which
- * socket it is, and nothing is sent to, read from or closed under a number that has become another file's.
+ * socket it is, and nothing is sent to, read from or closed under a number that has become another file's. It remembers its process, too:
+ * what a child of a bare fork said or read on its parent's connection would be taken for the parent's.
  */
 #include "process.h"
 
@@ -16,10 +17,15 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-bool wire_is_ours(const struct wire_end *end)
+static bool is_there(const struct wire_end *end)
 {
     struct stat there;
     return end->fd >= 0 && fstat(end->fd, &there) == 0 && there.st_dev == end->device && there.st_ino == end->inode;
+}
+
+bool wire_is_ours(const struct wire_end *end)
+{
+    return end->pid == getpid() && is_there(end);
 }
 
 /* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
@@ -44,13 +50,13 @@ bool wire_connect(struct wire_end *end, const char *path)
         close(fd);
         return false;
     }
-    *end = (struct wire_end){.fd = fd, .device = there.st_dev, .inode = there.st_ino};
+    *end = (struct wire_end){.fd = fd, .pid = getpid(), .device = there.st_dev, .inode = there.st_ino};
     return true;
 }
 
 void wire_close(struct wire_end *end)
 {
-    if (wire_is_ours(end))
+    if (is_there(end)) /* in a child: our copy, and the parent's stays open */
         close(end->fd);
     *end = WIRE_NO_END;
 }

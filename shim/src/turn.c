@@ -216,6 +216,5 @@ void turn_forget(void)
 {
     struct wire_end end = turn_->end;
     *turn_ = (struct turn)TURN_NEVER_MET;
-    if (wire_is_ours(&end))
-        close(end.fd);
+    wire_close(&end);
 }

@@ -219,7 +219,7 @@ void set_up(void)
     peer = pair[0];
     struct stat there;
     assert(fstat(pair[1], &there) == 0);
-    tangram.turn.end = (struct wire_end){.fd = pair[1], .device = there.st_dev, .inode = there.st_ino};
+    tangram.turn.end = (struct wire_end){.fd = pair[1], .pid = getpid(), .device = there.st_dev, .inode = there.st_ino};
     tangram.turn.stage = LINK_CONNECTED;
     tangram.link.threaded = true; /* this file is the arbiter, and no helper keeps the connection */
     device_fd = open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -3,8 +3,8 @@
  * CASE      what happens, in a container of 1000 MiB
  * reused    takes 10 MiB, closes the numbers that go to the arbiter, is given them again for sockets of its own, with a byte waiting on each;
  *           takes 500 MiB twice more. The codes, how many packets came to those sockets, how many of the bytes are still there
- * rawfork   takes 10 MiB; a child by the bare system call tries to take 300 MiB; then the parent takes 300. The parent's codes, and whether
- *           its connection is the one that it had
+ * rawfork   takes 10 MiB; a child by the bare system call, which runs no handlers, takes 600 MiB and ends; then the parent takes 300. The codes
+ * early     the same, but the parent has only initialised the driver: the arbiter's WELCOME is on its way
  * launches  threads that launch and wait are cancelled, again and again; then the main thread launches and waits: its codes
  * threads   takes 10 MiB; prints the code and how many helper threads there are
  */
@@ -14,7 +14,6 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -74,24 +73,37 @@ static void reused(void)
     printf("%d %d %d %d %d\n", before, first, second, packets, count - bytes);
 }
 
+/* The code of what a child does that no handler of a fork knows of. */
+static int in_bare_child(int (*does)(void))
+{
+    int status = 0;
+    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (child == 0)
+        syscall(SYS_exit_group, does());
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int takes_600(void)
+{
+    return (int)gpu_take(600);
+}
+
+static int holds_600(void)
+{
+    return gpu_hold(600);
+}
+
 static void rawfork(void)
 {
-    int fd[MOST], after[MOST], status = 0;
-    struct stat was, is;
-    int before = gpu_hold(10), count = connections(fd);
-    if (count == 0 || fstat(fd[0], &was) != 0)
-        return;
-    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
-    if (child == 0) {
-        gpu_take(300); /* the driver's own error is the answer; what counts is what the arbiter hears */
-        syscall(SYS_exit_group, 0);
-    }
-    waitpid(child, &status, 0);
-    int later = (int)gpu_take(300);
-    bool same = false; /* among those that it has by now: the one for GPU time comes later */
-    for (int later_count = connections(after), i = 0; i < later_count; i++)
-        same = same || (fstat(after[i], &is) == 0 && is.st_ino == was.st_ino);
-    printf("%d %d %d\n", before, later, same);
+    int before = gpu_hold(10), child = in_bare_child(takes_600);
+    printf("%d %d %d\n", before, child, (int)gpu_take(300));
+}
+
+static void rawfork_early(void)
+{
+    int before = (int)p_cuInit(0), child = in_bare_child(holds_600);
+    printf("%d %d %d\n", before, child, gpu_hold(300));
 }
 
 static CUcontext shared;
@@ -159,6 +171,8 @@ int main(int count, char **words)
         reused();
     else if (strcmp(what, "rawfork") == 0)
         rawfork();
+    else if (strcmp(what, "early") == 0)
+        rawfork_early();
     else if (strcmp(what, "launches") == 0)
         cancelled_launches();
     else if (strcmp(what, "threads") == 0)

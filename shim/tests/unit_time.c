@@ -4,11 +4,13 @@
  * the arbiter's end of the connection is read here. */
 #include <assert.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -259,6 +261,23 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
 }
 
+/* Of a bare fork no handler knows. */
+static void a_child_that_nobody_noticed_says_nothing_on_its_parents_connection(void)
+{
+    fresh();
+    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    assert(child >= 0);
+    if (child == 0) {
+        turn_activity(1, 0);
+        syscall(SYS_exit_group, 0);
+    }
+    int status;
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    char packet[1024];
+    assert(recv(peer, packet, sizeof packet, MSG_DONTWAIT) < 0 && errno == EAGAIN);
+    assert(turn_activity(1, 0) && recv(peer, packet, sizeof packet, 0) > 0);
+}
+
 int main(void)
 {
     set_up();
@@ -276,6 +295,7 @@ int main(void)
     its_own_channels_are_enabled_with_exactly_these_bytes();
     a_new_arbiter_is_told_everything();
     a_forked_child_has_none_of_its_parents_channels();
+    a_child_that_nobody_noticed_says_nothing_on_its_parents_connection();
     idleness_is_told_once_a_millisecond(false);
     idleness_is_told_once_a_millisecond(true);
     idleness_that_ended_is_not_told_later();

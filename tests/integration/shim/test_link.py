@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.integration.shim.conftest import CARDS, MIB, OUT_OF_MEMORY, Stage, wait_for
 from tests.integration.shim.robust import run
 from vgpu import wire
@@ -126,8 +128,13 @@ def test_a_number_that_the_program_closed_and_uses_for_itself_is_left_alone(stag
     assert run(stage, "peers", "reused").codes == [0, 0, 0, 0, 0]
 
 
-def test_a_fork_that_runs_no_handlers_leaves_the_parents_connection_alone(stage: Stage) -> None:
-    assert run(stage, "peers", "rawfork").codes == [0, 0, 1]
+@pytest.mark.parametrize("when", ["rawfork", "early"])
+def test_a_fork_that_runs_no_handlers_leaves_the_parents_connection_alone(own_stage: Stage, when: str) -> None:
+    """The child used to lease on it, and to read the parent's WELCOME: the arbiter hung up, or the parent was refused."""
+    began = time.monotonic()
+    assert run(own_stage, "peers", when).codes == [0, 0, 0]
+    assert took_s(began) < SOON_S
+    assert not any('"bad packet"' in line for line in own_stage.arbiter_log)
 
 
 def test_a_thread_cancelled_in_a_launch_leaves_no_lock_behind(stage: Stage) -> None:
