@@ -1,6 +1,6 @@
 """All that only a GPU can show, in one command, within a time budget; the CSVs are written even when something fails.
 
-    python3 tests/gpu/run.py --out results [--only paths,charge,guard,view,idle,frameworks,leftovers,bench] [--budget 600] [--fake]
+    python3 tests/gpu/run.py --out results [--only paths,charge,guard,view,idle,mps,frameworks,leftovers,bench] [--budget 600] [--fake]
 
 Parts that the budget has no room for are rows `not run`. Exit status 1 when a row is `no`. TANGRAM_LIBRARY names a
 libtangram.so built elsewhere, else it is built with gcc; TANGRAM_COMMIT names the commit where there is no git.
@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.gpu import charge, frameworks, guard, idle, leftovers, paths, view
+from tests.gpu import charge, frameworks, guard, idle, leftovers, mps, paths, view
 from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import Machine, Watcher, machine
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("paths", "charge", "guard", "view", "idle", "frameworks", "leftovers", "bench")
+PARTS = ("paths", "charge", "guard", "view", "idle", "mps", "frameworks", "leftovers", "bench")
 """In this order; a part gets what is left of the budget."""
 BENCH_S = 400
 """Kept for the benchmark while the parts before it run, when it is asked for."""
@@ -40,6 +40,7 @@ def _run(part: str, here: Machine, watch: Watcher, book: Book, until: Callable[[
         "guard": lambda name: guard.run_case(here, watch, book, name),
         "view": lambda name: view.run_case(here, book, name),
         "idle": lambda name: idle.run_case(here, book, name),
+        "mps": lambda name: mps.run_case(here, book, name),
         "leftovers": lambda name: leftovers.run_case(here, watch, book, name),
     }
     cases = dict(paths.cases())
@@ -49,6 +50,7 @@ def _run(part: str, here: Machine, watch: Watcher, book: Book, until: Callable[[
         "guard": list(guard.CASES),
         "view": list(view.CASES),
         "idle": list(idle.CASES),
+        "mps": list(mps.CASES),
         "leftovers": list(leftovers.CASES),
     }
     for name in names[part]:

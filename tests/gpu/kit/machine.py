@@ -183,14 +183,14 @@ class Machine:
     def arbiter_log(self) -> str:
         return (self.folder / "arbiter.log").read_text(errors="replace")[-1500:]
 
-    def grant(self, mib: int, *lines: str, klass: str = "standard") -> str:
+    def grant(self, mib: int, *lines: str, klass: str = "standard", core_percent: int = 0) -> str:
         """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`."""
         key = f"g{next(self._grants)}"
         folder = self.folder / "grants" / key
         folder.mkdir(parents=True)
         head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass {klass}\nlevel 2\n"
         middle = "".join(f"{line}\n" for line in lines)
-        (folder / ".new").write_text(f"{head}{middle}card {self.uuid} mib={mib} core_percent=0\nend\n")
+        (folder / ".new").write_text(f"{head}{middle}card {self.uuid} mib={mib} core_percent={core_percent}\nend\n")
         (folder / ".new").chmod(0o444)
         (folder / ".new").rename(folder / "grant")
         self.wait_for((folder / "arbiter.sock").exists, f"{folder}/arbiter.sock")

@@ -1,0 +1,166 @@
+"""A client of NVIDIA's MPS: how the arbiter finds it out, what it reports, and that the container's work is held back all the same.
+
+The control daemon is the check's own, with folders of its own, and ends with it; no setting of the GPU is changed. What NVML and the
+kernel show of the client and of the server are facts for the reader.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pynvml
+
+from bench.gpu_time import mps
+from tests.gpu.guard import status
+from tests.gpu.kit.book import Book, NotRun
+from tests.gpu.kit.machine import Machine, Tenant
+
+PART = "mps"
+PROGRAM = Path(__file__).parent / "programs/idle.py"
+CORE_PERCENT = 30
+STEP_US = 5000
+"""Of a kernel of the program."""
+VISIBLE_S = 5.0
+"""Specified."""
+WINDOW_S = 4.0
+ENOUGH = 0.6
+"""Of the GPU's time, at most, for a container that requested 30 % and is gated: it is held back, how exactly is a fact. Guessed."""
+LISTS = ("ComputeRunningProcesses", "MPSComputeRunningProcesses", "GraphicsRunningProcesses")
+SERVER_PID, SERVER_MIB = "4711", "30"
+"""On the fake driver."""
+
+
+@contextmanager
+def _server(machine: Machine) -> Iterator[dict[str, str]]:
+    """The environment of its clients. Raises NotRun."""
+    if machine.fake:
+        _ctl(machine, "process", "0", SERVER_PID, SERVER_MIB, "nvidia-cuda-mps-server")
+        try:
+            yield {}
+        finally:
+            _ctl(machine, "gone", SERVER_PID)
+        return
+    try:
+        with mps.server(machine.folder) as env:
+            yield env
+    except mps.NoMps as error:
+        raise NotRun(str(error)) from None
+
+
+def _ctl(machine: Machine, *words: str) -> None:
+    program, socket = machine.build / "fake/nvidia-fake-driverd", machine.folder / "driver.sock"
+    subprocess.run([program, "ctl", "--socket", socket, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def _program(machine: Machine, **env: str) -> Tenant:
+    key = machine.grant(4096, core_percent=CORE_PERCENT)
+    made = Tenant([sys.executable, str(PROGRAM)], machine.env(key, **env))
+    machine.adopt(made)
+    made.ask("start")
+    return made
+
+
+def _reasons(machine: Machine, of: Tenant) -> set[str]:
+    return {one["reason"] for one in status(machine, of.key)["unenforced"]}
+
+
+def _part_of_gpu(of: Tenant) -> float:
+    """By the kernels that it finished. The first second is left out: a container begins with credit."""
+    threading.Event().wait(1.0)
+    before, began = of.ask("count")
+    threading.Event().wait(WINDOW_S)
+    after, ended = of.ask("count")
+    return float((after - before) * STEP_US / 1e6 / (ended - began))
+
+
+def _named(pid: int, client: int) -> str:
+    if pid == client:
+        return "client"
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "a process that /proc does not show"
+
+
+def _nvml_lists(uuid: str, client: int) -> dict[str, str]:
+    """Who is in which of NVML's lists, seen from outside the container."""
+    pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+    try:
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        found = {}
+        for name in LISTS:
+            try:
+                listed = getattr(pynvml, f"nvmlDeviceGet{name}")(gpu)
+            except pynvml.NVMLError as error:
+                found[name] = str(error)
+                continue
+            said = (f"{_named(one.pid, client)} {(one.usedGpuMemory or 0) >> 20} MiB" for one in listed)
+            found[name] = ", ".join(said) or "nobody"
+        return found
+    finally:
+        pynvml.nvmlShutdown()  # type: ignore[no-untyped-call]
+
+
+def _device_files(pid: int) -> str:
+    """Of the driver's, that it has open, each with how often."""
+    names = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            names.append(str(fd.readlink()))
+    counts = {name: names.count(name) for name in sorted(set(names)) if name.startswith("/dev/nvidia")}
+    return ", ".join(f"{name} x {count}" for name, count in counts.items()) or "none"
+
+
+def _client(machine: Machine, book: Book) -> None:
+    with _server(machine) as env:
+        client = _program(machine, **env)
+        began = time.monotonic()
+        client.ask("work")
+        machine.wait_for(lambda: "mps" in _reasons(machine, client), "the reason mps", 20)
+        book.at_most("reported as mps after, s", VISIBLE_S, round(time.monotonic() - began, 2))
+        machine.wait_for(lambda: "gated" in _reasons(machine, client), "the reason gated", VISIBLE_S)
+        seen = status(machine, client.key)
+        book.check("reasons", "gated mps", " ".join(sorted(_reasons(machine, client))))
+        book.check("state of GPU time", "unenforced", seen["gpu_time_state"])
+        book.check("launches are delayed", "gate", (seen["turn"] or {}).get("mode"))
+        book.fact("processes whose channels are known", (seen["turn"] or {}).get("processes"))
+        book.fact("memory that NVML measured of it, MiB", seen["processes"][0]["cards"][0]["measured_bytes"] >> 20)
+        book.fact("device files that the client has open", _device_files(client.pid))
+        if not machine.fake:  # its NVML is in another folder than this process loads from
+            for name, said in _nvml_lists(machine.uuid, client.pid).items():
+                book.fact(f"NVML's {name}", said)
+        part = _part_of_gpu(client)
+        book.check(f"GPU time of {CORE_PERCENT} % while gated", f"<= {ENOUGH}", round(part, 3), part <= ENOUGH)
+        machine.end_tenants()
+
+
+def _afterwards(machine: Machine, book: Book) -> None:
+    """A container that is no client is enforced, also on a GPU that had a server before."""
+    with _server(machine) as env:
+        _program(machine, **env)
+        machine.end_tenants()
+    other = _program(machine)
+    other.ask("work")
+    machine.wait_for(
+        lambda: (status(machine, other.key)["turn"] or {}).get("processes") == 1, "its channels", VISIBLE_S
+    )
+    machine.wait_for(lambda: not _reasons(machine, other), "no reason any more", VISIBLE_S)
+    seen = status(machine, other.key)
+    book.check("state of GPU time", "enforced", seen["gpu_time_state"])
+    book.check("it is suspended", "suspend", seen["turn"]["mode"])
+
+
+CASES: dict[str, Callable[[Machine, Book], None]] = {"a client": _client, "no client": _afterwards}
+
+
+def run_case(machine: Machine, book: Book, name: str) -> None:
+    """Rows of the CSV."""
+    with book.one(PART, name):
+        CASES[name](machine, book)
+    machine.end_tenants()
