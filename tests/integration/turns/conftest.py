@@ -130,13 +130,15 @@ class Node:
         grant = self.grant(name, klass, core)
         return self.run_in(grant, **env)
 
-    def run_in(self, grant: Path, **env: str) -> Program:
-        carried = {"LD_PRELOAD": f"{self.library}:{self.kernel}", "TANGRAM_GRANT": str(grant), **env}
+    def run_in(self, grant: Path, *, channels: bool = True, **env: str) -> Program:
+        """`channels`: of its own. Else there is no kernel's side of the driver for it, as far as it can see."""
+        preload = f"{self.library}:{self.kernel}" if channels else self.library
+        carried = {"LD_PRELOAD": preload, "TANGRAM_GRANT": str(grant), **env}
         program = Program(self.driver.env(**carried), grant.parent.name)
         self.programs.append(program)
         key = grant.parent.name
         carry = sum(1 for other in self.programs if other.key == key)
-        until(lambda: (turn := self.turn(key)) is not None and turn.processes == carry)
+        until(lambda: not channels or ((turn := self.turn(key)) is not None and turn.processes == carry))
         return program
 
     def turn(self, key: str) -> TurnStatus | None:

@@ -38,6 +38,14 @@ def test_a_gated_container_has_its_core_limit_of_short_kernels(gating: Node, cor
     assert (turn.mode, turn.suspends) == ("gate", 0)
 
 
+def test_a_container_whose_channels_are_not_known_has_its_core_limit_too(node: Node) -> None:
+    """As a client of MPS, which has none."""
+    program = node.run_in(node.grant("be", core=20), channels=False)
+    program.do("part_of_time(5000, 4)")
+    assert node.turn("be").mode == "gate"
+    assert program.do("part_of_time(5000, 4)") < 28
+
+
 def test_a_launch_that_nothing_waits_for_stays_at_the_gate_for_as_long_as_it_takes(gating: Node) -> None:
     """Kernels of a second at 20 %: four seconds between two."""
     program = gating.run("be", core=20)
