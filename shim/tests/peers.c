@@ -5,13 +5,16 @@
  *           takes 500 MiB twice more. The codes, how many packets came to those sockets, how many of the bytes are still there
  * rawfork   takes 10 MiB; a child by the bare system call, which runs no handlers, takes 600 MiB and ends; then the parent takes 300. The codes
  * early     the same, but the parent has only initialised the driver: the arbiter's WELCOME is on its way
- * launches  threads that launch and wait are cancelled, again and again; then the main thread launches and waits: its codes
+ * launches  threads that launch and wait are cancelled, again and again, while two others wait; then the main thread launches and waits: the codes
+ * storm     while threads launch, take and give back, the main thread forks, and every child launches and asks for memory; then it takes 900 MiB, and 300 more. The
+ *           codes; and how many of the children did not end as they should
  * threads   takes 10 MiB; prints the code and how many helper threads there are
  */
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -26,7 +29,7 @@
 static _Thread_local volatile char big[8 << 20];
 #endif
 
-enum { MOST = 8, THREADS = 4, ROUNDS = 60 };
+enum { MOST = 8, THREADS = 4, WAITERS = 2, ROUNDS = 60, FORKS = 300 };
 
 static bool goes_to_arbiter(int fd)
 {
@@ -109,27 +112,51 @@ static void rawfork_early(void)
 static CUcontext shared;
 static CUfunction kernel;
 
+static atomic_bool enough;
+
+static CUresult launch(void)
+{
+    return p_cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+}
+
 static void *launches(void *unused)
 {
     (void)unused;
     p_cuCtxSetCurrent(shared);
-    for (;;) {
-        p_cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    while (!atomic_load(&enough)) {
+        launch();
         p_cuCtxSynchronize();
         pthread_testcancel(); /* where nothing in between may be */
     }
     return NULL;
 }
 
-static void cancelled_launches(void)
+static void *waits(void *unused)
+{
+    intptr_t code = 0;
+    (void)unused;
+    p_cuCtxSetCurrent(shared);
+    while (code == 0 && !atomic_load(&enough))
+        code = (intptr_t)p_cuCtxSynchronize();
+    return (void *)code;
+}
+
+static int begin_with_kernel(void)
 {
     static const char image[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry k() { ret; }\n//fake k us=1\n";
     CUmodule module;
-    pthread_t thread[THREADS];
     int begun = gpu_hold(1);
     p_cuCtxGetCurrent(&shared);
     begun = begun != 0 ? begun : (int)p_cuModuleLoadData(&module, image);
-    begun = begun != 0 ? begun : (int)p_cuModuleGetFunction(&kernel, module, "k");
+    return begun != 0 ? begun : (int)p_cuModuleGetFunction(&kernel, module, "k");
+}
+
+static void cancelled_launches(void)
+{
+    pthread_t thread[THREADS], waiting[WAITERS];
+    int begun = begin_with_kernel(), waited = 0;
+    for (int i = 0; i < WAITERS; i++)
+        pthread_create(&waiting[i], NULL, waits, NULL);
     for (int round = 0; begun == 0 && round < ROUNDS; round++) {
         for (int i = 0; i < THREADS; i++)
             pthread_create(&thread[i], NULL, launches, NULL);
@@ -139,8 +166,52 @@ static void cancelled_launches(void)
         for (int i = 0; i < THREADS; i++)
             pthread_join(thread[i], NULL);
     }
-    int launched = (int)p_cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
-    printf("%d %d %d\n", begun, launched, (int)p_cuCtxSynchronize());
+    atomic_store(&enough, true);
+    for (int i = 0; i < WAITERS; i++) {
+        void *code;
+        pthread_join(waiting[i], &code);
+        waited |= (int)(intptr_t)code;
+    }
+    int launched = (int)launch();
+    printf("%d %d %d %d\n", begun, waited, launched, (int)p_cuCtxSynchronize());
+}
+
+static void *storms(void *unused)
+{
+    (void)unused;
+    p_cuCtxSetCurrent(shared);
+    while (!atomic_load(&enough)) {
+        launch();
+        gpu_churn(1, 1);
+    }
+    return NULL;
+}
+
+/* CUDA does not survive a fork: an error is right, a signal or no end at all are not. */
+static bool child_ends(void)
+{
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(5);
+        exit(launch() == CUDA_SUCCESS || gpu_take(10) == CUDA_SUCCESS || p_cuCtxSynchronize() == CUDA_SUCCESS);
+    }
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void forks_in_storm(void)
+{
+    pthread_t thread[THREADS];
+    int begun = begin_with_kernel(), ended = 0;
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&thread[i], NULL, storms, NULL);
+    for (int round = 0; round < FORKS; round++)
+        ended += child_ends();
+    atomic_store(&enough, true);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
+    int most = (int)gpu_take(900);
+    printf("%d %d %d %d\n", begun, FORKS - ended, most, (int)gpu_take(300));
 }
 
 static void threads(void)
@@ -175,6 +246,8 @@ int main(int count, char **words)
         rawfork_early();
     else if (strcmp(what, "launches") == 0)
         cancelled_launches();
+    else if (strcmp(what, "storm") == 0)
+        forks_in_storm();
     else if (strcmp(what, "threads") == 0)
         threads();
     else

@@ -4,7 +4,7 @@
  * start     16 threads start CUDA at the same moment and take 10 MiB each
  * tiny      16 threads with the smallest stack there is take and give back
  * signals   a signal every 500 us, without SA_RESTART, while 4 threads contend with a rival process for the same memory
- * cancel    threads are cancelled while they contend; then the rival goes, and the main thread goes on
+ * cancel    threads are cancelled while they contend; then the rival goes, and the main thread takes 900 MiB
  * reload    libcuda is opened, used and closed again and again
  */
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 #include "gpu.h"
 
-enum { THREADS = 16, CONTENDERS = 4, OUR_MIB = 200, RIVAL_MIB = 600, LEASES = 300 };
+enum { THREADS = 16, CONTENDERS = 4, OUR_MIB = 200, RIVAL_MIB = 600, MOST_MIB = 900, LEASES = 300 };
 
 static pthread_barrier_t together;
 static atomic_uint signals;
@@ -169,7 +169,7 @@ static void cancel(void)
             pthread_join(thread[i], NULL);
     }
     end_rival(rival);
-    printf("%d %d\n", code, gpu_churn(10, 1));
+    printf("%d %d\n", code, gpu_churn(10, MOST_MIB));
 }
 
 static void reload(void)

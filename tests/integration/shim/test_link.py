@@ -131,15 +131,18 @@ def test_a_number_that_the_program_closed_and_uses_for_itself_is_left_alone(stag
 @pytest.mark.parametrize("when", ["rawfork", "early"])
 def test_a_fork_that_runs_no_handlers_leaves_the_parents_connection_alone(own_stage: Stage, when: str) -> None:
     """The child used to lease on it, and to read the parent's WELCOME: the arbiter hung up, or the parent was refused."""
-    began = time.monotonic()
     assert run(own_stage, "peers", when).codes == [0, 0, 0]
-    assert took_s(began) < SOON_S
     assert not any('"bad packet"' in line for line in own_stage.arbiter_log)
 
 
 def test_a_thread_cancelled_in_a_launch_leaves_no_lock_behind(stage: Stage) -> None:
     kernel = f"{stage.library}:{stage.build}/fake/libfake-kernel.so"
-    assert run(stage, "peers", "launches", LD_PRELOAD=kernel).codes == [0, 0, 0]
+    assert run(stage, "peers", "launches", LD_PRELOAD=kernel).codes == [0, 0, 0, 0]
+
+
+def test_forks_in_a_storm_of_launches_hang_nobody_and_free_nobody_from_the_limit(stage: Stage) -> None:
+    kernel = f"{stage.library}:{stage.build}/fake/libfake-kernel.so"
+    assert run(stage, "peers", "storm", seconds=20, LD_PRELOAD=kernel).codes == [0, 0, 0, OUT_OF_MEMORY]
 
 
 # --- what a process says that it cannot enforce ---
