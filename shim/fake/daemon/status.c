@@ -6,16 +6,19 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* Of one moment: what a process gives another may take at once. */
 static void say_unit(struct fake_page *page, uint32_t unit, const char *what, struct text *to)
 {
+    page_lock(page);
     say(to, "%s %s used_mib=%" PRIu64 " limit_mib=%" PRIu64 " busy_percent=%u\n", what, page->unit[unit].uuid,
-        page_unit_used(page, unit) / FAKE_MIB, page->unit[unit].limit_bytes / FAKE_MIB, atomic_load(&page->unit[unit].percent));
+        page->unit[unit].used_bytes / FAKE_MIB, page->unit[unit].limit_bytes / FAKE_MIB, atomic_load(&page->unit[unit].percent));
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *of = &page->slot[slot];
         if (of->used_bytes[unit] > 0 || of->contexts[unit] > 0)
             say(to, "  pid=%d used_mib=%" PRIu64 " contexts=%u %.63s\n", (int)of->pid, of->used_bytes[unit] / FAKE_MIB,
                 of->contexts[unit], of->name);
     }
+    page_unlock(page);
 }
 
 bool say_status(struct daemon *daemon, const struct value *value, struct text *answer)

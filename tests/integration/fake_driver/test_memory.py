@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -51,6 +52,21 @@ def test_a_refused_allocation_takes_nothing(fake_driver, worker):
     assert one.ask("alloc", 1 << 62)[0] == OUT_OF_MEMORY
     assert one.ask("alloc", 0)[0] == INVALID_VALUE
     assert driver.used_mib() == 0
+
+
+def test_what_is_said_of_all_processes_is_of_one_moment(fake_driver, worker):
+    """Else what one gave and the other took in between counts for both."""
+    driver = fake_driver("card h200 memory_mib=1000 context_mib=0")
+    busy = [worker(driver) for _ in range(2)]
+    for each in busy:
+        each.process.stdin.write(f'["churn", {100 * MIB}]\n')
+        each.process.stdin.flush()
+    both = 0
+    for _ in range(4000):
+        card, *held = (int(mib) for mib in re.findall(r"used_mib=(\d+)", driver.ctl("status")))
+        assert card == sum(held)
+        both += len(held) == 2
+    assert both > 0
 
 
 def test_a_killed_process_gives_everything_back_at_once(fake_driver, worker):

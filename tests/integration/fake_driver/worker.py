@@ -56,6 +56,14 @@ def release(device: int) -> list[Any]:
     return [lib.cuDevicePrimaryCtxRelease_v2(device)]
 
 
+def churn(size: int) -> list[Any]:
+    """Takes and gives back until somebody ends the process."""
+    at = ctypes.c_uint64()
+    while True:
+        lib.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size))
+        lib.cuMemFree_v2(at)
+
+
 def alloc(size: int) -> list[Any]:
     at = ctypes.c_uint64()
     return [lib.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size)), at.value]
