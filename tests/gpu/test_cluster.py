@@ -31,6 +31,7 @@ from tests.e2e.nvidia import generate_specification, remove_specification
 from tests.e2e.objects import RESTRICTED, container, pod
 from tests.e2e.turns import containers_of, under_way
 from vgpu.status import TurnStatus
+from vgpu.trial import FILE, Outcome, trials_from_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -43,6 +44,8 @@ MOUNTS = {
     "/opt/torch": os.environ.get("TANGRAM_TORCH_HOME", "/opt/torch"),
 }
 IMAGE = os.environ.get("TANGRAM_TORCH_IMAGE", "localhost/tangram-workload:dev")
+TRIALS = Path("/var/lib/tangram", FILE)
+"""The node's verdicts: the local cluster's node is this machine."""
 
 PROGRAM = """
 import json, os, signal, torch
@@ -117,6 +120,7 @@ def mode(request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
     """Tangram installed over the real driver, once for each access mode."""
     access: str = request.param
     cluster = Cluster(Kubectl.local())
+    TRIALS.unlink(missing_ok=True)  # each access mode makes its own
     over: dict[str, Any] = {"driver": {"root": DRIVER_ROOT}, "accessMode": access, "node": {"privileged": "auto"}}
     if access == "nvidia":
         over["runtimeClassName"] = "nvidia"
@@ -154,6 +158,23 @@ def record(rows: list[tuple[str, str, object]]) -> None:
     if where:
         with Path(where).open("a", newline="") as out:
             csv.writer(out).writerows(rows)
+
+
+def test_the_device_plugin_tried_suspending_before_it_offered_the_gpu(mode: tuple[str, Cluster]) -> None:
+    access, _ = mode
+    trials = trials_from_text(TRIALS.read_bytes())
+    (tried,) = trials.tried
+    verdict = tried.verdict
+    facts = {
+        "outcome": verdict.outcome,
+        "why": verdict.why,
+        "count before, during, after": f"{verdict.before} {verdict.during} {verdict.after}",
+        "suspend and resume us": f"{verdict.suspend_us:.0f} {verdict.resume_us:.0f}",
+    }
+    record([(access, f"trial in the plugin's container: {key}", value) for key, value in facts.items()])
+    assert verdict.outcome is Outcome.WORKS
+    assert min(verdict.before, verdict.after) > 0
+    assert verdict.during == 0
 
 
 def test_pytorch_pods_are_held_to_their_shares(mode: tuple[str, Cluster]) -> None:
