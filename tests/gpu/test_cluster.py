@@ -44,8 +44,8 @@ MOUNTS = {
     "/opt/torch": os.environ.get("TANGRAM_TORCH_HOME", "/opt/torch"),
 }
 IMAGE = os.environ.get("TANGRAM_TORCH_IMAGE", "localhost/tangram-workload:dev")
-TRIALS = Path("/var/lib/tangram", FILE)
-"""The node's verdicts: the local cluster's node is this machine."""
+TRIALS = f"/var/lib/tangram/{FILE}"
+"""The node's verdicts, in its containers."""
 
 PROGRAM = """
 import json, os, signal, torch
@@ -120,7 +120,6 @@ def mode(request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
     """Tangram installed over the real driver, once for each access mode."""
     access: str = request.param
     cluster = Cluster(Kubectl.local())
-    TRIALS.unlink(missing_ok=True)  # each access mode makes its own
     over: dict[str, Any] = {"driver": {"root": DRIVER_ROOT}, "accessMode": access, "node": {"privileged": "auto"}}
     if access == "nvidia":
         over["runtimeClassName"] = "nvidia"
@@ -129,6 +128,7 @@ def mode(request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
         install_chart(cluster.kubectl, over)
         cluster.wait_for_gpus()
         yield access, cluster
+        on_node(cluster, "rm", TRIALS)  # each access mode makes its own
         uninstall_chart(cluster.kubectl)
     finally:
         if access == "nvidia":
@@ -160,9 +160,14 @@ def record(rows: list[tuple[str, str, object]]) -> None:
             csv.writer(out).writerows(rows)
 
 
+def on_node(cluster: Cluster, *command: str) -> str:
+    """Run a command in the device plugin's container."""
+    return cluster.kubectl("-n", "tangram-system", "exec", "ds/tangram-node", "-c", "plugin", "--", *command)
+
+
 def test_the_device_plugin_tried_suspending_before_it_offered_the_gpu(mode: tuple[str, Cluster]) -> None:
-    access, _ = mode
-    trials = trials_from_text(TRIALS.read_bytes())
+    access, cluster = mode
+    trials = trials_from_text(on_node(cluster, "cat", TRIALS))
     (tried,) = trials.tried
     verdict = tried.verdict
     facts = {
