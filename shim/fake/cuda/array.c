@@ -5,25 +5,7 @@
  */
 #include "internal.h"
 
-#define TILES 64u
-struct CUarray_st {
-    struct handle handle;
-    CUcontext ctx;
-    unsigned long long ctx_id;
-    struct place *place; /* NULL: sparse, or a level of a mipmapped array, which is counted as a whole */
-    CUDA_ARRAY3D_DESCRIPTOR how;
-    struct physical *tile[TILES]; /* of a sparse array: what is mapped, at tile x of its first row */
-};
-
-#define LEVELS 17u
-struct CUmipmappedArray_st {
-    struct handle handle;
-    CUcontext ctx;
-    unsigned long long ctx_id;
-    struct place *place;
-    unsigned levels;
-    CUarray level[LEVELS];
-};
+#define GROUP_ROWS 8u
 
 static uint64_t element_bytes(CUarray_format format)
 {
@@ -40,7 +22,6 @@ static uint64_t element_bytes(CUarray_format format)
     }
 }
 
-#define GROUP_ROWS 8u
 /* The extent of a block: so many units, doubled up to 16 times, until it holds all. */
 static uint64_t blocked(uint64_t extent, uint64_t unit)
 {
@@ -99,38 +80,17 @@ static bool sound(const CUDA_ARRAY3D_DESCRIPTOR *how)
            (how->NumChannels == 1 || how->NumChannels == 2 || how->NumChannels == 4);
 }
 
-static struct place *room_new(CUcontext ctx, uint64_t bytes)
+static CUresult array_new(CUarray *made, enum handle_kind kind, CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *how, uint64_t bytes)
 {
-    lock();
-    struct place *place = place_new(&ctx->pages[PAGES_ARRAYS], ctx->device, bytes);
-    unlock();
-    return place;
-}
-
-/* With its context, all of its room is gone already; another one may have the handle now. */
-static void room_free(CUcontext ctx, unsigned long long ctx_id, struct place *place)
-{
-    lock();
-    if (place != NULL && context_ok(ctx) && ctx->id == ctx_id)
-        place_free(&ctx->pages[PAGES_ARRAYS], ctx->device, place);
-    unlock();
-}
-
-static CUresult array_new(CUarray *made, CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *how, uint64_t bytes)
-{
-    struct place *place = bytes > 0 ? room_new(ctx, bytes) : NULL;
-    CHECK(bytes == 0 || place != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    CUarray array = handle_new(HANDLE_ARRAY, sizeof *array);
-    if (array == NULL) {
-        room_free(ctx, ctx->id, place);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    array->ctx = ctx;
-    array->ctx_id = ctx->id;
-    array->place = place;
+    CUarray array = handle_new(kind, sizeof *array);
+    CHECK(array != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    const CUresult rc = memory_own(ctx, SPAN_ARRAY, PAGES_ARRAYS, bytes, &array->memory);
     array->how = *how;
-    *made = array;
-    return CUDA_SUCCESS;
+    if (rc == CUDA_SUCCESS)
+        *made = array;
+    else
+        handle_free(array);
+    return rc;
 }
 
 EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *how)
@@ -139,7 +99,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(array != NULL && how != NULL && sound(how), CUDA_ERROR_INVALID_VALUE);
-    return array_new(array, ctx, how, sparse(how) ? 0 : bytes_of(how, 1));
+    return array_new(array, HANDLE_ARRAY, ctx, how, sparse(how) ? 0 : bytes_of(how, 1));
 }
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *how)
@@ -149,98 +109,87 @@ EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *ho
     return cuArray3DCreate_v2(array, &deep);
 }
 
-EXPORT CUresult cuArrayDestroy(CUarray array)
+static CUresult array_end(CUarray array, enum handle_kind kind)
 {
-    TRY(ready());
-    CHECK(handle_is(array, HANDLE_ARRAY), CUDA_ERROR_INVALID_HANDLE);
+    TRY(handle_ok(array, kind, CUDA_ERROR_INVALID_HANDLE));
+    for (unsigned i = 0; i < LEVELS; i++)
+        if (array->level[i] != NULL)
+            handle_free(array->level[i]);
     for (unsigned i = 0; i < TILES; i++)
         if (array->tile[i] != NULL)
-            physical_let_go(array->tile[i]);
-    room_free(array->ctx, array->ctx_id, array->place);
+            physical_drop(array->tile[i]);
+    owned_free(&array->memory);
     handle_free(array);
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuArrayDestroy(CUarray array)
+{
+    return array_end(array, HANDLE_ARRAY);
+}
+
+EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    return array_end((CUarray)array, HANDLE_MIPMAP);
+}
+
 /* Tiles are told apart by their offset's x, and are as wide as they say. */
+static CUresult map_tile(const CUarrayMapInfo *info)
+{
+    const CUarray array = info->resource.array;
+    CHECK(info->resourceType == CU_RESOURCE_TYPE_ARRAY && handle_is(array, HANDLE_ARRAY) && sparse(&array->how), CUDA_ERROR_INVALID_VALUE);
+    const unsigned width = info->subresource.sparseLevel.extentWidth;
+    const unsigned at = width > 0 ? info->subresource.sparseLevel.offsetX / width : TILES;
+    CHECK(at < TILES, CUDA_ERROR_INVALID_VALUE);
+    SCOPED tables = hold(&cuda.lock);
+    const bool unmaps = info->memOperationType == CU_MEM_OPERATION_TYPE_UNMAP;
+    struct physical *next = unmaps ? NULL : physical_of(info->memHandle.memHandle);
+    CHECK(unmaps || next != NULL, CUDA_ERROR_INVALID_VALUE);
+    if (next != NULL)
+        next->users++;
+    if (array->tile[at] != NULL)
+        physical_drop(array->tile[at]);
+    array->tile[at] = next;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *info, unsigned count, CUstream handle)
 {
     CUstream stream;
     TRY(stream_get(handle, &stream));
     CHECK(info != NULL, CUDA_ERROR_INVALID_VALUE);
-    for (unsigned i = 0; i < count; i++) {
-        const CUarray array = info[i].resource.array;
-        CHECK(info[i].resourceType == CU_RESOURCE_TYPE_ARRAY && handle_is(array, HANDLE_ARRAY) && sparse(&array->how), CUDA_ERROR_INVALID_VALUE);
-        const unsigned width = info[i].subresource.sparseLevel.extentWidth;
-        const unsigned at = width > 0 ? info[i].subresource.sparseLevel.offsetX / width : TILES;
-        CHECK(at < TILES, CUDA_ERROR_INVALID_VALUE);
-        struct physical *next = NULL;
-        CHECK(info[i].memOperationType == CU_MEM_OPERATION_TYPE_UNMAP || physical_hold(info[i].memHandle.memHandle, &next), CUDA_ERROR_INVALID_VALUE);
-        if (array->tile[at] != NULL)
-            physical_let_go(array->tile[at]);
-        array->tile[at] = next;
-    }
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *how, CUarray array)
-{
-    TRY(ready());
-    CHECK(handle_is(array, HANDLE_ARRAY), CUDA_ERROR_INVALID_HANDLE);
-    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
-    *how = array->how;
+    for (unsigned i = 0; i < count; i++)
+        TRY(map_tile(&info[i]));
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *how, CUarray array)
 {
-    CUDA_ARRAY3D_DESCRIPTOR deep;
+    TRY(handle_ok(array, HANDLE_ARRAY, CUDA_ERROR_INVALID_HANDLE));
     CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
-    TRY(cuArray3DGetDescriptor_v2(&deep, array));
-    *how = (CUDA_ARRAY_DESCRIPTOR){.Width = deep.Width, .Height = deep.Height, .Format = deep.Format, .NumChannels = deep.NumChannels};
+    *how = (CUDA_ARRAY_DESCRIPTOR){array->how.Width, array->how.Height, array->how.Format, array->how.NumChannels};
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
 {
     CUcontext ctx;
+    CUarray array;
     TRY(current(&ctx));
     CHECK(made != NULL && how != NULL && sound(how) && levels > 0 && levels <= LEVELS, CUDA_ERROR_INVALID_VALUE);
-    struct place *place = room_new(ctx, bytes_of(how, levels));
-    CHECK(place != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    CUmipmappedArray array = handle_new(HANDLE_MIPMAP, sizeof *array);
-    if (array == NULL) {
-        room_free(ctx, ctx->id, place);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    array->ctx = ctx;
-    array->ctx_id = ctx->id;
-    array->place = place;
-    array->levels = levels;
+    TRY(array_new(&array, HANDLE_MIPMAP, ctx, how, bytes_of(how, levels)));
     CUDA_ARRAY3D_DESCRIPTOR level = *how;
     for (unsigned i = 0; i < levels; i++, level = next_level(level))
-        if (array_new(&array->level[i], ctx, &level, 0) != CUDA_SUCCESS)
+        if (array_new(&array->level[i], HANDLE_ARRAY, ctx, &level, 0) != CUDA_SUCCESS)
             array->level[i] = NULL;
-    *made = array;
+    *made = (CUmipmappedArray)array;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *level, CUmipmappedArray array, unsigned index)
+EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *level, CUmipmappedArray mipmap, unsigned index)
 {
-    TRY(ready());
-    CHECK(handle_is(array, HANDLE_MIPMAP), CUDA_ERROR_INVALID_HANDLE);
-    CHECK(level != NULL && index < array->levels, CUDA_ERROR_INVALID_VALUE);
-    *level = array->level[index];
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
-{
-    TRY(ready());
-    CHECK(handle_is(array, HANDLE_MIPMAP), CUDA_ERROR_INVALID_HANDLE);
-    for (unsigned i = 0; i < array->levels; i++)
-        if (array->level[i] != NULL)
-            handle_free(array->level[i]);
-    room_free(array->ctx, array->ctx_id, array->place);
-    handle_free(array);
+    TRY(handle_ok(mipmap, HANDLE_MIPMAP, CUDA_ERROR_INVALID_HANDLE));
+    CHECK(level != NULL && index < LEVELS && ((CUarray)mipmap)->level[index] != NULL, CUDA_ERROR_INVALID_VALUE);
+    *level = ((CUarray)mipmap)->level[index];
     return CUDA_SUCCESS;
 }

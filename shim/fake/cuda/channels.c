@@ -58,15 +58,10 @@ static bool make_device(int device)
 
 uint32_t channels_new(int device)
 {
-    uint32_t group = 0;
-    lock();
-    if (make_device(device)) {
-        group = cuda.device[device].kernel_device + 0x1000 + (cuda.kernel_groups++ & 0xff) * 0x10;
-        if (!make_group(cuda.device[device].kernel_device, group, NV2080_ENGINE_TYPE_GR0, COMPUTE_CHANNELS))
-            group = 0;
-    }
-    unlock();
-    return group;
+    SCOPED tables = hold(&cuda.lock);
+    CHECK(make_device(device), 0);
+    const uint32_t of = cuda.device[device].kernel_device, group = of + 0x1000 + (cuda.kernel_groups++ & 0xff) * 0x10;
+    return make_group(of, group, NV2080_ENGINE_TYPE_GR0, COMPUTE_CHANNELS) ? group : 0;
 }
 
 void channels_free(int device, uint32_t group)

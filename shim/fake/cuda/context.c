@@ -37,19 +37,21 @@ CUresult current(CUcontext *ctx)
     return sticky((*ctx)->device);
 }
 
-static void count_context(int device, bool more)
+CUresult context_get(CUcontext given, CUcontext *ctx)
 {
-    struct fake_page *page = cuda.client.page;
-    page_lock(page);
-    uint32_t *count = &page->slot[cuda.client.slot].contexts[cuda.device[device].unit];
-    *count = more ? *count + 1 : *count - (*count > 0);
-    page_unlock(page);
+    if (given == NULL)
+        return current(ctx);
+    TRY(ready());
+    CHECK(context_ok(given), CUDA_ERROR_INVALID_CONTEXT);
+    *ctx = given;
+    return CUDA_SUCCESS;
 }
 
-static void stream_init(struct CUstream_st *stream, CUcontext ctx)
+static void count_context(CUcontext ctx, int more)
 {
-    stream->handle.kind = HANDLE_STREAM;
-    stream->ctx = ctx;
+    page_lock(cuda.client.page);
+    cuda.client.page->slot[cuda.client.slot].contexts[cuda.device[ctx->device].unit] += (uint32_t)more;
+    page_unlock(cuda.client.page);
 }
 
 static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
@@ -59,20 +61,18 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
     CUcontext ctx = handle_new(HANDLE_CONTEXT, sizeof *ctx);
     CHECK(ctx != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     ctx->device = device;
-    if (losses_begin(ctx) != CUDA_SUCCESS) {
+    if (!losses_begin(ctx)) {
         handle_free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     ctx->flags = flags;
     ctx->live = true;
-    lock();
-    ctx->id = ++cuda.ids;
-    unlock();
-    stream_init(&ctx->stream[0], ctx);
-    stream_init(&ctx->stream[1], ctx);
+    ctx->id = id_new();
+    for (unsigned i = 0; i < 2; i++)
+        ctx->stream[i] = (struct CUstream_st){.handle.kind = HANDLE_STREAM, .ctx = ctx};
     ctx->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
     ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
-    count_context(device, true);
+    count_context(ctx, 1);
     ctx->channels = channels_new(device);
     take_a_while();
     *made = ctx;
@@ -84,9 +84,9 @@ static void context_end(CUcontext ctx)
     work_wait(ctx->device, atomic_load(&ctx->done_ns));
     ctx->live = false;
     channels_free(ctx->device, ctx->channels);
-    count_context(ctx->device, false);
+    count_context(ctx, -1);
     losses_end(ctx);
-    memory_context_gone(ctx);
+    spans_of_context_gone(ctx);
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device)
@@ -100,18 +100,6 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device)
 }
 
 ALIAS(cuCtxCreate, cuCtxCreate_v2)
-
-EXPORT CUresult cuCtxCreate_v3(CUcontext *made, CUexecAffinityParam *affinity, int count, unsigned flags, CUdevice device)
-{
-    (void)affinity, (void)count;
-    return cuCtxCreate_v2(made, flags, device);
-}
-
-EXPORT CUresult cuCtxCreate_v4(CUcontext *made, CUctxCreateParams *how, unsigned flags, CUdevice device)
-{
-    (void)how;
-    return cuCtxCreate_v2(made, flags, device);
-}
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
 {
@@ -168,33 +156,10 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *ctx)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetDevice(CUdevice *device)
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext given)
 {
-    FAULT(cuCtxGetDevice, 0);
     CUcontext ctx;
-    TRY(current_even_failed(&ctx));
-    CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    *device = ctx->device;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
-{
-    if (ctx == NULL)
-        return cuCtxGetDevice(device);
-    TRY(ready());
-    CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    CHECK(context_ok(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    *device = ctx->device;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
-{
-    if (ctx == NULL)
-        TRY(current(&ctx));
-    TRY(ready());
-    CHECK(context_ok(ctx), CUDA_ERROR_INVALID_CONTEXT);
+    TRY(context_get(given, &ctx));
     work_wait(ctx->device, atomic_load(&ctx->done_ns));
     pools_synchronized(ctx->device);
     return sticky(ctx->device);
@@ -203,66 +168,7 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
 EXPORT CUresult cuCtxSynchronize(void)
 {
     FAULT(cuCtxSynchronize, 0);
-    CUcontext ctx;
-    TRY(current(&ctx));
-    return cuCtxSynchronize_v2(ctx);
-}
-
-EXPORT CUresult cuCtxGetFlags(unsigned *flags)
-{
-    CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = ctx->flags;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id)
-{
-    if (ctx == NULL)
-        TRY(current(&ctx));
-    CHECK(context_ok(ctx) && id != NULL, CUDA_ERROR_INVALID_VALUE);
-    *id = ctx->id;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version)
-{
-    if (ctx == NULL)
-        TRY(current(&ctx));
-    CHECK(context_ok(ctx) && version != NULL, CUDA_ERROR_INVALID_VALUE);
-    *version = 3020;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
-{
-    FAULT(cuCtxSetLimit, 0);
-    CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK((unsigned)limit < 16, CUDA_ERROR_UNSUPPORTED_LIMIT);
-    return losses_limit(ctx, limit, value);
-}
-
-EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
-{
-    CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    CHECK((unsigned)limit < 16, CUDA_ERROR_UNSUPPORTED_LIMIT);
-    *value = ctx->limit[limit];
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-    CUcontext ctx;
-    TRY(current(&ctx));
-    if (least != NULL)
-        *least = 0;
-    if (greatest != NULL)
-        *greatest = -5;
-    return CUDA_SUCCESS;
+    return cuCtxSynchronize_v2(NULL);
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
@@ -271,31 +177,25 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
     TRY(device_ok(device));
     CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
     struct device *of = &cuda.device[device];
-    CUresult rc = CUDA_SUCCESS;
-    pthread_mutex_lock(&cuda.primaries);
+    SCOPED primaries = hold(&cuda.primaries);
     if (!context_ok(of->primary)) {
-        rc = context_new(&of->primary, of->primary_flags, device);
-        if (rc == CUDA_SUCCESS)
-            of->primary->primary = true;
+        TRY(context_new(&of->primary, of->primary_flags, device));
+        of->primary->primary = true;
     }
-    if (rc == CUDA_SUCCESS) {
-        of->primary_refs++;
-        *ctx = of->primary;
-    }
-    pthread_mutex_unlock(&cuda.primaries);
-    return rc;
+    of->primary_refs++;
+    *ctx = of->primary;
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
     TRY(device_ok(device));
     struct device *of = &cuda.device[device];
-    pthread_mutex_lock(&cuda.primaries);
-    const bool held = of->primary_refs > 0 && context_ok(of->primary);
-    if (held && --of->primary_refs == 0)
+    SCOPED primaries = hold(&cuda.primaries);
+    CHECK(of->primary_refs > 0 && context_ok(of->primary), CUDA_ERROR_INVALID_CONTEXT);
+    if (--of->primary_refs == 0)
         context_end(of->primary);
-    pthread_mutex_unlock(&cuda.primaries);
-    return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    return CUDA_SUCCESS;
 }
 
 ALIAS(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)
@@ -304,30 +204,11 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     TRY(device_ok(device));
     struct device *of = &cuda.device[device];
-    pthread_mutex_lock(&cuda.primaries);
+    SCOPED primaries = hold(&cuda.primaries);
     if (context_ok(of->primary))
         context_end(of->primary);
     of->primary_refs = 0;
-    pthread_mutex_unlock(&cuda.primaries);
     return CUDA_SUCCESS;
 }
 
 ALIAS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2)
-
-EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
-{
-    TRY(device_ok(device));
-    cuda.device[device].primary_flags = flags;
-    return CUDA_SUCCESS;
-}
-
-ALIAS(cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2)
-
-EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
-{
-    TRY(device_ok(device));
-    CHECK(flags != NULL && active != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = cuda.device[device].primary_flags;
-    *active = context_ok(cuda.device[device].primary);
-    return CUDA_SUCCESS;
-}

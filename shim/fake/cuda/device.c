@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-struct cuda cuda = {.lock = PTHREAD_MUTEX_INITIALIZER, .primaries = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}, .arena_fd = -1};
+struct cuda cuda = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .primaries = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}, .arena_fd = -1};
 
 static void forked(void)
 {
@@ -105,31 +105,19 @@ EXPORT CUresult cuInit(unsigned flags)
     static bool watched;
     CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(atomic_load(&cuda.state) != STATE_FORKED, CUDA_ERROR_NOT_INITIALIZED);
-    lock();
-    CUresult rc = CUDA_SUCCESS;
-    if (atomic_load(&cuda.state) == STATE_NEW) {
-        if (!watched)
-            watched = pthread_atfork(NULL, NULL, forked) == 0 && atexit(program_ends) == 0;
-        if (client_open(&cuda.client, FAKE_CUDA) < 0) {
-            rc = CUDA_ERROR_NO_DEVICE;
-        } else {
-            find_devices();
-            take_a_while();
-            rc = cuda.devices > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
-            if (rc == CUDA_SUCCESS)
-                atomic_store(&cuda.state, STATE_READY);
-            else
-                client_close(&cuda.client);
-        }
+    SCOPED tables = hold(&cuda.lock);
+    if (atomic_load(&cuda.state) != STATE_NEW)
+        return CUDA_SUCCESS;
+    if (!watched)
+        watched = pthread_atfork(NULL, NULL, forked) == 0 && atexit(program_ends) == 0;
+    CHECK(client_open(&cuda.client, FAKE_CUDA) == 0, CUDA_ERROR_NO_DEVICE);
+    find_devices();
+    take_a_while();
+    if (cuda.devices == 0) {
+        client_close(&cuda.client);
+        return CUDA_ERROR_NO_DEVICE;
     }
-    unlock();
-    return rc;
-}
-
-EXPORT CUresult cuDriverGetVersion(int *version)
-{
-    CHECK(version != NULL, CUDA_ERROR_INVALID_VALUE);
-    *version = driver_cuda_version();
+    atomic_store(&cuda.state, STATE_READY);
     return CUDA_SUCCESS;
 }
 
@@ -137,118 +125,4 @@ CUresult device_ok(CUdevice device)
 {
     TRY(ready());
     return device >= 0 && device < cuda.devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
-EXPORT CUresult cuDeviceGetCount(int *count)
-{
-    TRY(ready());
-    CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
-    *count = cuda.devices;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
-{
-    TRY(ready());
-    CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    TRY(device_ok(ordinal));
-    *device = ordinal;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetName(char *name, int room, CUdevice device)
-{
-    TRY(device_ok(device));
-    CHECK(name != NULL && room > 0, CUDA_ERROR_INVALID_VALUE);
-    const struct fake_unit *unit = unit_of(device);
-    if (cuda.device[device].unit < FAKE_CARDS)
-        snprintf(name, (size_t)room, "%s", card_of(device)->name);
-    else
-        snprintf(name, (size_t)room, "%s MIG %s", card_of(device)->name, card_of(device)->profile[unit->profile].name);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
-{
-    FAULT(cuDeviceGetUuid_v2, 0);
-    TRY(device_ok(device));
-    CHECK(uuid != NULL, CUDA_ERROR_INVALID_VALUE);
-    memcpy(uuid->bytes, unit_of(device)->uuid_bytes, sizeof uuid->bytes);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) /* of a MIG instance: its card's */
-{
-    FAULT(cuDeviceGetUuid, 0);
-    TRY(device_ok(device));
-    CHECK(uuid != NULL, CUDA_ERROR_INVALID_VALUE);
-    memcpy(uuid->bytes, card_of(device)->uuid_bytes, sizeof uuid->bytes);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
-    TRY(device_ok(device));
-    CHECK(bytes != NULL, CUDA_ERROR_INVALID_VALUE);
-    *bytes = unit_of(device)->limit_bytes;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
-{
-    size_t all;
-    CHECK(bytes != NULL, CUDA_ERROR_INVALID_VALUE);
-    TRY(cuDeviceTotalMem_v2(&all, device));
-    *bytes = all > 0xffffffffu ? 0xffffffffu : (unsigned)all;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
-{
-    TRY(device_ok(device));
-    CHECK(major != NULL && minor != NULL, CUDA_ERROR_INVALID_VALUE);
-    *major = (int)card_of(device)->cc_major;
-    *minor = (int)card_of(device)->cc_minor;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetPCIBusId(char *id, int room, CUdevice device)
-{
-    TRY(device_ok(device));
-    CHECK(id != NULL && room > 0, CUDA_ERROR_INVALID_VALUE);
-    const struct fake_card *card = card_of(device);
-    snprintf(id, (size_t)room, "%04X:%02X:%02X.0", card->pci_domain, card->pci_bus, card->pci_device);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
-{
-    TRY(ready());
-    unsigned domain = 0, bus, slot;
-    CHECK(device != NULL && id != NULL, CUDA_ERROR_INVALID_VALUE);
-    if (sscanf(id, "%x:%x:%x", &domain, &bus, &slot) != 3 && (domain = 0, sscanf(id, "%x:%x", &bus, &slot) != 2))
-        return CUDA_ERROR_INVALID_VALUE;
-    for (int i = 0; i < cuda.devices; i++)
-        if (card_of(i)->pci_domain == domain && card_of(i)->pci_bus == bus && card_of(i)->pci_device == slot)
-            return *device = i, CUDA_SUCCESS;
-    return CUDA_ERROR_INVALID_DEVICE;
-}
-
-EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
-{
-    TRY(device_ok(device));
-    TRY(device_ok(peer));
-    CHECK(can != NULL, CUDA_ERROR_INVALID_VALUE);
-    const bool whole = cuda.device[device].unit < FAKE_CARDS && cuda.device[peer].unit < FAKE_CARDS;
-    *can = whole && cuda.device[device].card != cuda.device[peer].card && card_of(device)->links_wired > 0;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice from, CUdevice to)
-{
-    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    TRY(cuDeviceCanAccessPeer(value, from, to));
-    if (attribute == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)
-        *value = 0;
-    return CUDA_SUCCESS;
 }

@@ -5,110 +5,84 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-
-struct CUgraphNode_st {
-    struct handle handle;
-    enum node_kind kind;
-    uint64_t ns, local; /* of a kernel */
-    bool runtime;
-    CUdeviceptr at; /* of an allocation or a free */
-    struct CUgraph_st *graph, *child;
-    struct CUgraphNode_st *next;
-};
-
+/* A graph, or an executable one: a copy that is not changed any more. */
 struct CUgraph_st {
     struct handle handle;
-    struct CUgraphNode_st *first, **last;
+    CUgraphNode first, *last;
     size_t nodes;
 };
 
-struct CUgraphExec_st {
-    struct handle handle;
-    struct CUgraph_st *graph; /* its own copy */
-};
-
-static bool graph_ok(CUgraph graph)
+static CUresult graph_new(CUgraph *made, enum handle_kind kind)
 {
-    return handle_is(graph, HANDLE_GRAPH);
+    TRY(ready());
+    CUgraph graph = handle_new(kind, sizeof *graph);
+    CHECK(graph != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    graph->last = &graph->first;
+    *made = graph;
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
 {
-    TRY(ready());
     CHECK(graph != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    *graph = handle_new(HANDLE_GRAPH, sizeof **graph);
-    CHECK(*graph != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    (*graph)->last = &(*graph)->first;
-    return CUDA_SUCCESS;
+    return graph_new(graph, HANDLE_GRAPH);
 }
 
-static CUresult add(CUgraph graph, enum node_kind kind, uint64_t ns, CUdeviceptr at, CUgraphNode *made)
+static void append(CUgraph graph, CUgraphNode node)
 {
-    TRY(ready());
-    CHECK(graph_ok(graph), CUDA_ERROR_INVALID_VALUE);
-    CUgraphNode node = handle_new(HANDLE_NODE, sizeof *node);
-    CHECK(node != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    node->kind = kind;
-    node->ns = ns;
-    node->at = at;
-    node->graph = graph;
-    lock();
+    SCOPED tables = hold(&cuda.lock);
     *graph->last = node;
     graph->last = &node->next;
     graph->nodes++;
-    unlock();
+}
+
+static CUresult append_nodes_of(CUgraph graph, CUgraph other)
+{
+    for (CUgraphNode node = other->first; node != NULL; node = node->next) {
+        CUgraphNode twin = handle_new(HANDLE_NODE, sizeof *twin);
+        CHECK(twin != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+        twin->work = node->work;
+        append(graph, twin);
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult graph_copy(CUgraph *made, enum handle_kind kind, CUgraph graph)
+{
+    TRY(graph_new(made, kind));
+    return append_nodes_of(*made, graph);
+}
+
+CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made)
+{
+    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
+    if (work.child != NULL)
+        TRY(graph_copy(&work.child, HANDLE_GRAPH, work.child));
+    CUgraphNode node = handle_new(HANDLE_NODE, sizeof *node);
+    CHECK(node != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    node->work = work;
+    append(graph, node);
     if (made != NULL)
         *made = node;
     return CUDA_SUCCESS;
 }
 
-CUresult capture_add(struct CUgraph_st *graph, enum node_kind kind, uint64_t ns)
+CUresult node_kernel(CUgraph graph, CUfunction function, uint64_t ns, CUgraphNode *made)
 {
-    return add(graph, kind, ns, 0, NULL);
+    const struct work work = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .ns = ns, .local = function->local, .runtime = function->runtime};
+    return node_add(graph, work, made);
 }
 
-static CUresult kernel_node(CUgraph graph, CUfunction function, uint64_t ns, CUgraphNode *node)
+/* An address now, memory at launch. */
+CUresult node_alloc(CUgraph graph, int device, size_t bytes, CUdeviceptr *at, CUgraphNode *made)
 {
-    TRY(add(graph, NODE_KERNEL, ns, 0, node));
-    (*node)->local = function->local;
-    (*node)->runtime = function->runtime;
-    return CUDA_SUCCESS;
-}
-
-CUresult capture_kernel(struct CUgraph_st *graph, CUfunction function, uint64_t ns)
-{
-    CUgraphNode node;
-    return kernel_node(graph, function, ns, &node);
-}
-
-static CUresult alloc_node(CUgraph graph, int device, CUdeviceptr *at, size_t bytes, CUgraphNode *made)
-{
+    CUmemoryPool pool;
     struct span *span;
-    TRY(memory_new(SPAN_GRAPH, NULL, device, bytes, 0, &span)); /* an address now, memory at launch */
-    lock();
-    CUmemoryPool pool = cuda.device[device].graph_pool;
-    unlock();
-    if (pool == NULL) {
-        TRY(pool_new(&pool, device, 0));
-        lock();
-        if (cuda.device[device].graph_pool == NULL)
-            cuda.device[device].graph_pool = pool;
-        unlock();
-    }
-    span->pool = cuda.device[device].graph_pool;
+    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
+    TRY(pool_get(device, POOL_GRAPH, &pool));
+    TRY(memory_new(&(struct span){.kind = SPAN_GRAPH, .device = device, .pool = pool, .pages = PAGES_POOL, .bytes = bytes}, &span));
     *at = (CUdeviceptr)span->base;
-    return add(graph, NODE_ALLOC, 0, *at, made);
-}
-
-CUresult capture_alloc(struct CUgraph_st *graph, int device, CUdeviceptr *at, size_t bytes)
-{
-    return alloc_node(graph, device, at, bytes, NULL);
-}
-
-CUresult capture_free(struct CUgraph_st *graph, CUdeviceptr at)
-{
-    return add(graph, NODE_FREE, 0, at, NULL);
+    return node_add(graph, (struct work){.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .at = *at}, made);
 }
 
 EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, const CUDA_KERNEL_NODE_PARAMS *how)
@@ -117,49 +91,15 @@ EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const 
     (void)after, (void)afters;
     CHECK(how != NULL && node != NULL, CUDA_ERROR_INVALID_VALUE);
     CUfunction function = how->func != NULL ? how->func : (CUfunction)how->kern;
-    CHECK(function_ok(function), CUDA_ERROR_INVALID_VALUE);
+    CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_VALUE);
     TRY(function_ns(function, how->kernelParams, how->extra, &ns));
-    return kernel_node(graph, function, ns, node);
-}
-
-EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, const CUDA_KERNEL_NODE_PARAMS_v1 *how)
-{
-    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
-    const CUDA_KERNEL_NODE_PARAMS longer = {.func = how->func, .kernelParams = how->kernelParams, .extra = how->extra};
-    return cuGraphAddKernelNode_v2(node, graph, after, afters, &longer);
-}
-
-EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, CUDA_MEM_ALLOC_NODE_PARAMS *how)
-{
-    (void)after, (void)afters;
-    CHECK(how != NULL && node != NULL && graph_ok(graph), CUDA_ERROR_INVALID_VALUE);
-    TRY(device_ok(how->poolProps.location.id));
-    return alloc_node(graph, how->poolProps.location.id, &how->dptr, how->bytesize, node);
-}
-
-EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, CUdeviceptr at)
-{
-    (void)after, (void)afters;
-    return add(graph, NODE_FREE, 0, at, node);
-}
-
-EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters)
-{
-    (void)after, (void)afters;
-    return add(graph, NODE_EMPTY, 0, 0, node);
-}
-
-EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, CUgraph child)
-{
-    (void)after, (void)afters;
-    CHECK(graph_ok(child) && node != NULL, CUDA_ERROR_INVALID_VALUE);
-    TRY(add(graph, NODE_CHILD, 0, 0, node));
-    return cuGraphClone(&(*node)->child, child);
+    return node_kernel(graph, function, ns, node);
 }
 
 EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
-    CHECK(graph_ok(graph) && count != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
+    CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
     size_t at = 0;
     for (CUgraphNode node = graph->first; nodes != NULL && node != NULL && at < *count; node = node->next)
         nodes[at++] = node;
@@ -167,75 +107,58 @@ EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
-{
-    static const CUgraphNodeType types[] = {
-        [NODE_EMPTY] = CU_GRAPH_NODE_TYPE_EMPTY,        [NODE_KERNEL] = CU_GRAPH_NODE_TYPE_KERNEL,
-        [NODE_ALLOC] = CU_GRAPH_NODE_TYPE_MEM_ALLOC,    [NODE_FREE] = CU_GRAPH_NODE_TYPE_MEM_FREE,
-        [NODE_HOST] = CU_GRAPH_NODE_TYPE_HOST,          [NODE_COPY] = CU_GRAPH_NODE_TYPE_MEMCPY,
-        [NODE_FILL] = CU_GRAPH_NODE_TYPE_MEMSET,        [NODE_EVENT] = CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-        [NODE_CHILD] = CU_GRAPH_NODE_TYPE_GRAPH,
-    };
-    CHECK(handle_is(node, HANDLE_NODE) && type != NULL, CUDA_ERROR_INVALID_VALUE);
-    *type = types[node->kind];
-    return CUDA_SUCCESS;
-}
-
 EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *how)
 {
-    CHECK(handle_is(node, HANDLE_NODE) && node->kind == NODE_ALLOC && how != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(handle_ok(node, HANDLE_NODE, CUDA_ERROR_INVALID_VALUE));
+    CHECK(how != NULL && node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_ERROR_INVALID_VALUE);
+    SCOPED tables = hold(&cuda.lock);
+    const struct span *span = span_find((uintptr_t)node->work.at);
     memset(how, 0, sizeof *how);
-    lock();
-    const struct span *span = span_find((uintptr_t)node->at);
-    how->dptr = node->at;
+    how->dptr = node->work.at;
     how->bytesize = span == NULL ? 0 : span->bytes;
     how->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     how->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     how->poolProps.location.id = span == NULL ? 0 : span->device;
-    unlock();
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGraphClone(CUgraph *made, CUgraph graph)
 {
-    CHECK(graph_ok(graph) && made != NULL, CUDA_ERROR_INVALID_VALUE);
-    TRY(cuGraphCreate(made, 0));
-    for (CUgraphNode node = graph->first, copy; node != NULL; node = node->next) {
-        TRY(add(*made, node->kind, node->ns, node->at, &copy));
-        copy->child = node->child;
-        copy->local = node->local;
-        copy->runtime = node->runtime;
-    }
-    return CUDA_SUCCESS;
+    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
+    CHECK(made != NULL, CUDA_ERROR_INVALID_VALUE);
+    return graph_copy(made, HANDLE_GRAPH, graph);
 }
 
-EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
+static void clear(CUgraph graph)
 {
-    CHECK(handle_is(node, HANDLE_NODE) && node->kind == NODE_CHILD && graph != NULL, CUDA_ERROR_INVALID_VALUE);
-    *graph = node->child;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphDestroy(CUgraph graph)
-{
-    TRY(ready());
-    CHECK(graph_ok(graph), CUDA_ERROR_INVALID_VALUE);
     for (CUgraphNode node = graph->first, next; node != NULL; node = next) {
         next = node->next;
         handle_free(node);
     }
-    handle_free(graph);
-    return CUDA_SUCCESS;
+    graph->first = NULL;
+    graph->last = &graph->first;
+    graph->nodes = 0;
 }
 
-EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+EXPORT CUresult cuGraphDestroy(CUgraph graph)
 {
-    (void)flags;
-    TRY(ready());
-    CHECK(exec != NULL && graph_ok(graph), CUDA_ERROR_INVALID_VALUE);
-    *exec = handle_new(HANDLE_EXEC, sizeof **exec);
-    CHECK(*exec != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    return cuGraphClone(&(*exec)->graph, graph);
+    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
+    clear(graph);
+    return handle_end(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE);
+}
+
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    TRY(handle_ok(exec, HANDLE_EXEC, CUDA_ERROR_INVALID_VALUE));
+    clear((CUgraph)exec);
+    return handle_end(exec, HANDLE_EXEC, CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult graph_instantiate(CUgraphExec *exec, CUgraph graph)
+{
+    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
+    CHECK(exec != NULL, CUDA_ERROR_INVALID_VALUE);
+    return graph_copy((CUgraph *)exec, HANDLE_EXEC, graph);
 }
 
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t room)
@@ -244,7 +167,7 @@ EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphN
         *error = NULL;
     if (log != NULL && room > 0)
         log[0] = '\0';
-    return cuGraphInstantiateWithFlags(exec, graph, 0);
+    return graph_instantiate(exec, graph);
 }
 
 ALIAS(cuGraphInstantiate, cuGraphInstantiate_v2)
@@ -254,52 +177,41 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, C
     CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
     how->hErrNode_out = NULL;
     how->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
-    return cuGraphInstantiateWithFlags(exec, graph, how->flags);
+    return graph_instantiate(exec, graph);
 }
 
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result)
 {
-    TRY(ready());
-    CHECK(handle_is(exec, HANDLE_EXEC) && graph_ok(graph) && result != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(handle_ok(exec, HANDLE_EXEC, CUDA_ERROR_INVALID_VALUE));
+    CHECK(handle_is(graph, HANDLE_GRAPH) && result != NULL, CUDA_ERROR_INVALID_VALUE);
     memset(result, 0, sizeof *result);
-    cuGraphDestroy(exec->graph);
-    return cuGraphClone(&exec->graph, graph);
-}
-
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
-{
-    TRY(ready());
-    CHECK(handle_is(exec, HANDLE_EXEC), CUDA_ERROR_INVALID_VALUE);
-    cuGraphDestroy(exec->graph);
-    handle_free(exec);
-    return CUDA_SUCCESS;
+    clear((CUgraph)exec);
+    return append_nodes_of((CUgraph)exec, graph);
 }
 
 static CUresult run_alloc(CUdeviceptr at)
 {
-    CUresult rc = CUDA_ERROR_INVALID_VALUE;
-    lock();
-    struct span *span = span_find((uintptr_t)at);
-    if (span != NULL && span->kind == SPAN_GRAPH && !span->usable) {
-        rc = pool_grow(span->pool, rounded(span->bytes, 512)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-        span->usable = rc == CUDA_SUCCESS;
-    }
-    unlock();
-    return rc;
+    struct span *span;
+    SCOPED tables = hold(&cuda.lock);
+    TRY(span_get(at, SPAN_GRAPH, CUDA_ERROR_INVALID_VALUE, &span));
+    CHECK(!span->usable, CUDA_ERROR_INVALID_VALUE);
+    span->usable = pool_grow(span->pool, rounded(span->bytes, GRAIN));
+    return span->usable ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult run(CUgraph graph, CUstream stream)
 {
     for (CUgraphNode node = graph->first; node != NULL; node = node->next) {
-        if (node->kind == NODE_KERNEL) {
-            TRY(losses_launch(stream->ctx, node->local, node->runtime));
-            stream_queue(stream, node->ns);
-        } else if (node->kind == NODE_ALLOC)
-            TRY(run_alloc(node->at));
-        else if (node->kind == NODE_FREE)
-            cuMemFreeAsync(node->at, stream);
-        else if (node->kind == NODE_CHILD)
-            TRY(run(node->child, stream));
+        if (node->work.type == CU_GRAPH_NODE_TYPE_KERNEL) {
+            TRY(losses_launch(stream->ctx, node->work.local, node->work.runtime));
+            stream_queue(stream, node->work.ns);
+        } else if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+            TRY(run_alloc(node->work.at));
+        } else if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+            memory_free(node->work.at, SPAN_DEVICE);
+        } else if (node->work.type == CU_GRAPH_NODE_TYPE_GRAPH) {
+            TRY(run(node->work.child, stream));
+        }
     }
     return CUDA_SUCCESS;
 }
@@ -310,40 +222,6 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     TRY(stream_get(handle, &stream));
     CHECK(handle_is(exec, HANDLE_EXEC), CUDA_ERROR_INVALID_VALUE);
     if (stream->capture == NULL)
-        return run(exec->graph, stream);
-    CUgraphNode node;
-    TRY(add(stream->capture, NODE_CHILD, 0, 0, &node));
-    return cuGraphClone(&node->child, exec->graph);
-}
-
-EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    return handle_is(exec, HANDLE_EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
-{
-    TRY(device_ok(device));
-    lock();
-    if (cuda.device[device].graph_pool != NULL)
-        pool_shrink(cuda.device[device].graph_pool, 0);
-    unlock();
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
-    TRY(device_ok(device));
-    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    const struct CUmemPoolHandle_st none = {0};
-    const struct CUmemPoolHandle_st *pool = cuda.device[device].graph_pool != NULL ? cuda.device[device].graph_pool : &none;
-    switch ((int)attribute) {
-    case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: *(cuuint64_t *)value = pool->used; return CUDA_SUCCESS;
-    case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH: *(cuuint64_t *)value = pool->used_high; return CUDA_SUCCESS;
-    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: *(cuuint64_t *)value = pool->reserved; return CUDA_SUCCESS;
-    case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH: *(cuuint64_t *)value = pool->reserved_high; return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
+        return run((CUgraph)exec, stream);
+    return node_add(stream->capture, (struct work){.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = (CUgraph)exec}, NULL);
 }

@@ -4,26 +4,12 @@
  */
 #include "internal.h"
 
-struct CUgreenCtx_st {
-    struct handle handle;
-    CUdevice device;
-    CUcontext primary;
-};
-
 EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
 {
     TRY(device_ok(device));
     CHECK(resource != NULL, CUDA_ERROR_INVALID_VALUE);
     CHECK(type == CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
     resource->type = type;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *made, CUdevResource *resources, unsigned count)
-{
-    TRY(ready());
-    CHECK(made != NULL && resources != NULL && count > 0, CUDA_ERROR_INVALID_VALUE);
-    *made = (CUdevResourceDesc)(void *)&cuda; /* nothing is kept of it */
     return CUDA_SUCCESS;
 }
 
@@ -51,13 +37,4 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     CUdevice device = green->device;
     handle_free(green);
     return cuDevicePrimaryCtxRelease_v2(device);
-}
-
-EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
-{
-    TRY(ready());
-    CHECK(context != NULL, CUDA_ERROR_INVALID_VALUE);
-    CHECK(handle_is(green, HANDLE_GREEN), CUDA_ERROR_INVALID_CONTEXT);
-    *context = green->primary;
-    return CUDA_SUCCESS;
 }

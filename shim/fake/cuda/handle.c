@@ -3,31 +3,49 @@
 
 #include <stdlib.h>
 
+unsigned long long id_new(void)
+{
+    SCOPED tables = hold(&cuda.lock);
+    return ++cuda.ids;
+}
+
 void *handle_new(enum handle_kind kind, size_t bytes)
 {
-    const unsigned place = (unsigned)(kind & 63);
-    lock();
-    struct handle *handle = cuda.free_handles[place];
+    SCOPED tables = hold(&cuda.lock);
+    struct handle **kept = &cuda.free_handles[kind & 63], *handle = *kept;
     if (handle != NULL)
-        cuda.free_handles[place] = handle->next_free;
-    unlock();
-    if (handle == NULL)
+        *kept = handle->next_free;
+    else
         handle = malloc(bytes);
-    if (handle == NULL)
-        return NULL;
+    CHECK(handle != NULL, NULL);
     memset(handle, 0, bytes);
     handle->kind = (uint32_t)kind;
-    handle->bytes = (uint32_t)bytes;
     return handle;
 }
 
 void handle_free(void *freed)
 {
-    struct handle *handle = freed;
-    const unsigned place = handle->kind & 63;
-    lock();
+    SCOPED tables = hold(&cuda.lock);
+    struct handle *handle = freed, **kept = &cuda.free_handles[handle->kind & 63];
     handle->kind = HANDLE_DEAD;
-    handle->next_free = cuda.free_handles[place];
-    cuda.free_handles[place] = handle;
-    unlock();
+    handle->next_free = *kept;
+    *kept = handle;
+}
+
+bool handle_is(const void *handle, enum handle_kind kind)
+{
+    return handle != NULL && ((uintptr_t)handle & 7) == 0 && ((const struct handle *)handle)->kind == (uint32_t)kind;
+}
+
+CUresult handle_ok(const void *handle, enum handle_kind kind, CUresult otherwise)
+{
+    TRY(ready());
+    return handle_is(handle, kind) ? CUDA_SUCCESS : otherwise;
+}
+
+CUresult handle_end(void *handle, enum handle_kind kind, CUresult otherwise)
+{
+    TRY(handle_ok(handle, kind, otherwise));
+    handle_free(handle);
+    return CUDA_SUCCESS;
 }

@@ -9,9 +9,9 @@ static bool parameter(const char *word, void **parameters, void **extra, void *v
     for (; at == NULL && number == 0 && extra != NULL && *extra != CU_LAUNCH_PARAM_END; extra += 2)
         if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER)
             at = extra[1];
-    if (at != NULL)
-        memcpy(value, at, bytes);
-    return at != NULL;
+    CHECK(at != NULL, false);
+    memcpy(value, at, bytes);
+    return true;
 }
 
 CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns)
@@ -25,48 +25,38 @@ CUresult function_ns(CUfunction function, void **parameters, void **extra, uint6
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction function, const unsigned grid[3], const unsigned block[3], CUstream handle, void **parameters, void **extra)
+CUresult launch(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
 {
     CUstream stream;
-    uint64_t ns;
-    TRY(stream_get(handle, &stream));
-    CHECK(function_ok(function), CUDA_ERROR_INVALID_HANDLE);
-    CHECK(grid[0] > 0 && grid[1] > 0 && grid[2] > 0, CUDA_ERROR_INVALID_VALUE);
-    const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    uint64_t ns, counter = 0;
+    TRY(stream_get(how->hStream, &stream));
+    CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_HANDLE);
+    CHECK(how->gridDimX > 0 && how->gridDimY > 0 && how->gridDimZ > 0, CUDA_ERROR_INVALID_VALUE);
+    const uint64_t threads = (uint64_t)how->blockDimX * how->blockDimY * how->blockDimZ;
     CHECK(threads > 0 && threads <= 1024, CUDA_ERROR_INVALID_VALUE);
     TRY(function_ns(function, parameters, extra, &ns));
     if (stream->capture != NULL)
-        return capture_kernel(stream->capture, function, ns);
+        return node_kernel(stream->capture, function, ns, NULL);
     TRY(losses_launch(stream->ctx, function->local, function->runtime));
-    uint64_t counter = 0;
-    CHECK(function->counter_parameter == NULL || parameter(function->counter_parameter, parameters, extra, &counter, sizeof counter),
-          CUDA_ERROR_INVALID_VALUE);
+    const bool counts = function->counter_parameter != NULL;
+    CHECK(!counts || parameter(function->counter_parameter, parameters, extra, &counter, sizeof counter), CUDA_ERROR_INVALID_VALUE);
     const uint64_t done_ns = stream_queue(stream, ns);
     trap(stream->ctx->device, function->error, done_ns);
-    return function->counter_parameter == NULL ? CUDA_SUCCESS : counter_start(stream->ctx->device, counter, ns, done_ns);
+    return counts ? counter_start(stream->ctx->device, counter, ns, done_ns) : CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                                unsigned shared, CUstream stream, void **parameters, void **extra)
 {
     FAULT(cuLaunchKernel, 0);
-    (void)shared;
-    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, stream, parameters, extra);
-}
-
-EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                          unsigned bz, unsigned shared, CUstream stream, void **parameters)
-{
-    (void)shared;
-    return launch(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, stream, parameters, NULL);
+    return launch(&(CUlaunchConfig){gx, gy, gz, bx, by, bz, shared, stream, NULL, 0}, function, parameters, extra);
 }
 
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
 {
     FAULT(cuLaunchKernelEx, 0);
     CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
-    return launch(function, (unsigned[]){how->gridDimX, how->gridDimY, how->gridDimZ},
-                  (unsigned[]){how->blockDimX, how->blockDimY, how->blockDimZ}, how->hStream, parameters, extra);
+    return launch(how, function, parameters, extra);
 }
 
 /* Each in its own stream, which says the card. */
@@ -75,29 +65,14 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
     (void)flags;
     CHECK(list != NULL && devices > 0, CUDA_ERROR_INVALID_VALUE);
     for (const CUDA_LAUNCH_PARAMS *how = list; how < list + devices; how++)
-        TRY(launch(how->function, (unsigned[]){how->gridDimX, how->gridDimY, how->gridDimZ},
-                   (unsigned[]){how->blockDimX, how->blockDimY, how->blockDimZ}, how->hStream, how->kernelParams, NULL));
+        TRY(launch(&(CUlaunchConfig){how->gridDimX, how->gridDimY, how->gridDimZ, how->blockDimX, how->blockDimY, how->blockDimZ,
+                                     how->sharedMemBytes, how->hStream, NULL, 0}, how->function, how->kernelParams, NULL));
     return CUDA_SUCCESS;
 }
 
 /* The oldest forms, with whatever block was set before. */
-static CUresult launch_grid(CUfunction function, int width, int height, CUstream stream)
+CUresult launch_grid(CUfunction function, int width, int height, CUstream stream)
 {
     CHECK(width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
-    return launch(function, (unsigned[]){(unsigned)width, (unsigned)height, 1}, (unsigned[]){1, 1, 1}, stream, NULL, NULL);
-}
-
-EXPORT CUresult cuLaunch(CUfunction function)
-{
-    return launch_grid(function, 1, 1, NULL);
-}
-
-EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height)
-{
-    return launch_grid(function, width, height, NULL);
-}
-
-EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
-{
-    return launch_grid(function, width, height, stream);
+    return launch(&(CUlaunchConfig){(unsigned)width, (unsigned)height, 1, 1, 1, 1, 0, stream, NULL, 0}, function, NULL, NULL);
 }

@@ -7,19 +7,17 @@
  */
 #include "internal.h"
 
-enum { STACK_MOST = 327680 /* guessed: 300,000-odd were taken, 524,288 refused */, HEAP_FIRST = 8 << 20, RUNTIME_STACK = 512 };
+enum { STACK_DEFAULT = 1024, STACK_MOST = 327680 /* guessed: 300,000-odd were taken, 524,288 refused */, HEAP_FIRST = 8 << 20, RUNTIME_STACK = 512 };
 
 static bool lose(CUcontext ctx, enum loss what, uint64_t bytes)
 {
-    lock();
+    SCOPED tables = hold(&cuda.lock);
     uint64_t *lost = &ctx->lost[what];
-    const bool fits = bytes <= *lost || take(ctx->device, bytes - *lost);
+    CHECK(bytes <= *lost || take(ctx->device, bytes - *lost), false);
     if (bytes < *lost)
         give(ctx->device, *lost - bytes);
-    if (fits)
-        *lost = bytes;
-    unlock();
-    return fits;
+    *lost = bytes;
+    return true;
 }
 
 static uint64_t stacks(int device, uint64_t limit)
@@ -39,9 +37,9 @@ static bool stack_set(CUcontext ctx, uint64_t limit)
     return true;
 }
 
-CUresult losses_begin(CUcontext ctx)
+bool losses_begin(CUcontext ctx)
 {
-    return stack_set(ctx, STACK_DEFAULT) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return stack_set(ctx, STACK_DEFAULT);
 }
 
 void losses_end(CUcontext ctx)
@@ -50,12 +48,14 @@ void losses_end(CUcontext ctx)
         lose(ctx, what, 0);
 }
 
-CUresult losses_limit(CUcontext ctx, CUlimit limit, size_t value)
+EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
-    if (limit == CU_LIMIT_STACK_SIZE) {
-        CHECK(value <= STACK_MOST, CUDA_ERROR_INVALID_VALUE);
-        return stack_set(ctx, value) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    FAULT(cuCtxSetLimit, 0);
+    CUcontext ctx;
+    TRY(current(&ctx));
+    CHECK((unsigned)limit < LIMITS, CUDA_ERROR_UNSUPPORTED_LIMIT);
+    CHECK(limit != CU_LIMIT_STACK_SIZE || value <= STACK_MOST, CUDA_ERROR_INVALID_VALUE);
+    CHECK(limit != CU_LIMIT_STACK_SIZE || stack_set(ctx, value), CUDA_ERROR_OUT_OF_MEMORY);
     ctx->limit[limit] = value;
     return CUDA_SUCCESS;
 }
@@ -76,20 +76,15 @@ bool losses_runtime(CUcontext ctx)
 /* A card whose contexts cost nothing has streams that cost nothing. */
 bool losses_stream(CUcontext ctx)
 {
-    lock();
+    SCOPED tables = hold(&cuda.lock);
+    const uint64_t bytes = card_of(ctx->device)->context_bytes == 0 ? 0 : (ctx->streams + 3) / 4 * BLOCK_BYTES;
+    CHECK(bytes <= ctx->lost[LOSS_STREAMS] || lose(ctx, LOSS_STREAMS, bytes), false);
     ctx->streams++;
-    const uint64_t bytes = card_of(ctx->device)->context_bytes == 0 ? 0 : (ctx->streams + 2) / 4 * BLOCK_BYTES;
-    const bool more = bytes > ctx->lost[LOSS_STREAMS];
-    unlock();
-    if (!more || lose(ctx, LOSS_STREAMS, bytes))
-        return true;
-    losses_stream_end(ctx);
-    return false;
+    return true;
 }
 
 void losses_stream_end(CUcontext ctx)
 {
-    lock();
+    SCOPED tables = hold(&cuda.lock);
     ctx->streams -= ctx->streams > 0;
-    unlock();
 }

@@ -1,4 +1,4 @@
-/* module.c - modules, libraries, functions, launches.
+/* module.c - modules, which are libraries, too, and functions, which are kernels.
  *
  * Any image loads. Of a text (PTX) the entries are known by name, and comments say how long a kernel takes:
  *     //fake NAME us=250          250 microseconds
@@ -6,18 +6,14 @@
  *     //fake NAME us=250 error=719   and ends in that error
  *     //fake NAME us=250 counter=param0   and counts meanwhile (counter.c)
  *     //fake NAME local=4096      bytes of local memory, if not those of its .local arrays
- * Variables lose memory at load, in blocks of their own, as measured (image.c). All other kernels take the description's kernel_us. A kernel computes nothing.
+ * Variables lose memory at load, in blocks of their own, as measured (image.c). All other kernels take the description's
+ * kernel_us. A kernel computes nothing.
  */
 #define _GNU_SOURCE
 #include "internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
-bool function_ok(const void *function)
-{
-    return handle_is(function, HANDLE_FUNCTION);
-}
 
 static void module_end(CUmodule module)
 {
@@ -26,22 +22,24 @@ static void module_end(CUmodule module)
     handle_free(module);
 }
 
-static CUresult module_new(CUmodule *made, const void *image)
+static CUresult load(CUmodule module, CUcontext ctx, const void *image)
+{
+    const struct fake_card *card = card_of(ctx->device);
+    CHECK(image_read(&module->image, image, card->cc_major * 10 + card->cc_minor), CUDA_ERROR_NO_BINARY_FOR_GPU);
+    CHECK(!module->image.runtime || losses_runtime(ctx), CUDA_ERROR_OUT_OF_MEMORY);
+    module->text = strdup(image_is_text(image) ? image : "");
+    CHECK(module->text != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    return memory_own(ctx, SPAN_VARIABLES, PAGES_MODULES, module->image.bytes, &module->variables);
+}
+
+CUresult module_new(CUmodule *made, const void *image)
 {
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
     CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
     CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    module->ctx = ctx;
-    module->ctx_id = ctx->id;
-    module->text = image_is_text(image) ? strdup(image) : NULL;
-    const struct fake_card *card = card_of(ctx->device);
-    CUresult rc = image_read(&module->image, image, card->cc_major * 10 + card->cc_minor) ? CUDA_SUCCESS : CUDA_ERROR_NO_BINARY_FOR_GPU;
-    if (rc == CUDA_SUCCESS && module->image.runtime && !losses_runtime(ctx))
-        rc = CUDA_ERROR_OUT_OF_MEMORY;
-    if (rc == CUDA_SUCCESS && module->image.bytes > 0)
-        rc = memory_by_pages(SPAN_VARIABLES, ctx, PAGES_MODULES, module->image.bytes, &module->variables);
+    const CUresult rc = load(module, ctx, image);
     if (rc == CUDA_SUCCESS)
         *made = module;
     else
@@ -49,20 +47,23 @@ static CUresult module_new(CUmodule *made, const void *image)
     return rc;
 }
 
+/* A library is a module that is loaded into every context at once: without one it is empty here. */
+CUresult library_new(CUlibrary *made, const void *image)
+{
+    CUcontext ctx;
+    TRY(ready());
+    CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
+    if (current(&ctx) == CUDA_SUCCESS)
+        return module_new((CUmodule *)made, image);
+    CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
+    CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    *made = (CUlibrary)module;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     FAULT(cuModuleLoadData, 0);
-    return module_new(module, image);
-}
-
-EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options, void **values)
-{
-    (void)count, (void)options, (void)values;
-    return module_new(module, image);
-}
-
-EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
     return module_new(module, image);
 }
 
@@ -80,34 +81,25 @@ EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
     return rc;
 }
 
-static bool has_context(CUmodule module)
-{
-    return context_ok(module->ctx) && module->ctx->id == module->ctx_id;
-}
-
 EXPORT CUresult cuModuleUnload(CUmodule module)
 {
-    TRY(ready());
-    CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
-    lock();
-    if (module->variables != NULL && has_context(module))
-        memory_gone(module->variables);
-    unlock();
+    TRY(handle_ok(module, HANDLE_MODULE, CUDA_ERROR_INVALID_HANDLE));
+    owned_free(&module->variables);
     module_end(module);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *at, size_t *bytes, CUmodule module, const char *name)
 {
-    TRY(ready());
+    TRY(handle_ok(module, HANDLE_MODULE, CUDA_ERROR_INVALID_HANDLE));
     CHECK(name != NULL, CUDA_ERROR_INVALID_VALUE);
-    CHECK(handle_is(module, HANDLE_MODULE) && has_context(module), CUDA_ERROR_INVALID_HANDLE);
+    CHECK(owner_lives(&module->variables), CUDA_ERROR_INVALID_HANDLE);
     const struct variable *variable = module->image.variables;
     while (variable != NULL && strcmp(variable->name, name) != 0)
         variable = variable->next;
     CHECK(variable != NULL, CUDA_ERROR_NOT_FOUND);
     if (at != NULL)
-        *at = (CUdeviceptr)(module->variables->base + variable->at);
+        *at = (CUdeviceptr)(module->variables.span->base + variable->at);
     if (bytes != NULL)
         *bytes = variable->bytes;
     return CUDA_SUCCESS;
@@ -142,6 +134,12 @@ static const char *fake_word(const char *text, const char *name, const char *key
     return NULL;
 }
 
+static uint64_t fake_number(const char *text, const char *name, const char *key, uint64_t otherwise)
+{
+    const char *word = fake_word(text, name, key);
+    return word != NULL ? strtoull(word, NULL, 10) : otherwise;
+}
+
 /* "param0" to "param9", kept as it stands in the module's text. */
 static const char *parameter_word(const char *word)
 {
@@ -151,133 +149,31 @@ static const char *parameter_word(const char *word)
 EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const char *name)
 {
     FAULT(cuModuleGetFunction, 0);
-    TRY(ready());
+    TRY(handle_ok(module, HANDLE_MODULE, CUDA_ERROR_INVALID_HANDLE));
     CHECK(made != NULL && name != NULL && name[0] != '\0', CUDA_ERROR_INVALID_VALUE);
-    CHECK(handle_is(module, HANDLE_MODULE), CUDA_ERROR_INVALID_HANDLE);
-    const char *text = module->text;
-    const char *entry = text == NULL ? NULL : find_word(text, ".entry", name);
-    CHECK(text == NULL || strstr(text, ".entry") == NULL || entry != NULL, CUDA_ERROR_NOT_FOUND);
+    const char *text = module->text != NULL ? module->text : "", *entry = find_word(text, ".entry", name);
+    CHECK(strstr(text, ".entry") == NULL || entry != NULL, CUDA_ERROR_NOT_FOUND);
     CUfunction function = handle_new(HANDLE_FUNCTION, sizeof *function);
     CHECK(function != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     snprintf(function->name, sizeof function->name, "%s", name);
     function->module = module;
-    function->ns = cuda.client.page->kernel_ns;
-    const char *word = text == NULL ? NULL : fake_word(text, name, " us=");
-    const char *error = text == NULL ? NULL : fake_word(text, name, " error=");
-    function->error = error == NULL ? 0 : (uint32_t)strtoul(error, NULL, 10);
-    function->us_parameter = parameter_word(word);
-    function->counter_parameter = parameter_word(text == NULL ? NULL : fake_word(text, name, " counter="));
-    if (word != NULL && function->us_parameter == NULL)
-        function->ns = strtoull(word, NULL, 10) * 1000;
-    const char *local = text == NULL ? NULL : fake_word(text, name, " local=");
-    function->local = local == NULL ? image_local(entry) : strtoull(local, NULL, 10);
     function->runtime = module->image.runtime;
+    function->us_parameter = parameter_word(fake_word(text, name, " us="));
+    function->counter_parameter = parameter_word(fake_word(text, name, " counter="));
+    const uint64_t us = fake_number(text, name, " us=", UINT64_MAX);
+    function->ns = us == UINT64_MAX ? cuda.client.page->kernel_ns : us * 1000;
+    function->error = (uint32_t)fake_number(text, name, " error=", 0);
+    function->local = fake_number(text, name, " local=", image_local(entry));
     *made = function;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
+int function_attribute(CUfunction function, CUfunction_attribute attribute)
 {
-    CHECK(mode != NULL, CUDA_ERROR_INVALID_VALUE);
-    const char *wanted = getenv("CUDA_MODULE_LOADING");
-    *mode = wanted != NULL && strcmp(wanted, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
-{
-    CHECK(function_ok(function) && module != NULL, CUDA_ERROR_INVALID_HANDLE);
-    *module = function->module;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuFuncGetName(const char **name, CUfunction function)
-{
-    CHECK(function_ok(function) && name != NULL, CUDA_ERROR_INVALID_HANDLE);
-    *name = function->name;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
-{
-    FAULT(cuFuncGetAttribute, 0);
-    CHECK(function_ok(function) && value != NULL, CUDA_ERROR_INVALID_HANDLE);
     switch ((int)attribute) {
-    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
-    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
-    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = (int)function->local; break;
-    default: *value = 0;
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: return 32;
+    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: return (int)function->local;
+    default: return 0;
     }
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
-{
-    (void)attribute, (void)value;
-    return function_ok(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-EXPORT CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config)
-{
-    (void)config;
-    return function_ok(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-/* Libraries are modules that are loaded into every context at once; kernels are functions. */
-EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jits,
-                                  CUlibraryOption *options, void **values, unsigned count)
-{
-    (void)jit, (void)jit_values, (void)jits, (void)options, (void)values, (void)count;
-    TRY(ready());
-    CHECK(library != NULL && code != NULL, CUDA_ERROR_INVALID_VALUE);
-    CUcontext ctx;
-    if (current(&ctx) == CUDA_SUCCESS)
-        return module_new((CUmodule *)library, code);
-    CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
-    CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    *library = (CUlibrary)module;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuLibraryUnload(CUlibrary library)
-{
-    return cuModuleUnload((CUmodule)library);
-}
-
-EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
-{
-    return cuModuleGetFunction((CUfunction *)kernel, (CUmodule)library, name);
-}
-
-EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
-{
-    CHECK(handle_is(library, HANDLE_MODULE) && module != NULL, CUDA_ERROR_INVALID_HANDLE);
-    *module = (CUmodule)library;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
-    CHECK(function_ok(kernel) && function != NULL, CUDA_ERROR_INVALID_HANDLE);
-    *function = (CUfunction)kernel;
-    return CUDA_SUCCESS;
-}
-
-static CUresult occupancy(int *blocks, CUfunction function)
-{
-    CHECK(function_ok(function) && blocks != NULL, CUDA_ERROR_INVALID_VALUE);
-    *blocks = 2;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int size, size_t shared)
-{
-    (void)size, (void)shared;
-    return occupancy(blocks, function);
-}
-
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int size, size_t shared, unsigned flags)
-{
-    (void)size, (void)shared, (void)flags;
-    return occupancy(blocks, function);
 }

@@ -11,155 +11,84 @@
 
 #include <stdlib.h>
 
-struct block {
-    struct span *backing; /* address space, aligned to 2 MiB */
-    unsigned live;
-    uint64_t object; /* shared with other processes under this number, 0 = not */
+struct range {
+    struct physical *block;
+    uint64_t at, bytes; /* in the block */
+    struct range *next;
 };
 
-static void list_append(struct place_list *list, struct place *place)
+static void append(struct range **list, struct range *range)
 {
-    place->before = list->last;
-    place->after = NULL;
-    *(list->last != NULL ? &list->last->after : &list->first) = place;
-    list->last = place;
+    while (*list != NULL)
+        list = &(*list)->next;
+    range->next = NULL;
+    *list = range;
 }
 
-static void list_remove(struct place_list *list, struct place *place)
+/* Takes it off the list; NULL: none fits. */
+static struct range *best_fit(struct range **list, uint64_t bytes)
 {
-    *(place->before != NULL ? &place->before->after : &list->first) = place->after;
-    *(place->after != NULL ? &place->after->before : &list->last) = place->before;
+    struct range **best = NULL;
+    for (; *list != NULL; list = &(*list)->next)
+        if ((*list)->bytes >= bytes && (best == NULL || (*list)->bytes < (*best)->bytes))
+            best = list;
+    struct range *found = best != NULL ? *best : NULL;
+    if (found != NULL)
+        *best = found->next;
+    return found;
 }
 
-static struct place *best_fit(const struct pages *pages, uint64_t bytes)
+static struct range *block_new(int device)
 {
-    struct place *best = NULL;
-    for (struct place *range = pages->free.first; range != NULL; range = range->after)
-        if (range->bytes >= bytes && (best == NULL || range->bytes < best->bytes))
-            best = range;
-    return best;
-}
-
-/* A new block as one free range. */
-static struct place *block_new(struct pages *pages, int device)
-{
-    struct block *block = calloc(1, sizeof *block);
-    struct place *range = calloc(1, sizeof *range);
-    const bool taken = block != NULL && range != NULL && take(device, BLOCK_BYTES);
-    struct span *backing = taken ? arena_take(BLOCK_BYTES, BLOCK_BYTES) : NULL;
-    if (backing == NULL) {
-        if (taken)
-            give(device, BLOCK_BYTES);
-        free(block);
+    struct range *range = calloc(1, sizeof *range);
+    struct physical *block = range != NULL ? physical_new(device, BLOCK_BYTES, BLOCK_BYTES) : NULL;
+    if (block == NULL) {
         free(range);
         return NULL;
     }
-    block->backing = backing;
-    *range = (struct place){.block = block, .bytes = BLOCK_BYTES};
-    list_append(&pages->free, range);
+    *range = (struct range){.block = block, .bytes = BLOCK_BYTES};
     return range;
 }
 
-static void block_gone(struct block *block, int device)
+struct physical *range_take(struct range **list, int device, uint64_t bytes, uint64_t *at)
 {
-    if (block->object != 0) { /* somebody else may still read these pages: never use them again */
-        object_release(block->object);
-        free(block->backing);
-    } else {
-        give(device, BLOCK_BYTES);
-        arena_give(block->backing);
-    }
-    free(block);
+    struct range *range = best_fit(list, bytes);
+    if (range == NULL)
+        range = block_new(device);
+    CHECK(range != NULL, NULL);
+    struct physical *block = range->block;
+    *at = range->at;
+    range->at += bytes;
+    range->bytes -= bytes;
+    if (range->bytes > 0)
+        append(list, range);
+    else
+        free(range);
+    return block;
 }
 
-/* Cuts the range to so many bytes; the rest is a new free range. Without memory for that, the request keeps the whole. */
-static void cut(struct pages *pages, struct place *range, uint64_t bytes)
+void range_give(struct range **list, struct physical *block, uint64_t at, uint64_t bytes)
 {
-    struct place *rest = range->bytes > bytes ? calloc(1, sizeof *rest) : NULL;
-    if (rest == NULL)
-        return;
-    *rest = (struct place){.block = range->block, .at = range->at + bytes, .bytes = range->bytes - bytes};
-    range->bytes = bytes;
-    list_append(&pages->free, rest);
-}
-
-static struct place *own_pages(int device, uint64_t bytes)
-{
-    struct place *place = calloc(1, sizeof *place);
-    if (place != NULL && take(device, bytes)) {
-        place->bytes = bytes;
-        return place;
-    }
-    free(place);
-    return NULL;
-}
-
-struct place *place_new(struct pages *pages, int device, uint64_t bytes)
-{
-    const uint64_t size = rounded(bytes, GRAIN);
-    struct place *place;
-    if (size >= BLOCK_BYTES) {
-        place = own_pages(device, rounded(size, BLOCK_BYTES));
-    } else {
-        place = best_fit(pages, size);
-        if (place == NULL)
-            place = block_new(pages, device);
-        if (place != NULL) {
-            list_remove(&pages->free, place);
-            cut(pages, place, size);
-            place->block->live++;
-        }
-    }
-    if (place != NULL)
-        list_append(&pages->live, place);
-    return place;
-}
-
-/* Takes the free neighbours into the range. */
-static void merge(struct pages *pages, struct place *range)
-{
-    for (struct place *other = pages->free.first, *next; other != NULL; other = next) {
-        next = other->after;
-        const bool below = other->at + other->bytes == range->at, above = range->at + range->bytes == other->at;
-        if (other->block != range->block || !(below || above))
+    struct range *whole = NULL;
+    for (struct range **link = list, *other = *link; other != NULL; other = *link) {
+        const bool below = other->at + other->bytes == at, above = at + bytes == other->at;
+        if (other->block != block || !(below || above)) {
+            link = &other->next;
             continue;
-        range->at = below ? other->at : range->at;
-        range->bytes += other->bytes;
-        list_remove(&pages->free, other);
-        free(other);
+        }
+        at = below ? other->at : at;
+        bytes += other->bytes;
+        *link = other->next;
+        free(whole);
+        whole = other;
     }
-}
-
-void place_free(struct pages *pages, int device, struct place *place)
-{
-    list_remove(&pages->live, place);
-    if (place->block == NULL) {
-        give(device, place->bytes);
-        free(place);
-        return;
+    if (bytes < BLOCK_BYTES && whole == NULL)
+        whole = malloc(sizeof *whole);
+    if (bytes == BLOCK_BYTES) {
+        physical_drop(block);
+        free(whole);
+    } else if (whole != NULL) { /* else there is no memory to remember it: the block stays taken */
+        *whole = (struct range){.block = block, .at = at, .bytes = bytes};
+        append(list, whole);
     }
-    merge(pages, place);
-    if (--place->block->live == 0) {
-        block_gone(place->block, device);
-        free(place);
-    } else {
-        list_append(&pages->free, place);
-    }
-}
-
-void pages_free(struct pages *pages, int device)
-{
-    while (pages->live.first != NULL)
-        place_free(pages, device, pages->live.first);
-}
-
-uint64_t place_offset(const struct place *place)
-{
-    return place->block->backing->offset + place->at;
-}
-
-uint64_t place_share(const struct place *place, int device)
-{
-    struct block *block = place->block;
-    return object_share(block->backing->offset, BLOCK_BYTES, device, &block->object) ? block->object : 0;
 }

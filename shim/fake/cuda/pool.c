@@ -5,10 +5,6 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-
-#define STEP (2 * FAKE_MIB)
-
 CUresult pool_new(CUmemoryPool *made, int device, uint64_t most)
 {
     CUmemoryPool pool = handle_new(HANDLE_POOL, sizeof *pool);
@@ -19,34 +15,19 @@ CUresult pool_new(CUmemoryPool *made, int device, uint64_t most)
     return CUDA_SUCCESS;
 }
 
-/* A default pool is made when it is asked for. */
-static CUmemoryPool made_once(CUmemoryPool *kept, int device, bool host)
+CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
 {
-    CUmemoryPool made = NULL;
-    if (*kept == NULL && pool_new(&made, device, 0) == CUDA_SUCCESS) {
-        made->host = host;
-        lock();
-        if (*kept == NULL)
-            *kept = made;
-        unlock();
-    }
-    return *kept;
-}
-
-static CUmemoryPool pool_default(int device)
-{
+    TRY(device_ok(device));
+    SCOPED tables = hold(&cuda.lock);
     struct device *of = &cuda.device[device];
-    CUmemoryPool made = made_once(&of->default_pool, device, false);
-    lock();
-    if (of->pool == NULL)
-        of->pool = made;
-    unlock();
-    return made;
-}
-
-static bool pool_ok(CUmemoryPool pool)
-{
-    return handle_is(pool, HANDLE_POOL);
+    if (of->pools[kind] == NULL) {
+        TRY(pool_new(&of->pools[kind], device, 0));
+        of->pools[kind]->host = kind == POOL_HOST;
+    }
+    if (of->pool == NULL && kind == POOL_DEFAULT)
+        of->pool = of->pools[kind];
+    *pool = of->pools[kind];
+    return CUDA_SUCCESS;
 }
 
 static bool pool_take(CUmemoryPool pool, uint64_t bytes)
@@ -60,39 +41,40 @@ static void pool_give(CUmemoryPool pool, uint64_t bytes)
         give(pool->device, bytes);
 }
 
-void pool_shrink(CUmemoryPool pool, uint64_t keep)
+CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
 {
-    const uint64_t floor = rounded(pool->used > keep ? pool->used : keep, STEP);
-    if (pool->reserved <= floor)
-        return;
-    pool_give(pool, pool->reserved - floor);
-    pool->reserved = floor;
+    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
+    SCOPED tables = hold(&cuda.lock);
+    const uint64_t floor = rounded(pool->used > keep ? pool->used : keep, BLOCK_BYTES);
+    if (pool->reserved > floor) {
+        pool_give(pool, pool->reserved - floor);
+        pool->reserved = floor;
+    }
+    return CUDA_SUCCESS;
 }
 
 void pools_synchronized(int device)
 {
-    struct device *of = &cuda.device[device];
-    const CUmemoryPool its[] = {of->default_pool, of->pool, of->managed_pool, of->nowhere_pool, of->host_pool};
-    lock();
-    for (unsigned i = 0; i < sizeof its / sizeof *its; i++)
-        if (its[i] != NULL)
-            pool_shrink(its[i], its[i]->threshold);
-    unlock();
+    const struct device *of = &cuda.device[device];
+    if (of->pool != NULL)
+        pool_trim(of->pool, of->pool->threshold);
+    for (enum pool_kind kind = 0; kind < POOL_KINDS; kind++)
+        if (kind != POOL_GRAPH && of->pools[kind] != NULL)
+            pool_trim(of->pools[kind], of->pools[kind]->threshold);
 }
 
 bool pool_grow(CUmemoryPool pool, uint64_t bytes)
 {
-    const uint64_t used = pool->used + bytes, reserved = rounded(used, STEP);
-    if (pool->most != 0 && used > pool->most)
-        return false;
+    SCOPED tables = hold(&cuda.lock);
+    const uint64_t used = pool->used + bytes, reserved = rounded(used, BLOCK_BYTES);
+    CHECK(pool->most == 0 || used <= pool->most, false);
     if (reserved > pool->reserved) {
         /* At the brim a whole step may not be left: take what is. */
         if (pool_take(pool, reserved - pool->reserved))
             pool->reserved = reserved;
         else if (used > pool->reserved && pool_take(pool, used - pool->reserved))
             pool->reserved = used;
-        else if (used > pool->reserved)
-            return false;
+        CHECK(used <= pool->reserved, false);
     }
     pool->used = used;
     if (used > pool->used_high)
@@ -102,26 +84,13 @@ bool pool_grow(CUmemoryPool pool, uint64_t bytes)
     return true;
 }
 
-CUresult pool_free(struct span *span)
+void pool_less(CUmemoryPool pool, uint64_t bytes)
 {
-    CUmemoryPool pool = span->pool;
-    const uint64_t bytes = rounded(span->bytes, GRAIN);
+    SCOPED tables = hold(&cuda.lock);
     pool->used -= bytes < pool->used ? bytes : pool->used;
-    if (span->kind == SPAN_GRAPH) { /* the address stays the graph's */
-        span->usable = false;
-        return CUDA_SUCCESS;
-    }
-    span_remove(span);
-    if (span->object == 0) {
-        arena_give(span);
-    } else { /* somebody else may still read these pages: never use them again */
-        object_release(span->object);
-        free(span);
-    }
-    return CUDA_SUCCESS;
 }
 
-static CUresult alloc_from(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
+CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     struct span *span;
     CHECK(at != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -131,38 +100,15 @@ static CUresult alloc_from(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUs
         return CUDA_SUCCESS;
     }
     if (stream->capture != NULL)
-        return capture_alloc(stream->capture, stream->ctx->device, at, bytes);
-    const uint64_t counted = rounded(bytes, GRAIN);
-    lock();
-    const bool fits = pool_grow(pool, counted);
-    unlock();
-    CHECK(fits, CUDA_ERROR_OUT_OF_MEMORY);
-    const CUresult rc = memory_new(SPAN_POOL, stream->ctx, pool->device, bytes, 0, &span);
-    lock();
-    if (rc == CUDA_SUCCESS)
-        span->pool = pool;
-    else
-        pool->used -= counted;
-    unlock();
+        return node_alloc(stream->capture, stream->ctx->device, bytes, at, NULL);
+    CHECK(pool_grow(pool, rounded(bytes, GRAIN)), CUDA_ERROR_OUT_OF_MEMORY);
+    const struct span like = {.kind = SPAN_POOL, .ctx = stream->ctx, .device = pool->device, .pool = pool, .pages = PAGES_POOL, .bytes = bytes};
+    const CUresult rc = memory_new(&like, &span);
     if (rc == CUDA_SUCCESS)
         *at = (CUdeviceptr)span->base;
+    else
+        pool_less(pool, rounded(bytes, GRAIN));
     return rc;
-}
-
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *at, size_t bytes, CUstream handle)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(pool_default(stream->ctx->device) != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    return alloc_from(at, bytes, cuda.device[stream->ctx->device].pool, stream);
-}
-
-EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream handle)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(pool_ok(pool), CUDA_ERROR_INVALID_VALUE);
-    return alloc_from(at, bytes, pool, stream);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream handle)
@@ -170,22 +116,8 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream handle)
     CUstream stream;
     TRY(stream_get(handle, &stream));
     if (stream->capture != NULL)
-        return capture_free(stream->capture, at);
-    if (at == 0)
-        return CUDA_SUCCESS;
-    lock();
-    CUresult rc = CUDA_ERROR_INVALID_VALUE;
-    struct span *span = span_find((uintptr_t)at);
-    if (span != NULL && span->base == (uintptr_t)at) {
-        if (span->kind == SPAN_POOL || (span->kind == SPAN_GRAPH && span->usable)) {
-            rc = pool_free(span);
-        } else if (span->kind == SPAN_DEVICE || (span->kind == SPAN_IPC && span->pool != NULL)) {
-            memory_gone(span);
-            rc = CUDA_SUCCESS;
-        }
-    }
-    unlock();
-    return rc;
+        return node_add(stream->capture, (struct work){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .at = at}, NULL);
+    return at == 0 ? CUDA_SUCCESS : memory_free(at, SPAN_DEVICE);
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *how)
@@ -196,51 +128,31 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *how)
     return pool_new(pool, how->location.id, how->maxSize);
 }
 
-static bool is_default(CUmemoryPool pool)
-{
-    const struct device *of = &cuda.device[pool->device];
-    return pool == of->default_pool || pool == of->managed_pool || pool == of->nowhere_pool || pool == of->host_pool;
-}
-
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    TRY(ready());
-    CHECK(pool_ok(pool) && !is_default(pool), CUDA_ERROR_INVALID_VALUE);
-    lock();
-    if (cuda.device[pool->device].pool == pool)
-        cuda.device[pool->device].pool = cuda.device[pool->device].default_pool;
+    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
+    SCOPED tables = hold(&cuda.lock);
+    struct device *of = &cuda.device[pool->device];
+    for (enum pool_kind kind = 0; kind < POOL_KINDS; kind++)
+        CHECK(of->pools[kind] != pool, CUDA_ERROR_INVALID_VALUE);
+    if (of->pool == pool)
+        of->pool = of->pools[POOL_DEFAULT];
     pool_give(pool, pool->reserved);
-    unlock();
     handle_free(pool);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
-{
-    TRY(device_ok(device));
-    CHECK(pool != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pool = pool_default(device);
-    return *pool != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
-{
-    TRY(cuDeviceGetDefaultMemPool(pool, device));
-    *pool = cuda.device[device].pool;
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
     CUmemoryPool first;
-    TRY(cuDeviceGetDefaultMemPool(&first, device));
-    CHECK(pool_ok(pool) && pool->device == device, CUDA_ERROR_INVALID_VALUE);
+    TRY(pool_get(device, POOL_DEFAULT, &first));
+    CHECK(handle_is(pool, HANDLE_POOL) && pool->device == device, CUDA_ERROR_INVALID_VALUE);
     cuda.device[device].pool = pool;
     return CUDA_SUCCESS;
 }
 
 /* As driver 580 does, but for managed memory of the host. */
-static CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, bool current)
+CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, bool is_current)
 {
     TRY(ready());
     CHECK(pool != NULL && at != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -248,91 +160,53 @@ static CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAlloca
     CHECK(managed || kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE);
     switch ((int)at->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-        TRY(device_ok(at->id));
-        if (!managed)
-            return current ? cuDeviceGetMemPool(pool, at->id) : cuDeviceGetDefaultMemPool(pool, at->id);
-        *pool = made_once(&cuda.device[at->id].managed_pool, at->id, false);
-        break;
-    case CU_MEM_LOCATION_TYPE_NONE:
-        CHECK(managed, CUDA_ERROR_INVALID_VALUE);
-        *pool = made_once(&cuda.device[0].nowhere_pool, 0, false);
-        break;
-    case CU_MEM_LOCATION_TYPE_HOST:
-        CHECK(!managed, CUDA_ERROR_NOT_SUPPORTED);
-        *pool = made_once(&cuda.device[0].host_pool, 0, true);
-        break;
+        TRY(pool_get(at->id, managed ? POOL_MANAGED : POOL_DEFAULT, pool));
+        if (is_current && !managed)
+            *pool = cuda.device[at->id].pool;
+        return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_NONE: return managed ? pool_get(0, POOL_NOWHERE, pool) : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST: return managed ? CUDA_ERROR_NOT_SUPPORTED : pool_get(0, POOL_HOST, pool);
     case CU_MEM_LOCATION_TYPE_HOST_NUMA: return CUDA_ERROR_INVALID_VALUE; /* the host has no such nodes */
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
-    return *pool != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *at, CUmemAllocationType kind)
-{
-    return pool_at(pool, at, kind, false);
-}
-
-EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *at, CUmemAllocationType kind)
-{
-    return pool_at(pool, at, kind, true);
-}
-
-EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
-{
-    TRY(ready());
-    CHECK(pool_ok(pool), CUDA_ERROR_INVALID_VALUE);
-    lock();
-    pool_shrink(pool, keep);
-    unlock();
-    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
-    TRY(ready());
-    CHECK(pool_ok(pool) && value != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
+    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     switch ((int)attribute) {
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(cuuint64_t *)value; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: pool->used_high = pool->used; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: pool->reserved_high = pool->reserved; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-        pool->attribute[attribute] = (cuuint64_t) * (int *)value;
-        return CUDA_SUCCESS;
+#define READ(name, type, field)
+#define WRITE(name, type, field, becomes) case CU_MEMPOOL_ATTR_##name: pool->field = becomes; return CUDA_SUCCESS;
+#define OF_GRAPHS(name, field)
+#include "pool.def"
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
-    TRY(ready());
-    CHECK(pool_ok(pool) && value != NULL, CUDA_ERROR_INVALID_VALUE);
-    cuuint64_t *number = value;
+    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
+    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     switch ((int)attribute) {
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *number = pool->threshold; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *number = pool->reserved; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *number = pool->reserved_high; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *number = pool->used; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *number = pool->used_high; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *(int *)value = (int)pool->attribute[attribute]; return CUDA_SUCCESS;
+#define READ(name, type, field) case CU_MEMPOOL_ATTR_##name: *(type *)value = pool->field; return CUDA_SUCCESS;
+#define WRITE(name, type, field, becomes) READ(name, type, field)
+#define OF_GRAPHS(name, field)
+#include "pool.def"
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
 {
-    (void)count;
-    TRY(ready());
-    return pool_ok(pool) && access != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *where)
-{
-    TRY(ready());
-    CHECK(pool_ok(pool) && flags != NULL && where != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = where->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    return CUDA_SUCCESS;
+    CUmemoryPool pool;
+    TRY(pool_get(device, POOL_GRAPH, &pool));
+    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
+    switch ((int)attribute) {
+#define READ(name, type, field)
+#define WRITE(name, type, field, becomes)
+#define OF_GRAPHS(name, field) case CU_GRAPH_MEM_ATTR_##name: *(cuuint64_t *)value = pool->field; return CUDA_SUCCESS;
+#include "pool.def"
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
 }

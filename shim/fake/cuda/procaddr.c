@@ -24,18 +24,12 @@
 #define PTDS(name, version, symbol) TWIN(symbol, "_ptds")
 #define PTSZ(name, version, symbol) TWIN(symbol, "_ptsz")
 #include "symbols.def"
-#undef S
-#undef PTDS
-#undef PTSZ
 
 /* The symbols by other names, so that their prototypes need not be repeated here. */
 #define S(name, version, symbol) extern const char plain_##name##_##version[] __asm__(#symbol);
 #define PTDS(name, version, symbol) extern const char twin_##name##_##version[] __asm__(#symbol "_ptds");
 #define PTSZ(name, version, symbol) extern const char twin_##name##_##version[] __asm__(#symbol "_ptsz");
 #include "symbols.def"
-#undef S
-#undef PTDS
-#undef PTSZ
 
 #define NEWEST 13999 /* a version past the driver's is refused (measured at 99999); where exactly is guessed */
 
@@ -49,9 +43,6 @@ static const struct entry {
 #define PTDS(name, version, symbol) {#name, #symbol, version, true, twin_##name##_##version},
 #define PTSZ PTDS
 #include "symbols.def"
-#undef S
-#undef PTDS
-#undef PTSZ
 };
 
 static const struct entry *newest(const char *name, int version, bool twin, bool *exists)

@@ -1,16 +1,10 @@
-/* span.c - which addresses are whose, and the arena behind them.
- *
- * Device memory is address space in one sparse memfd, mapped once: a card's worth costs nothing until it is written, values
- * survive, and a piece of it can be lent to another process by descriptor and offset.
- */
+/* span.c - which addresses are whose. */
 #define _GNU_SOURCE
 #include "internal.h"
 
-#include <fcntl.h>
 #include <search.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 /* Ranges that overlap compare equal, so an address finds its range. */
 static int by_address(const void *a, const void *b)
@@ -21,137 +15,115 @@ static int by_address(const void *a, const void *b)
     return y->base + y->bytes <= x->base;
 }
 
+struct span *span_new(const struct span *like)
+{
+    struct span *span = malloc(sizeof *span);
+    CHECK(span != NULL, NULL);
+    *span = *like;
+    SCOPED tables = hold(&cuda.lock);
+    void *const *at = tsearch(span, &cuda.spans, by_address);
+    if (at == NULL || *(struct span *const *)at != span) {
+        free(span);
+        return NULL;
+    }
+    span->id = id_new();
+    return span;
+}
+
+static void unmap(const struct span *span)
+{
+    if (span->kind == SPAN_MAPPED) /* its addresses stay reserved */
+        mmap((void *)span->base, span->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    else if (span->kind == SPAN_IPC || span->kind == SPAN_HOST)
+        munmap((void *)(span->base & ~(uintptr_t)4095), span->room);
+}
+
+void span_gone(struct span *span)
+{
+    SCOPED tables = hold(&cuda.lock);
+    tdelete(span, &cuda.spans, by_address);
+    unmap(span);
+    if (span->pages >= PAGES_LINEAR) {
+        if (span->touched)
+            arena_wipe(span->offset, span->room);
+        range_give(&span->ctx->free[span->pages], span->physical, span->offset - span->physical->offset, span->room);
+    } else if (span->physical != NULL) {
+        physical_drop(span->physical);
+    }
+    free(span);
+}
+
 struct span *span_find(uintptr_t at)
 {
+    SCOPED tables = hold(&cuda.lock);
     const struct span key = {.base = at, .bytes = 1};
     void *const *found = tfind(&key, &cuda.spans, by_address);
     return found == NULL ? NULL : *(struct span *const *)found;
 }
 
-bool span_insert(struct span *span)
+CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct span **span)
 {
-    void *const *at = tsearch(span, &cuda.spans, by_address);
-    if (at == NULL || *(struct span *const *)at != span)
-        return false;
-    span->id = ++cuda.ids;
-    return true;
+    *span = span_find((uintptr_t)at);
+    return *span != NULL && ((*span)->kind & kinds) != 0 ? CUDA_SUCCESS : otherwise;
 }
 
-void span_remove(struct span *span)
+struct span *span_from(CUdeviceptr at, unsigned kinds)
 {
-    tdelete(span, &cuda.spans, by_address);
+    struct span *span;
+    return span_get(at, kinds, CUDA_ERROR_INVALID_VALUE, &span) == CUDA_SUCCESS && span->base == (uintptr_t)at ? span : NULL;
 }
 
-/* On a block's boundary, so that an address tells the block. */
-static void *map_aligned(uint64_t bytes)
+CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise)
 {
-    void *room = mmap(NULL, bytes + BLOCK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED)
-        return MAP_FAILED;
-    void *at = (void *)rounded((uintptr_t)room, BLOCK_BYTES);
-    return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, cuda.arena_fd, 0);
+    CUcontext ctx;
+    TRY(current(&ctx));
+    SCOPED tables = hold(&cuda.lock);
+    struct span *span = span_from(at, kinds);
+    CHECK(span != NULL, otherwise);
+    span_gone(span);
+    return CUDA_SUCCESS;
 }
 
-static bool arena_open(void)
+static CUcontext walk_ctx; /* twalk has no closure; used under lock */
+static struct span *walk_first;
+
+static void collect(const void *node, VISIT visit, int level)
 {
-    cuda.arena_fd = new_memfd("fake-gpu-memory");
-    if (cuda.arena_fd < 0 || ftruncate(cuda.arena_fd, (off_t)ARENA_BYTES) != 0)
-        return false;
-    void *at = MAP_FAILED;
-    for (uint64_t bytes = ARENA_BYTES; at == MAP_FAILED && bytes >= ARENA_LEAST; bytes /= 2) {
-        at = map_aligned(bytes);
-        cuda.arena_bytes = bytes;
+    struct span *span = *(struct span *const *)node;
+    (void)level;
+    if ((visit == postorder || visit == leaf) && span->ctx == walk_ctx &&
+        (span->kind & (SPAN_DEVICE | SPAN_MANAGED | SPAN_IPC | SPAN_VARIABLES | SPAN_ARRAY)) != 0) {
+        span->next = walk_first;
+        walk_first = span;
     }
-    cuda.arena = at == MAP_FAILED ? NULL : at;
-    return cuda.arena != NULL;
 }
 
-/* Eight classes to each power of two from 4 KiB: at most an eighth of the address space is wasted. */
-static unsigned class_of(uint64_t bytes, uint64_t *room)
+void spans_of_context_gone(CUcontext ctx)
 {
-    const unsigned top = 63u - (unsigned)__builtin_clzll(bytes);
-    const unsigned shift = top > 12 ? top - 3 : 9;
-    *room = rounded(bytes, (uint64_t)1 << shift);
-    const unsigned steps = (unsigned)(*room >> shift);
-    return top > 12 ? (top - 11) * 8 + steps + 8 : steps - 1;
-}
-
-/* As a card that is not wiped between its tenants: TANGRAM_FAKE_DIRTY=1 leaves somebody's bytes at the start of all new memory. */
-static void leave_dirt(struct span *span)
-{
-    if (getenv("TANGRAM_FAKE_DIRTY") == NULL)
-        return;
-    memset(cuda.arena + span->offset, 0xa5, span->bytes < 4096 ? span->bytes : 4096);
-    span->touched = true;
-}
-
-struct span *arena_take(size_t bytes, size_t align)
-{
-    if (cuda.arena == NULL && !arena_open())
-        return NULL;
-    if (bytes == 0 || bytes > ARENA_BYTES / 2)
-        return NULL;
-    uint64_t room;
-    const unsigned class = class_of(rounded(bytes, align), &room);
-    struct span *span = class < ARENA_CLASSES ? cuda.arena_free[class] : NULL;
-    if (span != NULL && (span->offset & (align - 1)) == 0) {
-        cuda.arena_free[class] = span->next_free;
-        *span = (struct span){.offset = span->offset, .room = span->room, .class = class};
-    } else {
-        const uint64_t offset = rounded(cuda.arena_used, align > 512 ? align : 512);
-        span = offset + room <= cuda.arena_bytes ? calloc(1, sizeof *span) : NULL;
-        if (span == NULL)
-            return NULL;
-        cuda.arena_used = offset + room;
-        span->offset = offset;
-        span->room = room;
-        span->class = class;
+    SCOPED tables = hold(&cuda.lock);
+    walk_ctx = ctx;
+    walk_first = NULL;
+    twalk(cuda.spans, collect);
+    for (struct span *span = walk_first, *next; span != NULL; span = next) {
+        next = span->next;
+        span_gone(span);
     }
-    span->bytes = bytes;
-    arena_fill(span);
-    return span;
-}
-
-void arena_fill(struct span *span)
-{
-    span->base = (uintptr_t)cuda.arena + span->offset;
-    leave_dirt(span);
-}
-
-void arena_wipe(const struct span *span)
-{
-    if (span->touched)
-        fallocate(cuda.arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)span->offset, (off_t)span->room);
-}
-
-void arena_give(struct span *span)
-{
-    arena_wipe(span);
-    if (span->class >= ARENA_CLASSES) {
-        free(span);
-        return;
-    }
-    span->next_free = cuda.arena_free[span->class];
-    cuda.arena_free[span->class] = span;
-}
-
-static bool covers(CUdeviceptr at, size_t bytes, bool write)
-{
-    lock();
-    struct span *span = span_find((uintptr_t)at);
-    const bool good = span != NULL && (span->kind != SPAN_MAPPED || span->usable) && bytes <= span->base + span->bytes - (uintptr_t)at;
-    if (good && write)
-        span->touched = true;
-    unlock();
-    return good;
-}
-
-bool span_touch(CUdeviceptr at, size_t bytes)
-{
-    return covers(at, bytes, true);
 }
 
 bool span_covers(CUdeviceptr at, size_t bytes)
 {
-    return covers(at, bytes, false);
+    SCOPED tables = hold(&cuda.lock);
+    const struct span *span = span_find((uintptr_t)at);
+    return span != NULL && (span->kind != SPAN_MAPPED || span->usable) && bytes <= span->base + span->bytes - (uintptr_t)at;
+}
+
+bool span_touch(CUdeviceptr at, size_t bytes)
+{
+    SCOPED tables = hold(&cuda.lock);
+    CHECK(span_covers(at, bytes), false);
+    struct span *span = span_find((uintptr_t)at);
+    span->touched = true;
+    if (span->physical != NULL)
+        span->physical->touched = true;
+    return true;
 }

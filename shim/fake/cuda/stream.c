@@ -1,4 +1,5 @@
-/* stream.c - streams and events: both are points in what the process has queued on a card. */
+/* stream.c - streams and events: both are points in what the process has queued on a card. Streams that capture: what is
+ * launched there becomes a node of a graph (graph.c). */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -11,18 +12,26 @@ CUresult stream_get(CUstream handle, CUstream *stream)
         *stream = &ctx->stream[(uintptr_t)handle == 2];
         return CUDA_SUCCESS;
     }
-    TRY(ready());
-    CHECK(handle_is(handle, HANDLE_STREAM), CUDA_ERROR_INVALID_HANDLE);
+    TRY(handle_ok(handle, HANDLE_STREAM, CUDA_ERROR_INVALID_HANDLE));
     CHECK(context_ok(handle->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     TRY(sticky(handle->ctx->device));
     *stream = handle;
     return CUDA_SUCCESS;
 }
 
-CUresult stream_idle_get(CUstream handle, CUstream *stream)
+/* The same, refused while it is captured. */
+static CUresult stream_idle_get(CUstream handle, CUstream *stream)
 {
     TRY(stream_get(handle, stream));
     return (*stream)->capture == NULL ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult stream_captures(CUstream handle, CUgraphNodeType type, bool *captured)
+{
+    CUstream stream;
+    TRY(stream_get(handle, &stream));
+    *captured = stream->capture != NULL;
+    return *captured ? node_add(stream->capture, (struct work){.type = type}, NULL) : CUDA_SUCCESS;
 }
 
 static void raise_to(_Atomic uint64_t *at, uint64_t ns)
@@ -69,27 +78,21 @@ uint64_t stream_queue(CUstream stream, uint64_t ns)
     return end;
 }
 
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *made, unsigned flags, int priority)
 {
     FAULT(cuStreamCreateWithPriority, 0);
     CUcontext ctx;
     TRY(current(&ctx));
-    CHECK(stream != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
+    CHECK(made != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
     CHECK(losses_stream(ctx), CUDA_ERROR_OUT_OF_MEMORY);
-    *stream = handle_new(HANDLE_STREAM, sizeof **stream);
-    CHECK(*stream != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    (*stream)->ctx = ctx;
-    (*stream)->flags = flags;
-    (*stream)->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    lock();
-    (*stream)->id = ++cuda.ids;
-    unlock();
+    CUstream stream = handle_new(HANDLE_STREAM, sizeof *stream);
+    CHECK(stream != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    stream->ctx = ctx;
+    stream->flags = flags;
+    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    stream->id = id_new();
+    *made = stream;
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
-{
-    return cuStreamCreateWithPriority(stream, flags, 0);
 }
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
@@ -97,8 +100,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
     CUstream stream;
     TRY(stream_get(handle, &stream));
     CHECK((uintptr_t)handle > 2, CUDA_ERROR_INVALID_HANDLE);
-    if (context_ok(stream->ctx))
-        losses_stream_end(stream->ctx);
+    losses_stream_end(stream->ctx);
     handle_free(stream);
     return CUDA_SUCCESS;
 }
@@ -124,62 +126,75 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
     return work_done(stream->ctx->device, atomic_load(&stream->done_ns)) ? sticky(stream->ctx->device) : CUDA_ERROR_NOT_READY;
 }
 
-EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
+{
+    CUstream stream;
+    (void)mode;
+    TRY(stream_get(handle, &stream));
+    CHECK((uintptr_t)handle > 1, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); /* the legacy stream cannot be captured */
+    CHECK(stream->capture == NULL, CUDA_ERROR_ILLEGAL_STATE);
+    return cuGraphCreate(&stream->capture, 0);
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
 {
     CUstream stream;
     TRY(stream_get(handle, &stream));
-    CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = stream->flags;
+    CHECK(graph != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(stream->capture != NULL, CUDA_ERROR_ILLEGAL_STATE);
+    *graph = stream->capture;
+    stream->capture = NULL;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority)
+/* All but the status may be NULL. */
+CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after,
+                      const CUgraphEdgeData **edges, size_t *afters)
 {
     CUstream stream;
     TRY(stream_get(handle, &stream));
-    CHECK(priority != NULL, CUDA_ERROR_INVALID_VALUE);
-    *priority = stream->priority;
+    CHECK(status != NULL, CUDA_ERROR_INVALID_VALUE);
+    *status = stream->capture != NULL ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    if (id != NULL)
+        *id = (cuuint64_t)(uintptr_t)stream->capture;
+    if (graph != NULL)
+        *graph = stream->capture;
+    if (after != NULL)
+        *after = NULL;
+    if (edges != NULL)
+        *edges = NULL;
+    if (afters != NULL)
+        *afters = 0;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(id != NULL, CUDA_ERROR_INVALID_VALUE);
-    *id = stream->id;
+    static _Thread_local CUstreamCaptureMode now = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    CHECK(mode != NULL && (unsigned)*mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
+    const CUstreamCaptureMode was = now;
+    now = *mode;
+    *mode = was;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx)
+CUresult beside(void *(*run)(void *given), const void *given, size_t bytes)
 {
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
-    *ctx = stream->ctx;
+    pthread_t thread;
+    void *own = malloc(bytes);
+    CHECK(own != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    memcpy(own, given, bytes);
+    if (pthread_create(&thread, NULL, run, own) != 0) {
+        free(own);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_detach(thread);
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    *device = stream->ctx->device;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr at, size_t bytes, unsigned flags)
-{
-    CUstream stream;
-    (void)bytes, (void)flags;
-    TRY(stream_get(handle, &stream));
-    return span_covers(at, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 struct host_call {
     CUhostFn run;
-    CUstreamCallback call;
+    CUstreamCallback callback;
     CUstream stream;
     void *data;
     int device;
@@ -188,62 +203,43 @@ struct host_call {
 
 static void *host_thread(void *given)
 {
-    struct host_call *call = given;
-    work_wait(call->device, call->done_ns);
-    if (call->run != NULL)
-        call->run(call->data);
+    const struct host_call call = *(struct host_call *)given;
+    free(given);
+    work_wait(call.device, call.done_ns);
+    if (call.run != NULL)
+        call.run(call.data);
     else
-        call->call(call->stream, CUDA_SUCCESS, call->data);
-    free(call);
+        call.callback(call.stream, CUDA_SUCCESS, call.data);
     return NULL;
 }
 
-static CUresult host_call(CUstream handle, CUhostFn run, CUstreamCallback callback, void *data)
+CUresult stream_call(CUstream handle, CUhostFn run, CUstreamCallback callback, void *data)
 {
     CUstream stream;
-    pthread_t thread;
     TRY(stream_get(handle, &stream));
     CHECK(run != NULL || callback != NULL, CUDA_ERROR_INVALID_VALUE);
     if (stream->capture != NULL)
-        return capture_add(stream->capture, NODE_HOST, 0);
-    struct host_call *call = malloc(sizeof *call);
-    CHECK(call != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    *call = (struct host_call){run, callback, handle, data, stream->ctx->device, atomic_load(&stream->done_ns)};
-    if (pthread_create(&thread, NULL, host_thread, call) != 0) {
-        free(call);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    pthread_detach(thread);
-    return CUDA_SUCCESS;
+        return node_add(stream->capture, (struct work){.type = CU_GRAPH_NODE_TYPE_HOST}, NULL);
+    const struct host_call call = {run, callback, handle, data, stream->ctx->device, atomic_load(&stream->done_ns)};
+    return beside(host_thread, &call, sizeof call);
 }
 
-EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn run, void *data)
-{
-    return host_call(handle, run, NULL, data);
-}
-
-EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags)
-{
-    CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
-    return host_call(handle, NULL, callback, data);
-}
-
-EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
+EXPORT CUresult cuEventCreate(CUevent *made, unsigned flags)
 {
     CUcontext ctx;
     TRY(current(&ctx));
-    CHECK(event != NULL && flags < 8, CUDA_ERROR_INVALID_VALUE);
-    *event = handle_new(HANDLE_EVENT, sizeof **event);
-    CHECK(*event != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    (*event)->ctx = ctx;
-    (*event)->flags = flags;
+    CHECK(made != NULL && flags < 8, CUDA_ERROR_INVALID_VALUE);
+    CUevent event = handle_new(HANDLE_EVENT, sizeof *event);
+    CHECK(event != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    event->ctx = ctx;
+    event->flags = flags;
+    *made = event;
     return CUDA_SUCCESS;
 }
 
 static CUresult event_ok(CUevent event)
 {
-    TRY(ready());
-    CHECK(handle_is(event, HANDLE_EVENT), CUDA_ERROR_INVALID_HANDLE);
+    TRY(handle_ok(event, HANDLE_EVENT, CUDA_ERROR_INVALID_HANDLE));
     return sticky(event->ctx->device);
 }
 
@@ -251,8 +247,7 @@ static CUresult event_ok(CUevent event)
 static bool event_done(CUevent event)
 {
     uint64_t unseen = 0;
-    if (!work_done(event->device, atomic_load(&event->done_ns)))
-        return false;
+    CHECK(work_done(event->device, atomic_load(&event->done_ns)), false);
     atomic_compare_exchange_strong(&event->seen_ns, &unseen, page_now_ns());
     return true;
 }
@@ -273,19 +268,13 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
     TRY(event_ok(event));
     TRY(stream_get(handle, &stream));
     if (stream->capture != NULL)
-        return capture_add(stream->capture, NODE_EVENT, 0);
+        return node_add(stream->capture, (struct work){.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD}, NULL);
     event->device = stream->ctx->device;
     atomic_store(&event->done_ns, atomic_load(&stream->done_ns));
     atomic_store(&event->seen_ns, 0);
     event->recorded = true;
     event_done(event); /* behind nothing, it is there now */
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned flags)
-{
-    CHECK(flags <= 1, CUDA_ERROR_INVALID_VALUE);
-    return cuEventRecord(event, handle);
 }
 
 EXPORT CUresult cuEventQuery(CUevent event)

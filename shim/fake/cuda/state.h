@@ -1,0 +1,232 @@
+/* state.h - the fake libcuda's own state.
+ *
+ * All of it is in one struct (cuda) and in handles. A handle's first word says what it is; freed handles are kept
+ * and used again, so that a stale one is recognised instead of crashing. `cuda.lock` guards the tables. Whoever touches
+ * them takes it, also when the caller has it already; it is never held while a kernel is waited for.
+ */
+#ifndef TANGRAM_FAKE_CUDA_STATE_H
+#define TANGRAM_FAKE_CUDA_STATE_H
+
+#include "abi.h"
+#include "client.h"
+#include "page.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#define MOST_DEVICES (FAKE_CARDS + 1)
+#define LIMITS 16u /* of a context */
+#define GRAIN 512u /* sizes of memory are multiples of it */
+#define BLOCK_BYTES (2 * FAKE_MIB) /* a page of the GPU's */
+
+enum handle_kind {
+    HANDLE_DEAD = 0x64656164,
+    HANDLE_CONTEXT = 0x43545831,
+    HANDLE_STREAM,
+    HANDLE_EVENT,
+    HANDLE_MODULE,
+    HANDLE_FUNCTION,
+    HANDLE_POOL,
+    HANDLE_ARRAY,
+    HANDLE_MIPMAP,
+    HANDLE_GRAPH,
+    HANDLE_NODE,
+    HANDLE_EXEC,
+    HANDLE_EXTERNAL,
+    HANDLE_GREEN,
+    HANDLE_PHYSICAL
+};
+struct handle {
+    uint32_t kind;
+    struct handle *next_free;
+};
+
+struct CUstream_st {
+    struct handle handle;
+    CUcontext ctx;
+    unsigned flags;
+    int priority;
+    unsigned long long id;
+    _Atomic uint64_t done_ns; /* what the process will have run on the unit when its last work is done */
+    CUgraph capture; /* the graph being captured into, or NULL */
+};
+
+/* Where memory is: in pages of its own, or in blocks that small requests of its kind share (pages.c); memory of different
+ * kinds never shares a block. What is of a pool is counted there. */
+enum pages { PAGES_OWN, PAGES_POOL, PAGES_LINEAR, PAGES_ARRAYS, PAGES_MODULES, PAGES_KINDS };
+
+/* losses.c: what a context loses beside what is allocated in it. */
+enum loss { LOSS_CONTEXT, LOSS_HEAP, LOSS_RUNTIME, LOSS_STREAMS, LOSSES };
+
+struct CUctx_st {
+    struct handle handle;
+    CUdevice device;
+    unsigned flags;
+    bool primary, live;
+    unsigned long long id;
+    _Atomic uint64_t done_ns; /* the same for all of its streams */
+    struct CUstream_st stream[2]; /* the legacy default stream, the per-thread one */
+    size_t limit[LIMITS];
+    uint64_t lost[LOSSES];
+    uint64_t streams; /* live ones */
+    struct range *free[PAGES_KINDS]; /* of its blocks, in the order in which they got their extent */
+    uint32_t channels; /* its channel group in the kernel driver, 0 = none */
+};
+
+struct CUevent_st {
+    struct handle handle;
+    CUcontext ctx;
+    unsigned flags;
+    bool recorded;
+    int device;              /* whose work it stands behind */
+    _Atomic uint64_t done_ns; /* reached when the process has run so much there */
+    _Atomic uint64_t seen_ns; /* CLOCK_MONOTONIC at which it was first seen to be; 0 = not yet */
+};
+
+/* Memory that goes with its context. A handle is used again: another context may have it by then. */
+struct owned {
+    CUcontext ctx;
+    unsigned long long ctx_id;
+    struct span *span; /* NULL: none */
+};
+
+struct CUgreenCtx_st {
+    struct handle handle;
+    CUdevice device;
+    CUcontext primary;
+};
+
+#define TILES 64u
+#define LEVELS 17u
+/* array.c: an array, or a mipmapped one. */
+struct CUarray_st {
+    struct handle handle;
+    struct owned memory; /* none: sparse, or a level of a mipmapped array, which is counted as a whole */
+    CUDA_ARRAY3D_DESCRIPTOR how;
+    CUarray level[LEVELS];        /* of a mipmapped array */
+    struct physical *tile[TILES]; /* of a sparse array: what is mapped, at tile x of its first row */
+};
+
+/* image.c: the variables of an image, one behind the other. */
+struct variable {
+    char name[256];
+    uint64_t at, bytes;
+    struct variable *next;
+};
+struct image {
+    struct variable *variables;
+    uint64_t bytes;
+    bool runtime; /* a kernel of it prints or allocates */
+};
+
+struct CUmod_st {
+    struct handle handle;
+    struct image image;
+    struct owned variables;
+    char *text; /* "" when the image is binary: every name is found then */
+};
+
+struct CUfunc_st {
+    struct handle handle;
+    CUmodule module;
+    char name[256];
+    const char *us_parameter;      /* lasts as many microseconds as this parameter says (u32): "paramN...", or NULL */
+    const char *counter_parameter; /* counts while it runs, at the address in this parameter (u64), or NULL */
+    uint64_t ns;
+    uint32_t error; /* in which it ends, 0 = well */
+    uint64_t local; /* bytes a thread */
+    bool runtime;   /* prints or allocates */
+};
+
+/* A device's pools that are there without being made. The last two are device 0's for want of a place. */
+enum pool_kind { POOL_DEFAULT, POOL_GRAPH, POOL_MANAGED, POOL_NOWHERE, POOL_HOST, POOL_KINDS };
+struct CUmemPoolHandle_st {
+    struct handle handle;
+    int device;
+    bool host; /* its memory is none of a card's */
+    uint64_t used, reserved, used_high, reserved_high, threshold, most;
+    int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
+};
+
+/* Memory of a card, counted while anybody uses it, behind a file descriptor. */
+struct physical {
+    struct handle handle;
+    int device, fd; /* fd: of an imported one, else -1 = the arena */
+    uint64_t offset, room; /* in the descriptor */
+    unsigned class; /* of the arena */
+    uint64_t charged; /* to the card */
+    uint64_t object;  /* shared with other processes under this number, 0 = not */
+    unsigned users, handles; /* handles: those of users that the program has */
+    bool touched;
+    CUmemAllocationProp how;
+    struct physical *next_free;
+};
+
+enum span_kind {
+    SPAN_DEVICE = 1,
+    SPAN_MANAGED = 2,
+    SPAN_POOL = 4,
+    SPAN_GRAPH = 8,
+    SPAN_HOST = 16,
+    SPAN_REGISTERED = 32,
+    SPAN_MAPPED = 64,
+    SPAN_IPC = 128,
+    SPAN_VARIABLES = 256,
+    SPAN_ARRAY = 512,
+    SPAN_PINNED = SPAN_HOST | SPAN_REGISTERED,
+    SPAN_ANY = 1023
+};
+/* An address range of the program's, and what is there. */
+struct span {
+    uintptr_t base;
+    size_t bytes;
+    enum span_kind kind;
+    int device;
+    CUcontext ctx;
+    CUmemoryPool pool;
+    struct physical *physical; /* NULL: memory of the host */
+    enum pages pages;
+    uint64_t offset, room; /* in the arena; of what else is mapped, room is how much of it */
+    uint64_t id;
+    unsigned flags;
+    bool touched;
+    bool usable; /* mapped: has access; graph: is allocated now */
+    struct span *next;
+};
+
+struct device {
+    uint32_t unit, card;
+    _Atomic uint32_t trap;    /* the error of a kernel that is queued, 0 = none */
+    _Atomic uint64_t trap_ns; /* reached when that kernel has run */
+    CUcontext primary;
+    unsigned primary_refs, primary_flags;
+    uint32_t kernel_device; /* its handle in the kernel driver, 0 = none */
+    CUmemoryPool pools[POOL_KINDS], pool; /* pool: that of cuMemAllocAsync */
+};
+
+enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };
+#define ARENA_BYTES ((uint64_t)16 << 40) /* address space only: pages come when they are written */
+#define ARENA_CLASSES 512
+
+struct cuda {
+    pthread_mutex_t lock;
+    pthread_mutex_t primaries; /* retain, release and reset of primary contexts; taken before lock */
+    _Atomic int state;
+    struct client client;
+    int devices;
+    struct device device[MOST_DEVICES];
+    struct handle *free_handles[64];
+    unsigned long long ids;
+    bool kernel_client;
+    uint32_t kernel_groups;
+    void *spans; /* tsearch tree by address */
+    int arena_fd;
+    char *arena;
+    uint64_t arena_used, arena_bytes;
+    struct physical *arena_free[ARENA_CLASSES];
+    struct reservation *reservations;
+};
+extern struct cuda cuda;
+
+#endif
