@@ -4,19 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *error_name(CUresult error)
+static const char *text_of(CUresult error, bool name)
 {
     switch ((int)error) {
-#define ERROR(name, sentence) case name: return #name;
-#include "errors.def"
-    default: return NULL;
-    }
-}
-
-static const char *error_sentence(CUresult error)
-{
-    switch ((int)error) {
-#define ERROR(name, sentence) case name: return sentence;
+#define ERROR(value, sentence) case value: return name ? #value : sentence;
 #include "errors.def"
     default: return NULL;
     }
@@ -64,35 +55,9 @@ static CUresult primary_flags_set(CUdevice device, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-static CUresult limit_ok(CUlimit limit)
+static CUresult must(bool condition, CUresult otherwise)
 {
-    return (unsigned)limit < LIMITS ? CUDA_SUCCESS : CUDA_ERROR_UNSUPPORTED_LIMIT;
-}
-
-static CUresult no_flags(unsigned flags)
-{
-    return flags == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **memory)
-{
-    *memory = physical_of(handle);
-    return *memory != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult external_new(CUexternalMemory *made)
-{
-    CUcontext ctx;
-    TRY(current(&ctx));
-    *made = handle_new(HANDLE_EXTERNAL, sizeof(struct handle));
-    return *made != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static CUresult graph_memory_trim(CUdevice device)
-{
-    CUmemoryPool pool;
-    TRY(pool_get(device, POOL_GRAPH, &pool));
-    return pool_trim(pool, 0);
+    return condition ? CUDA_SUCCESS : otherwise;
 }
 
 static bool loads_eagerly(void)

@@ -57,8 +57,8 @@ static struct physical *room_take(uint64_t bytes)
         cuda.arena_free[class] = physical->next_free;
         offset = physical->offset;
     } else {
-        physical = offset + room <= cuda.arena_bytes ? handle_new(HANDLE_PHYSICAL, sizeof *physical) : NULL;
-        CHECK(physical != NULL, NULL);
+        CHECK(offset + room <= cuda.arena_bytes, NULL);
+        CHECK(handle_new(&physical, HANDLE_PHYSICAL, sizeof *physical) == CUDA_SUCCESS, NULL);
         cuda.arena_used = offset + room;
     }
     *physical = (struct physical){.handle.kind = HANDLE_PHYSICAL, .fd = -1, .offset = offset, .room = room, .class = class, .users = 1};

@@ -82,8 +82,8 @@ static bool sound(const CUDA_ARRAY3D_DESCRIPTOR *how)
 
 static CUresult array_new(CUarray *made, enum handle_kind kind, CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *how, uint64_t bytes)
 {
-    CUarray array = handle_new(kind, sizeof *array);
-    CHECK(array != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUarray array;
+    TRY(handle_new(&array, kind, sizeof *array));
     const CUresult rc = memory_own(ctx, SPAN_ARRAY, PAGES_ARRAYS, bytes, &array->memory);
     array->how = *how;
     if (rc == CUDA_SUCCESS)
@@ -102,14 +102,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     return array_new(array, HANDLE_ARRAY, ctx, how, sparse(how) ? 0 : bytes_of(how, 1));
 }
 
-EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *how)
-{
-    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
-    const CUDA_ARRAY3D_DESCRIPTOR deep = {.Width = how->Width, .Height = how->Height, .Format = how->Format, .NumChannels = how->NumChannels};
-    return cuArray3DCreate_v2(array, &deep);
-}
-
-static CUresult array_end(CUarray array, enum handle_kind kind)
+CUresult array_end(CUarray array, enum handle_kind kind)
 {
     TRY(handle_ok(array, kind, CUDA_ERROR_INVALID_HANDLE));
     for (unsigned i = 0; i < LEVELS; i++)
@@ -123,16 +116,6 @@ static CUresult array_end(CUarray array, enum handle_kind kind)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuArrayDestroy(CUarray array)
-{
-    return array_end(array, HANDLE_ARRAY);
-}
-
-EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
-{
-    return array_end((CUarray)array, HANDLE_MIPMAP);
-}
-
 /* Tiles are told apart by their offset's x, and are as wide as they say. */
 static CUresult map_tile(const CUarrayMapInfo *info)
 {
@@ -142,11 +125,11 @@ static CUresult map_tile(const CUarrayMapInfo *info)
     const unsigned at = width > 0 ? info->subresource.sparseLevel.offsetX / width : TILES;
     CHECK(at < TILES, CUDA_ERROR_INVALID_VALUE);
     SCOPED tables = hold(&cuda.lock);
-    const bool unmaps = info->memOperationType == CU_MEM_OPERATION_TYPE_UNMAP;
-    struct physical *next = unmaps ? NULL : physical_of(info->memHandle.memHandle);
-    CHECK(unmaps || next != NULL, CUDA_ERROR_INVALID_VALUE);
-    if (next != NULL)
+    struct physical *next = NULL;
+    if (info->memOperationType != CU_MEM_OPERATION_TYPE_UNMAP) {
+        TRY(physical_get(info->memHandle.memHandle, &next));
         next->users++;
+    }
     if (array->tile[at] != NULL)
         physical_drop(array->tile[at]);
     array->tile[at] = next;
@@ -163,14 +146,6 @@ EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *info, unsigned count, CUstrea
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *how, CUarray array)
-{
-    TRY(handle_ok(array, HANDLE_ARRAY, CUDA_ERROR_INVALID_HANDLE));
-    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
-    *how = (CUDA_ARRAY_DESCRIPTOR){array->how.Width, array->how.Height, array->how.Format, array->how.NumChannels};
-    return CUDA_SUCCESS;
-}
-
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
 {
     CUcontext ctx;
@@ -183,13 +158,5 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3
         if (array_new(&array->level[i], HANDLE_ARRAY, ctx, &level, 0) != CUDA_SUCCESS)
             array->level[i] = NULL;
     *made = (CUmipmappedArray)array;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *level, CUmipmappedArray mipmap, unsigned index)
-{
-    TRY(handle_ok(mipmap, HANDLE_MIPMAP, CUDA_ERROR_INVALID_HANDLE));
-    CHECK(level != NULL && index < LEVELS && ((CUarray)mipmap)->level[index] != NULL, CUDA_ERROR_INVALID_VALUE);
-    *level = ((CUarray)mipmap)->level[index];
     return CUDA_SUCCESS;
 }

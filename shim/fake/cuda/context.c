@@ -58,8 +58,8 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
 {
     CHECK(atomic_load(&card_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
     TRY(sticky(device));
-    CUcontext ctx = handle_new(HANDLE_CONTEXT, sizeof *ctx);
-    CHECK(ctx != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUcontext ctx;
+    TRY(handle_new(&ctx, HANDLE_CONTEXT, sizeof *ctx));
     ctx->device = device;
     if (!losses_begin(ctx)) {
         handle_free(ctx);
@@ -160,9 +160,7 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext given)
 {
     CUcontext ctx;
     TRY(context_get(given, &ctx));
-    work_wait(ctx->device, atomic_load(&ctx->done_ns));
-    pools_synchronized(ctx->device);
-    return sticky(ctx->device);
+    return synchronize(ctx->device, atomic_load(&ctx->done_ns));
 }
 
 EXPORT CUresult cuCtxSynchronize(void)

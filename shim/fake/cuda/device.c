@@ -22,38 +22,13 @@ static void forked(void)
         atomic_store(&cuda.state, STATE_FORKED); /* as the real driver: CUDA does not survive fork */
 }
 
-static unsigned whole_cards(uint32_t *units)
+/* A whole card, or an instance, that this process sees. */
+static bool is_visible(uint32_t unit)
 {
-    unsigned count = 0;
-    for (uint32_t card = 0; card < cuda.client.page->cards; card++)
-        if (!cuda.client.page->card[card].mig_on && client_sees_card(&cuda.client, card))
-            units[count++] = card;
-    return count;
-}
-
-static int instance_named(const char *name, size_t length)
-{
-    for (uint32_t unit = FAKE_CARDS; unit < FAKE_UNITS; unit++)
-        if (client_sees_instance(&cuda.client, unit) &&
-            (length == 0 || strncmp(cuda.client.page->unit[unit].uuid, name, length) == 0))
-            return (int)unit;
-    return -1;
-}
-
-/* The unit that one word of CUDA_VISIBLE_DEVICES names, or -1. */
-static int unit_named(const char *name, size_t length, const uint32_t *cards, unsigned count)
-{
-    char *end = NULL;
-    if (length > 4 && strncmp(name, "MIG-", 4) == 0)
-        return instance_named(name, length);
-    if (length > 4 && strncmp(name, "GPU-", 4) == 0) {
-        for (unsigned i = 0; i < count; i++)
-            if (strncmp(cuda.client.page->card[cards[i]].uuid, name, length) == 0)
-                return (int)cards[i];
-        return -1;
-    }
-    const unsigned long index = strtoul(name, &end, 10);
-    return end == name + length && length > 0 && index < count ? (int)cards[index] : -1;
+    const struct client *client = &cuda.client;
+    if (unit >= FAKE_CARDS)
+        return client_sees_instance(client, unit);
+    return unit < client->page->cards && !client->page->card[unit].mig_on && client_sees_card(client, unit);
 }
 
 static void add_device(uint32_t unit)
@@ -62,27 +37,31 @@ static void add_device(uint32_t unit)
         cuda.device[cuda.devices++] = (struct device){.unit = unit, .card = cuda.client.page->unit[unit].card};
 }
 
+/* Adds what one word of CUDA_VISIBLE_DEVICES names. */
+static bool add_named(const char *name, size_t length)
+{
+    char *end = NULL;
+    unsigned long index = strtoul(name, &end, 10);
+    const bool number = length > 0 && end == name + length, uuid = length > 4;
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
+        if (is_visible(unit) && (number ? unit < FAKE_CARDS && index-- == 0 : uuid && strncmp(cuda.client.page->unit[unit].uuid, name, length) == 0)) {
+            add_device(unit);
+            return true;
+        }
+    return false;
+}
+
 static void find_devices(void)
 {
-    uint32_t cards[FAKE_CARDS];
-    const unsigned count = whole_cards(cards);
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (visible != NULL) {
-        for (const char *at = visible; *at != '\0'; at += *at == ',') {
-            const size_t length = strcspn(at, ",");
-            const int unit = unit_named(at, length, cards, count);
-            if (unit < 0)
-                break; /* the first that names nothing ends the list */
-            add_device((uint32_t)unit);
-            at += length;
-        }
-        return;
+    for (uint32_t unit = 0; visible == NULL && unit < FAKE_UNITS; unit++)
+        if (is_visible(unit) && (unit < FAKE_CARDS || cuda.devices == 0))
+            add_device(unit);
+    for (size_t length; visible != NULL && *visible != '\0'; visible += visible[length] == ',' ? length + 1 : length) {
+        length = strcspn(visible, ",");
+        if (!add_named(visible, length))
+            break; /* the first that names nothing ends the list */
     }
-    for (unsigned i = 0; i < count; i++)
-        add_device(cards[i]);
-    const int instance = count == 0 ? instance_named("", 0) : -1;
-    if (instance >= 0)
-        add_device((uint32_t)instance);
 }
 
 void take_a_while(void)

@@ -1,7 +1,7 @@
 /* faults.c - calls that go wrong because a script says so: the page's faults, and the process's own (TANGRAM_FAKE_FAULTS).
  *
- * Functions that are missing, or came with a later driver, are missing from the start: the loader runs this library's constructor before anybody can
- * look for a symbol, and it asks the daemon by a connection of its own.
+ * Functions that are missing, or came with a later driver, are missing from the start: the loader runs this library's
+ * constructor before anybody can look for a symbol, and it asks the daemon by a connection of its own.
  */
 #define _GNU_SOURCE
 #include "branch.h"
@@ -24,22 +24,32 @@ static uint32_t owned;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* A script that is not understood ends the program: a test must not pass because nothing went wrong. */
+static _Noreturn void refuse(const char *what, const char *why)
+{
+    fprintf(stderr, "fake driver: %s: %s\n", what, why);
+    abort();
+}
+
 static void read_own(void)
 {
     const char *text = getenv("TANGRAM_FAKE_FAULTS");
     char copy[1024], why[512], *rest = NULL;
-    snprintf(copy, sizeof copy, "%s", text == NULL ? "" : text);
-    for (char *line = strtok_r(copy, ";", &rest); line != NULL; line = strtok_r(NULL, ";", &rest)) {
-        if (owned == FAKE_FAULTS || strlen(text) >= sizeof copy) {
-            fprintf(stderr, "fake driver: TANGRAM_FAKE_FAULTS has %zu bytes, must be at most %zu and %u faults\n", strlen(text), sizeof copy - 1, FAKE_FAULTS);
-            abort();
-        }
-        if (!fault_parse(line, &own[owned], why, sizeof why)) {
-            fprintf(stderr, "fake driver: TANGRAM_FAKE_FAULTS: %s\n", why);
-            abort();
-        }
-        owned++;
-    }
+    const int length = snprintf(copy, sizeof copy, "%s", text == NULL ? "" : text);
+    snprintf(why, sizeof why, "found %d bytes, must be at most %zu and %u faults", length, sizeof copy - 1, FAKE_FAULTS);
+    for (char *line = strtok_r(copy, ";", &rest); line != NULL; line = strtok_r(NULL, ";", &rest))
+        if (length >= (int)sizeof copy || owned == FAKE_FAULTS || !fault_parse(line, &own[owned++], why, sizeof why))
+            refuse("TANGRAM_FAKE_FAULTS", why);
+}
+
+/* The page's faults, then the process's own; NULL behind the last. */
+static struct fake_fault *fault_at(const struct client *client, uint32_t number)
+{
+    pthread_once(&once, read_own);
+    const uint32_t shared = client->page == NULL ? 0 : atomic_load(&client->page->faults);
+    if (number < shared && number < FAKE_FAULTS)
+        return &client->page->fault[number];
+    number -= shared < FAKE_FAULTS ? shared : FAKE_FAULTS;
+    return number < owned ? &own[number] : NULL;
 }
 
 static CUresult apply(struct fake_fault *fault, const char *function, uint64_t bytes)
@@ -60,25 +70,19 @@ static CUresult apply(struct fake_fault *fault, const char *function, uint64_t b
 
 CUresult fault(enum faultable function, uint64_t bytes)
 {
-    pthread_once(&once, read_own);
-    const uint32_t shared = cuda.client.page == NULL ? 0 : atomic_load(&cuda.client.page->faults);
-    for (uint32_t i = 0; i < shared && i < FAKE_FAULTS; i++)
-        TRY(apply(&cuda.client.page->fault[i], names[function], bytes));
-    for (uint32_t i = 0; i < owned; i++)
-        TRY(apply(&own[i], names[function], bytes));
+    struct fake_fault *of;
+    for (uint32_t i = 0; (of = fault_at(&cuda.client, i)) != NULL; i++)
+        TRY(apply(of, names[function], bytes));
     return CUDA_SUCCESS;
 }
 
 static bool hidden_by(const struct client *client, const char *symbol)
 {
-    bool missing = false;
-    pthread_once(&once, read_own);
-    const uint32_t shared = client->page == NULL ? 0 : atomic_load(&client->page->faults);
-    for (uint32_t i = 0; i < shared && i < FAKE_FAULTS; i++)
-        missing |= fault_hides(&client->page->fault[i], symbol);
-    for (uint32_t i = 0; i < owned; i++)
-        missing |= fault_hides(&own[i], symbol);
-    return missing;
+    const struct fake_fault *of;
+    for (uint32_t i = 0; (of = fault_at(client, i)) != NULL; i++)
+        if (fault_hides(of, symbol))
+            return true;
+    return false;
 }
 
 bool symbol_missing(const char *symbol)
@@ -109,9 +113,7 @@ __attribute__((constructor)) static void hide_missing(void)
 {
     if (client_open(&at_load, FAKE_CTL) == 0) /* else cuInit says so */
         version = (int)at_load.page->cuda_version;
-    if (!hide_symbols(hidden_at_load)) {
-        fprintf(stderr, "fake driver: missing: the loader's table of symbols cannot be changed\n");
-        abort();
-    }
+    if (!hide_symbols(hidden_at_load))
+        refuse("missing", "the loader's table of symbols cannot be changed");
     client_close(&at_load);
 }

@@ -15,8 +15,8 @@ struct CUgraph_st {
 static CUresult graph_new(CUgraph *made, enum handle_kind kind)
 {
     TRY(ready());
-    CUgraph graph = handle_new(kind, sizeof *graph);
-    CHECK(graph != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUgraph graph;
+    TRY(handle_new(&graph, kind, sizeof *graph));
     graph->last = &graph->first;
     *made = graph;
     return CUDA_SUCCESS;
@@ -39,15 +39,15 @@ static void append(CUgraph graph, CUgraphNode node)
 static CUresult append_nodes_of(CUgraph graph, CUgraph other)
 {
     for (CUgraphNode node = other->first; node != NULL; node = node->next) {
-        CUgraphNode twin = handle_new(HANDLE_NODE, sizeof *twin);
-        CHECK(twin != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+        CUgraphNode twin;
+        TRY(handle_new(&twin, HANDLE_NODE, sizeof *twin));
         twin->work = node->work;
         append(graph, twin);
     }
     return CUDA_SUCCESS;
 }
 
-static CUresult graph_copy(CUgraph *made, enum handle_kind kind, CUgraph graph)
+CUresult graph_copy(CUgraph *made, enum handle_kind kind, CUgraph graph)
 {
     TRY(graph_new(made, kind));
     return append_nodes_of(*made, graph);
@@ -58,8 +58,8 @@ CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made)
     TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
     if (work.child != NULL)
         TRY(graph_copy(&work.child, HANDLE_GRAPH, work.child));
-    CUgraphNode node = handle_new(HANDLE_NODE, sizeof *node);
-    CHECK(node != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUgraphNode node;
+    TRY(handle_new(&node, HANDLE_NODE, sizeof *node));
     node->work = work;
     append(graph, node);
     if (made != NULL)
@@ -122,13 +122,6 @@ EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NO
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphClone(CUgraph *made, CUgraph graph)
-{
-    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
-    CHECK(made != NULL, CUDA_ERROR_INVALID_VALUE);
-    return graph_copy(made, HANDLE_GRAPH, graph);
-}
-
 static void clear(CUgraph graph)
 {
     for (CUgraphNode node = graph->first, next; node != NULL; node = next) {
@@ -140,24 +133,17 @@ static void clear(CUgraph graph)
     graph->nodes = 0;
 }
 
-EXPORT CUresult cuGraphDestroy(CUgraph graph)
+CUresult graph_end(CUgraph graph, enum handle_kind kind)
 {
-    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
+    TRY(handle_ok(graph, kind, CUDA_ERROR_INVALID_VALUE));
     clear(graph);
-    return handle_end(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE);
-}
-
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
-{
-    TRY(handle_ok(exec, HANDLE_EXEC, CUDA_ERROR_INVALID_VALUE));
-    clear((CUgraph)exec);
-    return handle_end(exec, HANDLE_EXEC, CUDA_ERROR_INVALID_VALUE);
+    handle_free(graph);
+    return CUDA_SUCCESS;
 }
 
 CUresult graph_instantiate(CUgraphExec *exec, CUgraph graph)
 {
-    TRY(handle_ok(graph, HANDLE_GRAPH, CUDA_ERROR_INVALID_VALUE));
-    CHECK(exec != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(exec != NULL && handle_is(graph, HANDLE_GRAPH), CUDA_ERROR_INVALID_VALUE);
     return graph_copy((CUgraph *)exec, HANDLE_EXEC, graph);
 }
 

@@ -19,22 +19,18 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, CUdevResourceDesc resources, 
     CHECK(made != NULL && resources != NULL && (flags & CU_GREEN_CTX_DEFAULT_STREAM) != 0, CUDA_ERROR_INVALID_VALUE);
     CUcontext primary;
     TRY(cuDevicePrimaryCtxRetain(&primary, device));
-    CUgreenCtx green = handle_new(HANDLE_GREEN, sizeof *green);
-    if (green == NULL) {
+    const CUresult rc = handle_new(made, HANDLE_GREEN, sizeof **made);
+    if (rc == CUDA_SUCCESS)
+        (*made)->primary = primary;
+    else
         cuDevicePrimaryCtxRelease_v2(device);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    green->device = device;
-    green->primary = primary;
-    *made = green;
-    return CUDA_SUCCESS;
+    return rc;
 }
 
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
-    TRY(ready());
-    CHECK(handle_is(green, HANDLE_GREEN), CUDA_ERROR_INVALID_CONTEXT);
-    CUdevice device = green->device;
+    TRY(handle_ok(green, HANDLE_GREEN, CUDA_ERROR_INVALID_CONTEXT));
+    const CUdevice device = green->primary->device;
     handle_free(green);
     return cuDevicePrimaryCtxRelease_v2(device);
 }

@@ -9,7 +9,7 @@ unsigned long long id_new(void)
     return ++cuda.ids;
 }
 
-void *handle_new(enum handle_kind kind, size_t bytes)
+CUresult handle_new(void *made, enum handle_kind kind, size_t bytes)
 {
     SCOPED tables = hold(&cuda.lock);
     struct handle **kept = &cuda.free_handles[kind & 63], *handle = *kept;
@@ -17,10 +17,11 @@ void *handle_new(enum handle_kind kind, size_t bytes)
         *kept = handle->next_free;
     else
         handle = malloc(bytes);
-    CHECK(handle != NULL, NULL);
+    CHECK(handle != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     memset(handle, 0, bytes);
     handle->kind = (uint32_t)kind;
-    return handle;
+    memcpy(made, &handle, sizeof handle);
+    return CUDA_SUCCESS;
 }
 
 void handle_free(void *freed)

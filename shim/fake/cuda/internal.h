@@ -40,8 +40,8 @@ static inline const struct fake_profile *profile_of(int device) /* NULL: a whole
 
 /* Exported functions that another one is made of; cuda.h declares the same. */
 #ifndef FAKE_WITH_NVIDIA_HEADER
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *how);
 CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device);
-CUresult cuCtxSynchronize_v2(CUcontext ctx);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device);
@@ -56,7 +56,7 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
 
 /* handle.c */
 unsigned long long id_new(void);
-void *handle_new(enum handle_kind kind, size_t bytes);
+CUresult handle_new(void *made, enum handle_kind kind, size_t bytes); /* made: where the pointer to it goes; all zero */
 void handle_free(void *handle);
 bool handle_is(const void *handle, enum handle_kind kind);
 /* The process may use CUDA, and it is a handle of that kind; otherwise: the error if it is not. */
@@ -87,6 +87,8 @@ CUresult sticky(int device);
 void trap(int device, uint32_t error, uint64_t done_ns);
 bool work_done(int device, uint64_t done_ns);
 void work_wait(int device, uint64_t done_ns);
+CUresult synchronize(int device, uint64_t done_ns); /* what the program waits for */
+CUresult event_ok(CUevent event);
 /* Runs on a thread of its own, with a copy of what is given, which it frees. */
 CUresult beside(void *(*run)(void *given), const void *given, size_t bytes);
 
@@ -163,6 +165,9 @@ bool owner_lives(const struct owned *owned);
 void owned_free(struct owned *owned);
 CUresult memory_free(CUdeviceptr at, unsigned kinds); /* of these kinds, or of a pool or graph */
 
+/* array.c */
+CUresult array_end(CUarray array, enum handle_kind kind);
+
 /* copy.c. ends: which of them must be device memory that CUDA knows. */
 enum { ANYWHERE, TO_DEVICE = 1, FROM_DEVICE = 2 };
 CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, unsigned ends);
@@ -175,6 +180,9 @@ CUresult host_new(void **at, size_t bytes, unsigned flags);
 CUresult host_register(void *at, size_t bytes, unsigned flags);
 
 /* pool.c */
+#define POOL_MAGIC 0x4c4f4f5046414b45u
+CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocationHandleType type);
+CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value, bool set);
 CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool);
 CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, bool is_current);
 CUresult pool_new(CUmemoryPool *made, int device, uint64_t most);
@@ -187,13 +195,16 @@ void pool_less(CUmemoryPool pool, uint64_t bytes); /* so much of it is free agai
 /* share.c: memory that other processes may hold, too; the daemon keeps the books. */
 bool object_share(struct physical *physical);
 void object_release(uint64_t id);
-struct physical *physical_import(uint64_t id); /* NULL: there is none, or it is of a card that this process has not */
+CUresult physical_import(uint64_t id, struct physical **made); /* refused if it is of a card that this process has not */
 /* A descriptor that stands for a number in another process. */
-CUresult token_export(void *shareable, uint64_t magic, uint64_t id);
-CUresult token_import(void *shareable, uint64_t magic, uint64_t *id);
+CUresult token_export(void *shareable, CUmemAllocationHandleType type, uint64_t magic, uint64_t id);
+CUresult token_import(void *shareable, CUmemAllocationHandleType type, uint64_t magic, uint64_t *id);
+/* 64 bytes by which another process maps what begins at that address. */
+CUresult lend(CUdeviceptr at, enum span_kind kind, void *data);
+CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemoryPool pool);
 
-/* vmm.c: NULL: no such memory. */
-struct physical *physical_of(CUmemGenericAllocationHandle handle);
+/* vmm.c */
+CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **physical);
 
 /* graph.c: what a node does when its graph runs. A child is copied when its node is added. */
 struct work {
@@ -211,6 +222,8 @@ struct CUgraphNode_st {
 CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made); /* made may be NULL */
 CUresult node_kernel(CUgraph graph, CUfunction function, uint64_t ns, CUgraphNode *made);
 CUresult node_alloc(CUgraph graph, int device, size_t bytes, CUdeviceptr *at, CUgraphNode *made);
+CUresult graph_copy(CUgraph *made, enum handle_kind kind, CUgraph graph);
+CUresult graph_end(CUgraph graph, enum handle_kind kind);
 CUresult graph_instantiate(CUgraphExec *exec, CUgraph graph);
 
 #endif

@@ -37,8 +37,8 @@ CUresult module_new(CUmodule *made, const void *image)
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
-    CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
-    CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUmodule module;
+    TRY(handle_new(&module, HANDLE_MODULE, sizeof *module));
     const CUresult rc = load(module, ctx, image);
     if (rc == CUDA_SUCCESS)
         *made = module;
@@ -55,8 +55,8 @@ CUresult library_new(CUlibrary *made, const void *image)
     CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
     if (current(&ctx) == CUDA_SUCCESS)
         return module_new((CUmodule *)made, image);
-    CUmodule module = handle_new(HANDLE_MODULE, sizeof *module);
-    CHECK(module != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUmodule module;
+    TRY(handle_new(&module, HANDLE_MODULE, sizeof *module));
     *made = (CUlibrary)module;
     return CUDA_SUCCESS;
 }
@@ -153,8 +153,8 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const cha
     CHECK(made != NULL && name != NULL && name[0] != '\0', CUDA_ERROR_INVALID_VALUE);
     const char *text = module->text != NULL ? module->text : "", *entry = find_word(text, ".entry", name);
     CHECK(strstr(text, ".entry") == NULL || entry != NULL, CUDA_ERROR_NOT_FOUND);
-    CUfunction function = handle_new(HANDLE_FUNCTION, sizeof *function);
-    CHECK(function != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUfunction function;
+    TRY(handle_new(&function, HANDLE_FUNCTION, sizeof *function));
     snprintf(function->name, sizeof function->name, "%s", name);
     function->module = module;
     function->runtime = module->image.runtime;

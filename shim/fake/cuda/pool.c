@@ -7,8 +7,8 @@
 
 CUresult pool_new(CUmemoryPool *made, int device, uint64_t most)
 {
-    CUmemoryPool pool = handle_new(HANDLE_POOL, sizeof *pool);
-    CHECK(pool != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUmemoryPool pool;
+    TRY(handle_new(&pool, HANDLE_POOL, sizeof *pool));
     pool->device = device;
     pool->most = most;
     *made = pool;
@@ -120,6 +120,14 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream handle)
     return at == 0 ? CUDA_SUCCESS : memory_free(at, SPAN_DEVICE);
 }
 
+CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocationHandleType type)
+{
+    uint64_t device;
+    TRY(token_import(shareable, type, POOL_MAGIC, &device));
+    TRY(device_ok((int)device));
+    return pool_new(made, (int)device, 0);
+}
+
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *how)
 {
     TRY(ready());
@@ -171,26 +179,19 @@ CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationTyp
     }
 }
 
-EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value, bool set)
 {
     TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
     CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     switch ((int)attribute) {
-#define READ(name, type, field)
-#define WRITE(name, type, field, becomes) case CU_MEMPOOL_ATTR_##name: pool->field = becomes; return CUDA_SUCCESS;
-#define OF_GRAPHS(name, field)
-#include "pool.def"
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-}
-
-EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
-    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
-    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    switch ((int)attribute) {
-#define READ(name, type, field) case CU_MEMPOOL_ATTR_##name: *(type *)value = pool->field; return CUDA_SUCCESS;
-#define WRITE(name, type, field, becomes) READ(name, type, field)
+#define ATTRIBUTE(name, type, field, settable, becomes)                                                                        \
+    case CU_MEMPOOL_ATTR_##name:                                                                                               \
+        CHECK(settable || !set, CUDA_ERROR_INVALID_VALUE);                                                                     \
+        if (set)                                                                                                               \
+            pool->field = becomes;                                                                                             \
+        else                                                                                                                   \
+            *(type *)value = pool->field;                                                                                      \
+        return CUDA_SUCCESS;
 #define OF_GRAPHS(name, field)
 #include "pool.def"
     default: return CUDA_ERROR_INVALID_VALUE;
@@ -203,8 +204,7 @@ EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
     TRY(pool_get(device, POOL_GRAPH, &pool));
     CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     switch ((int)attribute) {
-#define READ(name, type, field)
-#define WRITE(name, type, field, becomes)
+#define ATTRIBUTE(name, type, field, settable, becomes)
 #define OF_GRAPHS(name, field) case CU_GRAPH_MEM_ATTR_##name: *(cuuint64_t *)value = pool->field; return CUDA_SUCCESS;
 #include "pool.def"
     default: return CUDA_ERROR_INVALID_VALUE;

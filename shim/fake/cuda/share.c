@@ -7,19 +7,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define IPC_MAGIC 0x4c4f4f5043504946u
-#define POOL_MAGIC 0x4c4f4f5046414b45u
+#define LENT_MAGIC 0x544e454c46414b45u
 
 /* What an IPC handle and a pool's exported pointer hold. */
 struct lent {
-    uint64_t magic, id, bytes, inside; /* inside: where in the shared pages it starts */
+    uint64_t magic, kind, id, bytes, inside; /* inside: where in the shared pages it starts */
 };
 _Static_assert(sizeof(struct lent) <= sizeof(CUipcMemHandle), "an IPC handle has 64 bytes");
 _Static_assert(sizeof(CUipcMemHandle) == sizeof(CUmemPoolPtrExportData), "and so has an exported pointer");
 
-/* A token is a file with a magic number and another one. */
-CUresult token_export(void *shareable, uint64_t magic, uint64_t id)
+CUresult token_export(void *shareable, CUmemAllocationHandleType type, uint64_t magic, uint64_t id)
 {
+    CHECK(shareable != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
     const uint64_t token[] = {magic, id};
     const int fd = new_memfd("fake-gpu-handle");
     CHECK(fd >= 0 && write(fd, token, sizeof token) == (ssize_t)sizeof token, CUDA_ERROR_OPERATING_SYSTEM);
@@ -27,9 +26,10 @@ CUresult token_export(void *shareable, uint64_t magic, uint64_t id)
     return CUDA_SUCCESS;
 }
 
-CUresult token_import(void *shareable, uint64_t magic, uint64_t *id)
+CUresult token_import(void *shareable, CUmemAllocationHandleType type, uint64_t magic, uint64_t *id)
 {
     uint64_t token[2];
+    CHECK(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
     const ssize_t got = pread((int)(intptr_t)shareable, token, sizeof token, 0);
     CHECK(got == (ssize_t)sizeof token && token[0] == magic, CUDA_ERROR_INVALID_VALUE);
     *id = token[1];
@@ -69,116 +69,62 @@ static int device_of_unit(uint32_t unit)
     return -1;
 }
 
-struct physical *physical_import(uint64_t id)
+CUresult physical_import(uint64_t id, struct physical **made)
 {
     struct fake_object object = {.id = id};
     int fd = -1;
-    CHECK(ask(FAKE_IMPORT, &object, -1, &fd) && fd >= 0, NULL);
+    CHECK(ask(FAKE_IMPORT, &object, -1, &fd) && fd >= 0, CUDA_ERROR_INVALID_VALUE);
     const int device = device_of_unit(object.unit);
-    struct physical *physical = device >= 0 ? handle_new(HANDLE_PHYSICAL, sizeof *physical) : NULL;
-    if (physical == NULL) {
+    if (device < 0 || handle_new(made, HANDLE_PHYSICAL, sizeof **made) != CUDA_SUCCESS) {
         object_release(id);
         close(fd);
-        return NULL;
+        return CUDA_ERROR_INVALID_VALUE;
     }
-    physical->device = device;
-    physical->fd = fd;
-    physical->offset = object.offset;
-    physical->charged = object.bytes;
-    physical->object = id;
-    physical->users = 1;
-    return physical;
-}
-
-/* Writes what another process needs to map the span. */
-static bool lend(struct span *span, uint64_t magic, void *data)
-{
-    CHECK(span != NULL && object_share(span->physical), false);
-    const struct lent lent = {magic, span->physical->object, span->bytes, span->offset - span->physical->offset};
-    memset(data, 0, sizeof(CUipcMemHandle));
-    memcpy(data, &lent, sizeof lent);
-    return true;
-}
-
-/* Maps what another process lent; NULL: it is gone, or not of a card of this process. */
-static struct span *borrow(const struct lent *lent, CUcontext ctx, CUmemoryPool pool)
-{
-    SCOPED tables = hold(&cuda.lock);
-    struct physical *physical = physical_import(lent->id);
-    CHECK(physical != NULL, NULL);
-    const uint64_t start = physical->offset + lent->inside, skip = start & 4095, room = rounded(skip + lent->bytes, 4096);
-    const bool fits = pool != NULL || (lent->inside <= physical->charged && lent->bytes <= physical->charged - lent->inside);
-    void *at = fits ? mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, physical->fd, (off_t)(start - skip)) : MAP_FAILED;
-    struct span *span = NULL;
-    if (at != MAP_FAILED)
-        span = span_new(&(struct span){.base = (uintptr_t)at + skip, .bytes = lent->bytes, .room = room, .kind = SPAN_IPC, .ctx = ctx,
-                                       .device = physical->device, .pool = pool, .physical = physical});
-    if (span == NULL && at != MAP_FAILED)
-        munmap(at, room);
-    if (span == NULL)
-        physical_drop(physical);
-    return span;
-}
-
-EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
-{
-    CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK(handle != NULL, CUDA_ERROR_INVALID_VALUE);
-    SCOPED tables = hold(&cuda.lock);
-    return lend(span_from(at, SPAN_DEVICE), IPC_MAGIC, handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned flags)
-{
-    CUcontext ctx;
-    struct lent lent;
-    TRY(current(&ctx));
-    memcpy(&lent, &handle, sizeof lent);
-    CHECK(at != NULL && flags <= 1 && lent.magic == IPC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    const struct span *span = borrow(&lent, ctx, NULL);
-    CHECK(span != NULL, CUDA_ERROR_INVALID_HANDLE);
-    *at = (CUdeviceptr)span->base;
+    **made = (struct physical){.handle = (*made)->handle, .device = device, .fd = fd, .offset = object.offset,
+                               .charged = object.bytes, .object = id, .users = 1};
     return CUDA_SUCCESS;
 }
 
-ALIAS(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2)
-
-EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, CUmemAllocationHandleType type, unsigned long long flags)
+CUresult lend(CUdeviceptr at, enum span_kind kind, void *data)
 {
-    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
-    CHECK(shareable != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    return token_export(shareable, POOL_MAGIC, (uint64_t)pool->device);
-}
-
-EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, CUmemAllocationHandleType type, unsigned long long flags)
-{
-    uint64_t device;
-    TRY(ready());
-    CHECK(pool != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    TRY(token_import(shareable, POOL_MAGIC, &device));
-    TRY(device_ok((int)device));
-    return pool_new(pool, (int)device, 0);
-}
-
-EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr at)
-{
-    TRY(ready());
     CHECK(data != NULL, CUDA_ERROR_INVALID_VALUE);
     SCOPED tables = hold(&cuda.lock);
-    return lend(span_from(at, SPAN_POOL), POOL_MAGIC, data) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const struct span *span = span_from(at, kind);
+    CHECK(span != NULL && object_share(span->physical), CUDA_ERROR_INVALID_VALUE);
+    const struct lent lent = {LENT_MAGIC, kind, span->physical->object, span->bytes, span->offset - span->physical->offset};
+    memset(data, 0, sizeof(CUipcMemHandle));
+    memcpy(data, &lent, sizeof lent);
+    return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *at, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+static void *map_lent(const struct lent *lent, const struct physical *physical, uint64_t skip, uint64_t room)
+{
+    const bool fits = lent->inside <= physical->charged && lent->bytes <= physical->charged - lent->inside;
+    CHECK(lent->kind == SPAN_POOL || fits, MAP_FAILED); /* what is of a pool is not charged */
+    const off_t start = (off_t)(physical->offset + lent->inside - skip);
+    return mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, physical->fd, start);
+}
+
+CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemoryPool pool)
 {
     CUcontext ctx;
     struct lent lent;
+    struct physical *physical;
     TRY(current(&ctx));
-    CHECK(at != NULL && data != NULL && handle_is(pool, HANDLE_POOL), CUDA_ERROR_INVALID_VALUE);
+    CHECK(at != NULL && data != NULL, CUDA_ERROR_INVALID_VALUE);
     memcpy(&lent, data, sizeof lent);
-    CHECK(lent.magic == POOL_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    const struct span *span = borrow(&lent, ctx, pool);
-    CHECK(span != NULL, CUDA_ERROR_INVALID_VALUE);
-    *at = (CUdeviceptr)span->base;
+    CHECK(lent.magic == LENT_MAGIC && lent.kind == kind, CUDA_ERROR_INVALID_VALUE);
+    const CUresult refused = kind == SPAN_DEVICE ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
+    SCOPED tables = hold(&cuda.lock);
+    CHECK(physical_import(lent.id, &physical) == CUDA_SUCCESS, refused);
+    const uint64_t skip = (physical->offset + lent.inside) & 4095, room = rounded(skip + lent.bytes, 4096);
+    void *mapped = map_lent(&lent, physical, skip, room);
+    const struct span like = {.base = (uintptr_t)mapped + skip, .bytes = lent.bytes, .room = room, .kind = SPAN_IPC, .ctx = ctx,
+                              .device = physical->device, .pool = pool, .physical = physical};
+    if (mapped == MAP_FAILED || span_new(&like) == NULL) {
+        physical_drop(physical);
+        return refused;
+    }
+    *at = (CUdeviceptr)like.base;
     return CUDA_SUCCESS;
 }

@@ -93,7 +93,6 @@ struct owned {
 
 struct CUgreenCtx_st {
     struct handle handle;
-    CUdevice device;
     CUcontext primary;
 };
 

@@ -51,6 +51,13 @@ void work_wait(int device, uint64_t done_ns)
     gpu_time_wait(cuda.client.page, cuda.client.slot, cuda.device[device].unit, done_ns);
 }
 
+CUresult synchronize(int device, uint64_t done_ns)
+{
+    work_wait(device, done_ns);
+    pools_synchronized(device);
+    return sticky(device);
+}
+
 CUresult sticky(int device)
 {
     struct device *of = &cuda.device[device];
@@ -85,8 +92,8 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *made, unsigned flags, int p
     TRY(current(&ctx));
     CHECK(made != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
     CHECK(losses_stream(ctx), CUDA_ERROR_OUT_OF_MEMORY);
-    CUstream stream = handle_new(HANDLE_STREAM, sizeof *stream);
-    CHECK(stream != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUstream stream;
+    TRY(handle_new(&stream, HANDLE_STREAM, sizeof *stream));
     stream->ctx = ctx;
     stream->flags = flags;
     stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
@@ -113,9 +120,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
     CUstream stream;
     TRY(stream_idle_get(handle, &stream));
     const bool legacy = stream == &stream->ctx->stream[0]; /* waits for the blocking streams, too */
-    work_wait(stream->ctx->device, atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
-    pools_synchronized(stream->ctx->device);
-    return sticky(stream->ctx->device);
+    return synchronize(stream->ctx->device, atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
 }
 
 EXPORT CUresult cuStreamQuery(CUstream handle)
@@ -229,15 +234,15 @@ EXPORT CUresult cuEventCreate(CUevent *made, unsigned flags)
     CUcontext ctx;
     TRY(current(&ctx));
     CHECK(made != NULL && flags < 8, CUDA_ERROR_INVALID_VALUE);
-    CUevent event = handle_new(HANDLE_EVENT, sizeof *event);
-    CHECK(event != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUevent event;
+    TRY(handle_new(&event, HANDLE_EVENT, sizeof *event));
     event->ctx = ctx;
     event->flags = flags;
     *made = event;
     return CUDA_SUCCESS;
 }
 
-static CUresult event_ok(CUevent event)
+CUresult event_ok(CUevent event)
 {
     TRY(handle_ok(event, HANDLE_EVENT, CUDA_ERROR_INVALID_HANDLE));
     return sticky(event->ctx->device);
@@ -251,15 +256,6 @@ static bool event_done(CUevent event)
     atomic_compare_exchange_strong(&event->seen_ns, &unseen, page_now_ns());
     return true;
 }
-
-EXPORT CUresult cuEventDestroy_v2(CUevent event)
-{
-    TRY(event_ok(event));
-    handle_free(event);
-    return CUDA_SUCCESS;
-}
-
-ALIAS(cuEventDestroy, cuEventDestroy_v2)
 
 EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
 {
@@ -288,12 +284,11 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
 {
     FAULT(cuEventSynchronize, 0);
     TRY(event_ok(event));
-    if (event->recorded) {
-        work_wait(event->device, atomic_load(&event->done_ns));
-        event_done(event);
-    }
-    pools_synchronized(event->ctx->device);
-    return sticky(event->ctx->device);
+    if (!event->recorded)
+        return synchronize(event->ctx->device, 0);
+    const CUresult rc = synchronize(event->device, atomic_load(&event->done_ns));
+    event_done(event);
+    return rc;
 }
 
 EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)

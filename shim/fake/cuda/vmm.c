@@ -21,10 +21,10 @@ static bool whole(size_t bytes)
     return bytes > 0 && bytes % BLOCK_BYTES == 0; /* the granularity, as every card here answers */
 }
 
-struct physical *physical_of(CUmemGenericAllocationHandle handle)
+CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **physical)
 {
-    struct physical *physical = (struct physical *)(uintptr_t)handle;
-    return handle_is(physical, HANDLE_PHYSICAL) && physical->handles > 0 ? physical : NULL;
+    *physical = (struct physical *)(uintptr_t)handle;
+    return handle_is(*physical, HANDLE_PHYSICAL) && (*physical)->handles > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUmemGenericAllocationHandle handle_to(struct physical *physical)
@@ -50,8 +50,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     TRY(ready());
     SCOPED tables = hold(&cuda.lock);
-    struct physical *physical = physical_of(handle);
-    CHECK(physical != NULL, CUDA_ERROR_INVALID_VALUE);
+    struct physical *physical;
+    TRY(physical_get(handle, &physical));
     physical->handles--;
     physical_drop(physical);
     return CUDA_SUCCESS;
@@ -111,8 +111,9 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     TRY(ready());
     CHECK(flags == 0 && offset == 0 && whole(bytes), CUDA_ERROR_INVALID_VALUE); /* offset: "must be 0" */
     SCOPED tables = hold(&cuda.lock);
-    struct physical *physical = physical_of(handle);
-    CHECK(physical != NULL && bytes <= physical->charged && reserved((uintptr_t)at, bytes), CUDA_ERROR_INVALID_VALUE);
+    struct physical *physical;
+    TRY(physical_get(handle, &physical));
+    CHECK(bytes <= physical->charged && reserved((uintptr_t)at, bytes), CUDA_ERROR_INVALID_VALUE);
     physical->users++;
     struct span *span = span_new(&(struct span){
         .base = (uintptr_t)at, .bytes = bytes, .kind = SPAN_MAPPED, .device = physical->device, .physical = physical});
@@ -186,22 +187,23 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
                                              unsigned long long flags)
 {
     TRY(ready());
-    CHECK(shareable != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
     SCOPED tables = hold(&cuda.lock);
-    struct physical *physical = physical_of(handle);
-    CHECK(physical != NULL && (physical->how.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0, CUDA_ERROR_INVALID_VALUE);
+    struct physical *physical;
+    TRY(physical_get(handle, &physical));
+    CHECK((physical->how.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(object_share(physical), CUDA_ERROR_INVALID_VALUE);
-    return token_export(shareable, TOKEN_MAGIC, physical->object);
+    return token_export(shareable, type, TOKEN_MAGIC, physical->object);
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, CUmemAllocationHandleType type)
 {
     uint64_t id;
+    struct physical *physical;
     TRY(ready());
-    CHECK(handle != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
-    TRY(token_import(os_handle, TOKEN_MAGIC, &id));
-    struct physical *physical = physical_import(id);
-    CHECK(physical != NULL, CUDA_ERROR_INVALID_VALUE);
+    CHECK(handle != NULL, CUDA_ERROR_INVALID_VALUE);
+    TRY(token_import(os_handle, type, TOKEN_MAGIC, &id));
+    TRY(physical_import(id, &physical));
     physical->how = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                           .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = physical->device}};
     *handle = handle_to(physical);
