@@ -13,12 +13,21 @@
 
 #define ARENA_LEAST ((uint64_t)256 << 30) /* where there is no room for more, as under a sanitizer */
 
+void *addresses_take(uint64_t bytes, uint64_t align)
+{
+    char *room = mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(room != MAP_FAILED, MAP_FAILED);
+    char *at = (char *)rounded((uintptr_t)room, align);
+    munmap(room, (size_t)(at - room));
+    munmap(at + bytes, (size_t)(room + align - at));
+    return at;
+}
+
 /* On a block's boundary, so that an address tells the block. */
 static void *map_aligned(uint64_t bytes)
 {
-    void *room = mmap(NULL, bytes + BLOCK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK(room != MAP_FAILED, MAP_FAILED);
-    void *at = (void *)rounded((uintptr_t)room, BLOCK_BYTES);
+    void *at = addresses_take(bytes, BLOCK_BYTES);
+    CHECK(at != MAP_FAILED, MAP_FAILED);
     return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, cuda.arena_fd, 0);
 }
 

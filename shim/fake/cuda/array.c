@@ -84,7 +84,7 @@ static CUresult array_new(CUarray *made, enum handle_kind kind, CUcontext ctx, c
 {
     CUarray array;
     TRY(handle_new(&array, kind, sizeof *array));
-    const CUresult rc = memory_own(ctx, SPAN_ARRAY, PAGES_ARRAYS, bytes, &array->memory);
+    const CUresult rc = memory_own(ctx, SPAN_OWNED, PAGES_ARRAYS, bytes, &array->memory);
     array->how = *how;
     if (rc == CUDA_SUCCESS)
         *made = array;

@@ -61,13 +61,13 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
     CUcontext ctx;
     TRY(handle_new(&ctx, HANDLE_CONTEXT, sizeof *ctx));
     ctx->device = device;
-    if (!losses_begin(ctx)) {
+    if (!losses_stack(ctx, STACK_DEFAULT)) {
         handle_free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     ctx->flags = flags;
     ctx->live = true;
-    ctx->id = id_new();
+    ctx->id = ++cuda.ids;
     for (unsigned i = 0; i < 2; i++)
         ctx->stream[i] = (struct CUstream_st){.handle.kind = HANDLE_STREAM, .ctx = ctx};
     ctx->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
@@ -140,11 +140,9 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext ctx)
 {
     TRY(ready());
     CHECK(ctx == NULL || context_ok(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    if (depth == 0)
-        depth = 1;
-    stack[depth - 1] = ctx;
-    if (ctx == NULL)
-        depth--;
+    depth -= depth > 0;
+    if (ctx != NULL)
+        stack[depth++] = ctx;
     return CUDA_SUCCESS;
 }
 
@@ -154,19 +152,6 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *ctx)
     CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
     *ctx = depth > 0 ? stack[depth - 1] : NULL;
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuCtxSynchronize_v2(CUcontext given)
-{
-    CUcontext ctx;
-    TRY(context_get(given, &ctx));
-    return synchronize(ctx->device, atomic_load(&ctx->done_ns));
-}
-
-EXPORT CUresult cuCtxSynchronize(void)
-{
-    FAULT(cuCtxSynchronize, 0);
-    return cuCtxSynchronize_v2(NULL);
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)

@@ -12,7 +12,7 @@ struct CUgraph_st {
     size_t nodes;
 };
 
-static CUresult graph_new(CUgraph *made, enum handle_kind kind)
+CUresult graph_new(CUgraph *made, enum handle_kind kind)
 {
     TRY(ready());
     CUgraph graph;
@@ -20,12 +20,6 @@ static CUresult graph_new(CUgraph *made, enum handle_kind kind)
     graph->last = &graph->first;
     *made = graph;
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
-{
-    CHECK(graph != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    return graph_new(graph, HANDLE_GRAPH);
 }
 
 static void append(CUgraph graph, CUgraphNode node)
@@ -67,9 +61,11 @@ CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made)
     return CUDA_SUCCESS;
 }
 
-CUresult node_kernel(CUgraph graph, CUfunction function, uint64_t ns, CUgraphNode *made)
+CUresult node_kernel(CUgraph graph, CUfunction function, void **parameters, void **extra, CUgraphNode *made)
 {
-    const struct work work = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .ns = ns, .local = function->local, .runtime = function->runtime};
+    CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_VALUE);
+    struct work work = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .local = function->local, .runtime = function->runtime};
+    TRY(function_ns(function, parameters, extra, &work.ns));
     return node_add(graph, work, made);
 }
 
@@ -83,17 +79,6 @@ CUresult node_alloc(CUgraph graph, int device, size_t bytes, CUdeviceptr *at, CU
     TRY(memory_new(&(struct span){.kind = SPAN_GRAPH, .device = device, .pool = pool, .pages = PAGES_POOL, .bytes = bytes}, &span));
     *at = (CUdeviceptr)span->base;
     return node_add(graph, (struct work){.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .at = *at}, made);
-}
-
-EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, const CUDA_KERNEL_NODE_PARAMS *how)
-{
-    uint64_t ns;
-    (void)after, (void)afters;
-    CHECK(how != NULL && node != NULL, CUDA_ERROR_INVALID_VALUE);
-    CUfunction function = how->func != NULL ? how->func : (CUfunction)how->kern;
-    CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_VALUE);
-    TRY(function_ns(function, how->kernelParams, how->extra, &ns));
-    return node_kernel(graph, function, ns, node);
 }
 
 EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)

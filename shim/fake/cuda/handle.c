@@ -3,12 +3,6 @@
 
 #include <stdlib.h>
 
-unsigned long long id_new(void)
-{
-    SCOPED tables = hold(&cuda.lock);
-    return ++cuda.ids;
-}
-
 CUresult handle_new(void *made, enum handle_kind kind, size_t bytes)
 {
     SCOPED tables = hold(&cuda.lock);

@@ -10,9 +10,8 @@
 #include <elf.h>
 #include <stdlib.h>
 
-#define FATBIN_MAGIC 0xba55ed50u
-#define WRAPPER_MAGIC 0x466243b1u
-#define ELF_MAGIC 0x464c457fu
+#define FATBIN_MAGIC "P\xed" "U\xba"
+#define WRAPPER_MAGIC "\xb1" "CbF"
 
 struct fatbin {
     uint32_t magic;
@@ -152,15 +151,6 @@ static bool read_fatbin(struct image *image, const char *at, unsigned capability
     return body != NULL;
 }
 
-/* Byte by byte: what is not an image at all may be shorter. */
-static bool starts(const char *at, uint32_t magic)
-{
-    for (unsigned i = 0; i < sizeof magic; i++)
-        if ((unsigned char)at[i] != (magic >> 8 * i & 0xff))
-            return false;
-    return true;
-}
-
 bool image_is_text(const char *image)
 {
     return strchr("/.\n \t\r", image[0]) != NULL && image[0] != '\0';
@@ -168,12 +158,12 @@ bool image_is_text(const char *image)
 
 bool image_read(struct image *image, const void *at, unsigned capability)
 {
-    *image = (struct image){0};
-    if (starts(at, WRAPPER_MAGIC)) /* magic, version, the fatbin's address */
+    *image = (struct image){0}; /* what is no image at all may be shorter than a magic number: strncmp does not go past its end */
+    if (strncmp(at, WRAPPER_MAGIC, 4) == 0) /* magic, version, the fatbin's address */
         memcpy(&at, (const char *)at + 8, sizeof at);
-    if (starts(at, FATBIN_MAGIC))
+    if (strncmp(at, FATBIN_MAGIC, 4) == 0)
         return read_fatbin(image, at, capability);
-    if (starts(at, ELF_MAGIC))
+    if (strncmp(at, ELFMAG, SELFMAG) == 0)
         read_elf(image, at);
     else if (image_is_text(at))
         read_text(image, at);

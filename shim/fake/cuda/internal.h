@@ -38,16 +38,15 @@ static inline const struct fake_profile *profile_of(int device) /* NULL: a whole
     return cuda.device[device].unit < FAKE_CARDS ? NULL : &card_of(device)->profile[unit_of(device)->profile];
 }
 
+static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : card_of(device)->sms; }
+
 /* Exported functions that another one is made of; cuda.h declares the same. */
 #ifndef FAKE_WITH_NVIDIA_HEADER
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *how);
 CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
-CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device);
 CUresult cuEventRecord(CUevent event, CUstream stream);
-CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
-CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t afters, const CUDA_KERNEL_NODE_PARAMS *how);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 CUresult cuModuleUnload(CUmodule module);
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
@@ -55,7 +54,6 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
 #endif
 
 /* handle.c */
-unsigned long long id_new(void);
 CUresult handle_new(void *made, enum handle_kind kind, size_t bytes); /* made: where the pointer to it goes; all zero */
 void handle_free(void *handle);
 bool handle_is(const void *handle, enum handle_kind kind);
@@ -103,7 +101,8 @@ bool symbol_missing(const char *symbol); /* an exported name, without the suffix
 #define FAULT(function, bytes) TRY(fault(FAULTABLE_##function, bytes))
 
 /* losses.c */
-bool losses_begin(CUcontext ctx);
+#define STACK_DEFAULT 1024u
+bool losses_stack(CUcontext ctx, uint64_t limit); /* a stack of that size for each thread */
 void losses_end(CUcontext ctx);
 CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap); /* before a kernel that needs these */
 bool losses_runtime(CUcontext ctx);
@@ -118,8 +117,7 @@ bool image_is_text(const char *image);
 uint64_t image_local(const char *entry); /* of the kernel whose ".entry" that is in PTX text; NULL: 0 */
 
 /* module.c */
-CUresult module_new(CUmodule *made, const void *image);
-CUresult library_new(CUlibrary *made, const void *image);
+CUresult module_new(CUmodule *made, const void *image, bool is_library);
 int function_attribute(CUfunction function, CUfunction_attribute attribute);
 
 /* launch.c */
@@ -133,6 +131,7 @@ CUresult counter_start(int device, uintptr_t at, uint64_t ns, uint64_t done_ns);
 /* NULL: the card is full. Its first user is the caller. */
 struct physical *physical_new(int device, uint64_t bytes, uint64_t charged);
 void physical_drop(struct physical *physical); /* one user less */
+void *addresses_take(uint64_t bytes, uint64_t align); /* of which nothing is used yet; MAP_FAILED: none are left */
 void arena_wipe(uint64_t offset, uint64_t bytes);
 bool arena_dirty(uint64_t offset, uint64_t bytes); /* leaves somebody's bytes in new memory; false: it is clean */
 
@@ -160,6 +159,7 @@ void give(int device, uint64_t bytes);
 size_t left_on(int device);
 /* like: what is asked for, that is its kind, context, device, pool, pages and bytes. */
 CUresult memory_new(const struct span *like, struct span **made);
+void memory_gone(const struct span *span); /* what is behind it; under lock */
 CUresult memory_own(CUcontext ctx, enum span_kind kind, enum pages pages, size_t bytes, struct owned *owned);
 bool owner_lives(const struct owned *owned);
 void owned_free(struct owned *owned);
@@ -177,14 +177,14 @@ CUresult fill(CUdeviceptr at, size_t pitch, uint32_t value, size_t width, size_t
 
 /* host.c */
 CUresult host_new(void **at, size_t bytes, unsigned flags);
-CUresult host_register(void *at, size_t bytes, unsigned flags);
+CUresult pinned_new(CUcontext ctx, enum span_kind kind, void *at, size_t bytes, unsigned flags);
 
 /* pool.c */
 #define POOL_MAGIC 0x4c4f4f5046414b45u
 CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocationHandleType type);
 CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value, bool set);
 CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool);
-CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, bool is_current);
+CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, enum pool_kind of_device);
 CUresult pool_new(CUmemoryPool *made, int device, uint64_t most);
 CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream);
 CUresult pool_trim(CUmemoryPool pool, uint64_t keep);
@@ -204,6 +204,8 @@ CUresult lend(CUdeviceptr at, enum span_kind kind, void *data);
 CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemoryPool pool);
 
 /* vmm.c */
+/* All maps in [at, at + bytes), if whole ones cover it: their access, or NULL to end them. */
+CUresult maps_change(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access);
 CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **physical);
 
 /* graph.c: what a node does when its graph runs. A child is copied when its node is added. */
@@ -220,8 +222,9 @@ struct CUgraphNode_st {
     CUgraphNode next;
 };
 CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made); /* made may be NULL */
-CUresult node_kernel(CUgraph graph, CUfunction function, uint64_t ns, CUgraphNode *made);
+CUresult node_kernel(CUgraph graph, CUfunction function, void **parameters, void **extra, CUgraphNode *made);
 CUresult node_alloc(CUgraph graph, int device, size_t bytes, CUdeviceptr *at, CUgraphNode *made);
+CUresult graph_new(CUgraph *made, enum handle_kind kind);
 CUresult graph_copy(CUgraph *made, enum handle_kind kind, CUgraph graph);
 CUresult graph_end(CUgraph graph, enum handle_kind kind);
 CUresult graph_instantiate(CUgraphExec *exec, CUgraph graph);

@@ -36,27 +36,13 @@ CUresult launch(const CUlaunchConfig *how, CUfunction function, void **parameter
     CHECK(threads > 0 && threads <= 1024, CUDA_ERROR_INVALID_VALUE);
     TRY(function_ns(function, parameters, extra, &ns));
     if (stream->capture != NULL)
-        return node_kernel(stream->capture, function, ns, NULL);
+        return node_kernel(stream->capture, function, parameters, extra, NULL);
     TRY(losses_launch(stream->ctx, function->local, function->runtime));
     const bool counts = function->counter_parameter != NULL;
     CHECK(!counts || parameter(function->counter_parameter, parameters, extra, &counter, sizeof counter), CUDA_ERROR_INVALID_VALUE);
     const uint64_t done_ns = stream_queue(stream, ns);
     trap(stream->ctx->device, function->error, done_ns);
     return counts ? counter_start(stream->ctx->device, counter, ns, done_ns) : CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                               unsigned shared, CUstream stream, void **parameters, void **extra)
-{
-    FAULT(cuLaunchKernel, 0);
-    return launch(&(CUlaunchConfig){gx, gy, gz, bx, by, bz, shared, stream, NULL, 0}, function, parameters, extra);
-}
-
-EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
-{
-    FAULT(cuLaunchKernelEx, 0);
-    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
-    return launch(how, function, parameters, extra);
 }
 
 /* Each in its own stream, which says the card. */

@@ -7,7 +7,7 @@
  */
 #include "internal.h"
 
-enum { STACK_DEFAULT = 1024, STACK_MOST = 327680 /* guessed: 300,000-odd were taken, 524,288 refused */, HEAP_FIRST = 8 << 20, RUNTIME_STACK = 512 };
+enum { STACK_MOST = 327680 /* guessed: 300,000-odd were taken, 524,288 refused */, HEAP_FIRST = 8 << 20, RUNTIME_STACK = 512 };
 
 static bool lose(CUcontext ctx, enum loss what, uint64_t bytes)
 {
@@ -22,24 +22,16 @@ static bool lose(CUcontext ctx, enum loss what, uint64_t bytes)
 
 static uint64_t stacks(int device, uint64_t limit)
 {
-    int processors = 0, threads = 0;
-    cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
-    cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device);
-    return rounded(limit, 16) * (uint64_t)processors * (uint64_t)threads;
+    return rounded(limit, 16) * processors_of(device) * THREADS_OF_PROCESSOR;
 }
 
-static bool stack_set(CUcontext ctx, uint64_t limit)
+bool losses_stack(CUcontext ctx, uint64_t limit)
 {
     const uint64_t whole = card_of(ctx->device)->context_bytes + rounded(stacks(ctx->device, limit), BLOCK_BYTES);
     const uint64_t usual = rounded(stacks(ctx->device, STACK_DEFAULT), BLOCK_BYTES);
     CHECK(lose(ctx, LOSS_CONTEXT, whole > usual ? whole - usual : 0), false);
     ctx->limit[CU_LIMIT_STACK_SIZE] = limit;
     return true;
-}
-
-bool losses_begin(CUcontext ctx)
-{
-    return stack_set(ctx, STACK_DEFAULT);
 }
 
 void losses_end(CUcontext ctx)
@@ -55,7 +47,7 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     TRY(current(&ctx));
     CHECK((unsigned)limit < LIMITS, CUDA_ERROR_UNSUPPORTED_LIMIT);
     CHECK(limit != CU_LIMIT_STACK_SIZE || value <= STACK_MOST, CUDA_ERROR_INVALID_VALUE);
-    CHECK(limit != CU_LIMIT_STACK_SIZE || stack_set(ctx, value), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(limit != CU_LIMIT_STACK_SIZE || losses_stack(ctx, value), CUDA_ERROR_OUT_OF_MEMORY);
     ctx->limit[limit] = value;
     return CUDA_SUCCESS;
 }
@@ -63,7 +55,7 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap)
 {
     const uint64_t size = ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE];
-    CHECK(local <= ctx->limit[CU_LIMIT_STACK_SIZE] || stack_set(ctx, local), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(local <= ctx->limit[CU_LIMIT_STACK_SIZE] || losses_stack(ctx, local), CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(!heap || size <= HEAP_FIRST || lose(ctx, LOSS_HEAP, rounded(size, BLOCK_BYTES) + BLOCK_BYTES), CUDA_ERROR_OUT_OF_MEMORY);
     return CUDA_SUCCESS;
 }

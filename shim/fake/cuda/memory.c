@@ -41,11 +41,20 @@ CUresult memory_new(const struct span *like, struct span **made)
     span.base = (uintptr_t)cuda.arena + span.offset;
     span.touched = span.pages >= PAGES_LINEAR && arena_dirty(span.offset, span.bytes);
     *made = span_new(&span);
-    if (*made == NULL && span.pages >= PAGES_LINEAR)
-        range_give(&span.ctx->free[span.pages], span.physical, at, span.room);
-    else if (*made == NULL)
-        physical_drop(span.physical);
+    if (*made == NULL)
+        memory_gone(&span);
     return *made != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void memory_gone(const struct span *span)
+{
+    if (span->pages < PAGES_LINEAR) {
+        physical_drop(span->physical);
+        return;
+    }
+    if (span->touched)
+        arena_wipe(span->offset, span->room);
+    range_give(&span->ctx->free[span->pages], span->physical, span->offset - span->physical->offset, span->room);
 }
 
 CUresult memory_own(CUcontext ctx, enum span_kind kind, enum pages pages, size_t bytes, struct owned *owned)

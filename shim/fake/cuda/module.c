@@ -29,42 +29,24 @@ static CUresult load(CUmodule module, CUcontext ctx, const void *image)
     CHECK(!module->image.runtime || losses_runtime(ctx), CUDA_ERROR_OUT_OF_MEMORY);
     module->text = strdup(image_is_text(image) ? image : "");
     CHECK(module->text != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    return memory_own(ctx, SPAN_VARIABLES, PAGES_MODULES, module->image.bytes, &module->variables);
+    return memory_own(ctx, SPAN_OWNED, PAGES_MODULES, module->image.bytes, &module->variables);
 }
 
-CUresult module_new(CUmodule *made, const void *image)
+/* A library is a module that is loaded into every context at once: without one it is empty here. */
+CUresult module_new(CUmodule *made, const void *image, bool is_library)
 {
     CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
     CUmodule module;
+    CUresult rc = current(&ctx);
+    CHECK(rc == CUDA_SUCCESS || (is_library && ready() == CUDA_SUCCESS), rc);
+    CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
     TRY(handle_new(&module, HANDLE_MODULE, sizeof *module));
-    const CUresult rc = load(module, ctx, image);
+    rc = rc == CUDA_SUCCESS ? load(module, ctx, image) : CUDA_SUCCESS;
     if (rc == CUDA_SUCCESS)
         *made = module;
     else
         module_end(module);
     return rc;
-}
-
-/* A library is a module that is loaded into every context at once: without one it is empty here. */
-CUresult library_new(CUlibrary *made, const void *image)
-{
-    CUcontext ctx;
-    TRY(ready());
-    CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
-    if (current(&ctx) == CUDA_SUCCESS)
-        return module_new((CUmodule *)made, image);
-    CUmodule module;
-    TRY(handle_new(&module, HANDLE_MODULE, sizeof *module));
-    *made = (CUlibrary)module;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-    FAULT(cuModuleLoadData, 0);
-    return module_new(module, image);
 }
 
 EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
@@ -76,7 +58,7 @@ EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
     char *text = calloc(1, most + 1);
     const size_t got = text == NULL ? 0 : fread(text, 1, most, file);
     fclose(file);
-    const CUresult rc = got == 0 ? CUDA_ERROR_INVALID_IMAGE : module_new(module, text);
+    const CUresult rc = got == 0 ? CUDA_ERROR_INVALID_IMAGE : module_new(module, text, false);
     free(text);
     return rc;
 }

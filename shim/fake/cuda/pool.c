@@ -19,14 +19,14 @@ CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
 {
     TRY(device_ok(device));
     SCOPED tables = hold(&cuda.lock);
-    struct device *of = &cuda.device[device];
-    if (of->pools[kind] == NULL) {
-        TRY(pool_new(&of->pools[kind], device, 0));
-        of->pools[kind]->host = kind == POOL_HOST;
+    CUmemoryPool *kept = &cuda.device[device].pools[kind];
+    if (*kept == NULL && kind == POOL_CURRENT)
+        TRY(pool_get(device, POOL_DEFAULT, kept));
+    if (*kept == NULL) {
+        TRY(pool_new(kept, device, 0));
+        (*kept)->host = kind == POOL_HOST;
     }
-    if (of->pool == NULL && kind == POOL_DEFAULT)
-        of->pool = of->pools[kind];
-    *pool = of->pools[kind];
+    *pool = *kept;
     return CUDA_SUCCESS;
 }
 
@@ -56,8 +56,6 @@ CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
 void pools_synchronized(int device)
 {
     const struct device *of = &cuda.device[device];
-    if (of->pool != NULL)
-        pool_trim(of->pool, of->pool->threshold);
     for (enum pool_kind kind = 0; kind < POOL_KINDS; kind++)
         if (kind != POOL_GRAPH && of->pools[kind] != NULL)
             pool_trim(of->pools[kind], of->pools[kind]->threshold);
@@ -128,23 +126,15 @@ CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocationHandleT
     return pool_new(made, (int)device, 0);
 }
 
-EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *how)
-{
-    TRY(ready());
-    CHECK(pool != NULL && how != NULL && how->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
-    TRY(device_ok(how->location.id));
-    return pool_new(pool, how->location.id, how->maxSize);
-}
-
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
     SCOPED tables = hold(&cuda.lock);
     struct device *of = &cuda.device[pool->device];
     for (enum pool_kind kind = 0; kind < POOL_KINDS; kind++)
-        CHECK(of->pools[kind] != pool, CUDA_ERROR_INVALID_VALUE);
-    if (of->pool == pool)
-        of->pool = of->pools[POOL_DEFAULT];
+        CHECK(kind == POOL_CURRENT || of->pools[kind] != pool, CUDA_ERROR_INVALID_VALUE);
+    if (of->pools[POOL_CURRENT] == pool)
+        of->pools[POOL_CURRENT] = NULL;
     pool_give(pool, pool->reserved);
     handle_free(pool);
     return CUDA_SUCCESS;
@@ -152,26 +142,21 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
-    CUmemoryPool first;
-    TRY(pool_get(device, POOL_DEFAULT, &first));
+    TRY(device_ok(device));
     CHECK(handle_is(pool, HANDLE_POOL) && pool->device == device, CUDA_ERROR_INVALID_VALUE);
-    cuda.device[device].pool = pool;
+    cuda.device[device].pools[POOL_CURRENT] = pool;
     return CUDA_SUCCESS;
 }
 
 /* As driver 580 does, but for managed memory of the host. */
-CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, bool is_current)
+CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, enum pool_kind of_device)
 {
     TRY(ready());
     CHECK(pool != NULL && at != NULL, CUDA_ERROR_INVALID_VALUE);
     const bool managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
     CHECK(managed || kind == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE);
     switch ((int)at->type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-        TRY(pool_get(at->id, managed ? POOL_MANAGED : POOL_DEFAULT, pool));
-        if (is_current && !managed)
-            *pool = cuda.device[at->id].pool;
-        return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_DEVICE: return pool_get(at->id, managed ? POOL_MANAGED : of_device, pool);
     case CU_MEM_LOCATION_TYPE_NONE: return managed ? pool_get(0, POOL_NOWHERE, pool) : CUDA_ERROR_INVALID_VALUE;
     case CU_MEM_LOCATION_TYPE_HOST: return managed ? CUDA_ERROR_NOT_SUPPORTED : pool_get(0, POOL_HOST, pool);
     case CU_MEM_LOCATION_TYPE_HOST_NUMA: return CUDA_ERROR_INVALID_VALUE; /* the host has no such nodes */

@@ -26,7 +26,7 @@ struct span *span_new(const struct span *like)
         free(span);
         return NULL;
     }
-    span->id = id_new();
+    span->id = ++cuda.ids;
     return span;
 }
 
@@ -43,13 +43,8 @@ void span_gone(struct span *span)
     SCOPED tables = hold(&cuda.lock);
     tdelete(span, &cuda.spans, by_address);
     unmap(span);
-    if (span->pages >= PAGES_LINEAR) {
-        if (span->touched)
-            arena_wipe(span->offset, span->room);
-        range_give(&span->ctx->free[span->pages], span->physical, span->offset - span->physical->offset, span->room);
-    } else if (span->physical != NULL) {
-        physical_drop(span->physical);
-    }
+    if (span->physical != NULL)
+        memory_gone(span);
     free(span);
 }
 
@@ -92,7 +87,7 @@ static void collect(const void *node, VISIT visit, int level)
     struct span *span = *(struct span *const *)node;
     (void)level;
     if ((visit == postorder || visit == leaf) && span->ctx == walk_ctx &&
-        (span->kind & (SPAN_DEVICE | SPAN_MANAGED | SPAN_IPC | SPAN_VARIABLES | SPAN_ARRAY)) != 0) {
+        (span->kind & (SPAN_DEVICE | SPAN_MANAGED | SPAN_IPC | SPAN_OWNED)) != 0) {
         span->next = walk_first;
         walk_first = span;
     }

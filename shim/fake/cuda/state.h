@@ -17,25 +17,14 @@
 
 #define MOST_DEVICES (FAKE_CARDS + 1)
 #define LIMITS 16u /* of a context */
+#define THREADS_OF_PROCESSOR 2048u
 #define GRAIN 512u /* sizes of memory are multiples of it */
 #define BLOCK_BYTES (2 * FAKE_MIB) /* a page of the GPU's */
 
 enum handle_kind {
     HANDLE_DEAD = 0x64656164,
-    HANDLE_CONTEXT = 0x43545831,
-    HANDLE_STREAM,
-    HANDLE_EVENT,
-    HANDLE_MODULE,
-    HANDLE_FUNCTION,
-    HANDLE_POOL,
-    HANDLE_ARRAY,
-    HANDLE_MIPMAP,
-    HANDLE_GRAPH,
-    HANDLE_NODE,
-    HANDLE_EXEC,
-    HANDLE_EXTERNAL,
-    HANDLE_GREEN,
-    HANDLE_PHYSICAL
+    HANDLE_CONTEXT = 0x43545831, HANDLE_STREAM, HANDLE_EVENT, HANDLE_MODULE, HANDLE_FUNCTION, HANDLE_POOL, HANDLE_ARRAY,
+    HANDLE_MIPMAP, HANDLE_GRAPH, HANDLE_NODE, HANDLE_EXEC, HANDLE_EXTERNAL, HANDLE_GREEN, HANDLE_PHYSICAL
 };
 struct handle {
     uint32_t kind;
@@ -138,8 +127,8 @@ struct CUfunc_st {
     bool runtime;   /* prints or allocates */
 };
 
-/* A device's pools that are there without being made. The last two are device 0's for want of a place. */
-enum pool_kind { POOL_DEFAULT, POOL_GRAPH, POOL_MANAGED, POOL_NOWHERE, POOL_HOST, POOL_KINDS };
+/* A device's pools that are there without being made, and its current one. The last two are device 0's for want of a place. */
+enum pool_kind { POOL_DEFAULT, POOL_CURRENT, POOL_GRAPH, POOL_MANAGED, POOL_NOWHERE, POOL_HOST, POOL_KINDS };
 struct CUmemPoolHandle_st {
     struct handle handle;
     int device;
@@ -163,18 +152,9 @@ struct physical {
 };
 
 enum span_kind {
-    SPAN_DEVICE = 1,
-    SPAN_MANAGED = 2,
-    SPAN_POOL = 4,
-    SPAN_GRAPH = 8,
-    SPAN_HOST = 16,
-    SPAN_REGISTERED = 32,
-    SPAN_MAPPED = 64,
-    SPAN_IPC = 128,
-    SPAN_VARIABLES = 256,
-    SPAN_ARRAY = 512,
-    SPAN_PINNED = SPAN_HOST | SPAN_REGISTERED,
-    SPAN_ANY = 1023
+    SPAN_DEVICE = 1, SPAN_MANAGED = 2, SPAN_POOL = 4, SPAN_GRAPH = 8, SPAN_HOST = 16, SPAN_REGISTERED = 32, SPAN_MAPPED = 64,
+    SPAN_IPC = 128, SPAN_OWNED = 256 /* an array, or variables */,
+    SPAN_PINNED = SPAN_HOST | SPAN_REGISTERED, SPAN_ANY = 511
 };
 /* An address range of the program's, and what is there. */
 struct span {
@@ -201,7 +181,7 @@ struct device {
     CUcontext primary;
     unsigned primary_refs, primary_flags;
     uint32_t kernel_device; /* its handle in the kernel driver, 0 = none */
-    CUmemoryPool pools[POOL_KINDS], pool; /* pool: that of cuMemAllocAsync */
+    CUmemoryPool pools[POOL_KINDS]; /* NULL: not asked for yet */
 };
 
 enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };
@@ -216,7 +196,7 @@ struct cuda {
     int devices;
     struct device device[MOST_DEVICES];
     struct handle *free_handles[64];
-    unsigned long long ids;
+    _Atomic unsigned long long ids; /* given so far */
     bool kernel_client;
     uint32_t kernel_groups;
     void *spans; /* tsearch tree by address */

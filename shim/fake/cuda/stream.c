@@ -19,13 +19,6 @@ CUresult stream_get(CUstream handle, CUstream *stream)
     return CUDA_SUCCESS;
 }
 
-/* The same, refused while it is captured. */
-static CUresult stream_idle_get(CUstream handle, CUstream *stream)
-{
-    TRY(stream_get(handle, stream));
-    return (*stream)->capture == NULL ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-}
-
 CUresult stream_captures(CUstream handle, CUgraphNodeType type, bool *captured)
 {
     CUstream stream;
@@ -97,7 +90,7 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *made, unsigned flags, int p
     stream->ctx = ctx;
     stream->flags = flags;
     stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    stream->id = id_new();
+    stream->id = ++cuda.ids;
     *made = stream;
     return CUDA_SUCCESS;
 }
@@ -118,7 +111,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
 {
     FAULT(cuStreamSynchronize, 0);
     CUstream stream;
-    TRY(stream_idle_get(handle, &stream));
+    TRY(stream_get(handle, &stream));
+    CHECK(stream->capture == NULL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     const bool legacy = stream == &stream->ctx->stream[0]; /* waits for the blocking streams, too */
     return synchronize(stream->ctx->device, atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
 }
@@ -127,7 +121,8 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
 {
     FAULT(cuStreamQuery, 0);
     CUstream stream;
-    TRY(stream_idle_get(handle, &stream));
+    TRY(stream_get(handle, &stream));
+    CHECK(stream->capture == NULL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return work_done(stream->ctx->device, atomic_load(&stream->done_ns)) ? sticky(stream->ctx->device) : CUDA_ERROR_NOT_READY;
 }
 
@@ -138,7 +133,7 @@ EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mod
     TRY(stream_get(handle, &stream));
     CHECK((uintptr_t)handle > 1, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); /* the legacy stream cannot be captured */
     CHECK(stream->capture == NULL, CUDA_ERROR_ILLEGAL_STATE);
-    return cuGraphCreate(&stream->capture, 0);
+    return graph_new(&stream->capture, HANDLE_GRAPH);
 }
 
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)

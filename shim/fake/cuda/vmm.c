@@ -65,19 +65,13 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *at, size_t bytes, size_t alignm
     const size_t align = alignment > BLOCK_BYTES ? alignment : BLOCK_BYTES;
     struct reservation *made = bytes <= ARENA_BYTES ? malloc(sizeof *made) : NULL;
     CHECK(made != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    void *memory = mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = addresses_take(bytes, align);
     if (memory == MAP_FAILED) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    made->base = rounded((uintptr_t)memory, align);
-    made->bytes = bytes;
-    const size_t before = made->base - (uintptr_t)memory;
-    if (before > 0)
-        munmap(memory, before);
-    munmap((void *)(made->base + bytes), align - before);
     SCOPED tables = hold(&cuda.lock);
-    made->next = cuda.reservations;
+    *made = (struct reservation){.next = cuda.reservations, .base = (uintptr_t)memory, .bytes = bytes};
     cuda.reservations = made;
     *at = (CUdeviceptr)made->base;
     return CUDA_SUCCESS;
@@ -128,26 +122,19 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void unmap_one(struct span *span, CUmemAccess_flags access)
-{
-    (void)access;
-    span_gone(span);
-}
-
-static void open_one(struct span *span, CUmemAccess_flags access)
+static void open_map(struct span *span, CUmemAccess_flags access)
 {
     span->usable = access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     span->flags = (unsigned)access;
     mprotect((void *)span->base, span->bytes, span->usable ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-/* Does it to every map in [at, at + bytes), if that is covered by whole maps. */
-static CUresult for_maps(CUdeviceptr at, size_t bytes, void (*act)(struct span *span, CUmemAccess_flags access), CUmemAccess_flags access)
+CUresult maps_change(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access)
 {
+    struct span *span;
     TRY(ready());
     CHECK(bytes > 0, CUDA_ERROR_INVALID_VALUE);
     SCOPED tables = hold(&cuda.lock);
-    struct span *span;
     for (CUdeviceptr next = at; next < at + bytes; next += span->bytes) {
         span = span_from(next, SPAN_MAPPED);
         CHECK(span != NULL && next + span->bytes <= at + bytes, CUDA_ERROR_INVALID_VALUE);
@@ -155,20 +142,12 @@ static CUresult for_maps(CUdeviceptr at, size_t bytes, void (*act)(struct span *
     for (CUdeviceptr next = at; next < at + bytes;) {
         span = span_from(next, SPAN_MAPPED);
         next += span->bytes;
-        act(span, access);
+        if (access != NULL)
+            open_map(span, access->flags);
+        else
+            span_gone(span);
     }
     return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
-{
-    return for_maps(at, bytes, unmap_one, CU_MEM_ACCESS_FLAGS_PROT_NONE);
-}
-
-EXPORT CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
-{
-    CHECK(access != NULL && count > 0, CUDA_ERROR_INVALID_VALUE);
-    return for_maps(at, bytes, open_one, access[0].flags);
 }
 
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *at)
