@@ -5,7 +5,7 @@
  */
 #include "internal.h"
 
-/* A graph, or an executable one: a copy that is not changed any more. */
+/* A graph, or an executable one: a copy that only cuGraphExecUpdate changes. */
 struct CUgraph_st {
     struct handle handle;
     CUgraphNode first, *last;
