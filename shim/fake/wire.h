@@ -11,7 +11,7 @@
  *
  * Units: a "unit" is what memory and time are counted on: a whole card, or a MIG GPU instance of a card.
  *     unit of card c          = c
- *     unit of c's instance i  = FAKE_CARDS + c * FAKE_INSTANCES + i
+ *     unit of c's instance i  = FAKE_CARDS + c * FAKE_INSTANCES + i, with i the first memory slice that it has
  */
 #ifndef TANGRAM_FAKE_WIRE_H
 #define TANGRAM_FAKE_WIRE_H
@@ -28,14 +28,14 @@
 #define FAKE_EVENTS 256u  /* ring; a reader that falls behind loses the oldest */
 #define FAKE_PROFILES 8u
 #define FAKE_NAME 64u
-#define FAKE_SAMPLES 32u   /* ring: what is remembered of who kept a card busy */
+#define FAKE_SAMPLES 32u  /* ring: how much had run when; number n sits at n % FAKE_SAMPLES */
 
 #define FAKE_MIB ((uint64_t)1 << 20)
 #define FAKE_DEFAULT_SOCKET "/run/nvidia-persistenced/socket"
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 6u /* of the page and of the messages */
+#define FAKE_PAGE_VERSION 7u /* of the page and of the messages */
 
 /* One of NVIDIA's documented MIG profiles of a card model; daemon/models.def. */
 struct fake_profile {
@@ -60,26 +60,26 @@ struct fake_card {
     int32_t link_peer[FAKE_LINKS];        /* card at the other end, -1 = not connected, -2 = a switch */
     uint64_t total_bytes, reserved_bytes; /* what NVML calls total; of it, what no process can have */
     uint64_t context_bytes;               /* what one context costs */
-    uint32_t mig_capable, mig_on, profiles;
+    uint32_t mig_on, profiles; /* without profiles it has no MIG */
     struct fake_profile profile[FAKE_PROFILES];
     _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
 };
 
 struct fake_unit {
     uint32_t live, card;
-    uint32_t profile, gi, start; /* of a MIG instance: index in the card's profile[], GPU instance ID, first memory slice */
-    char uuid[48];               /* the card's, or "MIG-..." */
+    uint32_t profile, gi; /* of a MIG instance: index in the card's profile[], GPU instance ID */
+    char uuid[48];        /* the card's, or "MIG-..." */
     uint8_t uuid_bytes[16];
-    /* counted, under the page's lock: */
-    uint64_t limit_bytes; /* what processes can have */
-    uint64_t used_bytes;  /* == the sum over live slots */
+    /* memory, under the page's lock */
+    uint64_t limit_bytes;            /* what processes can have */
+    uint64_t used_bytes[FAKE_SLOTS]; /* what each slot has */
     /* time, under time_lock; gpu_time.c */
-    pthread_mutex_t time_lock; /* robust, shared between processes */
+    pthread_mutex_t time_lock;  /* robust, shared between processes */
     _Atomic uint32_t time_bell; /* futex: changes when somebody is held, let go or ends */
     uint64_t settled_ns;        /* CLOCK_MONOTONIC up to which the books are made */
     _Atomic uint64_t ran_ns;    /* all kernel time that ever ran */
     uint64_t with_work[FAKE_SLOTS / 64]; /* one bit a slot */
-    _Atomic uint32_t percent;       /* of the last sampling period the unit was busy, made by the daemon */
+    _Atomic uint64_t sampled_ns[FAKE_SAMPLES]; /* ran_ns, then */
 };
 
 /* What a slot's clients own in the kernel driver; kernel/. */
@@ -96,17 +96,15 @@ struct fake_slot {
     uint32_t kind;
     int32_t pid; /* as the daemon's PID namespace has it */
     char name[FAKE_NAME];
-    uint64_t used_bytes[FAKE_UNITS];
     uint32_t contexts[FAKE_UNITS];
     _Atomic uint32_t error[FAKE_UNITS]; /* a kernel failed: the CUresult that its process is answered from then on; 0 = none */
     _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
     _Atomic uint32_t held[FAKE_UNITS]; /* its kernels do not run */
-    _Atomic uint8_t sampled[FAKE_CARDS][FAKE_SAMPLES]; /* percent of a whole card, of sample number n at n % FAKE_SAMPLES */
+    _Atomic uint64_t sampled_ns[FAKE_CARDS][FAKE_SAMPLES]; /* ran_ns of whole cards, then */
     struct fake_kernel_object object[FAKE_OBJECTS];
 };
 
 struct fake_event {
-    _Atomic uint64_t number; /* 1, 2, ...: number n sits at n % FAKE_EVENTS */
     uint32_t card, xid;
 };
 
@@ -126,10 +124,9 @@ struct fake_page {
     uint64_t kernel_ns; /* a kernel that does not say how long it takes */
     _Atomic uint64_t kernel_misuses; /* ioctls that a real kernel driver would have refused or regretted */
     char kernel_misuse[128];         /* the last one, in words */
-    pthread_mutex_t lock; /* robust, shared between processes */
-    _Atomic uint32_t event_bell; /* futex: changes with each event */
-    _Atomic uint64_t events_raised;
-    _Atomic uint64_t samples;                   /* taken so far */
+    pthread_mutex_t lock;     /* robust, shared between processes */
+    _Atomic uint32_t events;  /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */
+    _Atomic uint64_t samples; /* taken so far */
     _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML says it */
     _Atomic uint32_t faults;
     struct fake_fault fault[FAKE_FAULTS];
@@ -144,6 +141,11 @@ struct fake_page {
 static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance)
 {
     return FAKE_CARDS + card * FAKE_INSTANCES + instance;
+}
+
+static inline const struct fake_profile *fake_profile_of(const struct fake_page *page, const struct fake_unit *instance)
+{
+    return &page->card[instance->card % FAKE_CARDS].profile[instance->profile % FAKE_PROFILES];
 }
 
 /* Memory that several processes may hold. It is charged to one of them, the first holder that is still there. */

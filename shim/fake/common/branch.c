@@ -1,4 +1,4 @@
-/* branch.c - the tables of branches.def and symbols.def, read. */
+/* branch.c - the tables of branches.def and cuda/symbols.def, read. */
 #include "branch.h"
 
 #include <stddef.h>
@@ -6,62 +6,75 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BRANCH(name, driver, cuda)
-#define NVML(branch, function)
+/* A branch with a release of it and its CUDA version, or one of NVML's functions with the branch that it came with. */
+static const struct entry {
+    const char *name, *driver;
+    uint32_t number;
+} entries[] = {
+#define BRANCH(name, driver, cuda) {#name, driver, cuda},
+#define NVML(branch, function) {#function, NULL, branch},
+#include "branches.def"
+};
+
+/* What libcuda exports: the name by which cuGetProcAddress finds it, and the CUDA version that it came with. */
+static const struct symbol {
+    const char *symbol, *name;
+    uint32_t cuda;
+} symbols[] = {
+#define S(name, version, symbol) {#symbol, #name, version},
+#define PTDS(name, version, symbol)
+#define PTSZ(name, version, symbol)
+#include "../cuda/symbols.def"
+};
+#define SYMBOLS (sizeof symbols / sizeof symbols[0])
+
+static const struct entry *find_entry(const char *name)
+{
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++)
+        if (strcmp(name, entries[i].name) == 0)
+            return &entries[i];
+    return NULL;
+}
+
+static const struct symbol *find_symbol(const char *name)
+{
+    for (size_t i = 0; i < SYMBOLS; i++)
+        if (strcmp(name, symbols[i].symbol) == 0)
+            return &symbols[i];
+    return NULL;
+}
 
 void branch_set(struct fake_page *page, const char *word)
 {
-    static const struct {
-        const char *name, *driver;
-        uint32_t cuda;
-    } branches[] = {
-#undef BRANCH
-#define BRANCH(name, driver, cuda) {#name, driver, cuda},
-#include "branches.def"
-#undef BRANCH
-#define BRANCH(name, driver, cuda)
-    };
-    snprintf(page->driver_version, sizeof page->driver_version, "%s", word);
-    for (size_t i = 0; i < sizeof branches / sizeof branches[0]; i++)
-        if (strcmp(word, branches[i].name) == 0) {
-            snprintf(page->driver_version, sizeof page->driver_version, "%s", branches[i].driver);
-            page->cuda_version = branches[i].cuda;
-        }
+    const struct entry *branch = find_entry(word);
+    const bool known = branch != NULL && branch->driver != NULL;
+    snprintf(page->driver_version, sizeof page->driver_version, "%s", known ? branch->driver : word);
+    if (known)
+        page->cuda_version = branch->number;
 }
 
 bool branch_has_cuda(const struct fake_page *page, const char *symbol)
 {
-    static const struct {
-        const char *symbol;
-        uint32_t cuda;
-    } symbols[] = {
-#define S(name, version, symbol) {#symbol, version},
-#define PTDS(name, version, symbol)
-#define PTSZ(name, version, symbol)
-#include "../cuda/symbols.def"
-#undef S
-#undef PTDS
-#undef PTSZ
-    };
-    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++)
-        if (strcmp(symbol, symbols[i].symbol) == 0 && symbols[i].cuda <= page->cuda_version)
-            return true;
-    return false;
+    const struct symbol *found = find_symbol(symbol);
+    return found != NULL && found->cuda <= page->cuda_version;
 }
 
 bool branch_has_nvml(const struct fake_page *page, const char *function)
 {
-    static const struct {
-        const char *name;
-        unsigned long branch;
-    } functions[] = {
-#undef NVML
-#define NVML(branch, function) {#function, branch},
-#include "branches.def"
-#undef NVML
-    };
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++)
-        if (strcmp(function, functions[i].name) == 0)
-            return strtoul(page->driver_version, NULL, 10) >= functions[i].branch;
-    return true;
+    const struct entry *later = find_entry(function);
+    return later == NULL || strtoul(page->driver_version, NULL, 10) >= later->number;
+}
+
+bool fault_hides(const struct fake_fault *fault, const char *symbol)
+{
+    const struct symbol *found = fault->kind == FAULT_MISSING ? find_symbol(symbol) : NULL;
+    return found != NULL && (strcmp(fault->function, symbol) == 0 || strcmp(fault->function, found->name) == 0);
+}
+
+bool is_cuda_name(const char *name)
+{
+    for (size_t i = 0; i < SYMBOLS; i++)
+        if (strcmp(name, symbols[i].symbol) == 0 || strcmp(name, symbols[i].name) == 0)
+            return true;
+    return false;
 }

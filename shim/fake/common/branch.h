@@ -12,4 +12,10 @@ void branch_set(struct fake_page *page, const char *word);
 bool branch_has_cuda(const struct fake_page *page, const char *symbol);
 bool branch_has_nvml(const struct fake_page *page, const char *function);
 
+/* Whether a fault "missing FUNCTION" takes libcuda's exported symbol away: FUNCTION is the symbol, or the name by which
+ * cuGetProcAddress finds it. */
+bool fault_hides(const struct fake_fault *fault, const char *symbol);
+/* Whether the name is a symbol of libcuda, or one by which cuGetProcAddress finds some. */
+bool is_cuda_name(const char *name);
+
 #endif

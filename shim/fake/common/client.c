@@ -1,7 +1,6 @@
 /* client.c - connecting to the daemon, and what a container may see. */
 #define _GNU_SOURCE
 #include "client.h"
-#include "message.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -15,18 +14,16 @@
 
 int client_ask(const struct client *client, struct fake_message *message, int send_fd, int *got_fd)
 {
-    int came = -1;
-    int rc = message_send(client->socket, message, send_fd, 0);
+    int came = -1, rc = message_send(client->socket, message, send_fd, 0);
     if (rc == 0)
         rc = message_receive(client->socket, message, &came, 0);
     if (rc == 0 && message->type != FAKE_DONE)
         rc = -EPERM;
-    if (came >= 0 && (rc < 0 || got_fd == NULL)) {
+    const bool wanted = rc == 0 && got_fd != NULL;
+    if (came >= 0 && !wanted)
         close(came);
-        came = -1;
-    }
     if (got_fd != NULL)
-        *got_fd = came;
+        *got_fd = wanted ? came : -1;
     return rc;
 }
 

@@ -1,32 +1,22 @@
 /* fault.c - reads the line of a fault. */
-#define _GNU_SOURCE
 #include "fault.h"
+#include "words.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-static const struct {
-    const char *name, *symbol;
-} symbols[] = {
-#define S(name, version, symbol) {#name, #symbol},
-#define PTDS(name, version, symbol)
-#define PTSZ(name, version, symbol)
-#include "../cuda/symbols.def"
-#undef S
-#undef PTDS
-#undef PTSZ
+static const struct form {
+    const char *name, *arguments;
+    enum fake_fault_kind kind;
+    bool has_function;
+} forms[] = {
+    {"fail", " FUNCTION [nth=N] [size=BYTES] [error=CURESULT]", FAULT_FAIL, true},
+    {"hang", " FUNCTION seconds=N", FAULT_HANG, true},
+    {"missing", " FUNCTION", FAULT_MISSING, true},
+    {"suspend-without-effect", "", FAULT_SUSPEND, false},
+    {"alloc-form", "", FAULT_ALLOC_FORM, false},
 };
-
-bool fault_hides(const struct fake_fault *fault, const char *symbol)
-{
-    if (fault->kind != FAULT_MISSING)
-        return false;
-    bool hides = strcmp(fault->function, symbol) == 0;
-    for (size_t i = 0; !hides && i < sizeof symbols / sizeof symbols[0]; i++)
-        hides = strcmp(symbols[i].symbol, symbol) == 0 && strcmp(symbols[i].name, fault->function) == 0;
-    return hides;
-}
+#define FORMS (sizeof forms / sizeof forms[0])
 
 bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind)
 {
@@ -37,11 +27,6 @@ bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind)
     return false;
 }
 
-static bool has_function(const struct fake_fault *fault)
-{
-    return fault->kind == FAULT_FAIL || fault->kind == FAULT_HANG || fault->kind == FAULT_MISSING;
-}
-
 /* Whether anything can go wrong with that function as the fault says; a fault without effect would let a test pass for nothing. */
 static bool function_known(const struct fake_fault *fault)
 {
@@ -50,55 +35,51 @@ static bool function_known(const struct fake_fault *fault)
 #include "faultable.def"
 #undef F
     };
-    bool known = !has_function(fault);
-    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0] && !known; i++)
-        known = fault_hides(fault, symbols[i].symbol);
-    for (size_t i = 0; i < FAULTABLE_COUNT && fault->kind != FAULT_MISSING && !known; i++)
-        known = strcmp(fault->function, faultable[i]) == 0;
-    return known;
+    if (fault->kind == FAULT_MISSING)
+        return is_cuda_name(fault->function);
+    for (size_t i = 0; i < FAULTABLE_COUNT; i++)
+        if (strcmp(fault->function, faultable[i]) == 0)
+            return true;
+    return false;
 }
 
 /* One key=value into its place. */
-static bool set_number(struct fake_fault *fault, const char *word)
+static bool set_number(struct fake_fault *fault, char *word)
 {
     const struct {
         const char *key;
-        uint64_t *value;
         enum fake_fault_kind kind;
-    } keys[] = {{"nth=", &fault->nth, FAULT_FAIL},
-                {"size=", &fault->bytes, FAULT_FAIL},
-                {"error=", &fault->error, FAULT_FAIL},
-                {"seconds=", &fault->seconds, FAULT_HANG}};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        const size_t length = strlen(keys[i].key);
-        if (fault->kind != keys[i].kind || strncmp(word, keys[i].key, length) != 0)
-            continue;
-        char *end = NULL;
-        *keys[i].value = strtoull(word + length, &end, 10);
-        return word[length] >= '0' && word[length] <= '9' && *end == '\0' && *keys[i].value > 0;
-    }
+        uint64_t *value;
+    } keys[] = {{"nth", FAULT_FAIL, &fault->nth},
+                {"size", FAULT_FAIL, &fault->bytes},
+                {"error", FAULT_FAIL, &fault->error},
+                {"seconds", FAULT_HANG, &fault->seconds}};
+    struct text why = {.at = (char[1]){0}, .room = 1}; /* the line's own sentence says it */
+    char *equals = strchr(word, '=');
+    if (equals == NULL)
+        return false;
+    *equals = '\0';
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (fault->kind == keys[i].kind && strcmp(word, keys[i].key) == 0)
+            return parse_number(word, equals + 1, 1, UINT64_MAX, keys[i].value, &why);
     return false;
 }
 
 static bool read_words(char *line, struct fake_fault *fault)
 {
-    static const struct {
-        const char *name;
-        enum fake_fault_kind kind;
-    } kinds[] = {{"fail", FAULT_FAIL}, {"hang", FAULT_HANG}, {"missing", FAULT_MISSING}, {"suspend-without-effect", FAULT_SUSPEND}, {"alloc-form", FAULT_ALLOC_FORM}};
-    char *rest = NULL;
-    const char *word = strtok_r(line, " \t\n", &rest);
-    for (size_t i = 0; word != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
-        if (strcmp(word, kinds[i].name) == 0)
-            fault->kind = kinds[i].kind;
-    if (fault->kind == FAULT_NONE)
+    const char *name = next_word(&line), *function;
+    const struct form *form = forms;
+    while (name != NULL && form < forms + FORMS && strcmp(name, form->name) != 0)
+        form++;
+    if (name == NULL || form == forms + FORMS)
         return false;
-    if (has_function(fault)) {
-        word = strtok_r(NULL, " \t\n", &rest);
-        if (word == NULL || (size_t)snprintf(fault->function, sizeof fault->function, "%s", word) >= sizeof fault->function)
+    fault->kind = form->kind;
+    if (form->has_function) {
+        function = next_word(&line);
+        if (function == NULL || (size_t)snprintf(fault->function, sizeof fault->function, "%s", function) >= sizeof fault->function)
             return false;
     }
-    while ((word = strtok_r(NULL, " \t\n", &rest)) != NULL)
+    for (char *word = next_word(&line); word != NULL; word = next_word(&line))
         if (!set_number(fault, word))
             return false;
     return fault->kind != FAULT_HANG || fault->seconds > 0;
@@ -107,16 +88,18 @@ static bool read_words(char *line, struct fake_fault *fault)
 bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room)
 {
     char copy[256];
+    struct text sentence = {.at = why, .room = room};
     snprintf(copy, sizeof copy, "%s", line);
     *fault = (struct fake_fault){.error = 2}; /* CUDA_ERROR_OUT_OF_MEMORY */
     if (!read_words(copy, fault)) {
-        snprintf(why, room, "fault is \"%s\", must be none | " FAULT_FORMS, line);
+        say(&sentence, "fault is \"%s\", must be none", line);
+        for (size_t i = 0; i < FORMS; i++)
+            say(&sentence, " | %s%s", forms[i].name, forms[i].arguments);
         return false;
     }
-    if (!function_known(fault)) {
-        snprintf(why, room, "fault: found function \"%s\", must be one of shim/fake/%s", fault->function,
-                 fault->kind == FAULT_MISSING ? "cuda/symbols.def" : "common/faultable.def");
-        return false;
-    }
-    return true;
+    if (fault->function[0] == '\0' || function_known(fault))
+        return true;
+    say(&sentence, "fault: found function \"%s\", must be one of shim/fake/%s", fault->function,
+        fault->kind == FAULT_MISSING ? "cuda/symbols.def" : "common/faultable.def");
+    return false;
 }

@@ -2,13 +2,9 @@
 #ifndef TANGRAM_FAKE_FAULT_H
 #define TANGRAM_FAKE_FAULT_H
 
-#include "wire.h"
+#include "branch.h"
 
-#include <stdbool.h>
 #include <stddef.h>
-
-#define FAULT_FORMS                                                                                                            \
-    "fail FUNCTION [nth=N] [size=BYTES] [error=CURESULT] | hang FUNCTION seconds=N | missing FUNCTION | suspend-without-effect | alloc-form"
 
 /* The functions that can fail or hang. */
 enum faultable {
@@ -23,9 +19,5 @@ bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t r
 
 /* Whether the page has a fault of that kind. */
 bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind);
-
-/* Whether a fault "missing FUNCTION" takes the exported symbol away: FUNCTION is the symbol, or the name by which
- * cuGetProcAddress finds it. */
-bool fault_hides(const struct fake_fault *fault, const char *symbol);
 
 #endif

@@ -1,6 +1,6 @@
 /* message.c - one message, out or in. */
 #define _GNU_SOURCE
-#include "message.h"
+#include "client.h"
 
 #include <errno.h>
 #include <string.h>
@@ -10,26 +10,24 @@ struct envelope {
     struct msghdr header;
     struct iovec body;
     union {
-        struct cmsghdr align;
+        struct cmsghdr head;
         char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
+    } rights; /* room for one descriptor */
 };
 
 static struct msghdr *seal(struct envelope *envelope, struct fake_message *message)
 {
     envelope->body = (struct iovec){.iov_base = message, .iov_len = sizeof *message};
-    envelope->header = (struct msghdr){.msg_iov = &envelope->body, .msg_iovlen = 1, .msg_control = envelope->control.bytes,
-                                       .msg_controllen = sizeof envelope->control.bytes};
+    envelope->header = (struct msghdr){.msg_iov = &envelope->body, .msg_iovlen = 1, .msg_control = &envelope->rights,
+                                       .msg_controllen = sizeof envelope->rights};
     return &envelope->header;
 }
 
 int message_send(int socket_fd, struct fake_message *message, int fd, int flags)
 {
-    struct envelope envelope;
+    struct envelope envelope = {.rights.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)}};
     struct msghdr *header = seal(&envelope, message);
-    struct cmsghdr *rights = CMSG_FIRSTHDR(header);
-    *rights = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};
-    memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+    memcpy(CMSG_DATA(&envelope.rights.head), &fd, sizeof fd);
     if (fd < 0)
         header->msg_controllen = 0;
     message->version = FAKE_PAGE_VERSION;

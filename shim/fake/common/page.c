@@ -1,47 +1,49 @@
-/* page.c - memory on the shared page.
+/* page.c - memory on the shared page, and how processes lock it and wait for each other.
  *
- * What a slot holds is the truth; a unit's used_bytes is the sum over slots, kept so that a reader need not add up. Both
- * change under one robust lock: a process killed between the two leaves the lock to the next one, who adds up anew.
+ * What each slot has of a unit is one number; nothing else is kept, so that a process killed at any moment leaves no wrong sum.
  */
 #define _GNU_SOURCE
 #include "page.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
-void page_init_lock(struct fake_page *page)
+void shared_mutex_init(pthread_mutex_t *mutex)
 {
     pthread_mutexattr_t how;
     pthread_mutexattr_init(&how);
     pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&page->lock, &how);
+    pthread_mutex_init(mutex, &how);
     pthread_mutexattr_destroy(&how);
 }
 
-static void add_up(struct fake_page *page)
+void shared_mutex_lock(pthread_mutex_t *mutex)
 {
-    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
-        uint64_t sum = 0;
-        for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-            if (page->slot[slot].kind != FAKE_FREE)
-                sum += page->slot[slot].used_bytes[unit];
-        page->unit[unit].used_bytes = sum;
-    }
+    if (pthread_mutex_lock(mutex) == EOWNERDEAD)
+        pthread_mutex_consistent(mutex);
 }
 
 void page_lock(struct fake_page *page)
 {
-    if (pthread_mutex_lock(&page->lock) != EOWNERDEAD)
-        return;
-    add_up(page);
-    pthread_mutex_consistent(&page->lock);
+    shared_mutex_lock(&page->lock);
 }
 
 void page_unlock(struct fake_page *page)
 {
     pthread_mutex_unlock(&page->lock);
+}
+
+uint64_t page_sum(const struct fake_unit *unit)
+{
+    uint64_t sum = 0;
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+        sum += unit->used_bytes[slot];
+    return sum;
 }
 
 bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes)
@@ -50,11 +52,9 @@ bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
         return false;
     struct fake_unit *of = &page->unit[unit];
     page_lock(page);
-    const bool fits = of->live && of->used_bytes <= of->limit_bytes && bytes <= of->limit_bytes - of->used_bytes;
-    if (fits) {
-        page->slot[slot].used_bytes[unit] += bytes;
-        of->used_bytes += bytes;
-    }
+    const uint64_t used = page_sum(of);
+    const bool fits = of->live && used <= of->limit_bytes && bytes <= of->limit_bytes - used;
+    of->used_bytes[slot] += fits ? bytes : 0;
     page_unlock(page);
     return fits;
 }
@@ -64,34 +64,47 @@ void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
     if (slot >= FAKE_SLOTS || unit >= FAKE_UNITS)
         return;
     page_lock(page);
-    uint64_t *held = &page->slot[slot].used_bytes[unit];
-    const uint64_t back = bytes < *held ? bytes : *held;
-    *held -= back;
-    page->unit[unit].used_bytes -= back < page->unit[unit].used_bytes ? back : page->unit[unit].used_bytes;
+    uint64_t *used = &page->unit[unit].used_bytes[slot];
+    *used -= bytes < *used ? bytes : *used;
     page_unlock(page);
 }
 
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit)
 {
     page_lock(page);
-    const uint64_t used = page->unit[unit].used_bytes;
+    const uint64_t used = page_sum(&page->unit[unit]);
     page_unlock(page);
     return used;
 }
 
 uint64_t page_card_used(struct fake_page *page, uint32_t card)
 {
-    page_lock(page);
-    uint64_t used = page->unit[card].used_bytes;
+    uint64_t used = page_unit_used(page, card);
     for (uint32_t i = 0; i < FAKE_INSTANCES; i++)
-        used += page->unit[fake_unit_of_instance(card, i)].used_bytes;
-    page_unlock(page);
+        used += page_unit_used(page, fake_unit_of_instance(card, i));
     return used;
 }
 
-#define CLOSE_ON_EXEC 1u /* MFD_CLOEXEC */
+uint64_t page_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void bell_ring(_Atomic uint32_t *bell)
+{
+    atomic_fetch_add(bell, 1);
+    syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void bell_wait(const _Atomic uint32_t *bell, uint32_t seen, uint64_t most_ns)
+{
+    const struct timespec most = {.tv_sec = (time_t)(most_ns / 1000000000u), .tv_nsec = (long)(most_ns % 1000000000u)};
+    syscall(SYS_futex, bell, FUTEX_WAIT, seen, &most, NULL, 0);
+}
 
 int new_memfd(const char *name)
 {
-    return (int)syscall(SYS_memfd_create, name, CLOSE_ON_EXEC);
+    return (int)syscall(SYS_memfd_create, name, 1u); /* MFD_CLOEXEC */
 }

@@ -1,14 +1,15 @@
-/* page.h - working on the shared page: its lock, and memory counted over all processes. */
+/* page.h - working on the shared page: its locks and bells, memory and time of units. */
 #ifndef TANGRAM_FAKE_PAGE_H
 #define TANGRAM_FAKE_PAGE_H
 
-#include "gpu_time.h"
 #include "wire.h"
 
 #include <stdbool.h>
 
-void page_init_lock(struct fake_page *page);
-/* Locks; when the last holder died inside, the sums are made anew from the slots, which are the truth. */
+/* page.c - memory. */
+
+void shared_mutex_init(pthread_mutex_t *mutex);
+void shared_mutex_lock(pthread_mutex_t *mutex); /* also one whose holder died: what it guards is right after every step */
 void page_lock(struct fake_page *page);
 void page_unlock(struct fake_page *page);
 
@@ -16,10 +17,43 @@ void page_unlock(struct fake_page *page);
 bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes);
 void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes);
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
+/* The same under the page's lock. */
+uint64_t page_sum(const struct fake_unit *unit);
 /* What a card's processes hold, its MIG instances' included. */
 uint64_t page_card_used(struct fake_page *page, uint32_t card);
 
+uint64_t page_now_ns(void);
+/* Wakes all who wait until the number is another; waits until it is not `seen` any more, but not longer than that. */
+void bell_ring(_Atomic uint32_t *bell);
+void bell_wait(const _Atomic uint32_t *bell, uint32_t seen, uint64_t most_ns);
+
 /* memfd_create by its number: the libraries are built against a C library older than it. -1 on failure. */
 int new_memfd(const char *name);
+
+/* gpu_time.c - whose kernels ran for how long. */
+
+/* Queues nanoseconds of work behind all that the slot has queued on the unit. Returns what gpu_time_reached asks for: how much
+ * the slot will have run there when this work is done. */
+uint64_t gpu_time_queue(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ns);
+bool gpu_time_reached(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ran_ns);
+void gpu_time_wait(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ran_ns);
+
+/* A number that grows by one each step_ns that a kernel runs, from start_ns to end_ns of what the slot will have run. */
+struct gpu_time_counter {
+    uint64_t start_ns, end_ns, step_ns, told;
+};
+/* Brings the number up to now, or leaves it as it is while the slot is held. False: the kernel has ended and all is told. */
+bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct gpu_time_counter *counter, _Atomic uint32_t *number);
+
+/* A held slot does not run. What it was doing stays where it is. */
+void gpu_time_hold(struct fake_page *page, uint32_t slot, uint32_t unit, bool held);
+/* The slot ends: what it had queued is gone. */
+void gpu_time_drop(struct fake_page *page, uint32_t slot);
+/* Brings ran_ns of the unit and of its slots up to now. */
+void gpu_time_settle(struct fake_page *page, uint32_t unit);
+
+/* Percent of the time between two samples in which that ran, and of the last period in which the unit ran. */
+uint32_t gpu_time_percent(const struct fake_page *page, const _Atomic uint64_t sampled_ns[FAKE_SAMPLES], uint64_t from, uint64_t to);
+uint32_t gpu_time_busy(const struct fake_page *page, uint32_t unit);
 
 #endif

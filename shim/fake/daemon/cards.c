@@ -27,7 +27,20 @@ static const struct {
               .copy_engines = copy, .decoders = decoder, .jpegs = jpeg, .ofas = ofa, .bytes = mib * FAKE_MIB}},
 #include "models.def"
 };
-#define PROFILES (sizeof profiles / sizeof profiles[0])
+
+size_t find_name(const char *word, const void *first, size_t stride, size_t count)
+{
+    size_t at = 0;
+    while (at < count && strcmp(word, (const char *)first + at * stride) != 0)
+        at++;
+    return at;
+}
+
+void say_names(const void *first, size_t stride, size_t count)
+{
+    for (size_t at = 0; at < count; at++)
+        say(&driver.answer, "%s%s", at == 0 ? "" : ", ", (const char *)first + at * stride);
+}
 
 static uint64_t mix(uint64_t x) /* splitmix64 */
 {
@@ -44,20 +57,23 @@ static void print_uuid(const char *prefix, const uint8_t bytes[16], char text[48
         at += snprintf(text + at, 48 - (size_t)at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
 }
 
-void make_uuid(const char *prefix, const char *seed, uint32_t a, uint32_t b, char text[48], uint8_t bytes[16])
+void make_uuid(const char *prefix, const char *seed, char text[48], uint8_t bytes[16])
 {
-    uint64_t state = mix(((uint64_t)a << 32) | b);
+    uint64_t state = 0;
     for (const char *c = seed; *c != '\0'; c++)
         state = mix(state ^ (uint64_t)(unsigned char)*c);
-    const uint64_t halves[2] = {state, mix(state)};
-    memcpy(bytes, halves, 16);
+    memcpy(bytes, &state, 8);
+    state = mix(state);
+    memcpy(bytes + 8, &state, 8);
     bytes[6] = (uint8_t)((bytes[6] & 0x0f) | 0x40); /* RFC 4122, version 4 */
     bytes[8] = (uint8_t)((bytes[8] & 0x3f) | 0x80);
     print_uuid(prefix, bytes, text);
 }
 
+/* Options of a card line: key=value. */
+
 /* Right is what is printed the same again. */
-static bool set_uuid(struct fake_card *card, const char *text, struct text *why)
+static bool set_uuid(struct fake_card *card, const char *text)
 {
     const char *at = text + strcspn(text, "-");
     for (unsigned i = 0; i < 16 && *at != '\0'; i++) {
@@ -66,153 +82,152 @@ static bool set_uuid(struct fake_card *card, const char *text, struct text *why)
         at += strnlen(at, 2);
     }
     print_uuid("GPU-", card->uuid_bytes, card->uuid);
-    if (strcmp(card->uuid, text) != 0)
-        say(why, "uuid is \"%s\", must look like GPU-01234567-89ab-cdef-0123-456789abcdef", text);
-    return strcmp(card->uuid, text) == 0;
+    return strcmp(card->uuid, text) == 0 || REFUSE("uuid is \"%s\", must look like GPU-01234567-89ab-cdef-0123-456789abcdef", text);
 }
 
-static bool set_bus(struct fake_card *card, const char *value, struct text *why)
+static bool set_bus(struct fake_card *card, const char *value)
 {
     char more;
-    if (sscanf(value, "%x:%x:%x.0%c", &card->pci_domain, &card->pci_bus, &card->pci_device, &more) == 3 && card->pci_bus <= 255 &&
-        card->pci_device <= 31 && card->pci_domain <= 0xffff)
-        return true;
-    say(why, "bus is \"%s\", must look like 0000:17:00.0", value);
-    return false;
+    const int got = sscanf(value, "%x:%x:%x.0%c", &card->pci_domain, &card->pci_bus, &card->pci_device, &more);
+    const bool good = got == 3 && card->pci_bus <= 255 && card->pci_device <= 31 && card->pci_domain <= 0xffff;
+    return good || REFUSE("bus is \"%s\", must look like 0000:17:00.0", value);
 }
 
-struct described {
-    struct fake_card card;
-    uint64_t count, memory_bytes; /* 0: the model's */
+static bool set_serial(struct fake_card *card, const char *value)
+{
+    return snprintf(card->serial, sizeof card->serial, "%s", value) > 0;
+}
+
+enum number { COUNT, MEMORY_MIB, CONTEXT_MIB, NUMA, MINOR, NUMBERS };
+static const struct option {
+    char key[16];
+    bool (*set)(struct fake_card *card, const char *value); /* NULL: a number */
+    enum number number;
+    uint64_t least, most;
+} options[] = {
+    {"uuid", set_uuid, NUMBERS, 0, 0},
+    {"bus", set_bus, NUMBERS, 0, 0},
+    {"serial", set_serial, NUMBERS, 0, 0},
+    {"count", NULL, COUNT, 1, FAKE_CARDS},
+    {"memory_mib", NULL, MEMORY_MIB, 1, 1u << 24},
+    {"context_mib", NULL, CONTEXT_MIB, 0, 1u << 16},
+    {"numa", NULL, NUMA, 0, 255},
+    {"minor", NULL, MINOR, 0, 254},
 };
+#define OPTIONS (sizeof options / sizeof options[0])
 
-static bool set_option(struct described *described, const char *key, const char *value, struct text *why)
-{
-    if (strcmp(key, "uuid") == 0)
-        return set_uuid(&described->card, value, why);
-    if (strcmp(key, "bus") == 0)
-        return set_bus(&described->card, value, why);
-    if (strcmp(key, "serial") == 0)
-        return snprintf(described->card.serial, sizeof described->card.serial, "%s", value) > 0;
-    uint64_t number;
-#define OPTION(its_key, field, least, most, unit)                                                                              \
-    if (strcmp(key, #its_key) == 0)                                                                                            \
-        return parse_number(key, value, least, most, &number, why) && (described->field = (__typeof__(described->field))(number * unit), true);
-#include "options.def"
-#undef OPTION
-#define OPTION(its_key, ...) ", " #its_key
-    say(why, "card: the option is \"%s\", must be one of uuid, bus, serial%s", key,
-#include "options.def"
-    );
-    return false;
-}
-
-/* The card with that index, the options not yet read. */
-static struct fake_card card_of(const struct fake_card *model, uint32_t index, const char *seed)
-{
-    struct fake_card card = *model;
-    card.minor = index;
-    card.pci_bus = 0x17 + 0x12 * index;
-    card.numa = (int32_t)(index / 4);
-    snprintf(card.serial, sizeof card.serial, "16500%08u", index);
-    make_uuid("GPU-", seed, 1, index, card.uuid, card.uuid_bytes);
-    for (unsigned i = 0; i < FAKE_LINKS; i++)
-        card.link_peer[i] = -1;
-    for (size_t i = 0; i < PROFILES; i++)
-        if (strcmp(profiles[i].model, card.model) == 0)
-            card.profile[card.profiles++] = profiles[i].is;
-    card.mig_capable = card.profiles > 0;
-    return card;
-}
-
-static bool read_options(struct described *described, const char *options, struct text *why)
+static bool read_options(struct fake_card *card, uint64_t number[NUMBERS], const char *words)
 {
     char copy[1024], *at = copy;
-    snprintf(copy, sizeof copy, "%s", options);
+    snprintf(copy, sizeof copy, "%s", words);
     for (char *key = next_word(&at); key != NULL; key = next_word(&at)) {
-        char *equals = strchr(key, '=');
-        if (equals == NULL)
-            return say(why, "card: \"%s\" is not option=value", key), false;
-        *equals = '\0';
-        if (!set_option(described, key, equals + 1, why))
+        char *value = strchr(key, '=');
+        if (value == NULL)
+            return REFUSE("card: \"%s\" is not option=value", key);
+        *value++ = '\0';
+        const struct option *option = &options[find_name(key, options, sizeof options[0], OPTIONS)];
+        if (option == options + OPTIONS) {
+            say(&driver.answer, "card: the option is \"%s\", must be one of ", key);
+            return say_names(options, sizeof options[0], OPTIONS), false;
+        }
+        if (option->set != NULL ? !option->set(card, value)
+                                : !parse_number(key, value, option->least, option->most, &number[option->number], &driver.answer))
             return false;
-    }
-    if (described->memory_bytes > 0) {
-        described->card.total_bytes = described->memory_bytes;
-        described->card.reserved_bytes = 0; /* a size given is a size to have: tests count on it */
     }
     return true;
 }
 
-static void put_card(struct fake_page *page, const struct fake_card *card)
+/* The next card. Returns how many the line wants, 0 if it is refused. */
+static uint64_t add_card(const struct fake_card *model, const char *words)
 {
-    struct fake_unit *unit = &page->unit[page->cards];
+    const uint32_t index = driver.page->cards;
+    struct fake_unit *unit = &driver.page->unit[index];
+    struct fake_card card = *model;
+    uint64_t number[NUMBERS] = {[COUNT] = 1, [CONTEXT_MIB] = model->context_bytes / FAKE_MIB, [NUMA] = index / 4, [MINOR] = index};
+    char seed[128];
+    card.pci_bus = 0x17 + 0x12 * index;
+    snprintf(card.serial, sizeof card.serial, "16500%08u", index);
+    snprintf(seed, sizeof seed, "%s/%u", driver.seed, index);
+    make_uuid("GPU-", seed, card.uuid, card.uuid_bytes);
+    for (unsigned i = 0; i < FAKE_LINKS; i++)
+        card.link_peer[i] = -1;
+    for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++)
+        if (strcmp(profiles[i].model, card.model) == 0)
+            card.profile[card.profiles++] = profiles[i].is;
+    if (!read_options(&card, number, words))
+        return 0;
+    card.context_bytes = number[CONTEXT_MIB] * FAKE_MIB;
+    card.numa = (int32_t)number[NUMA];
+    card.minor = (uint32_t)number[MINOR];
+    if (number[MEMORY_MIB] > 0) {
+        card.total_bytes = number[MEMORY_MIB] * FAKE_MIB;
+        card.reserved_bytes = 0; /* a size given is a size to have: tests count on it */
+    }
     unit->live = 1;
-    unit->card = page->cards;
-    unit->limit_bytes = card->total_bytes - card->reserved_bytes;
-    memcpy(unit->uuid, card->uuid, sizeof unit->uuid);
-    memcpy(unit->uuid_bytes, card->uuid_bytes, sizeof unit->uuid_bytes);
-    page->card[page->cards++] = *card;
+    unit->card = index;
+    unit->limit_bytes = card.total_bytes - card.reserved_bytes;
+    memcpy(unit->uuid, card.uuid, sizeof unit->uuid);
+    memcpy(unit->uuid_bytes, card.uuid_bytes, sizeof unit->uuid_bytes);
+    driver.page->card[driver.page->cards++] = card;
+    return number[COUNT];
 }
 
-bool add_cards(struct daemon *daemon, const struct value *value, struct text *why)
+bool add_cards(const struct value *value)
 {
-    const struct fake_card *model = models;
-    while (model < models + MODELS && strcmp(model->model, value[0].word) != 0)
-        model++;
+    const struct fake_card *model = &models[find_name(value[0].word, models, sizeof models[0], MODELS)];
     if (model == models + MODELS) {
-        say(why, "card: the model is \"%s\", must be one of ", value[0].word);
-        for (model = models; model < models + MODELS; model++)
-            say(why, "%s%s", model == models ? "" : ", ", model->model);
-        return false;
+        say(&driver.answer, "card: the model is \"%s\", must be one of ", value[0].word);
+        return say_names(models, sizeof models[0], MODELS), false;
     }
-    uint64_t made = 0, count = 1;
-    for (; made < count; made++) {
-        if (daemon->page->cards == FAKE_CARDS)
-            return say(why, "card: more than %u cards", FAKE_CARDS), false;
-        struct described described = {.card = card_of(model, daemon->page->cards, daemon->seed), .count = 1};
-        if (!read_options(&described, value[1].word, why))
+    for (uint64_t made = 0, count = 1; made < count; made++) {
+        if (driver.page->cards == FAKE_CARDS)
+            return REFUSE("card: more than %u cards", FAKE_CARDS);
+        count = add_card(model, value[1].word);
+        if (count == 0)
             return false;
-        put_card(daemon->page, &described.card);
-        count = described.count;
     }
     return true;
+}
+
+bool parse_card(const char *word, uint64_t *card)
+{
+    if (driver.page->cards == 0)
+        return REFUSE("card is \"%s\", but there are no cards yet", word);
+    return parse_number("card", word, 0, driver.page->cards - 1, card, &driver.answer);
 }
 
 /* The next links of a card that lead nowhere. */
-static bool wire(struct fake_card *card, int32_t peer, uint64_t lanes, const struct daemon *daemon, struct text *why)
+static bool wire(uint64_t card, int32_t peer, uint64_t lanes)
 {
+    struct fake_card *of = &driver.page->card[card];
     uint64_t left = lanes;
-    for (unsigned i = 0; i < card->links_wired && left > 0; i++)
-        if (card->link_peer[i] == -1) {
-            card->link_peer[i] = peer;
+    for (unsigned i = 0; i < of->links_wired && left > 0; i++)
+        if (of->link_peer[i] == -1) {
+            of->link_peer[i] = peer;
             left--;
         }
-    if (left > 0)
-        say(why, "link: card %u (%s) has %u NVLinks, %llu more are asked for", (unsigned)(card - daemon->page->card), card->model,
-            card->links_wired, (unsigned long long)left);
-    return left == 0;
+    return left == 0 || REFUSE("link: card %u (%s) has %u NVLinks, %u more are asked for", (unsigned)card, of->model, of->links_wired, (unsigned)left);
 }
 
-bool add_link(struct daemon *daemon, const struct value *value, struct text *why)
+bool add_link(const struct value *value)
 {
-    struct fake_card *cards = daemon->page->card;
-    uint64_t a = value[0].number, b;
+    const uint64_t a = value[0].number, lanes = value[2].number;
+    uint64_t b;
     if (strcmp(value[1].word, "switch") == 0)
-        return wire(&cards[a], -2, value[2].number, daemon, why);
-    if (!parse_card(daemon, value[1].word, &b, why))
+        return wire(a, -2, lanes);
+    if (!parse_card(value[1].word, &b))
         return false;
     if (a == b)
-        return say(why, "link: card %u cannot be linked to itself", (unsigned)a), false;
-    return wire(&cards[a], (int32_t)b, value[2].number, daemon, why) && wire(&cards[b], (int32_t)a, value[2].number, daemon, why);
+        return REFUSE("link: card %u cannot be linked to itself", (unsigned)a);
+    return wire(a, (int32_t)b, lanes) && wire(b, (int32_t)a, lanes);
 }
 
-bool add_switch(struct daemon *daemon, const struct value *value, struct text *why)
+bool add_switch(const struct value *value)
 {
-    bool good = strcmp(value[0].word, "all") == 0;
-    if (!good)
-        say(why, "links: must be \"links all LANES\"");
-    for (uint32_t card = 0; good && card < daemon->page->cards; card++)
-        good = wire(&daemon->page->card[card], -2, value[1].number, daemon, why);
-    return good;
+    if (strcmp(value[0].word, "all") != 0)
+        return REFUSE("links: must be \"links all LANES\"");
+    for (uint32_t card = 0; card < driver.page->cards; card++)
+        if (!wire(card, -2, value[1].number))
+            return false;
+    return true;
 }

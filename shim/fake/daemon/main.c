@@ -6,12 +6,12 @@
  * One thread, one poll. It prints one line when it is ready to be connected to.
  */
 #define _GNU_SOURCE
+#include "branch.h"
 #include "client.h"
 #include "daemon.h"
 
 #include <errno.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,37 +21,29 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-void say(struct text *to, const char *format, ...)
-{
-    va_list values;
-    va_start(values, format);
-    const size_t left = to->room - to->length;
-    const int length = vsnprintf(to->at + to->length, left, format, values);
-    va_end(values);
-    if (length > 0)
-        to->length += (size_t)length < left ? (size_t)length : left - 1;
-}
+static char sentence[FAKE_TEXT]; /* of a line that no client sent */
+struct driver driver = {.seed = "tangram", .answer = {.at = sentence, .room = sizeof sentence}};
 
-static bool make_page(struct daemon *daemon)
+static bool make_page(void)
 {
-    daemon->page_fd = new_memfd("nvidia-fake-driver");
-    if (daemon->page_fd < 0 || ftruncate(daemon->page_fd, (off_t)FAKE_PAGE_BYTES) != 0)
+    driver.page_fd = new_memfd("nvidia-fake-driver");
+    if (driver.page_fd < 0 || ftruncate(driver.page_fd, (off_t)FAKE_PAGE_BYTES) != 0)
         return false;
-    struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, daemon->page_fd, 0);
+    struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, driver.page_fd, 0);
     if (page == MAP_FAILED)
         return false;
-    daemon->page = page;
+    driver.page = page;
     page->magic = FAKE_PAGE_MAGIC;
     page->version = FAKE_PAGE_VERSION;
     page->kernel_ns = 10000;
     branch_set(page, "580");
-    page_init_lock(page);
+    shared_mutex_init(&page->lock);
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
-        gpu_time_init_lock(page, unit);
+        shared_mutex_init(&page->unit[unit].time_lock);
     return true;
 }
 
-static bool listen_at(struct daemon *daemon, const char *path)
+static bool listen_at(const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -60,88 +52,70 @@ static bool listen_at(struct daemon *daemon, const char *path)
         return false;
     memcpy(at.sun_path, path, strlen(path));
     unlink(path); /* one left by a daemon that was killed */
-    daemon->polled[LISTENER] = (struct pollfd){.fd = fd, .events = POLLIN};
+    driver.polled[LISTENER] = (struct pollfd){.fd = fd, .events = POLLIN};
     return bind(fd, (const struct sockaddr *)&at, sizeof at) == 0 && chmod(path, 0666) == 0 && listen(fd, 256) == 0;
 }
 
-static void catch_ends(struct daemon *daemon)
+static void catch_ends(void)
 {
     sigset_t ends;
     sigemptyset(&ends);
     sigaddset(&ends, SIGTERM);
     sigaddset(&ends, SIGINT);
     sigprocmask(SIG_BLOCK, &ends, NULL);
-    daemon->polled[SIGNALS] = (struct pollfd){.fd = signalfd(-1, &ends, SFD_NONBLOCK | SFD_CLOEXEC), .events = POLLIN};
-}
-
-static void loop(struct daemon *daemon)
-{
-    while (daemon->polled[SIGNALS].revents == 0) {
-        if (poll(daemon->polled, POLLED, sample(daemon)) <= 0)
-            continue;
-        for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-            if (daemon->polled[slot].fd >= 0 && daemon->polled[slot].revents != 0)
-                client_answer(daemon, slot);
-        if (daemon->polled[LISTENER].revents != 0)
-            client_accept(daemon);
-    }
+    driver.polled[SIGNALS] = (struct pollfd){.fd = signalfd(-1, &ends, SFD_NONBLOCK | SFD_CLOEXEC), .events = POLLIN};
 }
 
 static int serve(const char *config, const char *socket_path)
 {
-    static struct daemon daemon = {.seed = "tangram"};
-    char sentence[1024] = "";
-    struct text why = {.at = sentence, .room = sizeof sentence};
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-        daemon.polled[slot] = (struct pollfd){.fd = -1, .events = POLLIN};
-    catch_ends(&daemon);
-    if (!make_page(&daemon))
-        say(&why, "no shared memory: %s", strerror(errno));
-    else if (config_read(&daemon, config, &why) && !listen_at(&daemon, socket_path))
-        say(&why, "--socket %s: %s", socket_path, strerror(errno));
-    if (why.length > 0) {
-        fprintf(stderr, "nvidia-fake-driverd: %s\n", sentence);
-        return 1;
-    }
-    printf("nvidia-fake-driverd: ready, %u cards, %s\n", daemon.page->cards, socket_path);
+        driver.polled[slot] = (struct pollfd){.fd = -1, .events = POLLIN};
+    catch_ends();
+    const bool ready = (make_page() || REFUSE("no shared memory: %s", strerror(errno))) && config_read(config) &&
+                       (listen_at(socket_path) || REFUSE("--socket %s: %s", socket_path, strerror(errno)));
+    if (!ready)
+        return fprintf(stderr, "nvidia-fake-driverd: %s\n", sentence), 1;
+    printf("nvidia-fake-driverd: ready, %u cards, %s\n", driver.page->cards, socket_path);
     fflush(stdout);
-    loop(&daemon);
+    while (driver.polled[SIGNALS].revents == 0) {
+        const bool any = poll(driver.polled, POLLED, SAMPLE_MS) > 0;
+        sample();
+        for (uint32_t slot = 0; any && slot < FAKE_SLOTS; slot++)
+            if (driver.polled[slot].fd >= 0 && driver.polled[slot].revents != 0)
+                client_answer(slot);
+        if (any && driver.polled[LISTENER].revents != 0)
+            client_accept();
+    }
     unlink(socket_path);
     return 0;
 }
 
-static int control(const char *socket_path, char **words, int count)
+static int control(const char *socket_path, char **words)
 {
     static struct fake_message message = {.type = FAKE_COMMAND};
     struct text line = {.at = message.text, .room = sizeof message.text};
-    for (int i = 0; i < count; i++)
-        say(&line, "%s%s", i == 0 ? "" : " ", words[i]);
+    for (; *words != NULL; words++)
+        say(&line, "%s%s", line.length == 0 ? "" : " ", *words);
     struct client client;
     int rc = client_open_at(&client, FAKE_CTL, socket_path);
     if (rc == 0)
         rc = client_ask(&client, &message, -1, NULL);
     if (rc == 0)
-        printf("%s", message.text);
-    else if (rc == -EPERM)
-        fprintf(stderr, "%s\n", message.text);
-    else
-        fprintf(stderr, "nvidia-fake-driverd: no daemon at %s: %s\n", socket_path, strerror(-rc));
-    return rc == 0 ? 0 : 1;
+        return printf("%s", message.text), 0;
+    if (rc == -EPERM)
+        return fprintf(stderr, "%s\n", message.text), 1;
+    return fprintf(stderr, "nvidia-fake-driverd: no daemon at %s: %s\n", socket_path, strerror(-rc)), 1;
 }
 
 static int usage(FILE *out)
 {
-    char lines[8192] = "";
-    struct text text = {.at = lines, .room = sizeof lines};
-    say(&text, "\nLines of FILE:\n");
-    say_lines(DESCRIPTION, &text);
-    say(&text, "\nCOMMANDs:\n");
-    say_lines(COMMAND, &text);
-    fprintf(out,
-            "A stand-in for NVIDIA's kernel driver: counts memory over processes, queues kernels, raises XIDs.\n\n"
-            "  nvidia-fake-driverd --config FILE --socket SOCK\n"
-            "  nvidia-fake-driverd ctl --socket SOCK COMMAND\n%s",
-            lines);
+    say(&driver.answer, "A stand-in for NVIDIA's kernel driver: counts memory over processes, queues kernels, raises XIDs.\n\n"
+                        "  nvidia-fake-driverd --config FILE --socket SOCK\n"
+                        "  nvidia-fake-driverd ctl --socket SOCK COMMAND\n\nLines of FILE:\n");
+    say_lines(DESCRIPTION);
+    say(&driver.answer, "\nCOMMANDs:\n");
+    say_lines(COMMAND);
+    fprintf(out, "%s", sentence);
     return out == stdout ? 0 : 2;
 }
 
@@ -161,6 +135,6 @@ int main(int argc, char **argv)
             return usage(stderr);
     }
     if (is_control)
-        return at < argc ? control(socket_path, argv + at, argc - at) : usage(stderr);
+        return at < argc ? control(socket_path, argv + at) : usage(stderr);
     return config != NULL && at == argc ? serve(config, socket_path) : usage(stderr);
 }

@@ -18,43 +18,36 @@ struct object {
 
 static struct object *objects; /* the daemon has one thread */
 
-static void move_charge(struct fake_page *page, uint32_t from, uint32_t to, const struct fake_object *object)
-{
-    page_lock(page);
-    uint64_t *held = &page->slot[from].used_bytes[object->unit];
-    const uint64_t moved = object->bytes < *held ? object->bytes : *held;
-    *held -= moved;
-    page->slot[to].used_bytes[object->unit] += moved;
-    page_unlock(page);
-}
-
 /* The owner may hold it no more: then it finds another, or frees it. */
-static void settle(struct daemon *daemon, struct object **at)
+static void settle(struct object **at)
 {
     struct object *object = *at;
-    struct fake_page *page = daemon->page;
     uint32_t heir = 0;
     if (object->holds[object->owner] > 0)
         return;
     while (heir < FAKE_SLOTS && object->holds[heir] == 0)
         heir++;
-    if (heir < FAKE_SLOTS) {
-        move_charge(page, object->owner, heir, &object->is);
-        object->owner = heir;
-        return;
+    page_lock(driver.page);
+    uint64_t *used = driver.page->unit[object->is.unit].used_bytes;
+    const uint64_t moved = object->is.bytes < used[object->owner] ? object->is.bytes : used[object->owner];
+    used[object->owner] -= moved;
+    if (heir < FAKE_SLOTS)
+        used[heir] += moved;
+    page_unlock(driver.page);
+    object->owner = heir;
+    if (heir == FAKE_SLOTS) {
+        *at = object->next;
+        close(object->fd);
+        free(object);
     }
-    page_give(page, object->owner, object->is.unit, object->is.bytes);
-    *at = object->next;
-    close(object->fd);
-    free(object);
 }
 
-static bool share(struct daemon *daemon, uint32_t slot, struct fake_object *object, struct passed *fd)
+static bool share(uint32_t slot, struct fake_object *object, struct passed *fd)
 {
     struct object *made = object->unit < FAKE_UNITS && fd->in >= 0 ? calloc(1, sizeof *made) : NULL;
     if (made == NULL)
         return false;
-    object->id = ++daemon->last_object;
+    object->id = ++driver.last_object;
     *made = (struct object){.next = objects, .is = *object, .fd = fd->in, .owner = slot};
     made->holds[slot] = 1;
     objects = made;
@@ -62,32 +55,31 @@ static bool share(struct daemon *daemon, uint32_t slot, struct fake_object *obje
     return true;
 }
 
-bool object_request(struct daemon *daemon, uint32_t slot, struct fake_message *message, struct passed *fd)
+bool object_request(uint32_t slot, struct fake_message *message, struct passed *fd)
 {
     if (message->type == FAKE_SHARE)
-        return share(daemon, slot, &message->object, fd);
+        return share(slot, &message->object, fd);
     struct object **at = &objects;
     while (*at != NULL && (*at)->is.id != message->object.id)
         at = &(*at)->next;
-    uint16_t *holds = *at == NULL ? NULL : &(*at)->holds[slot];
-    if (holds == NULL || *holds == (message->type == FAKE_IMPORT ? UINT16_MAX : 0))
+    if (*at == NULL || (*at)->holds[slot] == (message->type == FAKE_IMPORT ? UINT16_MAX : 0))
         return false;
     if (message->type == FAKE_IMPORT) {
-        (*holds)++;
+        (*at)->holds[slot]++;
         message->object = (*at)->is;
         fd->out = (*at)->fd;
     } else {
-        (*holds)--;
-        settle(daemon, at);
+        (*at)->holds[slot]--;
+        settle(at);
     }
     return true;
 }
 
-void object_drop_slot(struct daemon *daemon, uint32_t slot)
+void object_drop_slot(uint32_t slot)
 {
     for (struct object **at = &objects, *object = objects; object != NULL; object = *at) {
         object->holds[slot] = 0;
-        settle(daemon, at);
+        settle(at);
         if (*at == object)
             at = &object->next;
     }

@@ -1,6 +1,6 @@
 /* channels.c - which objects are channels, and what a disabled one holds. */
 #include "channels.h"
-#include "gpu_time.h"
+#include "page.h"
 #include "nvos.h"
 
 bool channel_is(const struct fake_kernel_object *object)

@@ -24,42 +24,34 @@ static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, uns
 
 /* Finding a device. */
 
-static bool has_uuid(uint32_t unit, const char *uuid)
-{
-    return strcmp(nvml.client.page->unit[unit].uuid, uuid) == 0;
-}
+enum named_by { UUID, SERIAL, BUS };
 
-static bool has_serial(uint32_t unit, const char *serial)
+static bool is_named(uint32_t unit, enum named_by by, const char *name)
 {
-    return unit < FAKE_CARDS && strcmp(nvml.client.page->card[unit].serial, serial) == 0;
-}
-
-struct place {
-    unsigned domain, bus, device;
-};
-
-static bool is_bus_id(const char *id, struct place *place)
-{
-    *place = (struct place){0};
-    return sscanf(id, "%x:%x:%x", &place->domain, &place->bus, &place->device) == 3 ||
-           (place->domain = 0, sscanf(id, "%x:%x", &place->bus, &place->device) == 2);
-}
-
-static bool is_at_bus(uint32_t unit, const char *id)
-{
-    struct place place;
     const struct fake_card *card = &nvml.client.page->card[unit % FAKE_CARDS];
-    return unit < FAKE_CARDS && is_bus_id(id, &place) && card->pci_domain == place.domain && card->pci_bus == place.bus &&
-           card->pci_device == place.device;
+    unsigned domain = 0, bus, device;
+    if (by == UUID)
+        return strcmp(nvml.client.page->unit[unit].uuid, name) == 0;
+    if (by == SERIAL)
+        return unit < FAKE_CARDS && strcmp(card->serial, name) == 0;
+    if (sscanf(name, "%x:%x:%x", &domain, &bus, &device) != 3) {
+        domain = 0;
+        if (sscanf(name, "%x:%x", &bus, &device) != 2)
+            return false;
+    }
+    return unit < FAKE_CARDS && card->pci_domain == domain && card->pci_bus == bus && card->pci_device == device;
 }
 
 /* The card or instance that is meant, if it is visible. */
-static int unit_where(bool (*is_meant)(uint32_t unit, const char *words), const char *words)
+static int unit_named(enum named_by by, const char *name)
 {
     const struct client *client = &nvml.client;
-    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
-        if (is_meant(unit, words) && (unit < FAKE_CARDS ? unit < client->page->cards && client_sees_card(client, unit) : client_sees_instance(client, unit)))
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
+        if (!is_named(unit, by, name))
+            continue;
+        if (unit >= FAKE_CARDS ? client_sees_instance(client, unit) : unit < client->page->cards && client_sees_card(client, unit))
             return (int)unit;
+    }
     return NOBODY;
 }
 
@@ -155,9 +147,9 @@ static void set_bits(unsigned words, unsigned long *set, unsigned long first, un
 
 static unsigned busy_percent(const struct target *to)
 {
-    unsigned most = atomic_load(&to->of->percent);
+    unsigned most = gpu_time_busy(nvml.client.page, to->unit);
     for (uint32_t i = 0; !to->mig && i < FAKE_INSTANCES; i++) {
-        const unsigned percent = atomic_load(&nvml.client.page->unit[fake_unit_of_instance(to->card, i)].percent);
+        const unsigned percent = gpu_time_busy(nvml.client.page, fake_unit_of_instance(to->card, i));
         most = percent > most ? percent : most;
     }
     return most;
@@ -273,51 +265,33 @@ static nvmlGpuInstanceProfileInfo_v2_t profile_info_v2(const struct fake_profile
         __VA_ARGS__;                                                                                                           \
         return NVML_SUCCESS;                                                                                                   \
     }
-#define ASK(function, parameters, target, valid, supported, value)                                                              \
-    FUNCTION(function, parameters, target_of(device, target, &to), answer != NULL && (valid), supported, *answer = value)
-#define GET(function, type, target, value)                                                                                      \
-    ASK(function, (nvmlDevice_t device, type * answer), target, true, true, (type)(value))
-#define BETWEEN(function, parameters, valid, value)                                                                             \
-    FUNCTION(function, parameters, both(device, &to, other, &with), answer != NULL && (valid), true, *answer = value)
-#define PAIR(function, type, target, supported, first_value, second_value)                                                      \
-    FUNCTION(function, (nvmlDevice_t device, type * first, type * second), target_of(device, target, &to),                      \
-             first != NULL && second != NULL, supported,                                                                        \
+#define ON(accepted) target_of(device, accepted, &to)
+#define ASK(function, parameters, find, valid, supported, value)                                                                \
+    FUNCTION(function, parameters, find, answer != NULL && (valid), supported, *answer = value)
+#define GET(function, type, accepted, value) ASK(function, (nvmlDevice_t device, type * answer), ON(accepted), true, true, (type)(value))
+#define PAIR(function, type, accepted, supported, first_value, second_value)                                                    \
+    FUNCTION(function, (nvmlDevice_t device, type * first, type * second), ON(accepted), first != NULL && second != NULL, supported, \
              *first = (type)(first_value);                                                                                      \
              *second = (type)(second_value))
-#define VERSIONED(function, parameters, number, target, valid, supported, value)                                                \
-    FUNCTION(function, parameters, target_of(device, target, &to), answer != NULL && (valid), supported,                        \
+#define VERSIONED(function, parameters, number, accepted, valid, supported, value)                                              \
+    FUNCTION(function, parameters, ON(accepted), answer != NULL && (valid), supported,                                          \
              const unsigned version = answer->version;                                                                          \
              CHECK(version == (sizeof *answer | number##u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);                        \
              *answer = value;                                                                                                   \
              answer->version = version)
-#define TEXT(function, target, ...)                                                                                             \
-    FUNCTION(function, (nvmlDevice_t device, char *answer, unsigned room), target_of(device, target, &to), true, true,          \
-             TRY(put_text(answer, room, __VA_ARGS__)))
-#define SYSTEM(function, ...)                                                                                                   \
-    FUNCTION(function, (char *answer, unsigned room), ready(), true, true, TRY(put_text(answer, room, __VA_ARGS__)))
-#define FIND(function, parameters, search, valid, found)                                                                        \
-    FUNCTION(function, parameters, search, answer != NULL && (valid), true,                                                     \
+#define TEXT(function, parameters, find, ...) FUNCTION(function, parameters, find, true, true, TRY(put_text(answer, room, __VA_ARGS__)))
+#define FIND(function, parameters, find, valid, found)                                                                          \
+    FUNCTION(function, parameters, find, answer != NULL && (valid), true,                                                       \
              const int unit = found;                                                                                            \
              CHECK(unit != NOBODY, NVML_ERROR_NOT_FOUND);                                                                       \
              *answer = handle_of((uint32_t)unit))
 #define BITS(function, parameters, valid, first, count)                                                                         \
-    FUNCTION(function, parameters, target_of(device, ANY, &to), set != NULL && words > 0 && (valid), true,                      \
+    FUNCTION(function, parameters, ON(ANY), set != NULL && words > 0 && (valid), true,                                          \
              set_bits(words, set, (unsigned long)(first), (unsigned long)(count)))
 #define PROCESSES(function, type, which)                                                                                        \
-    FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), target_of(device, LIVE, &to),                       \
-             count != NULL && (infos != NULL || *count == 0), true,                                                             \
+    FUNCTION(function, (nvmlDevice_t device, unsigned *count, type *infos), ON(LIVE), count != NULL && (infos != NULL || *count == 0), true, \
              return list_processes(&to, which, count, infos, sizeof *infos))
 #include "answers.def"
-
-EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
-{
-    TRY(ready());
-    CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *count = nvml.cards;
-    return NVML_SUCCESS;
-}
-
-ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 {

@@ -95,7 +95,7 @@ nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target
     target->card = target->mig ? target->of->card : target->unit;
     CHECK(target->card < page->cards && (!target->mig || target->of->live), NVML_ERROR_INVALID_ARGUMENT);
     target->on = &page->card[target->card];
-    target->profile = target->mig ? &target->on->profile[target->of->profile % FAKE_PROFILES] : NULL;
+    target->profile = target->mig ? fake_profile_of(page, target->of) : NULL;
     CHECK((accepted != LIVE && accepted != CARD) || !atomic_load(&target->on->lost), NVML_ERROR_GPU_IS_LOST);
     CHECK(accepted != CARD || !target->mig, NVML_ERROR_NOT_SUPPORTED);
     CHECK(accepted != MIG || target->mig, NVML_ERROR_NOT_SUPPORTED);

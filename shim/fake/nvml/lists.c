@@ -1,4 +1,4 @@
-/* lists.c - what NVML answers with a list: processes, their use of a card, field values, places for instances. */
+/* lists.c - what NVML answers with a list: processes, their use of a card, field values. */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -7,46 +7,36 @@
 
 #define MOST (FAKE_SLOTS * 2)
 
-/* Adds a slot's memory to its process: several connections of a process are one process. Returns how many there are now. */
-static unsigned add_process(nvmlProcessInfo_v2_t found[MOST], unsigned first, unsigned count, const struct fake_slot *of, uint32_t unit)
-{
-    const bool mig = unit >= FAKE_CARDS;
-    unsigned at = first;
-    while (at < count && found[at].pid != (unsigned)of->pid)
-        at++;
-    if (at == count)
-        found[count++] = (nvmlProcessInfo_v2_t){.pid = (unsigned)of->pid,
-                                                .gpuInstanceId = mig ? nvml.client.page->unit[unit].gi : 0xffffffffu,
-                                                .computeInstanceId = mig ? 0 : 0xffffffffu};
-    found[at].usedGpuMemory += of->used_bytes[unit];
-    return count;
-}
-
 static bool mps_runs(uint32_t unit)
 {
-    for (const struct fake_slot *of = nvml.client.page->slot; of < nvml.client.page->slot + FAKE_SLOTS; of++)
-        if (of->kind == FAKE_FOREIGN && of->used_bytes[unit] > 0 && strcmp(of->name, "nvidia-cuda-mps-server") == 0)
+    const struct fake_page *page = nvml.client.page;
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+        if (page->slot[slot].kind == FAKE_FOREIGN && page->unit[unit].used_bytes[slot] > 0 &&
+            strcmp(page->slot[slot].name, "nvidia-cuda-mps-server") == 0)
             return true;
     return false;
 }
 
-/* One entry per process and unit, a card's instances included. Returns how many. */
-static unsigned processes(const struct target *to, enum listed which, nvmlProcessInfo_v2_t found[MOST])
+/* Adds a unit's processes to those found so far: one entry for all connections of a process. Returns how many there are now. */
+static unsigned add_processes(uint32_t unit, enum listed which, nvmlProcessInfo_v2_t found[MOST], unsigned first)
 {
-    unsigned count = 0;
     const struct fake_page *page = nvml.client.page;
-    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
-        const bool is_of_card = unit >= FAKE_CARDS && page->unit[unit].live && page->unit[unit].card == to->card;
-        if (unit != to->unit && (to->mig || !is_of_card))
+    const enum listed cuda = mps_runs(unit) ? MPS_CLIENTS : COMPUTE;
+    const bool mig = unit >= FAKE_CARDS;
+    unsigned count = first;
+    for (uint32_t slot = 0; slot < FAKE_SLOTS && count < MOST; slot++) {
+        const struct fake_slot *of = &page->slot[slot];
+        const bool is_listed = (of->kind == FAKE_CUDA && which == cuda) || (of->kind == FAKE_FOREIGN && which == COMPUTE);
+        unsigned at = first;
+        if (!is_listed || of->contexts[unit] + page->unit[unit].used_bytes[slot] == 0)
             continue;
-        const enum listed cuda = mps_runs(unit) ? MPS_CLIENTS : COMPUTE;
-        const unsigned first = count;
-        for (uint32_t slot = 0; slot < FAKE_SLOTS && count < MOST; slot++) {
-            const struct fake_slot *of = &page->slot[slot];
-            const bool is_listed = (of->kind == FAKE_CUDA && which == cuda) || (of->kind == FAKE_FOREIGN && which == COMPUTE);
-            if (is_listed && of->contexts[unit] + of->used_bytes[unit] > 0)
-                count = add_process(found, first, count, of, unit);
-        }
+        while (at < count && found[at].pid != (unsigned)of->pid)
+            at++;
+        if (at == count)
+            found[count++] = (nvmlProcessInfo_v2_t){.pid = (unsigned)of->pid,
+                                                    .gpuInstanceId = mig ? page->unit[unit].gi : 0xffffffffu,
+                                                    .computeInstanceId = mig ? 0 : 0xffffffffu};
+        found[at].usedGpuMemory += page->unit[unit].used_bytes[slot];
     }
     return count;
 }
@@ -54,12 +44,17 @@ static unsigned processes(const struct target *to, enum listed which, nvmlProces
 nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned *count, void *infos, size_t width)
 {
     static _Thread_local nvmlProcessInfo_v2_t found[MOST];
+    const unsigned room = *count;
+    *count = 0;
     page_lock(nvml.client.page);
-    const unsigned have = processes(to, which, found), room = *count;
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
+        const struct fake_unit *of = &nvml.client.page->unit[unit];
+        if (unit == to->unit || (!to->mig && unit >= FAKE_CARDS && of->live && of->card == to->card))
+            *count = add_processes(unit, which, found, *count);
+    }
     page_unlock(nvml.client.page);
-    *count = have;
-    CHECK(have <= room, NVML_ERROR_INSUFFICIENT_SIZE);
-    for (unsigned i = 0; i < have; i++)
+    CHECK(*count <= room, NVML_ERROR_INSUFFICIENT_SIZE);
+    for (unsigned i = 0; i < *count; i++)
         memcpy((char *)infos + i * width, &found[i], width);
     return NVML_SUCCESS;
 }
@@ -84,29 +79,7 @@ EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned 
     return NVML_SUCCESS;
 }
 
-static unsigned long long now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
-}
-
-/* Of a slot on a whole card, over all samples after a time that are still remembered. */
-static unsigned average(const struct fake_slot *of, uint32_t card, unsigned long long since_us)
-{
-    const struct fake_page *page = nvml.client.page;
-    const uint64_t taken = atomic_load(&page->samples);
-    unsigned sum = 0, count = 0;
-    for (uint64_t back = 1; back < FAKE_SAMPLES && back <= taken; back++) { /* the oldest is being written perhaps */
-        const uint64_t at = (taken - back) % FAKE_SAMPLES;
-        if (atomic_load(&page->sampled_us[at]) <= since_us)
-            break;
-        sum += atomic_load(&of->sampled[card][at]);
-        count++;
-    }
-    return count == 0 ? 0 : (sum + count / 2) / count;
-}
-
+/* What ran since the last sample at or before a time, or since the oldest that is remembered: who is described has no kernels. */
 EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned *count,
                                                     unsigned long long since_us)
 {
@@ -114,16 +87,19 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     TRY(target_of(device, CARD, &to));
     CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
     const struct fake_page *page = nvml.client.page;
-    const uint64_t taken = atomic_load(&page->samples);
+    const uint64_t newest = atomic_load(&page->samples) - 1;
     const unsigned room = samples == NULL ? 0 : *count;
+    uint64_t from = newest;
+    while (from > 0 && newest - from < FAKE_SAMPLES - 2 && atomic_load(&page->sampled_us[from % FAKE_SAMPLES]) > since_us)
+        from--; /* the one before the oldest of these is being written perhaps */
     *count = 0;
-    for (uint32_t slot = 0; slot < FAKE_SLOTS && taken > 0; slot++) {
+    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *of = &page->slot[slot];
-        const unsigned percent = of->kind == FAKE_CUDA ? average(of, to.card, since_us) : 0;
+        const unsigned percent = of->kind == FAKE_CUDA ? gpu_time_percent(page, of->sampled_ns[to.card], from, newest) : 0;
         if (percent == 0 || (*count)++ >= room)
             continue;
         samples[*count - 1] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)of->pid,
-                                                               .timeStamp = atomic_load(&page->sampled_us[(taken - 1) % FAKE_SAMPLES]),
+                                                               .timeStamp = atomic_load(&page->sampled_us[newest % FAKE_SAMPLES]),
                                                                .smUtil = percent,
                                                                .memUtil = percent / 3};
     }
@@ -149,33 +125,14 @@ static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)
 EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields)
 {
     struct target to;
+    struct timespec now;
     TRY(target_of(device, LIVE, &to));
     CHECK(fields != NULL && count > 0, NVML_ERROR_INVALID_ARGUMENT);
+    clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
-        fields[i].timestamp = (long long)now_us();
+        fields[i].timestamp = (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000;
         fields[i].latencyUsec = 0;
         fields[i].nvmlReturn = field_of(device, &fields[i]);
     }
     return NVML_SUCCESS;
 }
-
-/* GPU instances. */
-
-EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned id, nvmlGpuInstancePlacement_t *places, unsigned *count)
-{
-    struct target to;
-    TRY(target_of(device, CARD, &to));
-    CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    const struct fake_profile *profile = to.on->profile;
-    while (profile < to.on->profile + FAKE_PROFILES && (profile->bytes == 0 || profile->id != id))
-        profile++;
-    CHECK(profile < to.on->profile + FAKE_PROFILES, NVML_ERROR_NOT_SUPPORTED);
-    const unsigned room = *count;
-    *count = 0;
-    for (unsigned start = 0; start <= profile->last_start; start += profile->memory, (*count)++)
-        if (places != NULL && *count < room)
-            places[*count] = (nvmlGpuInstancePlacement_t){.start = start, .size = profile->memory};
-    return places == NULL || *count <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
-}
-
-ALIAS(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
