@@ -90,7 +90,7 @@ struct fake_kernel_object {
     uint32_t disables;                      /* of a channel: so many enables are owed */
 };
 
-enum fake_kind { FAKE_FREE = 0, FAKE_CUDA = 1, FAKE_NVML = 2, FAKE_FOREIGN = 3, FAKE_CTL = 4 };
+enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL, FAKE_NEW /* connected, HELLO not said */ };
 
 struct fake_slot {
     uint32_t kind;
@@ -124,6 +124,8 @@ struct fake_page {
     uint64_t kernel_ns; /* a kernel that does not say how long it takes */
     _Atomic uint64_t kernel_misuses; /* ioctls that a real kernel driver would have refused or regretted */
     char kernel_misuse[128];         /* the last one, in words */
+    char seed[64];    /* mixed into the default UUIDs, so that two nodes' cards differ */
+    pthread_mutex_t commands; /* of who runs a command; robust, shared between processes */
     pthread_mutex_t lock;     /* robust, shared between processes */
     _Atomic uint32_t events;  /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */
     _Atomic uint64_t samples; /* taken so far */
@@ -163,18 +165,14 @@ enum fake_type {
     FAKE_SHARE,     /* object and its descriptor -> the object with its id: others may now import it */
     FAKE_IMPORT,    /* an object's id -> the object and its descriptor */
     FAKE_RELEASE,   /* an object's id: the last holder's release frees the memory */
-    FAKE_COMMAND,   /* text -> text */
     FAKE_DONE,
-    FAKE_REFUSED    /* text says why */
+    FAKE_REFUSED
 };
-
-#define FAKE_TEXT 8192u
 
 struct fake_message {
     uint32_t version, type;
     uint32_t kind, slot;
     struct fake_object object;
-    char text[FAKE_TEXT];
 };
 
 #endif

@@ -1,22 +1,27 @@
 /* fault.c - reads the line of a fault. */
+#define _GNU_SOURCE
 #include "fault.h"
-#include "words.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-static const struct form {
-    const char *name, *arguments;
+#define FORMS                                                                                                                  \
+    "none | fail FUNCTION [nth=N] [size=BYTES] [error=CURESULT] | hang FUNCTION seconds=N | missing FUNCTION | "              \
+    "suspend-without-effect | alloc-form"
+
+static const struct kind {
+    const char *name;
     enum fake_fault_kind kind;
     bool has_function;
-} forms[] = {
-    {"fail", " FUNCTION [nth=N] [size=BYTES] [error=CURESULT]", FAULT_FAIL, true},
-    {"hang", " FUNCTION seconds=N", FAULT_HANG, true},
-    {"missing", " FUNCTION", FAULT_MISSING, true},
-    {"suspend-without-effect", "", FAULT_SUSPEND, false},
-    {"alloc-form", "", FAULT_ALLOC_FORM, false},
+} kinds[] = {
+    {"fail", FAULT_FAIL, true},
+    {"hang", FAULT_HANG, true},
+    {"missing", FAULT_MISSING, true},
+    {"suspend-without-effect", FAULT_SUSPEND, false},
+    {"alloc-form", FAULT_ALLOC_FORM, false},
 };
-#define FORMS (sizeof forms / sizeof forms[0])
+#define KINDS (sizeof kinds / sizeof kinds[0])
 
 bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind)
 {
@@ -54,32 +59,33 @@ static bool set_number(struct fake_fault *fault, char *word)
                 {"size", FAULT_FAIL, &fault->bytes},
                 {"error", FAULT_FAIL, &fault->error},
                 {"seconds", FAULT_HANG, &fault->seconds}};
-    struct text why = {.at = (char[1]){0}, .room = 1}; /* the line's own sentence says it */
-    char *equals = strchr(word, '=');
-    if (equals == NULL)
+    char *number = strchr(word, '='), *end = NULL;
+    if (number == NULL)
         return false;
-    *equals = '\0';
+    *number++ = '\0';
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
-        if (fault->kind == keys[i].kind && strcmp(word, keys[i].key) == 0)
-            return parse_number(word, equals + 1, 1, UINT64_MAX, keys[i].value, &why);
+        if (fault->kind == keys[i].kind && strcmp(word, keys[i].key) == 0) {
+            *keys[i].value = strtoull(number, &end, 10);
+            return number[0] >= '0' && number[0] <= '9' && *end == '\0' && *keys[i].value > 0;
+        }
     return false;
 }
 
 static bool read_words(char *line, struct fake_fault *fault)
 {
-    const char *name = next_word(&line), *function;
-    const struct form *form = forms;
-    while (name != NULL && form < forms + FORMS && strcmp(name, form->name) != 0)
-        form++;
-    if (name == NULL || form == forms + FORMS)
+    char *rest = NULL, *word = strtok_r(line, " \t\n", &rest);
+    const struct kind *kind = kinds;
+    while (word != NULL && kind < kinds + KINDS && strcmp(word, kind->name) != 0)
+        kind++;
+    if (word == NULL || kind == kinds + KINDS)
         return false;
-    fault->kind = form->kind;
-    if (form->has_function) {
-        function = next_word(&line);
-        if (function == NULL || (size_t)snprintf(fault->function, sizeof fault->function, "%s", function) >= sizeof fault->function)
+    fault->kind = kind->kind;
+    if (kind->has_function) {
+        word = strtok_r(NULL, " \t\n", &rest);
+        if (word == NULL || (size_t)snprintf(fault->function, sizeof fault->function, "%s", word) >= sizeof fault->function)
             return false;
     }
-    for (char *word = next_word(&line); word != NULL; word = next_word(&line))
+    while ((word = strtok_r(NULL, " \t\n", &rest)) != NULL)
         if (!set_number(fault, word))
             return false;
     return fault->kind != FAULT_HANG || fault->seconds > 0;
@@ -88,18 +94,13 @@ static bool read_words(char *line, struct fake_fault *fault)
 bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room)
 {
     char copy[256];
-    struct text sentence = {.at = why, .room = room};
     snprintf(copy, sizeof copy, "%s", line);
     *fault = (struct fake_fault){.error = 2}; /* CUDA_ERROR_OUT_OF_MEMORY */
-    if (!read_words(copy, fault)) {
-        say(&sentence, "fault is \"%s\", must be none", line);
-        for (size_t i = 0; i < FORMS; i++)
-            say(&sentence, " | %s%s", forms[i].name, forms[i].arguments);
-        return false;
-    }
-    if (fault->function[0] == '\0' || function_known(fault))
-        return true;
-    say(&sentence, "fault: found function \"%s\", must be one of shim/fake/%s", fault->function,
-        fault->kind == FAULT_MISSING ? "cuda/symbols.def" : "common/faultable.def");
-    return false;
+    const bool understood = read_words(copy, fault), known = fault->function[0] == '\0' || function_known(fault);
+    if (!understood)
+        snprintf(why, room, "fault is \"%s\", must be " FORMS, line);
+    else if (!known)
+        snprintf(why, room, "fault: found function \"%s\", must be one of shim/fake/%s", fault->function,
+                 fault->kind == FAULT_MISSING ? "cuda/symbols.def" : "common/faultable.def");
+    return understood && known;
 }

@@ -52,5 +52,6 @@ int message_receive(int socket_fd, struct fake_message *message, int *fd, int fl
     const struct cmsghdr *rights = CMSG_FIRSTHDR(header);
     if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
         memcpy(fd, CMSG_DATA(rights), sizeof *fd);
-    return got == sizeof *message && message->version == FAKE_PAGE_VERSION ? 0 : -EPROTO;
+    const bool whole = got == sizeof *message && (header->msg_flags & MSG_TRUNC) == 0;
+    return whole && message->version == FAKE_PAGE_VERSION ? 0 : -EPROTO;
 }

@@ -15,7 +15,6 @@ static const struct fake_card models[] = {
 #undef MODEL
 #undef PROFILE
 };
-#define MODELS (sizeof models / sizeof models[0])
 
 static const struct {
     const char *model;
@@ -27,20 +26,6 @@ static const struct {
               .copy_engines = copy, .decoders = decoder, .jpegs = jpeg, .ofas = ofa, .bytes = mib * FAKE_MIB}},
 #include "models.def"
 };
-
-size_t find_name(const char *word, const void *first, size_t stride, size_t count)
-{
-    size_t at = 0;
-    while (at < count && strcmp(word, (const char *)first + at * stride) != 0)
-        at++;
-    return at;
-}
-
-void say_names(const void *first, size_t stride, size_t count)
-{
-    for (size_t at = 0; at < count; at++)
-        say(&driver.answer, "%s%s", at == 0 ? "" : ", ", (const char *)first + at * stride);
-}
 
 static uint64_t mix(uint64_t x) /* splitmix64 */
 {
@@ -73,7 +58,7 @@ void make_uuid(const char *prefix, const char *seed, char text[48], uint8_t byte
 /* Options of a card line: key=value. */
 
 /* Right is what is printed the same again. */
-static bool set_uuid(struct fake_card *card, const char *text)
+static void set_uuid(struct fake_card *card, const char *text)
 {
     const char *at = text + strcspn(text, "-");
     for (unsigned i = 0; i < 16 && *at != '\0'; i++) {
@@ -82,26 +67,27 @@ static bool set_uuid(struct fake_card *card, const char *text)
         at += strnlen(at, 2);
     }
     print_uuid("GPU-", card->uuid_bytes, card->uuid);
-    return strcmp(card->uuid, text) == 0 || REFUSE("uuid is \"%s\", must look like GPU-01234567-89ab-cdef-0123-456789abcdef", text);
+    if (strcmp(card->uuid, text) != 0)
+        fail("uuid is \"%s\", must look like GPU-01234567-89ab-cdef-0123-456789abcdef", text);
 }
 
-static bool set_bus(struct fake_card *card, const char *value)
+static void set_bus(struct fake_card *card, const char *value)
 {
     char more;
     const int got = sscanf(value, "%x:%x:%x.0%c", &card->pci_domain, &card->pci_bus, &card->pci_device, &more);
-    const bool good = got == 3 && card->pci_bus <= 255 && card->pci_device <= 31 && card->pci_domain <= 0xffff;
-    return good || REFUSE("bus is \"%s\", must look like 0000:17:00.0", value);
+    if (got != 3 || card->pci_bus > 255 || card->pci_device > 31 || card->pci_domain > 0xffff)
+        fail("bus is \"%s\", must look like 0000:17:00.0", value);
 }
 
-static bool set_serial(struct fake_card *card, const char *value)
+static void set_serial(struct fake_card *card, const char *value)
 {
-    return snprintf(card->serial, sizeof card->serial, "%s", value) > 0;
+    snprintf(card->serial, sizeof card->serial, "%s", value);
 }
 
 enum number { COUNT, MEMORY_MIB, CONTEXT_MIB, NUMA, MINOR, NUMBERS };
 static const struct option {
     char key[16];
-    bool (*set)(struct fake_card *card, const char *value); /* NULL: a number */
+    void (*set)(struct fake_card *card, const char *value); /* NULL: a number */
     enum number number;
     uint64_t least, most;
 } options[] = {
@@ -116,88 +102,76 @@ static const struct option {
 };
 #define OPTIONS (sizeof options / sizeof options[0])
 
-static bool read_options(struct fake_card *card, uint64_t number[NUMBERS], const char *words)
+static void read_options(struct fake_card *card, uint64_t number[NUMBERS], const char *words)
 {
-    char copy[1024], *at = copy;
+    char copy[1024], *rest = NULL;
     snprintf(copy, sizeof copy, "%s", words);
-    for (char *key = next_word(&at); key != NULL; key = next_word(&at)) {
+    for (char *key = strtok_r(copy, " \t", &rest); key != NULL; key = strtok_r(NULL, " \t", &rest)) {
         char *value = strchr(key, '=');
         if (value == NULL)
-            return REFUSE("card: \"%s\" is not option=value", key);
+            fail("card: \"%s\" is not option=value", key);
         *value++ = '\0';
-        const struct option *option = &options[find_name(key, options, sizeof options[0], OPTIONS)];
-        if (option == options + OPTIONS) {
-            say(&driver.answer, "card: the option is \"%s\", must be one of ", key);
-            return say_names(options, sizeof options[0], OPTIONS), false;
-        }
-        if (option->set != NULL ? !option->set(card, value)
-                                : !parse_number(key, value, option->least, option->most, &number[option->number], &driver.answer))
-            return false;
+        const struct option *option = &options[read_name("card: the option", key, options, sizeof options[0], OPTIONS)];
+        if (option->set != NULL)
+            option->set(card, value);
+        else
+            number[option->number] = read_number(key, value, option->least, option->most);
     }
-    return true;
 }
 
-/* The next card. Returns how many the line wants, 0 if it is refused. */
+/* The next card. Returns how many the line wants. */
 static uint64_t add_card(const struct fake_card *model, const char *words)
 {
     const uint32_t index = driver.page->cards;
     struct fake_unit *unit = &driver.page->unit[index];
-    struct fake_card card = *model;
+    struct fake_card *card = &driver.page->card[index];
     uint64_t number[NUMBERS] = {[COUNT] = 1, [CONTEXT_MIB] = model->context_bytes / FAKE_MIB, [NUMA] = index / 4, [MINOR] = index};
     char seed[128];
-    card.pci_bus = 0x17 + 0x12 * index;
-    snprintf(card.serial, sizeof card.serial, "16500%08u", index);
-    snprintf(seed, sizeof seed, "%s/%u", driver.seed, index);
-    make_uuid("GPU-", seed, card.uuid, card.uuid_bytes);
+    if (index == FAKE_CARDS)
+        fail("card: more than %u cards", FAKE_CARDS);
+    *card = *model;
+    card->pci_bus = 0x17 + 0x12 * index;
+    snprintf(card->serial, sizeof card->serial, "16500%08u", index);
+    snprintf(seed, sizeof seed, "%s/%u", driver.page->seed, index);
+    make_uuid("GPU-", seed, card->uuid, card->uuid_bytes);
     for (unsigned i = 0; i < FAKE_LINKS; i++)
-        card.link_peer[i] = -1;
+        card->link_peer[i] = -1;
     for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++)
-        if (strcmp(profiles[i].model, card.model) == 0)
-            card.profile[card.profiles++] = profiles[i].is;
-    if (!read_options(&card, number, words))
-        return 0;
-    card.context_bytes = number[CONTEXT_MIB] * FAKE_MIB;
-    card.numa = (int32_t)number[NUMA];
-    card.minor = (uint32_t)number[MINOR];
+        if (strcmp(profiles[i].model, card->model) == 0)
+            card->profile[card->profiles++] = profiles[i].is;
+    read_options(card, number, words);
+    card->context_bytes = number[CONTEXT_MIB] * FAKE_MIB;
+    card->numa = (int32_t)number[NUMA];
+    card->minor = (uint32_t)number[MINOR];
     if (number[MEMORY_MIB] > 0) {
-        card.total_bytes = number[MEMORY_MIB] * FAKE_MIB;
-        card.reserved_bytes = 0; /* a size given is a size to have: tests count on it */
+        card->total_bytes = number[MEMORY_MIB] * FAKE_MIB;
+        card->reserved_bytes = 0; /* a size given is a size to have: tests count on it */
     }
     unit->live = 1;
     unit->card = index;
-    unit->limit_bytes = card.total_bytes - card.reserved_bytes;
-    memcpy(unit->uuid, card.uuid, sizeof unit->uuid);
-    memcpy(unit->uuid_bytes, card.uuid_bytes, sizeof unit->uuid_bytes);
-    driver.page->card[driver.page->cards++] = card;
+    unit->limit_bytes = card->total_bytes - card->reserved_bytes;
+    memcpy(unit->uuid, card->uuid, sizeof unit->uuid);
+    memcpy(unit->uuid_bytes, card->uuid_bytes, sizeof unit->uuid_bytes);
+    driver.page->cards++;
     return number[COUNT];
 }
 
-bool add_cards(const struct value *value)
+void add_cards(const struct value *value)
 {
-    const struct fake_card *model = &models[find_name(value[0].word, models, sizeof models[0], MODELS)];
-    if (model == models + MODELS) {
-        say(&driver.answer, "card: the model is \"%s\", must be one of ", value[0].word);
-        return say_names(models, sizeof models[0], MODELS), false;
-    }
-    for (uint64_t made = 0, count = 1; made < count; made++) {
-        if (driver.page->cards == FAKE_CARDS)
-            return REFUSE("card: more than %u cards", FAKE_CARDS);
-        count = add_card(model, value[1].word);
-        if (count == 0)
-            return false;
-    }
-    return true;
+    const size_t model = read_name("card: the model", value[0].word, models, sizeof models[0], sizeof models / sizeof models[0]);
+    for (uint64_t made = 0, count = 1; made < count; made++)
+        count = add_card(&models[model], value[1].word);
 }
 
-bool parse_card(const char *word, uint64_t *card)
+uint32_t read_card(const char *word)
 {
     if (driver.page->cards == 0)
-        return REFUSE("card is \"%s\", but there are no cards yet", word);
-    return parse_number("card", word, 0, driver.page->cards - 1, card, &driver.answer);
+        fail("card is \"%s\", but there are no cards yet", word);
+    return (uint32_t)read_number("card", word, 0, driver.page->cards - 1);
 }
 
 /* The next links of a card that lead nowhere. */
-static bool wire(uint64_t card, int32_t peer, uint64_t lanes)
+static void wire(uint64_t card, int32_t peer, uint64_t lanes)
 {
     struct fake_card *of = &driver.page->card[card];
     uint64_t left = lanes;
@@ -206,28 +180,25 @@ static bool wire(uint64_t card, int32_t peer, uint64_t lanes)
             of->link_peer[i] = peer;
             left--;
         }
-    return left == 0 || REFUSE("link: card %u (%s) has %u NVLinks, %u more are asked for", (unsigned)card, of->model, of->links_wired, (unsigned)left);
+    if (left > 0)
+        fail("link: card %u (%s) has %u NVLinks, %u more are asked for", (unsigned)card, of->model, of->links_wired, (unsigned)left);
 }
 
-bool add_link(const struct value *value)
+void add_link(const struct value *value)
 {
-    const uint64_t a = value[0].number, lanes = value[2].number;
-    uint64_t b;
-    if (strcmp(value[1].word, "switch") == 0)
-        return wire(a, -2, lanes);
-    if (!parse_card(value[1].word, &b))
-        return false;
+    const bool to_switch = strcmp(value[1].word, "switch") == 0;
+    const uint64_t a = value[0].number, b = to_switch ? FAKE_CARDS : read_card(value[1].word);
     if (a == b)
-        return REFUSE("link: card %u cannot be linked to itself", (unsigned)a);
-    return wire(a, (int32_t)b, lanes) && wire(b, (int32_t)a, lanes);
+        fail("link: card %u cannot be linked to itself", (unsigned)a);
+    wire(a, to_switch ? -2 : (int32_t)b, value[2].number);
+    if (!to_switch)
+        wire(b, (int32_t)a, value[2].number);
 }
 
-bool add_switch(const struct value *value)
+void add_switch(const struct value *value)
 {
     if (strcmp(value[0].word, "all") != 0)
-        return REFUSE("links: must be \"links all LANES\"");
+        fail("links: must be \"links all LANES\"");
     for (uint32_t card = 0; card < driver.page->cards; card++)
-        if (!wire(card, -2, value[1].number))
-            return false;
-    return true;
+        wire(card, -2, value[1].number);
 }

@@ -1,29 +1,24 @@
 /* daemon.h - the parts of nvidia-fake-driverd.
  *
- * One struct, `driver`, holds everything. Functions that can be refused write a sentence into its answer that names the object,
- * the value found and the range allowed.
+ * The description and the commands of `ctl` change the page, the one in the daemon before it serves, the others in a process of
+ * their own that is connected like any other. What is wrong with one ends the process with a sentence.
  */
 #ifndef TANGRAM_FAKE_DAEMON_H
 #define TANGRAM_FAKE_DAEMON_H
 
 #include "page.h"
-#include "words.h"
 
-#include <poll.h>
-
-enum { LISTENER = FAKE_SLOTS, SIGNALS, POLLED };
+#include <stddef.h>
 
 struct driver {
     struct fake_page *page;
-    int page_fd;
-    struct pollfd polled[POLLED]; /* a slot's client (-1 = none), then those above */
-    char seed[64];                /* mixed into the default UUIDs, so that two nodes' cards differ */
-    uint64_t last_sample_ns, last_object;
-    struct text answer; /* of the line that runs */
+    const char *description; /* the file that is being read, and where in it; NULL: none is */
+    unsigned line;
 };
 extern struct driver driver;
 
-#define REFUSE(...) (say(&driver.answer, __VA_ARGS__), false)
+/* main.c - ends the process with a sentence that names the object, the value found and the range allowed. */
+_Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* lines.c - the description and the control commands, by the table lines.def. */
 enum place { DESCRIPTION = 1, COMMAND = 2, ANYWHERE = 3 };
@@ -31,31 +26,30 @@ struct value { /* one argument of a line */
     char *word;
     uint64_t number; /* or a card, or a unit */
 };
-typedef bool line_function(const struct value *value);
+typedef void line_function(const struct value *value);
 #define LINE(name, places, function, form, help) line_function function;
-#define NUMBER(word, name, least, most)
 #include "lines.def"
 #undef LINE
-#undef NUMBER
-bool line_run(enum place place, char *line);
-void say_lines(enum place place);
-bool config_read(const char *path);
+void run_line(enum place place, char *line);
+void read_description(const char *path);
+void print_lines(enum place place);
+uint64_t read_number(const char *what, const char *word, uint64_t least, uint64_t most);
+/* The index of a word among the names that stand first in `count` elements of `stride` bytes. */
+size_t read_name(const char *what, const char *word, const void *first, size_t stride, size_t count);
 
 /* cards.c - cards and their links. */
-bool parse_card(const char *word, uint64_t *card);
-/* A word among the names that stand first in `count` elements of `stride` bytes: its index, or count. */
-size_t find_name(const char *word, const void *first, size_t stride, size_t count);
-void say_names(const void *first, size_t stride, size_t count);
+uint32_t read_card(const char *word);
 void make_uuid(const char *prefix, const char *seed, char text[48], uint8_t bytes[16]);
 
 /* mig.c - MIG mode and instances. Reads "0" (card 0) or "0:7" (its GPU instance 7). */
-bool parse_unit(const char *word, uint64_t *unit);
+uint32_t read_unit(const char *word);
 
-/* clients.c - who is connected, and what it asks. */
-void client_accept(void);
-void client_answer(uint32_t slot);
-/* The first slot from `from` on of such a process, or FAKE_SLOTS. */
-uint32_t slot_from(uint32_t from, enum fake_kind kind, uint64_t pid);
+/* clients.c - the daemon while it serves, until SIGTERM or SIGINT. It prints one line when it is ready. */
+void serve(int page_fd, int listener, const char *socket_path);
+
+/* processes.c - slots of processes, and what is known of them. FAKE_SLOTS: all are taken. */
+uint32_t new_slot(enum fake_kind kind, int32_t pid);
+void empty_slot(uint32_t slot);
 
 /* objects.c - memory that several processes hold: SHARE, IMPORT and RELEASE. False: refused. */
 struct passed {
@@ -63,9 +57,5 @@ struct passed {
 };
 bool object_request(uint32_t slot, struct fake_message *message, struct passed *fd);
 void object_drop_slot(uint32_t slot);
-
-/* events.c - how much had run on each unit, if it is time to look again. */
-#define SAMPLE_MS 200 /* guessed: NVML's own period is 1/6 to 1 s by product */
-void sample(void);
 
 #endif

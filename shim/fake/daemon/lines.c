@@ -1,26 +1,24 @@
-/* lines.c - reads the description, one thing a line, and runs the control commands, by which a test makes things happen to
- * the cards. Words by blanks, # begins a comment; a line that is not understood refuses the whole description. */
+/* lines.c - reads the description, one thing a line, and the control commands, by which a test makes things happen to the
+ * cards. Words by blanks, # begins a comment. */
 #include "branch.h"
 #include "daemon.h"
 #include "fault.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ARGUMENTS 4 /* the most of any form */
 
 static const struct line {
-    const char *name;
+    char name[16];
     enum place places;
     line_function *run;
     const char *form, *help;
 } lines[] = {
 #define LINE(name, places, function, form, help) {#name, places, function, form, help},
-#define NUMBER(word, name, least, most)
 #include "lines.def"
-#undef LINE
-#undef NUMBER
 };
 #define LINES (sizeof lines / sizeof lines[0])
 
@@ -28,128 +26,150 @@ static const struct {
     const char *word, *name;
     uint64_t least, most;
 } numbers[] = {
-#define LINE(name, places, function, form, help)
 #define NUMBER(word, name, least, most) {word, name, least, most},
-#include "lines.def"
+#include "numbers.def"
 };
 
-void say_lines(enum place place)
+void print_lines(enum place place)
 {
     for (const struct line *line = lines; line < lines + LINES; line++)
         if (line->places & place)
-            say(&driver.answer, "%s %-*s  %s\n", line->name, 43 - (int)strlen(line->name), line->form, line->help);
+            printf("%s %-*s  %s\n", line->name, 43 - (int)strlen(line->name), line->form, line->help);
+}
+
+uint64_t read_number(const char *what, const char *word, uint64_t least, uint64_t most)
+{
+    char *end = NULL;
+    errno = 0;
+    const unsigned long long number = strtoull(word, &end, 10);
+    if (word[0] < '0' || word[0] > '9' || *end != '\0' || errno != 0 || number < least || number > most)
+        fail("%s is \"%s\", must be a number from %llu to %llu", what, word, (unsigned long long)least, (unsigned long long)most);
+    return number;
+}
+
+size_t read_name(const char *what, const char *word, const void *first, size_t stride, size_t count)
+{
+    char names[512] = "";
+    size_t length = 0;
+    for (size_t i = 0; i < count; i++) {
+        const char *name = (const char *)first + i * stride;
+        if (strcmp(word, name) == 0)
+            return i;
+        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", i == 0 ? "" : ", ", name);
+    }
+    fail("%s is \"%s\", must be one of %s", what, word, names);
+}
+
+/* Cuts it off the line, which goes on after it. NULL at the end of the line. */
+static char *next_word(char **line)
+{
+    char *word = *line + strspn(*line, " \t");
+    *line = word + strcspn(word, " \t");
+    if (**line != '\0')
+        *(*line)++ = '\0';
+    return *word != '\0' ? word : NULL;
 }
 
 /* One argument, as its word in the form says. */
-static bool read_argument(const char *form, struct value *value)
+static struct value read_argument(const char *form, char *word)
 {
+    struct value value = {.word = word};
     if (strcmp(form, "CARD") == 0)
-        return parse_card(value->word, &value->number);
+        value.number = read_card(word);
     if (strcmp(form, "CARD[:GI]") == 0)
-        return parse_unit(value->word, &value->number);
+        value.number = read_unit(word);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         if (strcmp(form, numbers[i].word) == 0)
-            return parse_number(numbers[i].name, value->word, numbers[i].least, numbers[i].most, &value->number, &driver.answer);
-    return true;
+            value.number = read_number(numbers[i].name, word, numbers[i].least, numbers[i].most);
+    return value;
 }
 
-static bool run(const struct line *line, char *words)
+static void run(const struct line *line, char *words)
 {
-    struct value value[ARGUMENTS] = {0};
+    struct value value[ARGUMENTS] = {0}, *next = value;
     char copy[64], *forms = copy;
     bool complete = true;
     snprintf(copy, sizeof copy, "%s", line->form);
-    for (struct value *at = value; complete && at < value + ARGUMENTS; at++) {
-        const char *form = next_word(&forms);
-        if (form == NULL)
-            break;
+    for (const char *form = next_word(&forms); complete && form != NULL; form = next_word(&forms)) {
         const bool rest = strstr(form, "...") != NULL;
-        at->word = rest ? words + strspn(words, " \t") : next_word(&words);
+        char *word = rest ? words + strspn(words, " \t") : next_word(&words);
         words += rest ? strlen(words) : 0;
-        complete = at->word != NULL;
-        if (complete && !read_argument(form, at))
-            return false;
+        complete = word != NULL;
+        if (complete)
+            *next++ = read_argument(form, word);
     }
     if (!complete || next_word(&words) != NULL)
-        return REFUSE("%s: must be \"%s %s\"", line->name, line->name, line->form);
-    return line->run(value);
+        fail("%s: must be \"%s %s\"", line->name, line->name, line->form);
+    line->run(value);
 }
 
-bool line_run(enum place place, char *text)
+void run_line(enum place place, char *text)
 {
-    text[strcspn(text, "#\r\n")] = '\0';
-    const char *name = next_word(&text), *between = "";
-    if (name == NULL)
-        return place == DESCRIPTION || REFUSE("the command is empty, must be a line of --help");
-    for (const struct line *line = lines; line < lines + LINES; line++)
-        if ((line->places & place) && strcmp(name, line->name) == 0)
-            return run(line, text);
-    say(&driver.answer, "the first word is \"%s\", must be one of ", name);
-    for (const struct line *line = lines; line < lines + LINES; line++)
-        if (line->places & place) {
-            say(&driver.answer, "%s%s", between, line->name);
-            between = ", ";
-        }
-    return false;
+    size_t length = strcspn(text, "#\r\n");
+    while (length > 0 && (text[length - 1] == ' ' || text[length - 1] == '\t'))
+        length--;
+    text[length] = '\0';
+    const struct line *first = lines, *end = lines + LINES;
+    const char *name = next_word(&text);
+    if (name == NULL && place == DESCRIPTION)
+        return;
+    while (!(first->places & place))
+        first++;
+    while (!(end[-1].places & place))
+        end--;
+    run(&first[read_name("the first word", name == NULL ? "" : name, first, sizeof *first, (size_t)(end - first))], text);
 }
 
-bool config_read(const char *path)
+void read_description(const char *path)
 {
+    char line[1024];
     FILE *file = fopen(path, "re");
     if (file == NULL)
-        return REFUSE("%s: %s", path, strerror(errno));
-    const struct text start = driver.answer;
-    char line[1024];
-    bool good = true;
-    for (unsigned number = 1; good && fgets(line, sizeof line, file) != NULL; number++) {
-        driver.answer = start;
-        say(&driver.answer, "%s:%u: ", path, number);
-        good = line_run(DESCRIPTION, line);
+        fail("%s: %s", path, strerror(errno));
+    driver.description = path;
+    while (fgets(line, sizeof line, file) != NULL) {
+        driver.line++;
+        run_line(DESCRIPTION, line);
     }
     fclose(file);
-    if (good)
-        driver.answer = start;
-    return good && (driver.page->cards > 0 || REFUSE("%s: describes no card", path));
+    driver.description = NULL;
+    if (driver.page->cards == 0)
+        fail("%s: describes no card", path);
 }
 
 /* Lines that only set something. */
 
-bool set_driver(const struct value *value)
+void set_driver(const struct value *value)
 {
     branch_set(driver.page, value[0].word);
-    return true;
 }
 
-bool set_cuda(const struct value *value)
+void set_cuda(const struct value *value)
 {
     driver.page->cuda_version = (uint32_t)value[0].number;
-    return true;
 }
 
-bool set_kernel_us(const struct value *value)
+void set_kernel_us(const struct value *value)
 {
     driver.page->kernel_ns = value[0].number * 1000;
-    return true;
 }
 
-bool set_seed(const struct value *value)
+void set_seed(const struct value *value)
 {
     if (driver.page->cards > 0)
-        return REFUSE("seed: must stand before the first card, whose UUID it makes");
-    snprintf(driver.seed, sizeof driver.seed, "%s", value[0].word);
-    return true;
+        fail("seed: must stand before the first card, whose UUID it makes");
+    snprintf(driver.page->seed, sizeof driver.page->seed, "%s", value[0].word);
 }
 
-bool add_fault(const struct value *value)
+void add_fault(const struct value *value)
 {
     struct fake_page *page = driver.page;
     const uint32_t count = atomic_load(&page->faults);
     const bool none = strcmp(value[0].word, "none") == 0;
     char why[512];
     if (!none && count >= FAKE_FAULTS)
-        return REFUSE("fault: more than %u faults", FAKE_FAULTS);
+        fail("fault: more than %u faults", FAKE_FAULTS);
     if (!none && !fault_parse(value[0].word, &page->fault[count], why, sizeof why))
-        return REFUSE("%s", why);
+        fail("%s", why);
     atomic_store(&page->faults, none ? 0 : count + 1);
-    return true;
 }

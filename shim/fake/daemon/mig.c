@@ -19,35 +19,34 @@ static uint32_t unit_of_gi(uint32_t card, uint64_t gi)
     return FAKE_UNITS;
 }
 
-static bool find_instance(uint32_t card, const char *word, uint64_t *unit)
+static uint32_t read_instance(uint32_t card, const char *word)
 {
-    uint64_t gi;
-    if (!parse_number("GPU instance", word, 0, 14, &gi, &driver.answer))
-        return false;
-    *unit = unit_of_gi(card, gi);
-    return *unit != FAKE_UNITS || REFUSE("card %u: there is no GPU instance %u, must be one that status names", card, (unsigned)gi);
+    const uint64_t gi = read_number("GPU instance", word, 0, 14);
+    const uint32_t unit = unit_of_gi(card, gi);
+    if (unit == FAKE_UNITS)
+        fail("card %u: there is no GPU instance %u, must be one that status names", card, (unsigned)gi);
+    return unit;
 }
 
-bool parse_unit(const char *word, uint64_t *unit)
+uint32_t read_unit(const char *word)
 {
     char card[32];
     const char *colon = strchr(word, ':');
     snprintf(card, sizeof card, "%.*s", (int)strcspn(word, ":"), word);
-    return parse_card(card, unit) && (colon == NULL || find_instance((uint32_t)*unit, colon + 1, unit));
+    return colon == NULL ? read_card(card) : read_instance(read_card(card), colon + 1);
 }
 
-static bool set_mode(uint32_t card, bool on)
+static void set_mode(uint32_t card, bool on)
 {
     struct fake_card *of = &driver.page->card[card];
     if (of->profiles == 0)
-        return REFUSE("card %u: %s has no MIG", card, of->name);
+        fail("card %u: %s has no MIG", card, of->name);
     if (page_card_used(driver.page, card) > 0)
-        return REFUSE("card %u: in use, MIG mode can change only when no process holds memory on it", card);
+        fail("card %u: in use, MIG mode can change only when no process holds memory on it", card);
     for (uint32_t i = 0; i < FAKE_INSTANCES && !on; i++)
         driver.page->unit[fake_unit_of_instance(card, i)].live = 0;
     of->mig_on = on;
     driver.page->unit[card].live = !on;
-    return true;
 }
 
 /* By size and place, but for halves of a card, which have the first free of 1 and 2. */
@@ -81,61 +80,55 @@ static int place(uint32_t card, uint32_t profile)
     return of_profile < is->most && compute + is->compute <= 7 ? start : -1;
 }
 
-static bool create(uint32_t card, const char *name)
+static void create(uint32_t card, const char *name)
 {
     const struct fake_card *of = &driver.page->card[card];
-    const size_t profile = find_name(name, of->profile, sizeof of->profile[0], of->profiles);
-    if (profile == of->profiles) {
-        say(&driver.answer, "card %u: the MIG profile is \"%s\", must be one of: ", card, name);
-        return say_names(of->profile, sizeof of->profile[0], of->profiles), false;
-    }
+    char what[64], seed[128];
+    snprintf(what, sizeof what, "card %u: the MIG profile", card);
+    const uint32_t profile = (uint32_t)read_name(what, name, of->profile, sizeof of->profile[0], of->profiles);
     if (!of->mig_on)
-        return REFUSE("card %u: MIG mode is off", card);
-    const int start = place(card, (uint32_t)profile);
+        fail("card %u: MIG mode is off", card);
+    const int start = place(card, profile);
     if (start < 0)
-        return REFUSE("card %u: no room for a %s beside the instances that exist", card, name);
+        fail("card %u: no room for a %s beside the instances that exist", card, name);
     struct fake_unit *made = &driver.page->unit[fake_unit_of_instance(card, (uint32_t)start)];
-    char seed[128];
     made->card = card;
-    made->profile = (uint32_t)profile;
+    made->profile = profile;
     made->gi = new_gi(card, &of->profile[profile], (uint32_t)start);
     made->limit_bytes = of->profile[profile].bytes;
-    snprintf(seed, sizeof seed, "%s/%u/%u/%s", driver.seed, card, made->gi, name);
+    snprintf(seed, sizeof seed, "%s/%u/%u/%s", driver.page->seed, card, made->gi, name);
     make_uuid("MIG-", seed, made->uuid, made->uuid_bytes);
     made->live = 1;
-    return true;
 }
 
-static bool destroy(uint32_t card, const char *gi)
+static void destroy(uint32_t card, const char *gi)
 {
-    uint64_t unit;
-    if (!find_instance(card, gi, &unit))
-        return false;
-    if (page_unit_used(driver.page, (uint32_t)unit) > 0)
-        return REFUSE("card %u: GPU instance %s is in use", card, gi);
+    const uint32_t unit = read_instance(card, gi);
+    if (page_unit_used(driver.page, unit) > 0)
+        fail("card %u: GPU instance %s is in use", card, gi);
     driver.page->unit[unit].live = 0;
-    return true;
 }
 
-bool add_mig(const struct value *value)
+void add_mig(const struct value *value)
 {
     const uint32_t card = (uint32_t)value[0].number;
-    bool good = set_mode(card, true);
-    char *at = value[1].word, *profile;
-    while (good && (profile = next_word(&at)) != NULL)
-        good = create(card, profile);
-    return good;
+    char *rest = NULL;
+    set_mode(card, true);
+    for (char *profile = strtok_r(value[1].word, " \t", &rest); profile != NULL; profile = strtok_r(NULL, " \t", &rest))
+        create(card, profile);
 }
 
-bool change_mig(const struct value *value)
+void change_mig(const struct value *value)
 {
     const uint32_t card = (uint32_t)value[0].number;
     const char *what = value[1].word, *which = value[2].word;
+    const bool on = strcmp(what, "on") == 0;
     if (strcmp(what, "create") == 0)
-        return create(card, which);
-    if (strcmp(what, "destroy") == 0)
-        return destroy(card, which);
-    if ((strcmp(what, "on") == 0 || strcmp(what, "off") == 0) && which[0] == '\0')
-        return set_mode(card, strcmp(what, "on") == 0);
-    return REFUSE("mig: must be on, off, create PROFILE or destroy GI");
+        create(card, which);
+    else if (strcmp(what, "destroy") == 0)
+        destroy(card, which);
+    else if ((on || strcmp(what, "off") == 0) && which[0] == '\0')
+        set_mode(card, on);
+    else
+        fail("mig: must be on, off, create PROFILE or destroy GI");
 }

@@ -17,6 +17,7 @@ struct object {
 };
 
 static struct object *objects; /* the daemon has one thread */
+static uint64_t last_id;
 
 /* The owner may hold it no more: then it finds another, or frees it. */
 static void settle(struct object **at)
@@ -47,7 +48,7 @@ static bool share(uint32_t slot, struct fake_object *object, struct passed *fd)
     struct object *made = object->unit < FAKE_UNITS && fd->in >= 0 ? calloc(1, sizeof *made) : NULL;
     if (made == NULL)
         return false;
-    object->id = ++driver.last_object;
+    object->id = ++last_id;
     *made = (struct object){.next = objects, .is = *object, .fd = fd->in, .owner = slot};
     made->holds[slot] = 1;
     objects = made;

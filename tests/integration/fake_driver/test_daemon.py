@@ -38,7 +38,7 @@ def refusal(description: str, tmp_path) -> str:
         ("card h200 count=2\nlink 0 1 19", 'lanes is "19", must be a number from 1 to 18'),
         ("card a100-40 count=2\nlink 0 1 12\nlink 0 1 1", "card 0 (a100-40) has 12 NVLinks, 1 more are asked for"),
         ("card t4\nmig 0", "card 0: Tesla T4 has no MIG"),
-        ("card h200\nmig 0 1g.5gb", 'the MIG profile is "1g.5gb", must be one of: 1g.18gb'),
+        ("card h200\nmig 0 1g.5gb", 'the MIG profile is "1g.5gb", must be one of 1g.18gb'),
         ("card h200\nmig 0 7g.141gb 1g.18gb", "no room for a 1g.18gb beside the instances that exist"),
         ("card h200 count=17", 'count is "17", must be a number from 1 to 16'),
         ("card h200 memory_mib=10\nprocess 0 1 11 x", "process 1: 11 MiB is more than is free"),
@@ -104,12 +104,12 @@ def test_a_socket_left_by_a_killed_daemon_is_taken_over(fake_driver, tmp_path):
 
 WIRE = (REPOSITORY / "shim/fake/wire.h").read_text()
 VERSION = int(re.findall(r"#define FAKE_PAGE_VERSION (\d+)u", WIRE)[0])
-HELLO, COMMAND, DONE = 1, 5, 6
-MESSAGE_BYTES = 16 + 32 + 8192
+HELLO, RELEASE, DONE = 1, 4, 5
+MESSAGE_BYTES = 16 + 32
 
 
 def message(kind: int, body: bytes, version: int = VERSION) -> bytes:
-    """struct fake_message: version, type, then whose kind it is, an object and a text."""
+    """struct fake_message: version, type, then whose kind it is, and an object."""
     return struct.pack("<II", version, kind) + body.ljust(MESSAGE_BYTES - 8, b"\0")
 
 
@@ -118,10 +118,10 @@ def message(kind: int, body: bytes, version: int = VERSION) -> bytes:
     packets=st.lists(
         st.one_of(
             st.binary(max_size=300),
-            st.builds(message, st.integers(0, 8), st.binary(max_size=64), st.integers(0, 2**32 - 1)),
+            st.builds(message, st.integers(0, 8), st.binary(max_size=MESSAGE_BYTES - 8), st.integers(0, 2**32 - 1)),
             st.builds(
                 message,
-                st.integers(HELLO, COMMAND),
+                st.integers(HELLO, RELEASE),
                 st.one_of(
                     st.binary(max_size=MESSAGE_BYTES - 8), st.just(struct.pack("<I", 2)), st.just(struct.pack("<I", 1))
                 ),
