@@ -11,7 +11,7 @@
 #include <sys/ioctl.h>
 
 #define NV_IOCTL_MAGIC 'F'
-enum { NV_ESC_RM_FREE = 0x29, NV_ESC_RM_CONTROL = 0x2a, NV_ESC_RM_ALLOC = 0x2b, NV_ESC_IOCTL_XFER_CMD = 200 + 11 };
+enum { NV_ESC_RM_FREE = 0x29, NV_ESC_RM_CONTROL = 0x2a, NV_ESC_RM_ALLOC = 0x2b };
 
 enum { NV01_ROOT_CLIENT = 0x41, NV01_DEVICE_0 = 0x80, NV20_SUBDEVICE_0 = 0x2080, KEPLER_CHANNEL_GROUP_A = 0xa06c, HOPPER_CHANNEL_GPFIFO_A = 0xc86f };
 enum { NV2080_ENGINE_TYPE_GR0 = 1, NV2080_ENGINE_TYPE_GR7 = 8, NV2080_ENGINE_TYPE_COPY0 = 9 };
@@ -19,12 +19,6 @@ enum { NV_OK = 0, NV_ERR_INVALID_ARGUMENT = 0x1f, NV_ERR_INVALID_CHANNEL = 0x21,
 
 struct NVOS00 { /* NV_ESC_RM_FREE */
     uint32_t hRoot, hObjectParent, hObjectOld, status;
-};
-
-struct NVOS21 { /* NV_ESC_RM_ALLOC, the shorter form */
-    uint32_t hRoot, hObjectParent, hObjectNew, hClass;
-    uint64_t pAllocParms;
-    uint32_t paramsSize, status;
 };
 
 struct NVOS64 { /* NV_ESC_RM_ALLOC */
@@ -37,11 +31,6 @@ struct NVOS54 { /* NV_ESC_RM_CONTROL */
     uint32_t hClient, hObject, cmd, flags;
     uint64_t params;
     uint32_t paramsSize, status;
-};
-
-struct nv_ioctl_xfer {
-    uint32_t cmd, size;
-    uint64_t ptr;
 };
 
 struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS {

@@ -68,42 +68,34 @@ static bool all_zero(const void *at, size_t bytes)
 
 /* Objects. The caller holds the page's lock. */
 
-static struct fake_kernel_object *find(struct fake_page *page, uint32_t client, uint32_t handle, uint32_t *slot)
+static uint32_t slot_of(uint32_t client)
 {
-    for (uint32_t s = 0; client != 0 && handle != 0 && s < FAKE_SLOTS; s++) {
-        if (page->slot[s].kind != FAKE_CUDA || page->slot[s].object[0].handle == 0)
-            continue;
-        for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
-            struct fake_kernel_object *object = &page->slot[s].object[i];
-            if (object->client == client && object->handle == handle) {
-                *slot = s;
-                return object;
-            }
-        }
-    }
+    return client & (FAKE_SLOTS - 1); /* the fake libcuda names its client after its slot */
+}
+
+static struct fake_kernel_object *entry_of(struct fake_slot *of, uint32_t client, uint32_t handle)
+{
+    for (uint32_t i = 0; i < FAKE_OBJECTS; i++)
+        if (of->object[i].client == client && of->object[i].handle == handle)
+            return &of->object[i];
     return NULL;
 }
 
-static uint32_t add(struct fake_page *page, uint32_t slot, const struct fake_kernel_object *made)
+static struct fake_kernel_object *find(struct fake_page *page, uint32_t client, uint32_t handle)
 {
-    for (uint32_t i = 0; i < FAKE_OBJECTS; i++)
-        if (page->slot[slot].object[i].handle == 0) {
-            page->slot[slot].object[i] = *made;
-            return NV_OK;
-        }
-    return NV_ERR_NO_MEMORY;
+    struct fake_slot *of = &page->slot[slot_of(client)];
+    return of->kind == FAKE_CUDA && handle != 0 ? entry_of(of, client, handle) : NULL;
 }
 
 static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
 {
-    const uint32_t slot = in->hRoot & (FAKE_SLOTS - 1); /* the fake libcuda names its client after its slot */
-    uint32_t parent_slot = slot, other;
-    const void *parameters = (const void *)(uintptr_t)in->pAllocParms;
     static const struct fake_kernel_object no_parent;
-    const struct fake_kernel_object *parent = in->hClass == NV01_ROOT_CLIENT ? &no_parent : find(page, in->hRoot, in->hObjectParent, &parent_slot);
-    if (page->slot[slot].kind != FAKE_CUDA || parent == NULL || parent_slot != slot)
+    const struct fake_kernel_object *parent = in->hClass == NV01_ROOT_CLIENT ? &no_parent : find(page, in->hRoot, in->hObjectParent);
+    const void *parameters = (const void *)(uintptr_t)in->pAllocParms;
+    struct fake_slot *of = &page->slot[slot_of(in->hRoot)];
+    if (of->kind != FAKE_CUDA || parent == NULL)
         return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_ALLOC under a parent that is not there", in->hObjectParent);
-    if (in->hObjectNew == 0 || find(page, in->hRoot, in->hObjectNew, &other) != NULL)
+    if (in->hObjectNew == 0 || find(page, in->hRoot, in->hObjectNew) != NULL)
         return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a handle that is taken", in->hObjectNew);
     struct fake_kernel_object made = {in->hRoot, in->hObjectNew, in->hObjectParent, in->hClass, parent->unit, parent->engine, 0};
     if (in->hClass == NV01_DEVICE_0) {
@@ -118,30 +110,33 @@ static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
             return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a channel group without parameters", in->hObjectNew);
         made.engine = ((const struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *)parameters)->engineType;
     }
-    return add(page, slot, &made);
+    struct fake_kernel_object *entry = entry_of(of, 0, 0);
+    if (entry == NULL)
+        return NV_ERR_NO_MEMORY;
+    *entry = made;
+    return NV_OK;
 }
 
 /* An object and what is under it; all of a client with the client. */
-static void forget(struct fake_page *page, uint32_t slot, uint32_t client, uint32_t handle)
+static void forget(struct fake_slot *of, uint32_t client, uint32_t handle)
 {
     for (uint32_t i = 0; i < FAKE_OBJECTS; i++) {
-        struct fake_kernel_object *object = &page->slot[slot].object[i], gone = *object;
+        struct fake_kernel_object *object = &of->object[i], gone = *object;
         const bool is_it = gone.handle == handle || handle == client;
         if (gone.handle == 0 || gone.client != client || (!is_it && gone.parent != handle))
             continue;
         memset(object, 0, sizeof *object);
         if (!is_it)
-            forget(page, slot, client, gone.handle);
+            forget(of, client, gone.handle);
     }
 }
 
 static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
 {
-    uint32_t slot;
-    if (find(page, in->hRoot, in->hObjectOld, &slot) == NULL)
+    if (find(page, in->hRoot, in->hObjectOld) == NULL)
         return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_FREE of a handle that is not there", in->hObjectOld);
-    forget(page, slot, in->hRoot, in->hObjectOld);
-    channels_hold(page, slot);
+    forget(&page->slot[slot_of(in->hRoot)], in->hRoot, in->hObjectOld);
+    channels_hold(page, slot_of(in->hRoot));
     return NV_OK;
 }
 
@@ -150,7 +145,7 @@ static uint32_t get_gid(struct fake_page *page, const struct fake_kernel_object 
     if (gid->index != 0 || gid->flags != NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY)
         return misuse(page, NV_ERR_INVALID_ARGUMENT, "GET_GID_INFO with other flags than binary", gid->flags);
     memset(gid->data, 0, sizeof gid->data);
-    memcpy(gid->data, page->card[page->unit[subdevice->unit].card].uuid_bytes, 16);
+    memcpy(gid->data, page->card[page->unit[subdevice->unit % FAKE_UNITS].card % FAKE_CARDS].uuid_bytes, 16);
     gid->length = 16;
     return NV_OK;
 }
@@ -176,31 +171,23 @@ static uint32_t disable(struct fake_page *page, const struct fake_kernel_object 
         return misuse(page, NV_ERR_INVALID_ARGUMENT, wrong, list->numChannels);
     if (fault_of_page(page, FAULT_SUSPEND))
         return NV_OK;
-    uint32_t status = NV_OK;
-    bool touched[FAKE_SLOTS] = {false};
-    for (uint32_t i = 0, slot; i < list->numChannels; i++) {
-        struct fake_kernel_object *channel = find(page, list->hClientList[i], list->hChannelList[i], &slot);
-        if (channel == NULL || !channel_is(channel) || channel->unit != subdevice->unit) {
-            status = misuse(page, NV_ERR_INVALID_CHANNEL, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->hChannelList[i]);
-            break;
-        }
+    for (uint32_t i = 0; i < list->numChannels; i++) {
+        struct fake_kernel_object *channel = find(page, list->hClientList[i], list->hChannelList[i]);
+        if (channel == NULL || !channel_is(channel) || channel->unit != subdevice->unit)
+            return misuse(page, NV_ERR_INVALID_CHANNEL, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->hChannelList[i]);
         if (list->bDisable)
             channel->disables++;
         else if (channel->disables > 0)
             channel->disables--;
-        touched[slot] = true;
+        channels_hold(page, slot_of(channel->client));
     }
-    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-        if (touched[slot])
-            channels_hold(page, slot);
-    return status;
+    return NV_OK;
 }
 
 static uint32_t control(struct fake_page *page, const struct NVOS54 *in)
 {
-    uint32_t slot;
     void *parameters = (void *)(uintptr_t)in->params;
-    const struct fake_kernel_object *object = find(page, in->hClient, in->hObject, &slot);
+    const struct fake_kernel_object *object = find(page, in->hClient, in->hObject);
     if (object == NULL)
         return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_CONTROL of an object that is not there", in->hObject);
     if (in->flags != 0 || parameters == NULL || object->klass != NV20_SUBDEVICE_0)
@@ -228,49 +215,28 @@ static int fail(int error)
     return -1;
 }
 
-static int answer(struct fake_page *page, unsigned escape, size_t bytes, void *argument)
+static int kernel_ioctl(struct fake_page *page, unsigned escape, size_t bytes, void *argument)
 {
     const size_t more = fault_of_page(page, FAULT_ALLOC_FORM) ? FAKE_ALLOC_MORE : 0;
-    int rc = 0;
-    page_lock(page);
-    if (escape == NV_ESC_RM_ALLOC && bytes == sizeof(struct NVOS64) + more) {
-        struct NVOS64 *in = argument;
-        in->status = allocate(page, in);
-    } else if (escape == NV_ESC_RM_ALLOC && bytes == sizeof(struct NVOS21)) {
-        struct NVOS21 *in = argument;
-        const struct NVOS64 whole = {in->hRoot, in->hObjectParent, in->hObjectNew, in->hClass, in->pAllocParms, 0, in->paramsSize, 0, 0, 0};
-        in->status = allocate(page, &whole);
-    } else if (escape == NV_ESC_RM_FREE && bytes == sizeof(struct NVOS00)) {
-        struct NVOS00 *in = argument;
-        in->status = release(page, in);
-    } else if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54)) {
-        struct NVOS54 *in = argument;
-        in->status = control(page, in);
-    } else {
-        misuse(page, 0, "an escape of this number and size is not known", escape << 16 | (uint32_t)bytes);
-        rc = fail(EINVAL);
-    }
-    page_unlock(page);
-    return rc;
-}
-
-static int kernel_ioctl(struct fake_page *page, unsigned long request, void *argument)
-{
-    unsigned escape = _IOC_NR(request);
-    size_t bytes = _IOC_SIZE(request);
+    struct NVOS64 *made = argument;
+    struct NVOS00 *gone = argument;
+    struct NVOS54 *commanded = argument;
+    bool known = true;
     if (argument == NULL)
         return fail(EFAULT);
-    if (escape == NV_ESC_IOCTL_XFER_CMD) {
-        const struct nv_ioctl_xfer *wrapped = argument;
-        if (bytes != sizeof *wrapped || wrapped->ptr == 0)
-            return fail(EINVAL);
-        escape = wrapped->cmd;
-        bytes = wrapped->size;
-        argument = (void *)(uintptr_t)wrapped->ptr;
-    }
-    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54))
-        take_time(argument);
-    return answer(page, escape, bytes, argument);
+    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof *commanded)
+        take_time(commanded);
+    page_lock(page);
+    if (escape == NV_ESC_RM_ALLOC && bytes == sizeof *made + more)
+        made->status = allocate(page, made);
+    else if (escape == NV_ESC_RM_FREE && bytes == sizeof *gone)
+        gone->status = release(page, gone);
+    else if (escape == NV_ESC_RM_CONTROL && bytes == sizeof *commanded)
+        commanded->status = control(page, commanded);
+    else
+        known = misuse(page, false, "an escape of this number and size is not known", escape << 16 | (uint32_t)bytes);
+    page_unlock(page);
+    return known ? 0 : fail(EINVAL);
 }
 
 EXPORT int ioctl(int fd, unsigned long request, ...)
@@ -281,7 +247,7 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
     va_end(list);
     struct fake_page *page = _IOC_TYPE(request) == NV_IOCTL_MAGIC ? page_of(fd) : NULL;
     if (page != NULL)
-        return kernel_ioctl(page, request, argument);
+        return kernel_ioctl(page, _IOC_NR(request), _IOC_SIZE(request), argument);
     void *found = dlsym(RTLD_NEXT, "ioctl");
     int (*libc)(int, unsigned long, ...);
     memcpy(&libc, &found, sizeof libc);
