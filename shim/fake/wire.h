@@ -53,7 +53,7 @@ struct fake_card {
     char name[64], uuid[48], serial[32];
     uint8_t uuid_bytes[16];
     uint32_t minor, pci_domain, pci_bus, pci_device, pci_id, pci_subsystem;
-    uint32_t cc_major, cc_minor, architecture, brand;
+    uint32_t cc_major, cc_minor, architecture, brand, pcie;
     uint32_t sms, clock_mhz, memory_clock_mhz, bus_bits, power_watts, l2_mib;
     int32_t numa;
     uint32_t links_wired;

@@ -105,27 +105,12 @@ static struct name nvml_name(const struct fake_profile *profile)
     return name;
 }
 
-static unsigned pcie_generation(const struct fake_card *card)
-{
-    return card->architecture >= 9 ? 5 : card->architecture >= 7 ? 4 : 3;
-}
-
-#define PLACE(card)                                                                                                            \
-    .domain = (card)->pci_domain, .bus = (card)->pci_bus, .device = (card)->pci_device, .pciDeviceId = (card)->pci_id,         \
-    .pciSubSystemId = (card)->pci_subsystem
-
 static nvmlPciInfo_t pci_of(const struct fake_card *card)
 {
-    nvmlPciInfo_t pci = {PLACE(card)};
+    nvmlPciInfo_t pci = {.domain = card->pci_domain, .bus = card->pci_bus, .device = card->pci_device, .pciDeviceId = card->pci_id,
+                         .pciSubSystemId = card->pci_subsystem};
     snprintf(pci.busId, sizeof pci.busId, "%08X:%02X:%02X.0", pci.domain, pci.bus, pci.device);
     snprintf(pci.busIdLegacy, sizeof pci.busIdLegacy, "%04X:%02X:%02X.0", pci.domain & 0xffff, pci.bus & 0xff, pci.device & 0xff);
-    return pci;
-}
-
-static nvmlPciInfoExt_t pci_ext_of(const struct fake_card *card)
-{
-    nvmlPciInfoExt_t pci = {PLACE(card), .baseClass = 3, .subClass = 2}; /* a display controller, 3D */
-    memcpy(pci.busId, pci_of(card).busId, sizeof pci.busId);
     return pci;
 }
 
@@ -153,18 +138,6 @@ static unsigned busy_percent(const struct target *to)
         most = percent > most ? percent : most;
     }
     return most;
-}
-
-/* Guessed, and plausible: idle at an eighth of the limit, busy at the limit. */
-static unsigned milliwatts(const struct target *to)
-{
-    const unsigned most = to->on->power_watts * 1000;
-    return most / 8 + (most - most / 8) / 100 * busy_percent(to);
-}
-
-static unsigned long long millijoules(const struct target *to)
-{
-    return atomic_load(&to->of->ran_ns) / 1000000 * to->on->power_watts;
 }
 
 static nvmlMemory_v2_t memory_v2_of(const struct target *to)
@@ -200,13 +173,6 @@ static nvmlReturn_t both(nvmlDevice_t a, struct target *to_a, nvmlDevice_t b, st
 {
     TRY(target_of(a, CARD, to_a));
     return target_of(b, CARD, to_b);
-}
-
-static nvmlGpuTopologyLevel_t level_between(const struct target *a, const struct target *b)
-{
-    if (a->card == b->card)
-        return NVML_TOPOLOGY_INTERNAL;
-    return a->on->numa == b->on->numa ? NVML_TOPOLOGY_NODE : NVML_TOPOLOGY_SYSTEM;
 }
 
 static nvmlGpuP2PStatus_t peer_status(const struct target *a, const struct target *b, nvmlGpuP2PCapsIndex_t which)

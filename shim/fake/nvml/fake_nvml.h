@@ -84,11 +84,6 @@ typedef struct {
 } nvmlPciInfo_t;
 
 typedef struct {
-    unsigned version, domain, bus, device, pciDeviceId, pciSubSystemId, baseClass, subClass;
-    char busId[32];
-} nvmlPciInfoExt_t;
-
-typedef struct {
     unsigned long long total, free, used;
 } nvmlMemory_t;
 
@@ -197,6 +192,7 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count);
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length);
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index);
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length);
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates);

@@ -10,50 +10,65 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MIB (1ull << 20)
-#define GPUS 64u
 #define INSTANCES 7u
 #define PROCESSES 1024u
+#define ROOM 128
 #define WIDTH 78
+#define RULE "+--------------------------------------------------------------------------------+\n"
 
-struct gpu {
-    unsigned index;
-    nvmlDevice_t device;
-    char name[96], uuid[96], driver[64];
-    nvmlPciInfo_t pci;
-    nvmlMemory_t memory;
-    nvmlReturn_t memory_rc;
-    nvmlUtilization_t rates;
-    unsigned mig, pending;
-    bool has_rates, has_mig;
+struct field {
+    const char *unit;
+    char value[ROOM];
 };
 
-static void read_gpu(struct gpu *gpu, unsigned index)
+/* A field of a device, or nothing but its unit (NULL). False: there is no such field. */
+static bool read_field(const char *name, nvmlDevice_t device, struct field *field)
 {
-    *gpu = (struct gpu){.index = index};
-    nvmlDeviceGetHandleByIndex_v2(index, &gpu->device);
-    nvmlDeviceGetName(gpu->device, gpu->name, sizeof gpu->name);
-    nvmlDeviceGetUUID(gpu->device, gpu->uuid, sizeof gpu->uuid);
-    nvmlSystemGetDriverVersion(gpu->driver, sizeof gpu->driver);
-    nvmlDeviceGetPciInfo_v3(gpu->device, &gpu->pci);
-    gpu->memory_rc = nvmlDeviceGetMemoryInfo(gpu->device, &gpu->memory);
-    gpu->has_rates = nvmlDeviceGetUtilizationRates(gpu->device, &gpu->rates) == NVML_SUCCESS;
-    gpu->has_mig = nvmlDeviceGetMigMode(gpu->device, &gpu->mig, &gpu->pending) == NVML_SUCCESS;
+    struct {
+        unsigned number, pending;
+        char text[96];
+        nvmlPciInfo_t pci;
+        nvmlMemory_t memory;
+        nvmlUtilization_t rates;
+    } of = {0};
+    nvmlReturn_t rc = NVML_SUCCESS;
+    field->unit = NULL;
+#define FIELD(its_name, its_unit, call, format, its_value)                                                                     \
+    if (strcmp(name, its_name) == 0) {                                                                                         \
+        field->unit = its_unit;                                                                                                \
+        rc = device == NULL ? NVML_SUCCESS : call;                                                                             \
+        snprintf(field->value, ROOM, format, its_value);                                                                       \
+    }
+#include "fields.def"
+    if (rc != NVML_SUCCESS) {
+        field->unit = "";
+        snprintf(field->value, ROOM, "[%s]", rc == NVML_ERROR_NOT_SUPPORTED ? "N/A" : nvmlErrorString(rc));
+    }
+    return field->unit != NULL;
 }
 
-static int list(const struct gpu *gpus, unsigned count)
+static nvmlDevice_t device_at(unsigned index)
 {
-    for (const struct gpu *gpu = gpus; gpu < gpus + count; gpu++) {
-        printf("GPU %u: %s (UUID: %s)\n", gpu->index, gpu->name, gpu->uuid);
+    nvmlDevice_t device = NULL;
+    nvmlDeviceGetHandleByIndex_v2(index, &device);
+    return device;
+}
+
+static int list(unsigned count)
+{
+    struct field name, uuid;
+    nvmlDevice_t mig;
+    for (unsigned gpu = 0; gpu < count; gpu++) {
+        read_field("name", device_at(gpu), &name);
+        read_field("uuid", device_at(gpu), &uuid);
+        printf("GPU %u: %s (UUID: %s)\n", gpu, name.value, uuid.value);
         for (unsigned i = 0; i < INSTANCES; i++) {
-            char name[96] = "", uuid[96] = "";
-            nvmlDevice_t mig;
-            if (nvmlDeviceGetMigDeviceHandleByIndex(gpu->device, i, &mig) != NVML_SUCCESS)
+            if (nvmlDeviceGetMigDeviceHandleByIndex(device_at(gpu), i, &mig) != NVML_SUCCESS)
                 continue;
-            nvmlDeviceGetName(mig, name, sizeof name);
-            nvmlDeviceGetUUID(mig, uuid, sizeof uuid);
-            const char *profile = strstr(name, "MIG ");
-            printf("  %-15s Device  %u: (UUID: %s)\n", profile != NULL ? profile : name, i, uuid);
+            read_field("name", mig, &name);
+            read_field("uuid", mig, &uuid);
+            const char *profile = strstr(name.value, "MIG ");
+            printf("  %-15s Device  %u: (UUID: %s)\n", profile != NULL ? profile : name.value, i, uuid.value);
         }
     }
     return 0;
@@ -70,100 +85,81 @@ static void __attribute__((format(printf, 1, 2))) boxed(const char *format, ...)
     printf("| %-*.*s |\n", WIDTH, WIDTH, text);
 }
 
-static void rule(void)
+static void card_row(nvmlDevice_t device)
 {
-    printf("+-%.*s-+\n", WIDTH, "------------------------------------------------------------------------------------------");
-}
-
-static void card_row(const struct gpu *gpu)
-{
-    char load[16] = "N/A", memory[64];
-    if (gpu->has_rates)
-        snprintf(load, sizeof load, "%u%%", gpu->rates.gpu);
-    if (gpu->memory_rc == NVML_SUCCESS)
-        snprintf(memory, sizeof memory, "%7lluMiB / %7lluMiB", gpu->memory.used / MIB, gpu->memory.total / MIB);
-    else
-        snprintf(memory, sizeof memory, "%s", nvmlErrorString(gpu->memory_rc));
-    boxed("%3u  %-22.22s %-16s %23s %9s", gpu->index, gpu->name, gpu->pci.busId, memory, load);
+    static const char *const names[] = {"index", "name", "pci.bus_id", "memory.used", "memory.total", "utilization.gpu"};
+    struct field field[6];
+    for (unsigned i = 0; i < 6; i++) {
+        read_field(names[i], device, &field[i]);
+        strcat(field[i].value, field[i].unit);
+    }
+    boxed("%3s  %-22.22s %-16s %10s / %10s %9s", field[0].value, field[1].value, field[2].value, field[3].value, field[4].value, field[5].value);
 }
 
 /* Returns how many processes. */
-static unsigned process_rows(const struct gpu *gpu)
+static unsigned process_rows(unsigned gpu)
 {
     static nvmlProcessInfo_t infos[PROCESSES];
     unsigned count = PROCESSES;
-    if (nvmlDeviceGetComputeRunningProcesses_v3(gpu->device, &count, infos) != NVML_SUCCESS)
+    if (nvmlDeviceGetComputeRunningProcesses_v3(device_at(gpu), &count, infos) != NVML_SUCCESS)
         return 0;
     for (unsigned i = 0; i < count; i++) {
         char name[64] = "[Not Found]";
         nvmlSystemGetProcessName(infos[i].pid, name, sizeof name);
-        boxed("%3u  %10u  %-48.48s %9lluMiB", gpu->index, infos[i].pid, name, infos[i].usedGpuMemory / MIB);
+        boxed("%3u  %10u  %-48.48s %9lluMiB", gpu, infos[i].pid, name, infos[i].usedGpuMemory >> 20);
     }
     return count;
 }
 
-static int table(const struct gpu *gpus, unsigned count)
+static int table(unsigned count)
 {
     char driver[64] = "";
     int cuda = 0;
     unsigned processes = 0;
     nvmlSystemGetDriverVersion(driver, sizeof driver);
     nvmlSystemGetCudaDriverVersion(&cuda);
-    rule();
+    printf(RULE);
     boxed("NVIDIA-SMI %-14s Driver Version: %-14s CUDA Version: %d.%d", driver, driver, cuda / 1000, cuda % 1000 / 10);
-    rule();
+    printf(RULE);
     boxed("GPU  %-22s %-16s %23s %9s", "Name", "Bus-Id", "Memory-Usage", "GPU-Util");
-    rule();
-    for (unsigned i = 0; i < count; i++)
-        card_row(&gpus[i]);
-    rule();
+    printf(RULE);
+    for (unsigned gpu = 0; gpu < count; gpu++)
+        card_row(device_at(gpu));
+    printf(RULE);
     boxed("GPU  %10s  %-48s %12s", "PID", "Process name", "GPU Memory");
-    rule();
-    for (unsigned i = 0; i < count; i++)
-        processes += process_rows(&gpus[i]);
+    printf(RULE);
+    for (unsigned gpu = 0; gpu < count; gpu++)
+        processes += process_rows(gpu);
     if (processes == 0)
         boxed("No running processes found");
-    rule();
+    printf(RULE);
     return 0;
 }
 
-/* One field of a GPU, or its heading (NULL). False: there is no such field. */
-static bool print_field(const char *name, const struct gpu *gpu, bool units)
-{
-#define FIELD(its_name, unit, known, otherwise, format, value)                                                                 \
-    if (strcmp(name, its_name) == 0) {                                                                                         \
-        if (gpu == NULL)                                                                                                       \
-            return printf("%s%s", name, units && unit[0] != '\0' ? " [" unit "]" : "") >= 0;                                   \
-        if (!(known))                                                                                                          \
-            return printf("%s", otherwise) >= 0;                                                                               \
-        return printf(format "%s", value, units && unit[0] != '\0' ? " " unit : "") >= 0;                                      \
-    }
-#include "fields.def"
-    return false;
-}
-
-static bool print_line(const char *fields, const struct gpu *gpu, bool units)
+/* The fields of a device, or their headings (NULL). False: one of them does not exist. */
+static bool print_line(const char *fields, nvmlDevice_t device, bool units)
 {
     char copy[512], *rest = NULL;
-    snprintf(copy, sizeof copy, "%s", fields);
     const char *between = "";
+    struct field field;
+    snprintf(copy, sizeof copy, "%s", fields);
     for (const char *name = strtok_r(copy, ", ", &rest); name != NULL; name = strtok_r(NULL, ", ", &rest), between = ", ") {
-        printf("%s", between);
-        if (!print_field(name, gpu, units)) {
-            fprintf(stderr, "Field \"%s\" is not a valid field to query.\n", name);
-            return false;
-        }
+        if (!read_field(name, device, &field))
+            return fprintf(stderr, "Field \"%s\" is not a valid field to query.\n", name), false;
+        printf("%s%s", between, device == NULL ? name : field.value);
+        if (units && field.unit[0] != '\0')
+            printf(device == NULL ? " [%s]" : " %s", field.unit);
     }
     printf("\n");
     return true;
 }
 
-static int query(const struct gpu *gpus, unsigned count, const char *fields, const char *format)
+static int query(unsigned count, const char *fields, const char *format)
 {
     const bool units = strstr(format, "nounits") == NULL;
     bool known = strstr(format, "noheader") != NULL || print_line(fields, NULL, units);
-    for (unsigned i = 0; known && i < count; i++)
-        known = print_line(fields, &gpus[i], units);
+    for (unsigned gpu = 0; known && gpu < count; gpu++)
+        known = print_line(fields, device_at(gpu), units);
     return known ? 0 : 2;
 }
 
@@ -189,11 +185,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "nvidia-smi: cannot talk to the driver: %s\n", nvmlErrorString(rc));
         return rc == NVML_ERROR_DRIVER_NOT_LOADED ? 9 : 1;
     }
-    static struct gpu gpus[GPUS];
-    count = count < GPUS ? count : GPUS;
-    for (unsigned i = 0; i < count; i++)
-        read_gpu(&gpus[i], i);
     if (fields != NULL)
-        return query(gpus, count, fields, format);
-    return listed ? list(gpus, count) : table(gpus, count);
+        return query(count, fields, format);
+    return listed ? list(count) : table(count);
 }
