@@ -1,7 +1,7 @@
 /* wire.h - what the fake driver's daemon and its libraries agree on.
  *
  * The daemon owns one shared page (a memfd of FAKE_PAGE_BYTES). A library connects to the daemon's socket (SOCK_SEQPACKET),
- * says HELLO and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and
+ * and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and
  * kernels are queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs tens of
  * nanoseconds. The socket stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns
  * that the process is gone and what it held is free.
@@ -90,7 +90,7 @@ struct fake_kernel_object {
     uint32_t disables;                      /* of a channel: so many enables are owed */
 };
 
-enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL, FAKE_NEW /* connected, HELLO not said */ };
+enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL }; /* a client says what it is when it is connected */
 
 struct fake_slot {
     uint32_t kind;
@@ -159,10 +159,10 @@ struct fake_object {
     uint32_t pad;
 };
 
-/* Messages: one form for requests and their answers, which come in order. */
+/* Messages: one form for requests and their answers, which come in order. The first answer comes without a request: the client's
+ * slot, and the page's descriptor. */
 enum fake_type {
-    FAKE_HELLO = 1, /* kind -> slot, and the page's descriptor */
-    FAKE_SHARE,     /* object and its descriptor -> the object with its id: others may now import it */
+    FAKE_SHARE = 1, /* object and its descriptor -> the object with its id: others may now import it */
     FAKE_IMPORT,    /* an object's id -> the object and its descriptor */
     FAKE_RELEASE,   /* an object's id: the last holder's release frees the memory */
     FAKE_DONE,
@@ -170,8 +170,7 @@ enum fake_type {
 };
 
 struct fake_message {
-    uint32_t version, type;
-    uint32_t kind, slot;
+    uint32_t version, type, slot, pad;
     struct fake_object object;
 };
 

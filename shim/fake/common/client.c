@@ -1,11 +1,11 @@
 /* client.c - connecting to the daemon, and what a container may see. */
 #define _GNU_SOURCE
 #include "client.h"
+#include "page.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,32 +27,26 @@ int client_ask(const struct client *client, struct fake_message *message, int se
     return rc;
 }
 
-static int say_hello(struct client *client, enum fake_kind kind)
-{
-    struct fake_message message = {.type = FAKE_HELLO, .kind = kind};
-    const int rc = client_ask(client, &message, -1, &client->page_fd);
-    if (rc < 0)
-        return rc;
-    void *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client->page_fd, 0);
-    if (page == MAP_FAILED)
-        return -errno;
-    client->page = page;
-    client->slot = message.slot;
-    return client->page->magic == FAKE_PAGE_MAGIC && client->page->version == FAKE_PAGE_VERSION && client->slot < FAKE_SLOTS ? 0 : -EPROTO;
-}
-
 int client_open_at(struct client *client, enum fake_kind kind, const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    *client = (struct client){.socket = -1, .page_fd = -1};
-    if (strlen(path) >= sizeof at.sun_path)
-        return -ENAMETOOLONG;
-    memcpy(at.sun_path, path, strlen(path));
-    client->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    const bool connected = client->socket >= 0 && connect(client->socket, (const struct sockaddr *)&at, sizeof at) == 0;
-    const int rc = connected ? say_hello(client, kind) : -errno;
-    if (rc < 0)
+    struct fake_message greeting = {0};
+    *client = (struct client){.socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), .page_fd = -1};
+    int rc = snprintf(at.sun_path, sizeof at.sun_path, "%s", path) < (int)sizeof at.sun_path ? 0 : -ENAMETOOLONG;
+    if (rc == 0 && connect(client->socket, (const struct sockaddr *)&at, sizeof at) != 0)
+        rc = -errno;
+    if (rc == 0)
+        rc = message_receive(client->socket, &greeting, &client->page_fd, 0);
+    if (rc == 0)
+        client->page = page_map(client->page_fd);
+    if (rc == 0 && (client->page == NULL || greeting.slot >= FAKE_SLOTS))
+        rc = -EPROTO;
+    if (rc == 0) {
+        client->slot = greeting.slot;
+        client->page->slot[client->slot].kind = kind;
+    } else {
         client_close(client);
+    }
     return rc;
 }
 

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -102,6 +103,17 @@ void bell_wait(const _Atomic uint32_t *bell, uint32_t seen, uint64_t most_ns)
 {
     const struct timespec most = {.tv_sec = (time_t)(most_ns / 1000000000u), .tv_nsec = (long)(most_ns % 1000000000u)};
     syscall(SYS_futex, bell, FUTEX_WAIT, seen, &most, NULL, 0);
+}
+
+struct fake_page *page_map(int fd)
+{
+    struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (page->magic == FAKE_PAGE_MAGIC && page->version == FAKE_PAGE_VERSION)
+        return page;
+    munmap(page, FAKE_PAGE_BYTES);
+    return NULL;
 }
 
 int new_memfd(const char *name)

@@ -27,6 +27,9 @@ uint64_t page_now_ns(void);
 void bell_ring(_Atomic uint32_t *bell);
 void bell_wait(const _Atomic uint32_t *bell, uint32_t seen, uint64_t most_ns);
 
+/* NULL: it cannot be mapped, or is no page of this version. */
+struct fake_page *page_map(int fd);
+
 /* memfd_create by its number: the libraries are built against a C library older than it. -1 on failure. */
 int new_memfd(const char *name);
 

@@ -26,25 +26,6 @@ static struct {
     uint64_t sampled_ns;          /* when last */
 } clients;
 
-static void accept_client(void)
-{
-    const int fd = accept4(clients.polled[LISTENER].fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    struct ucred peer = {0};
-    socklen_t length = sizeof peer;
-    if (fd < 0)
-        return;
-    const bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0;
-    const uint32_t slot = known ? new_slot(FAKE_NEW, peer.pid) : FAKE_SLOTS;
-    if (slot == FAKE_SLOTS) {
-        fprintf(stderr, "nvidia-fake-driverd: a client is turned away: all %u slots are taken\n", FAKE_SLOTS);
-        close(fd);
-        return;
-    }
-    clients.polled[slot].fd = fd;
-    if (!process_name(peer.pid, driver.page->slot[slot].name))
-        snprintf(driver.page->slot[slot].name, FAKE_NAME, "[unknown]");
-}
-
 static void drop(uint32_t slot)
 {
     object_drop_slot(slot);
@@ -53,63 +34,45 @@ static void drop(uint32_t slot)
     clients.polled[slot].fd = -1;
 }
 
-/* A process that has ended holds nothing more, as soon as anybody can know of its end: who is answered looks first, since its
- * request may have been sent after that hang-up and be seen before it. */
-static void drop_ended(uint32_t but)
+static void accept_client(void)
 {
-    struct pollfd now[FAKE_SLOTS];
-    memcpy(now, clients.polled, sizeof now);
-    now[but].fd = -1;
-    poll(now, FAKE_SLOTS, 0);
-    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-        if (now[slot].fd >= 0 && (now[slot].revents & POLLHUP))
-            drop(slot);
-}
-
-/* Answers in the request's own place. A sentence: it was no request of ours, and its sender is hung up on. */
-static const char *answer(uint32_t slot, struct fake_message *message, struct passed *fd)
-{
-    const uint32_t type = message->type, kind = message->kind;
-    struct fake_slot *of = &driver.page->slot[slot];
-    bool good = true;
-    if ((type == FAKE_HELLO) != (of->kind == FAKE_NEW))
-        return "a request before HELLO, or a second one";
-    if (type == FAKE_HELLO) {
-        if (kind != FAKE_CUDA && kind != FAKE_NVML && kind != FAKE_CTL)
-            return "HELLO names an unknown kind of client";
-        of->kind = kind;
-        message->slot = slot;
-        fd->out = clients.page_fd;
-    } else if (type == FAKE_SHARE || type == FAKE_IMPORT || type == FAKE_RELEASE) {
-        good = object_request(slot, message, fd);
-    } else {
-        return "a request of unknown type";
+    const int fd = accept4(clients.polled[LISTENER].fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    struct ucred peer = {0};
+    socklen_t length = sizeof peer;
+    if (fd < 0)
+        return;
+    const bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0;
+    struct fake_message greeting = {.type = FAKE_DONE, .slot = known ? new_slot(FAKE_CTL, peer.pid) : FAKE_SLOTS};
+    if (greeting.slot == FAKE_SLOTS) {
+        fprintf(stderr, "nvidia-fake-driverd: a client is turned away: all %u slots are taken\n", FAKE_SLOTS);
+        close(fd);
+        return;
     }
-    message->type = good ? FAKE_DONE : FAKE_REFUSED;
-    return NULL;
+    clients.polled[greeting.slot] = (struct pollfd){.fd = fd, .events = POLLIN};
+    if (!process_name(peer.pid, driver.page->slot[greeting.slot].name))
+        snprintf(driver.page->slot[greeting.slot].name, FAKE_NAME, "[unknown]");
+    if (message_send(fd, &greeting, clients.page_fd, MSG_DONTWAIT) != 0)
+        drop(greeting.slot);
 }
 
+/* Answers in the request's own place. Who sends no request is hung up on. */
 static void answer_client(uint32_t slot)
 {
     struct fake_message message;
     struct passed fd = {-1, -1};
     const int socket_fd = clients.polled[slot].fd, got = message_receive(socket_fd, &message, &fd.in, MSG_DONTWAIT);
+    bool good = got == 0 && message.type >= FAKE_SHARE && message.type <= FAKE_RELEASE;
     if (got == -EAGAIN)
         return;
-    if (got == -ECONNRESET) {
-        drop(slot);
-        return;
+    if (good) {
+        message.type = object_request(slot, &message, &fd) ? FAKE_DONE : FAKE_REFUSED;
+        good = message_send(socket_fd, &message, fd.out, MSG_DONTWAIT) == 0;
+    } else if (got != -ECONNRESET) {
+        fprintf(stderr, "nvidia-fake-driverd: pid %d is hung up on: it sent no request\n", (int)driver.page->slot[slot].pid);
     }
-    drop_ended(slot);
-    const char *wrong = got == 0 ? answer(slot, &message, &fd) : "a message that is not ours";
-    if (wrong != NULL) {
-        message.type = FAKE_REFUSED;
-        fprintf(stderr, "nvidia-fake-driverd: pid %d is hung up on: %s\n", (int)driver.page->slot[slot].pid, wrong);
-    }
-    const bool sent = message_send(socket_fd, &message, fd.out, MSG_DONTWAIT) == 0;
     if (fd.in >= 0)
         close(fd.in);
-    if (wrong != NULL || !sent)
+    if (!good)
         drop(slot);
 }
 
@@ -137,7 +100,7 @@ static void sample(void)
 
 void serve(int page_fd, int listener, const char *socket_path)
 {
-    struct pollfd *polled = clients.polled;
+    struct pollfd *polled = clients.polled, asked[POLLED];
     sigset_t ends;
     sigemptyset(&ends);
     sigaddset(&ends, SIGTERM);
@@ -151,12 +114,17 @@ void serve(int page_fd, int listener, const char *socket_path)
     printf("nvidia-fake-driverd: ready, %u cards, %s\n", driver.page->cards, socket_path);
     fflush(stdout);
     while (polled[SIGNALS].revents == 0) {
-        const bool any = poll(polled, POLLED, SAMPLE_MS) > 0;
+        poll(polled, POLLED, SAMPLE_MS);
+        memcpy(asked, polled, sizeof asked);
+        poll(polled, FAKE_SLOTS, 0); /* who ended before somebody asked holds nothing more when that is answered */
         sample();
-        for (uint32_t slot = 0; any && slot < FAKE_SLOTS; slot++)
-            if (polled[slot].fd >= 0 && polled[slot].revents != 0)
+        for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+            if (polled[slot].fd >= 0 && (polled[slot].revents & POLLHUP))
+                drop(slot);
+        for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
+            if (polled[slot].fd >= 0 && asked[slot].revents != 0)
                 answer_client(slot);
-        if (any && polled[LISTENER].revents != 0)
+        if (asked[LISTENER].revents != 0)
             accept_client();
     }
 }

@@ -20,7 +20,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,9 +39,7 @@ static struct fake_page *page_of(int fd)
         return NULL;
     pthread_mutex_lock(&lock);
     if (page == NULL || known.st_dev != status.st_dev || known.st_ino != status.st_ino) {
-        struct fake_page *mapped = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        const bool ours = mapped != MAP_FAILED && mapped->magic == FAKE_PAGE_MAGIC && mapped->version == FAKE_PAGE_VERSION;
-        page = ours ? mapped : NULL;
+        page = page_map(fd);
         known = status;
     }
     struct fake_page *found = page;

@@ -104,12 +104,12 @@ def test_a_socket_left_by_a_killed_daemon_is_taken_over(fake_driver, tmp_path):
 
 WIRE = (REPOSITORY / "shim/fake/wire.h").read_text()
 VERSION = int(re.findall(r"#define FAKE_PAGE_VERSION (\d+)u", WIRE)[0])
-HELLO, RELEASE, DONE = 1, 4, 5
+SHARE, RELEASE, DONE = 1, 3, 4
 MESSAGE_BYTES = 16 + 32
 
 
 def message(kind: int, body: bytes, version: int = VERSION) -> bytes:
-    """struct fake_message: version, type, then whose kind it is, and an object."""
+    """struct fake_message: version, type, slot, padding and an object."""
     return struct.pack("<II", version, kind) + body.ljust(MESSAGE_BYTES - 8, b"\0")
 
 
@@ -121,7 +121,7 @@ def message(kind: int, body: bytes, version: int = VERSION) -> bytes:
             st.builds(message, st.integers(0, 8), st.binary(max_size=MESSAGE_BYTES - 8), st.integers(0, 2**32 - 1)),
             st.builds(
                 message,
-                st.integers(HELLO, RELEASE),
+                st.integers(SHARE, RELEASE),
                 st.one_of(
                     st.binary(max_size=MESSAGE_BYTES - 8), st.just(struct.pack("<I", 2)), st.just(struct.pack("<I", 1))
                 ),
@@ -150,14 +150,26 @@ def shared_driver(tmp_path_factory):
     driver.stop()
 
 
-def test_a_client_that_says_what_it_is_is_answered_with_its_slot(shared_driver):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-        client.settimeout(5)
-        client.connect(str(shared_driver.socket))
-        client.send(message(HELLO, struct.pack("<I", 2)))
-        answer = client.recv(2 * MESSAGE_BYTES)
-    assert struct.unpack("<II", answer[:8]) == (VERSION, DONE)
-    assert len(answer) == MESSAGE_BYTES
+def connected(driver) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.settimeout(5)
+    client.connect(str(driver.socket))
+    return client
+
+
+def test_a_client_is_greeted_with_its_slot(shared_driver):
+    with connected(shared_driver) as client:
+        greeting = client.recv(2 * MESSAGE_BYTES)
+    assert struct.unpack("<II", greeting[:8]) == (VERSION, DONE)
+    assert len(greeting) == MESSAGE_BYTES
+
+
+@pytest.mark.parametrize("length", [MESSAGE_BYTES - 1, MESSAGE_BYTES + 1])
+def test_who_sends_a_message_of_another_length_is_hung_up_on(shared_driver, length):
+    with connected(shared_driver) as client:
+        client.recv(MESSAGE_BYTES)
+        client.send(message(RELEASE, b"").ljust(length, b"\0")[:length])
+        assert client.recv(MESSAGE_BYTES) == b""
 
 
 def descriptors(driver) -> int:
@@ -167,10 +179,9 @@ def descriptors(driver) -> int:
 def test_a_client_that_sends_descriptors_leaves_none_behind(shared_driver):
     before = descriptors(shared_driver)
     for _ in range(20):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            client.connect(str(shared_driver.socket))
+        with connected(shared_driver) as client:
+            client.recv(MESSAGE_BYTES)
             socket.send_fds(client, [b"garbage"], [0])
-            client.settimeout(5)
-            client.recv(9000)
+            assert client.recv(MESSAGE_BYTES) == b""
     shared_driver.status()
     assert descriptors(shared_driver) <= before + 1

@@ -35,8 +35,7 @@ int main(int count, char **word)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
         return 1;
-    static struct fake_message out = {.version = FAKE_PAGE_VERSION, .type = FAKE_HELLO, .kind = FAKE_CUDA}, in;
-    send(fd, &out, sizeof out, 0);
+    static struct fake_message in;
     union { struct cmsghdr align; char room[CMSG_SPACE(sizeof(int))]; } control;
     struct iovec part = {&in, sizeof in};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
@@ -47,9 +46,9 @@ int main(int count, char **word)
     struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     unsigned long long bytes = strtoull(word[2], NULL, 10) * FAKE_MIB;
     pthread_mutex_lock(&page->lock);
-    page->slot[in.slot].used_bytes[0] += bytes;
+    page->slot[in.slot].kind = FAKE_CUDA;
     page->slot[in.slot].contexts[0] = 1;
-    page->unit[0].used_bytes += bytes;
+    page->unit[0].used_bytes[in.slot] += bytes;
     pthread_mutex_unlock(&page->lock);
     puts("holds");
     fflush(stdout);

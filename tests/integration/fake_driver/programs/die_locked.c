@@ -1,4 +1,4 @@
-/* die_locked.c - takes the page's lock, changes one of the two numbers that belong together, and dies there. */
+/* die_locked.c - takes the page's lock, counts memory, and dies before it gives either back. */
 #include "client.h"
 #include "page.h"
 
@@ -10,7 +10,7 @@ int main(void)
     if (client_open(&client, FAKE_CUDA) != 0)
         return 1;
     page_lock(client.page);
-    client.page->unit[0].used_bytes += 500 * FAKE_MIB; /* and not the slot's: as if killed between the two */
+    client.page->unit[0].used_bytes[client.slot] += 500 * FAKE_MIB;
     raise(SIGKILL);
     return 2;
 }
