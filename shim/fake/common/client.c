@@ -14,9 +14,9 @@
 
 int client_ask(const struct client *client, struct fake_message *message, int send_fd, int *got_fd)
 {
-    int came = -1, rc = message_send(client->socket, message, send_fd, 0);
+    int came = -1, rc = message_send(client->socket, message, send_fd);
     if (rc == 0)
-        rc = message_receive(client->socket, message, &came, 0);
+        rc = message_receive(client->socket, message, &came);
     if (rc == 0 && message->type != FAKE_DONE)
         rc = -EPERM;
     const bool wanted = rc == 0 && got_fd != NULL;
@@ -36,7 +36,7 @@ int client_open_at(struct client *client, enum fake_kind kind, const char *path)
     if (rc == 0 && connect(client->socket, (const struct sockaddr *)&at, sizeof at) != 0)
         rc = -errno;
     if (rc == 0)
-        rc = message_receive(client->socket, &greeting, &client->page_fd, 0);
+        rc = message_receive(client->socket, &greeting, &client->page_fd);
     if (rc == 0)
         client->page = page_map(client->page_fd);
     if (rc == 0 && (client->page == NULL || greeting.slot >= FAKE_SLOTS))

@@ -26,8 +26,8 @@ int client_ask(const struct client *client, struct fake_message *message, int se
 
 /* message.c - one message, with a descriptor if there is one to pass. Returns 0 or -errno: -ECONNRESET when the other side hung
  * up, -EPROTO for what is no message of ours. fd may be -1; *fd is -1 when none came. */
-int message_send(int socket_fd, struct fake_message *message, int fd, int flags);
-int message_receive(int socket_fd, struct fake_message *message, int *fd, int flags);
+int message_send(int socket_fd, struct fake_message *message, int fd);
+int message_receive(int socket_fd, struct fake_message *message, int *fd);
 
 /* The first word of a process's command line, as this PID namespace has it. False: there is no such process here. */
 bool process_name(int32_t pid, char name[FAKE_NAME]);

@@ -23,7 +23,7 @@ static struct msghdr *seal(struct envelope *envelope, struct fake_message *messa
     return &envelope->header;
 }
 
-int message_send(int socket_fd, struct fake_message *message, int fd, int flags)
+int message_send(int socket_fd, struct fake_message *message, int fd)
 {
     struct envelope envelope = {.rights.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)}};
     struct msghdr *header = seal(&envelope, message);
@@ -31,24 +31,23 @@ int message_send(int socket_fd, struct fake_message *message, int fd, int flags)
     if (fd < 0)
         header->msg_controllen = 0;
     message->version = FAKE_PAGE_VERSION;
-    ssize_t sent;
-    do {
-        sent = sendmsg(socket_fd, header, MSG_NOSIGNAL | flags);
-    } while (sent < 0 && errno == EINTR);
-    return sent < 0 ? -errno : 0;
+    while (sendmsg(socket_fd, header, MSG_NOSIGNAL) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return 0;
 }
 
-int message_receive(int socket_fd, struct fake_message *message, int *fd, int flags)
+int message_receive(int socket_fd, struct fake_message *message, int *fd)
 {
     struct envelope envelope;
     struct msghdr *header = seal(&envelope, message);
     ssize_t got;
     *fd = -1;
-    do {
-        got = recvmsg(socket_fd, header, MSG_CMSG_CLOEXEC | flags);
-    } while (got < 0 && errno == EINTR);
-    if (got <= 0)
-        return got < 0 ? -errno : -ECONNRESET;
+    while ((got = recvmsg(socket_fd, header, MSG_CMSG_CLOEXEC)) < 0)
+        if (errno != EINTR)
+            return -errno;
+    if (got == 0)
+        return -ECONNRESET;
     const struct cmsghdr *rights = CMSG_FIRSTHDR(header);
     if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
         memcpy(fd, CMSG_DATA(rights), sizeof *fd);

@@ -49,8 +49,6 @@ uint64_t page_sum(const struct fake_unit *unit)
 
 bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes)
 {
-    if (slot >= FAKE_SLOTS || unit >= FAKE_UNITS)
-        return false;
     struct fake_unit *of = &page->unit[unit];
     page_lock(page);
     const uint64_t used = page_sum(of);
@@ -62,8 +60,6 @@ bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
 
 void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes)
 {
-    if (slot >= FAKE_SLOTS || unit >= FAKE_UNITS)
-        return;
     page_lock(page);
     uint64_t *used = &page->unit[unit].used_bytes[slot];
     *used -= bytes < *used ? bytes : *used;

@@ -156,11 +156,11 @@ static uint64_t add_card(const struct fake_card *model, const char *words)
     return number[COUNT];
 }
 
-void add_cards(const struct value *value)
+void add_cards(char **word)
 {
-    const size_t model = read_name("card: the model", value[0].word, models, sizeof models[0], sizeof models / sizeof models[0]);
+    const size_t model = read_name("card: the model", word[0], models, sizeof models[0], sizeof models / sizeof models[0]);
     for (uint64_t made = 0, count = 1; made < count; made++)
-        count = add_card(&models[model], value[1].word);
+        count = add_card(&models[model], word[1]);
 }
 
 uint32_t read_card(const char *word)
@@ -171,34 +171,34 @@ uint32_t read_card(const char *word)
 }
 
 /* The next links of a card that lead nowhere. */
-static void wire(uint64_t card, int32_t peer, uint64_t lanes)
+static void wire(uint32_t card, int32_t peer, uint64_t lanes)
 {
     struct fake_card *of = &driver.page->card[card];
-    uint64_t left = lanes;
-    for (unsigned i = 0; i < of->links_wired && left > 0; i++)
+    for (unsigned i = 0; i < of->links_wired && lanes > 0; i++)
         if (of->link_peer[i] == -1) {
             of->link_peer[i] = peer;
-            left--;
+            lanes--;
         }
-    if (left > 0)
-        fail("link: card %u (%s) has %u NVLinks, %u more are asked for", (unsigned)card, of->model, of->links_wired, (unsigned)left);
+    if (lanes > 0)
+        fail("link: card %u (%s) has %u NVLinks, %u more are asked for", card, of->model, of->links_wired, (unsigned)lanes);
 }
 
-void add_link(const struct value *value)
+void add_link(char **word)
 {
-    const bool to_switch = strcmp(value[1].word, "switch") == 0;
-    const uint64_t a = value[0].number, b = to_switch ? FAKE_CARDS : read_card(value[1].word);
-    if (a == b)
-        fail("link: card %u cannot be linked to itself", (unsigned)a);
-    wire(a, to_switch ? -2 : (int32_t)b, value[2].number);
-    if (!to_switch)
-        wire(b, (int32_t)a, value[2].number);
+    const uint32_t card = read_card(word[0]), peer = strcmp(word[1], "switch") == 0 ? FAKE_CARDS : read_card(word[1]);
+    const uint64_t lanes = read_number("lanes", word[2], 1, FAKE_LINKS);
+    if (card == peer)
+        fail("link: card %u cannot be linked to itself", card);
+    wire(card, peer == FAKE_CARDS ? -2 : (int32_t)peer, lanes);
+    if (peer != FAKE_CARDS)
+        wire(peer, (int32_t)card, lanes);
 }
 
-void add_switch(const struct value *value)
+void add_switch(char **word)
 {
-    if (strcmp(value[0].word, "all") != 0)
+    const uint64_t lanes = read_number("lanes", word[1], 1, FAKE_LINKS);
+    if (strcmp(word[0], "all") != 0)
         fail("links: must be \"links all LANES\"");
     for (uint32_t card = 0; card < driver.page->cards; card++)
-        wire(card, -2, value[1].number);
+        wire(card, -2, lanes);
 }

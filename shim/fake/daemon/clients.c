@@ -51,7 +51,7 @@ static void accept_client(void)
     clients.polled[greeting.slot] = (struct pollfd){.fd = fd, .events = POLLIN};
     if (!process_name(peer.pid, driver.page->slot[greeting.slot].name))
         snprintf(driver.page->slot[greeting.slot].name, FAKE_NAME, "[unknown]");
-    if (message_send(fd, &greeting, clients.page_fd, MSG_DONTWAIT) != 0)
+    if (message_send(fd, &greeting, clients.page_fd) != 0)
         drop(greeting.slot);
 }
 
@@ -60,13 +60,13 @@ static void answer_client(uint32_t slot)
 {
     struct fake_message message;
     struct passed fd = {-1, -1};
-    const int socket_fd = clients.polled[slot].fd, got = message_receive(socket_fd, &message, &fd.in, MSG_DONTWAIT);
+    const int socket_fd = clients.polled[slot].fd, got = message_receive(socket_fd, &message, &fd.in);
     bool good = got == 0 && message.type >= FAKE_SHARE && message.type <= FAKE_RELEASE;
     if (got == -EAGAIN)
         return;
     if (good) {
         message.type = object_request(slot, &message, &fd) ? FAKE_DONE : FAKE_REFUSED;
-        good = message_send(socket_fd, &message, fd.out, MSG_DONTWAIT) == 0;
+        good = message_send(socket_fd, &message, fd.out) == 0;
     } else if (got != -ECONNRESET) {
         fprintf(stderr, "nvidia-fake-driverd: pid %d is hung up on: it sent no request\n", (int)driver.page->slot[slot].pid);
     }

@@ -22,12 +22,8 @@ _Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)
 
 /* lines.c - the description and the control commands, by the table lines.def. */
 enum place { DESCRIPTION = 1, COMMAND = 2, ANYWHERE = 3 };
-struct value { /* one argument of a line */
-    char *word;
-    uint64_t number; /* or a card, or a unit */
-};
-typedef void line_function(const struct value *value);
-#define LINE(name, places, function, form, help) line_function function;
+typedef void line_function(char **word); /* those after the first */
+#define LINE(name, places, function, words, form, help) line_function function;
 #include "lines.def"
 #undef LINE
 void run_line(enum place place, char *line);

@@ -15,20 +15,13 @@ static const struct line {
     char name[16];
     enum place places;
     line_function *run;
+    unsigned words;
     const char *form, *help;
 } lines[] = {
-#define LINE(name, places, function, form, help) {#name, places, function, form, help},
+#define LINE(name, places, function, words, form, help) {#name, places, function, words, form, help},
 #include "lines.def"
 };
 #define LINES (sizeof lines / sizeof lines[0])
-
-static const struct {
-    const char *word, *name;
-    uint64_t least, most;
-} numbers[] = {
-#define NUMBER(word, name, least, most) {word, name, least, most},
-#include "numbers.def"
-};
 
 void print_lines(enum place place)
 {
@@ -70,37 +63,15 @@ static char *next_word(char **line)
     return *word != '\0' ? word : NULL;
 }
 
-/* One argument, as its word in the form says. */
-static struct value read_argument(const char *form, char *word)
+static void run(const struct line *line, char *rest)
 {
-    struct value value = {.word = word};
-    if (strcmp(form, "CARD") == 0)
-        value.number = read_card(word);
-    if (strcmp(form, "CARD[:GI]") == 0)
-        value.number = read_unit(word);
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (strcmp(form, numbers[i].word) == 0)
-            value.number = read_number(numbers[i].name, word, numbers[i].least, numbers[i].most);
-    return value;
-}
-
-static void run(const struct line *line, char *words)
-{
-    struct value value[ARGUMENTS] = {0}, *next = value;
-    char copy[64], *forms = copy;
-    bool complete = true;
-    snprintf(copy, sizeof copy, "%s", line->form);
-    for (const char *form = next_word(&forms); complete && form != NULL; form = next_word(&forms)) {
-        const bool rest = strstr(form, "...") != NULL;
-        char *word = rest ? words + strspn(words, " \t") : next_word(&words);
-        words += rest ? strlen(words) : 0;
-        complete = word != NULL;
-        if (complete)
-            *next++ = read_argument(form, word);
-    }
-    if (!complete || next_word(&words) != NULL)
+    char *word[ARGUMENTS + 1], *last = rest;
+    for (unsigned i = 0; i < line->words; i++)
+        word[i] = last = next_word(&rest);
+    word[line->words] = rest + strspn(rest, " \t");
+    if (last == NULL || (word[line->words][0] != '\0' && strstr(line->form, "...") == NULL))
         fail("%s: must be \"%s %s\"", line->name, line->name, line->form);
-    line->run(value);
+    line->run(word);
 }
 
 void run_line(enum place place, char *text)
@@ -139,37 +110,37 @@ void read_description(const char *path)
 
 /* Lines that only set something. */
 
-void set_driver(const struct value *value)
+void set_driver(char **word)
 {
-    branch_set(driver.page, value[0].word);
+    branch_set(driver.page, word[0]);
 }
 
-void set_cuda(const struct value *value)
+void set_cuda(char **word)
 {
-    driver.page->cuda_version = (uint32_t)value[0].number;
+    driver.page->cuda_version = (uint32_t)read_number("cuda", word[0], 11000, 13999);
 }
 
-void set_kernel_us(const struct value *value)
+void set_kernel_us(char **word)
 {
-    driver.page->kernel_ns = value[0].number * 1000;
+    driver.page->kernel_ns = read_number("kernel_us", word[0], 0, 60000000) * 1000;
 }
 
-void set_seed(const struct value *value)
+void set_seed(char **word)
 {
     if (driver.page->cards > 0)
         fail("seed: must stand before the first card, whose UUID it makes");
-    snprintf(driver.page->seed, sizeof driver.page->seed, "%s", value[0].word);
+    snprintf(driver.page->seed, sizeof driver.page->seed, "%s", word[0]);
 }
 
-void add_fault(const struct value *value)
+void add_fault(char **word)
 {
     struct fake_page *page = driver.page;
     const uint32_t count = atomic_load(&page->faults);
-    const bool none = strcmp(value[0].word, "none") == 0;
+    const bool none = strcmp(word[0], "none") == 0;
     char why[512];
     if (!none && count >= FAKE_FAULTS)
         fail("fault: more than %u faults", FAKE_FAULTS);
-    if (!none && !fault_parse(value[0].word, &page->fault[count], why, sizeof why))
+    if (!none && !fault_parse(word[0], &page->fault[count], why, sizeof why))
         fail("%s", why);
     atomic_store(&page->faults, none ? 0 : count + 1);
 }

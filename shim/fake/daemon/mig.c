@@ -109,25 +109,24 @@ static void destroy(uint32_t card, const char *gi)
     driver.page->unit[unit].live = 0;
 }
 
-void add_mig(const struct value *value)
+void add_mig(char **word)
 {
-    const uint32_t card = (uint32_t)value[0].number;
+    const uint32_t card = read_card(word[0]);
     char *rest = NULL;
     set_mode(card, true);
-    for (char *profile = strtok_r(value[1].word, " \t", &rest); profile != NULL; profile = strtok_r(NULL, " \t", &rest))
+    for (char *profile = strtok_r(word[1], " \t", &rest); profile != NULL; profile = strtok_r(NULL, " \t", &rest))
         create(card, profile);
 }
 
-void change_mig(const struct value *value)
+void change_mig(char **word)
 {
-    const uint32_t card = (uint32_t)value[0].number;
-    const char *what = value[1].word, *which = value[2].word;
-    const bool on = strcmp(what, "on") == 0;
-    if (strcmp(what, "create") == 0)
-        create(card, which);
-    else if (strcmp(what, "destroy") == 0)
-        destroy(card, which);
-    else if ((on || strcmp(what, "off") == 0) && which[0] == '\0')
+    const uint32_t card = read_card(word[0]);
+    const bool on = strcmp(word[1], "on") == 0;
+    if (strcmp(word[1], "create") == 0)
+        create(card, word[2]);
+    else if (strcmp(word[1], "destroy") == 0)
+        destroy(card, word[2]);
+    else if ((on || strcmp(word[1], "off") == 0) && word[2][0] == '\0')
         set_mode(card, on);
     else
         fail("mig: must be on, off, create PROFILE or destroy GI");

@@ -32,33 +32,41 @@ void empty_slot(uint32_t slot)
 }
 
 /* The first slot from that one on of such a process, or FAKE_SLOTS. */
-static uint32_t slot_from(uint32_t from, enum fake_kind kind, uint64_t pid)
+static uint32_t slot_from(uint32_t from, enum fake_kind kind, int32_t pid)
 {
     const struct fake_slot *slot = driver.page->slot;
-    while (from < FAKE_SLOTS && (slot[from].kind != (uint32_t)kind || slot[from].pid != (int32_t)pid))
+    while (from < FAKE_SLOTS && (slot[from].kind != (uint32_t)kind || slot[from].pid != pid))
         from++;
     return from;
 }
 
-void add_process(const struct value *value)
+static int32_t read_pid(const char *word)
 {
-    const uint32_t unit = (uint32_t)value[0].number, slot = new_slot(FAKE_FOREIGN, (int32_t)value[1].number);
-    if (slot == FAKE_SLOTS)
-        fail("process %s: all %u slots are taken", value[1].word, FAKE_SLOTS);
-    if (!page_take(driver.page, slot, unit, value[2].number * FAKE_MIB)) {
-        empty_slot(slot);
-        fail("process %s: %s MiB is more than is free", value[1].word, value[2].word);
-    }
-    driver.page->slot[slot].contexts[unit] = 1;
-    snprintf(driver.page->slot[slot].name, FAKE_NAME, "%s", value[3].word);
+    return (int32_t)read_number("pid", word, 1, 4194304);
 }
 
-void end_process(const struct value *value)
+void add_process(char **word)
 {
-    uint32_t slot = slot_from(0, FAKE_FOREIGN, value[0].number);
+    const uint32_t unit = read_unit(word[0]);
+    const uint64_t mib = read_number("mib", word[2], 0, 1u << 24);
+    const uint32_t slot = new_slot(FAKE_FOREIGN, read_pid(word[1]));
     if (slot == FAKE_SLOTS)
-        fail("pid is %s, but no process of that number was described", value[0].word);
-    for (; slot < FAKE_SLOTS; slot = slot_from(slot, FAKE_FOREIGN, value[0].number))
+        fail("process %s: all %u slots are taken", word[1], FAKE_SLOTS);
+    if (!page_take(driver.page, slot, unit, mib * FAKE_MIB)) {
+        empty_slot(slot);
+        fail("process %s: %s MiB is more than is free", word[1], word[2]);
+    }
+    driver.page->slot[slot].contexts[unit] = 1;
+    snprintf(driver.page->slot[slot].name, FAKE_NAME, "%s", word[3]);
+}
+
+void end_process(char **word)
+{
+    const int32_t pid = read_pid(word[0]);
+    uint32_t slot = slot_from(0, FAKE_FOREIGN, pid);
+    if (slot == FAKE_SLOTS)
+        fail("pid is %d, but no process of that number was described", (int)pid);
+    for (; slot < FAKE_SLOTS; slot = slot_from(slot, FAKE_FOREIGN, pid))
         empty_slot(slot);
 }
 
@@ -77,9 +85,9 @@ static void print_unit(uint32_t unit)
     page_unlock(driver.page);
 }
 
-void print_status(const struct value *value)
+void print_status(char **word)
 {
-    (void)value;
+    (void)word;
     for (uint32_t card = 0; card < driver.page->cards; card++) {
         const struct fake_card *of = &driver.page->card[card];
         printf("card %u %s mig=%s xid=%u", card, of->model, of->mig_on ? "on" : "off", atomic_load(&of->xid));
@@ -110,9 +118,9 @@ static void print_process(uint32_t slot, uint32_t unit)
            atomic_load(&of->held[unit]), atomic_load(&of->queued_ns[unit]) / 1000, atomic_load(&of->ran_ns[unit]) / 1000);
 }
 
-void print_kernel(const struct value *value)
+void print_kernel(char **word)
 {
-    (void)value;
+    (void)word;
     const struct fake_page *page = driver.page;
     printf("misuses=%" PRIu64 " %s\n", atomic_load(&page->kernel_misuses), page->kernel_misuse);
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
@@ -120,11 +128,12 @@ void print_kernel(const struct value *value)
             print_process(slot, unit);
 }
 
-void disable_process(const struct value *value)
+void disable_process(char **word)
 {
+    const int32_t pid = read_pid(word[0]);
     uint32_t channels = 0;
     page_lock(driver.page);
-    for (uint32_t slot = 0; (slot = slot_from(slot, FAKE_CUDA, value[0].number)) < FAKE_SLOTS; slot++) {
+    for (uint32_t slot = 0; (slot = slot_from(slot, FAKE_CUDA, pid)) < FAKE_SLOTS; slot++) {
         struct fake_kernel_object *object = driver.page->slot[slot].object;
         for (uint32_t i = 0; i < FAKE_OBJECTS; i++)
             if (channel_is_compute(&object[i])) {
@@ -135,31 +144,33 @@ void disable_process(const struct value *value)
     }
     page_unlock(driver.page);
     if (channels == 0)
-        fail("pid: found %s, must be a process with compute channels", value[0].word);
+        fail("pid: found %d, must be a process with compute channels", (int)pid);
 }
 
 /* As if a kernel of the process had ended in that CUresult, on every device where it has a context. */
-void trap_process(const struct value *value)
+void trap_process(char **word)
 {
+    const int32_t pid = read_pid(word[0]);
+    const uint32_t error = (uint32_t)read_number("error", word[1], 1, 999);
     uint32_t contexts = 0;
     page_lock(driver.page);
-    for (uint32_t slot = 0; (slot = slot_from(slot, FAKE_CUDA, value[0].number)) < FAKE_SLOTS; slot++)
+    for (uint32_t slot = 0; (slot = slot_from(slot, FAKE_CUDA, pid)) < FAKE_SLOTS; slot++)
         for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
             if (driver.page->slot[slot].contexts[unit] > 0) {
-                atomic_store(&driver.page->slot[slot].error[unit], (uint32_t)value[1].number);
+                atomic_store(&driver.page->slot[slot].error[unit], error);
                 contexts++;
             }
     page_unlock(driver.page);
     if (contexts == 0)
-        fail("pid: found %s, must be a process with a CUDA context", value[0].word);
+        fail("pid: found %d, must be a process with a CUDA context", (int)pid);
 }
 
 #define XID_FALLEN_OFF 79u /* "GPU has fallen off the bus" */
 
-void raise_xid(const struct value *value)
+void raise_xid(char **word)
 {
     struct fake_page *page = driver.page;
-    const uint32_t card = (uint32_t)value[0].number, xid = (uint32_t)value[1].number;
+    const uint32_t card = read_card(word[0]), xid = (uint32_t)read_number("XID", word[1], 1, 65535);
     page_lock(page);
     page->event[atomic_load(&page->events) % FAKE_EVENTS] = (struct fake_event){card, xid};
     atomic_store(&page->card[card].xid, xid);
@@ -169,8 +180,9 @@ void raise_xid(const struct value *value)
     page_unlock(page);
 }
 
-void recover_card(const struct value *value)
+void recover_card(char **word)
 {
-    atomic_store(&driver.page->card[value[0].number].xid, 0);
-    atomic_store(&driver.page->card[value[0].number].lost, 0);
+    struct fake_card *card = &driver.page->card[read_card(word[0])];
+    atomic_store(&card->xid, 0);
+    atomic_store(&card->lost, 0);
 }
