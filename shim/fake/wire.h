@@ -11,7 +11,7 @@
  *
  * Units: a "unit" is what memory and time are counted on: a whole card, or a MIG GPU instance of a card.
  *     unit of card c          = c
- *     unit of c's instance i  = FAKE_CARDS + c * FAKE_INSTANCES + i, with i the first memory slice that it has
+ *     unit of c's instance i  = FAKE_CARDS + c * FAKE_INSTANCES + i, with i its GPU instance ID
  */
 #ifndef TANGRAM_FAKE_WIRE_H
 #define TANGRAM_FAKE_WIRE_H
@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #define FAKE_CARDS 16u
-#define FAKE_INSTANCES 7u /* NVIDIA: at most 7 GPU instances a card */
+#define FAKE_INSTANCES 15u /* GPU instance IDs are 0 to 14; at most 7 exist at a time */
 #define FAKE_UNITS (FAKE_CARDS * (1u + FAKE_INSTANCES))
 #define FAKE_SLOTS 1024u
 #define FAKE_LINKS 18u    /* NVLinks of a Hopper card, the most of any card here */
@@ -67,8 +67,8 @@ struct fake_card {
 
 struct fake_unit {
     uint32_t live, card;
-    uint32_t profile, gi; /* of a MIG instance: index in the card's profile[], GPU instance ID */
-    char uuid[48];        /* the card's, or "MIG-..." */
+    uint32_t profile, start; /* of a MIG instance: index in the card's profile[], first memory slice */
+    char uuid[48];           /* the card's, or "MIG-..." */
     uint8_t uuid_bytes[16];
     /* memory, under the page's lock */
     uint64_t limit_bytes;            /* what processes can have */
@@ -143,6 +143,11 @@ struct fake_page {
 static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance)
 {
     return FAKE_CARDS + card * FAKE_INSTANCES + instance;
+}
+
+static inline uint32_t fake_gi_of(uint32_t unit)
+{
+    return (unit - FAKE_CARDS) % FAKE_INSTANCES;
 }
 
 static inline const struct fake_profile *fake_profile_of(const struct fake_page *page, const struct fake_unit *instance)

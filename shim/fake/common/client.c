@@ -101,7 +101,7 @@ bool client_sees_instance(const struct client *client, uint32_t unit)
     if (!instance->live || !client_sees_card(client, instance->card))
         return false;
     /* The kernel driver numbers capabilities so: 3 + 135 a card + 9 a GPU instance, then its compute instances. */
-    const uint32_t gi_cap = 3 + 135 * client->page->card[instance->card].minor + 9 * instance->gi;
+    const uint32_t gi_cap = 3 + 135 * client->page->card[instance->card].minor + 9 * fake_gi_of(unit);
     return client->every_card ||
            (node_exists("/dev/nvidia-caps/nvidia-cap%u", gi_cap) && node_exists("/dev/nvidia-caps/nvidia-cap%u", gi_cap + 1));
 }

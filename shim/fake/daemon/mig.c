@@ -1,31 +1,24 @@
 /* mig.c - MIG mode and GPU instances, placed as NVIDIA documents them.
  *
- * A card has 8 memory and 7 compute slices. An instance begins where its profile says (models.def), is the card's unit of that
- * memory slice, and has one compute instance as large as itself.
+ * A card has 8 memory and 7 compute slices. An instance begins where its profile says (models.def) and has one compute
+ * instance as large as itself.
  */
 #include "daemon.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* FAKE_UNITS: there is none. */
-static uint32_t unit_of_gi(uint32_t card, uint64_t gi)
+static struct fake_unit *instance_of(uint32_t card, uint32_t gi)
 {
-    for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
-        const struct fake_unit *unit = &driver.page->unit[fake_unit_of_instance(card, i)];
-        if (unit->live && unit->gi == gi)
-            return fake_unit_of_instance(card, i);
-    }
-    return FAKE_UNITS;
+    return &driver.page->unit[fake_unit_of_instance(card, gi)];
 }
 
 static uint32_t read_instance(uint32_t card, const char *word)
 {
-    const uint64_t gi = read_number("GPU instance", word, 0, 14);
-    const uint32_t unit = unit_of_gi(card, gi);
-    if (unit == FAKE_UNITS)
-        fail("card %u: there is no GPU instance %u, must be one that status names", card, (unsigned)gi);
-    return unit;
+    const uint32_t gi = (uint32_t)read_number("GPU instance", word, 0, FAKE_INSTANCES - 1);
+    if (!instance_of(card, gi)->live)
+        fail("card %u: there is no GPU instance %u, must be one that status names", card, gi);
+    return fake_unit_of_instance(card, gi);
 }
 
 uint32_t read_unit(const char *word)
@@ -43,8 +36,8 @@ static void set_mode(uint32_t card, bool on)
         fail("card %u: %s has no MIG", card, of->name);
     if (page_card_used(driver.page, card) > 0)
         fail("card %u: in use, MIG mode can change only when no process holds memory on it", card);
-    for (uint32_t i = 0; i < FAKE_INSTANCES && !on; i++)
-        driver.page->unit[fake_unit_of_instance(card, i)].live = 0;
+    for (uint32_t gi = 0; gi < FAKE_INSTANCES && !on; gi++)
+        instance_of(card, gi)->live = 0;
     of->mig_on = on;
     driver.page->unit[card].live = !on;
 }
@@ -54,7 +47,7 @@ static uint32_t new_gi(uint32_t card, const struct fake_profile *profile, uint32
 {
     switch (profile->memory) {
     case 8: return 0;
-    case 4: return unit_of_gi(card, 1) == FAKE_UNITS ? 1 : 2;
+    case 4: return instance_of(card, 1)->live ? 2 : 1;
     case 2: return 3 + start / 2;
     default: return 7 + start;
     }
@@ -66,12 +59,12 @@ static int place(uint32_t card, uint32_t profile)
     const struct fake_profile *is = &driver.page->card[card].profile[profile];
     uint32_t memory = 0, compute = 0, of_profile = 0; /* taken: bit s = memory slice s */
     int start = (int)is->last_start;
-    for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
-        const struct fake_unit *unit = &driver.page->unit[fake_unit_of_instance(card, i)];
+    for (uint32_t gi = 0; gi < FAKE_INSTANCES; gi++) {
+        const struct fake_unit *unit = instance_of(card, gi);
         const struct fake_profile *its = fake_profile_of(driver.page, unit);
         if (!unit->live)
             continue;
-        memory |= ((1u << its->memory) - 1) << i;
+        memory |= ((1u << its->memory) - 1) << unit->start;
         compute += its->compute;
         of_profile += unit->profile == profile;
     }
@@ -91,12 +84,13 @@ static void create(uint32_t card, const char *name)
     const int start = place(card, profile);
     if (start < 0)
         fail("card %u: no room for a %s beside the instances that exist", card, name);
-    struct fake_unit *made = &driver.page->unit[fake_unit_of_instance(card, (uint32_t)start)];
+    const uint32_t gi = new_gi(card, &of->profile[profile], (uint32_t)start);
+    struct fake_unit *made = instance_of(card, gi);
     made->card = card;
     made->profile = profile;
-    made->gi = new_gi(card, &of->profile[profile], (uint32_t)start);
+    made->start = (uint32_t)start;
     made->limit_bytes = of->profile[profile].bytes;
-    snprintf(seed, sizeof seed, "%s/%u/%u/%s", driver.page->seed, card, made->gi, name);
+    snprintf(seed, sizeof seed, "%s/%u/%u/%s", driver.page->seed, card, gi, name);
     make_uuid("MIG-", seed, made->uuid, made->uuid_bytes);
     made->live = 1;
 }

@@ -96,7 +96,7 @@ void print_status(char **word)
             const struct fake_unit *instance = &driver.page->unit[fake_unit_of_instance(card, i)];
             if (!instance->live)
                 continue;
-            printf("card %u instance %u %s", card, instance->gi, fake_profile_of(driver.page, instance)->name);
+            printf("card %u instance %u %s", card, i, fake_profile_of(driver.page, instance)->name);
             print_unit(fake_unit_of_instance(card, i));
         }
     }

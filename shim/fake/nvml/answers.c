@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #define NOBODY (-1)
-#define GI_IDS 15u /* GPU instances are 0 to 14 */
 
 static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, unsigned room, const char *format, ...)
 {
@@ -57,30 +56,24 @@ static int unit_named(enum named_by by, const char *name)
 
 static int instance_by_id(uint32_t card, unsigned gi)
 {
-    for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
-        const uint32_t unit = fake_unit_of_instance(card, i);
-        if (nvml.client.page->unit[unit].gi == gi && client_sees_instance(&nvml.client, unit))
-            return (int)unit;
-    }
-    return NOBODY;
+    const uint32_t unit = fake_unit_of_instance(card, gi);
+    return gi < FAKE_INSTANCES && client_sees_instance(&nvml.client, unit) ? (int)unit : NOBODY;
 }
 
 /* By the order of their IDs. */
 static int instance_by_index(uint32_t card, unsigned index)
 {
-    for (unsigned gi = 0; gi < GI_IDS; gi++) {
-        const int unit = instance_by_id(card, gi);
-        if (unit != NOBODY && index-- == 0)
-            return unit;
-    }
-    return NOBODY;
+    unsigned gi = 0;
+    while (gi < FAKE_INSTANCES && (instance_by_id(card, gi) == NOBODY || index-- > 0))
+        gi++;
+    return instance_by_id(card, gi);
 }
 
 static unsigned index_of(const struct target *to)
 {
     unsigned index = 0;
     if (to->mig)
-        for (unsigned gi = 0; gi < to->of->gi; gi++)
+        for (unsigned gi = 0; gi < fake_gi_of(to->unit); gi++)
             index += instance_by_id(to->card, gi) != NOBODY;
     else
         while (index < nvml.cards && nvml.card[index] != to->card)

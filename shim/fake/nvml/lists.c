@@ -34,7 +34,7 @@ static unsigned add_processes(uint32_t unit, enum listed which, nvmlProcessInfo_
             at++;
         if (at == count)
             found[count++] = (nvmlProcessInfo_v2_t){.pid = (unsigned)of->pid,
-                                                    .gpuInstanceId = mig ? page->unit[unit].gi : 0xffffffffu,
+                                                    .gpuInstanceId = mig ? fake_gi_of(unit) : 0xffffffffu,
                                                     .computeInstanceId = mig ? 0 : 0xffffffffu};
         found[at].usedGpuMemory += page->unit[unit].used_bytes[slot];
     }
