@@ -8,12 +8,12 @@ FAKE := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))
 FAKE_OUT = $(BUILD)/fake
 FAKE_VERSION := 580.65.06
 FAKE_FLAGS = -std=c11 -O2 -Wall -Wextra -Wshadow -Wconversion -Werror $(SANITIZE) -fPIC -fvisibility=hidden -pthread \
-	-I$(FAKE) -I$(FAKE)common -I$(FAKE)kernel -I$(FAKE)nvml $(FAKE_EXTRA)
+	-I$(FAKE) -I$(FAKE)common -I$(FAKE)nvml $(FAKE_EXTRA)
 FAKE_LINK = -shared -pthread -Wl,--hash-style=both -Wl,-Bsymbolic -Wl,-z,relro -Wl,-z,now -Wl,--no-undefined
 
 FAKE_HEADERS := $(wildcard $(FAKE)*.h $(FAKE)*/*.h $(FAKE)*/*.def)
 fake_objects = $(patsubst $(FAKE)%.c,$(FAKE_OUT)/obj/%.o,$(wildcard $(addprefix $(FAKE),$(1))))
-FAKE_COMMON := common/branch.c common/fault.c common/page.c common/gpu_time.c common/message.c common/client.c
+FAKE_COMMON := common/branch.c common/fault.c common/page.c common/gpu_time.c common/channels.c common/client.c
 
 .PHONY: fake fake-install
 fake: $(FAKE_OUT)/nvidia-fake-driverd $(FAKE_OUT)/libcuda.so.$(FAKE_VERSION) $(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION) \
@@ -23,7 +23,7 @@ $(FAKE_OUT)/obj/%.o: $(FAKE)%.c $(FAKE_HEADERS) $(FAKE)fake.mk
 	@mkdir -p $(@D)
 	$(CC) $(FAKE_FLAGS) -c -o $@ $<
 
-$(FAKE_OUT)/nvidia-fake-driverd: $(call fake_objects,daemon/*.c kernel/channels.c $(FAKE_COMMON))
+$(FAKE_OUT)/nvidia-fake-driverd: $(call fake_objects,daemon/*.c $(FAKE_COMMON))
 	$(CC) $(SANITIZE) -pthread -o $@ $^
 
 $(FAKE_OUT)/libcuda.so.$(FAKE_VERSION): $(call fake_objects,cuda/*.c common/hide.c $(FAKE_COMMON)) $(FAKE)cuda/libcuda.map

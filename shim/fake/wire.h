@@ -1,9 +1,9 @@
 /* wire.h - what the fake driver's daemon and its libraries agree on.
  *
- * The daemon owns one shared page (a memfd of FAKE_PAGE_BYTES). A library connects to the daemon's socket (SOCK_SEQPACKET),
+ * The daemon owns one shared page (a memfd of FAKE_PAGE_BYTES). A library connects to the daemon's socket (SOCK_SEQPACKET)
  * and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and
- * kernels are queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs tens of
- * nanoseconds. The socket stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns
+ * kernels are queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs some hundred
+ * nanoseconds. `ctl` works on the page in the same way. The socket stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns
  * that the process is gone and what it held is free.
  *
  * The page is writable by every client. A fake driver defends its own life against that (every index and length is checked
@@ -60,7 +60,7 @@ struct fake_card {
     int32_t link_peer[FAKE_LINKS];        /* card at the other end, -1 = not connected, -2 = a switch */
     uint64_t total_bytes, reserved_bytes; /* what NVML calls total; of it, what no process can have */
     uint64_t context_bytes;               /* what one context costs */
-    uint32_t mig_on, profiles; /* without profiles it has no MIG */
+    uint32_t mig_on, profiles;            /* without profiles it has no MIG */
     struct fake_profile profile[FAKE_PROFILES];
     _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
 };
@@ -124,7 +124,7 @@ struct fake_page {
     uint64_t kernel_ns; /* a kernel that does not say how long it takes */
     _Atomic uint64_t kernel_misuses; /* ioctls that a real kernel driver would have refused or regretted */
     char kernel_misuse[128];         /* the last one, in words */
-    char seed[64];    /* mixed into the default UUIDs, so that two nodes' cards differ */
+    char seed[64];            /* mixed into the default UUIDs, so that two nodes' cards differ */
     pthread_mutex_t commands; /* of who runs a command; robust, shared between processes */
     pthread_mutex_t lock;     /* robust, shared between processes */
     _Atomic uint32_t events;  /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */

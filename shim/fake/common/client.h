@@ -24,7 +24,7 @@ void client_close(struct client *client);
  * Returns 0, or -errno: -EPERM when it is refused. */
 int client_ask(const struct client *client, struct fake_message *message, int send_fd, int *got_fd);
 
-/* message.c - one message, with a descriptor if there is one to pass. Returns 0 or -errno: -ECONNRESET when the other side hung
+/* One message, with a descriptor if there is one to pass. Returns 0 or -errno: -ECONNRESET when the other side hung
  * up, -EPROTO for what is no message of ours. fd may be -1; *fd is -1 when none came. */
 int message_send(int socket_fd, struct fake_message *message, int fd);
 int message_receive(int socket_fd, struct fake_message *message, int *fd);

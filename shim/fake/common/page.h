@@ -59,4 +59,12 @@ void gpu_time_settle(struct fake_page *page, uint32_t unit);
 uint32_t gpu_time_percent(const struct fake_page *page, const _Atomic uint64_t sampled_ns[FAKE_SAMPLES], uint64_t from, uint64_t to);
 uint32_t gpu_time_busy(const struct fake_page *page, uint32_t unit);
 
+/* channels.c - a process's channels in the kernel driver, as ioctl requests and the daemon count them. */
+
+bool channel_is(const struct fake_kernel_object *object);
+bool channel_is_compute(const struct fake_kernel_object *object);
+/* The caller holds the page's lock. A compute channel that is disabled keeps the whole process off the unit: one of the eight
+ * costs as much as all. */
+void channels_hold(struct fake_page *page, uint32_t slot);
+
 #endif

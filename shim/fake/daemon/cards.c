@@ -79,73 +79,63 @@ static void set_bus(struct fake_card *card, const char *value)
         fail("bus is \"%s\", must look like 0000:17:00.0", value);
 }
 
-static void set_serial(struct fake_card *card, const char *value)
+static void set_memory(struct fake_card *card, uint64_t mib)
 {
-    snprintf(card->serial, sizeof card->serial, "%s", value);
+    card->total_bytes = mib * FAKE_MIB;
+    card->reserved_bytes = 0; /* a size given is a size to have: tests count on it */
 }
 
-enum number { COUNT, MEMORY_MIB, CONTEXT_MIB, NUMA, MINOR, NUMBERS };
-static const struct option {
-    char key[16];
-    void (*set)(struct fake_card *card, const char *value); /* NULL: a number */
-    enum number number;
-    uint64_t least, most;
-} options[] = {
-    {"uuid", set_uuid, NUMBERS, 0, 0},
-    {"bus", set_bus, NUMBERS, 0, 0},
-    {"serial", set_serial, NUMBERS, 0, 0},
-    {"count", NULL, COUNT, 1, FAKE_CARDS},
-    {"memory_mib", NULL, MEMORY_MIB, 1, 1u << 24},
-    {"context_mib", NULL, CONTEXT_MIB, 0, 1u << 16},
-    {"numa", NULL, NUMA, 0, 255},
-    {"minor", NULL, MINOR, 0, 254},
-};
-#define OPTIONS (sizeof options / sizeof options[0])
-
-static void read_options(struct fake_card *card, uint64_t number[NUMBERS], const char *words)
+static void set_option(struct fake_card *card, const char *key, const char *value, uint64_t *count)
 {
-    char copy[1024], *rest = NULL;
-    snprintf(copy, sizeof copy, "%s", words);
-    for (char *key = strtok_r(copy, " \t", &rest); key != NULL; key = strtok_r(NULL, " \t", &rest)) {
-        char *value = strchr(key, '=');
-        if (value == NULL)
-            fail("card: \"%s\" is not option=value", key);
-        *value++ = '\0';
-        const struct option *option = &options[read_name("card: the option", key, options, sizeof options[0], OPTIONS)];
-        if (option->set != NULL)
-            option->set(card, value);
-        else
-            number[option->number] = read_number(key, value, option->least, option->most);
-    }
+    if (strcmp(key, "uuid") == 0)
+        set_uuid(card, value);
+    else if (strcmp(key, "bus") == 0)
+        set_bus(card, value);
+    else if (strcmp(key, "serial") == 0)
+        snprintf(card->serial, sizeof card->serial, "%s", value);
+    else if (strcmp(key, "count") == 0)
+        *count = read_number(key, value, 1, FAKE_CARDS);
+    else if (strcmp(key, "memory_mib") == 0)
+        set_memory(card, read_number(key, value, 1, 1u << 24));
+    else if (strcmp(key, "context_mib") == 0)
+        card->context_bytes = read_number(key, value, 0, 1u << 16) * FAKE_MIB;
+    else if (strcmp(key, "numa") == 0)
+        card->numa = (int32_t)read_number(key, value, 0, 255);
+    else if (strcmp(key, "minor") == 0)
+        card->minor = (uint32_t)read_number(key, value, 0, 254);
+    else
+        fail("card: the option is \"%s\", must be one of uuid, bus, serial, count, memory_mib, context_mib, numa, minor", key);
 }
 
 /* The next card. Returns how many the line wants. */
-static uint64_t add_card(const struct fake_card *model, const char *words)
+static uint64_t add_card(const struct fake_card *model, const char *options)
 {
     const uint32_t index = driver.page->cards;
     struct fake_unit *unit = &driver.page->unit[index];
     struct fake_card *card = &driver.page->card[index];
-    uint64_t number[NUMBERS] = {[COUNT] = 1, [CONTEXT_MIB] = model->context_bytes / FAKE_MIB, [NUMA] = index / 4, [MINOR] = index};
-    char seed[128];
+    uint64_t count = 1;
+    char text[1024], *rest = NULL;
     if (index == FAKE_CARDS)
         fail("card: more than %u cards", FAKE_CARDS);
     *card = *model;
+    card->minor = index;
+    card->numa = (int32_t)(index / 4);
     card->pci_bus = 0x17 + 0x12 * index;
     snprintf(card->serial, sizeof card->serial, "16500%08u", index);
-    snprintf(seed, sizeof seed, "%s/%u", driver.page->seed, index);
-    make_uuid("GPU-", seed, card->uuid, card->uuid_bytes);
+    snprintf(text, sizeof text, "%s/%u", driver.page->seed, index);
+    make_uuid("GPU-", text, card->uuid, card->uuid_bytes);
     for (unsigned i = 0; i < FAKE_LINKS; i++)
         card->link_peer[i] = -1;
     for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++)
         if (strcmp(profiles[i].model, card->model) == 0)
             card->profile[card->profiles++] = profiles[i].is;
-    read_options(card, number, words);
-    card->context_bytes = number[CONTEXT_MIB] * FAKE_MIB;
-    card->numa = (int32_t)number[NUMA];
-    card->minor = (uint32_t)number[MINOR];
-    if (number[MEMORY_MIB] > 0) {
-        card->total_bytes = number[MEMORY_MIB] * FAKE_MIB;
-        card->reserved_bytes = 0; /* a size given is a size to have: tests count on it */
+    snprintf(text, sizeof text, "%s", options);
+    for (char *key = strtok_r(text, " \t", &rest); key != NULL; key = strtok_r(NULL, " \t", &rest)) {
+        char *value = strchr(key, '=');
+        if (value == NULL)
+            fail("card: \"%s\" is not option=value", key);
+        *value++ = '\0';
+        set_option(card, key, value, &count);
     }
     unit->live = 1;
     unit->card = index;
@@ -153,7 +143,7 @@ static uint64_t add_card(const struct fake_card *model, const char *words)
     memcpy(unit->uuid, card->uuid, sizeof unit->uuid);
     memcpy(unit->uuid_bytes, card->uuid_bytes, sizeof unit->uuid_bytes);
     driver.page->cards++;
-    return number[COUNT];
+    return count;
 }
 
 void add_cards(char **word)

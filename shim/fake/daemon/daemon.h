@@ -9,6 +9,7 @@
 #include "page.h"
 
 #include <stddef.h>
+#include <stdio.h>
 
 struct driver {
     struct fake_page *page;
@@ -28,7 +29,7 @@ typedef void line_function(char **word); /* those after the first */
 #undef LINE
 void run_line(enum place place, char *line);
 void read_description(const char *path);
-void print_lines(enum place place);
+void print_lines(FILE *out, enum place place);
 uint64_t read_number(const char *what, const char *word, uint64_t least, uint64_t most);
 /* The index of a word among the names that stand first in `count` elements of `stride` bytes. */
 size_t read_name(const char *what, const char *word, const void *first, size_t stride, size_t count);

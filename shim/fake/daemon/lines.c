@@ -23,11 +23,11 @@ static const struct line {
 };
 #define LINES (sizeof lines / sizeof lines[0])
 
-void print_lines(enum place place)
+void print_lines(FILE *out, enum place place)
 {
     for (const struct line *line = lines; line < lines + LINES; line++)
         if (line->places & place)
-            printf("%s %-*s  %s\n", line->name, 43 - (int)strlen(line->name), line->form, line->help);
+            fprintf(out, "%s %-*s  %s\n", line->name, 43 - (int)strlen(line->name), line->form, line->help);
 }
 
 uint64_t read_number(const char *what, const char *word, uint64_t least, uint64_t most)

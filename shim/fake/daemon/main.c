@@ -96,15 +96,15 @@ static int run_command(const char *socket_path, char **words)
     return 0;
 }
 
-static int usage(int status)
+static int usage(FILE *out)
 {
-    printf("A stand-in for NVIDIA's kernel driver: counts memory over processes, queues kernels, raises XIDs.\n\n"
-           "  nvidia-fake-driverd --config FILE --socket SOCK\n"
-           "  nvidia-fake-driverd ctl --socket SOCK COMMAND\n\nLines of FILE:\n");
-    print_lines(DESCRIPTION);
-    printf("\nCOMMANDs:\n");
-    print_lines(COMMAND);
-    return status;
+    fprintf(out, "A stand-in for NVIDIA's kernel driver: counts memory over processes, queues kernels, raises XIDs.\n\n"
+                 "  nvidia-fake-driverd --config FILE --socket SOCK\n"
+                 "  nvidia-fake-driverd ctl --socket SOCK COMMAND\n\nLines of FILE:\n");
+    print_lines(out, DESCRIPTION);
+    fprintf(out, "\nCOMMANDs:\n");
+    print_lines(out, COMMAND);
+    return out == stdout ? 0 : 2;
 }
 
 int main(int argc, char **argv)
@@ -114,15 +114,15 @@ int main(int argc, char **argv)
     int at = is_command ? 2 : 1;
     for (; at < argc && argv[at][0] == '-'; at += 2) {
         if (strcmp(argv[at], "--help") == 0)
-            return usage(0);
+            return usage(stdout);
         if (at + 1 < argc && strcmp(argv[at], "--config") == 0)
             description = argv[at + 1];
         else if (at + 1 < argc && strcmp(argv[at], "--socket") == 0)
             socket_path = argv[at + 1];
         else
-            return usage(2);
+            return usage(stderr);
     }
     if (is_command)
-        return at < argc ? run_command(socket_path, argv + at) : usage(2);
-    return description != NULL && at == argc ? run_daemon(description, socket_path) : usage(2);
+        return at < argc ? run_command(socket_path, argv + at) : usage(stderr);
+    return description != NULL && at == argc ? run_daemon(description, socket_path) : usage(stderr);
 }

@@ -1,6 +1,5 @@
 /* processes.c - slots of processes, what status and kernel print of them, and what can be done to a process's kernels. */
 #define _GNU_SOURCE
-#include "channels.h"
 #include "daemon.h"
 
 #include <inttypes.h>

@@ -9,7 +9,6 @@
  * handles before it changed, and a suspend takes 0.6 ms, a resume 0.3.
  */
 #define _GNU_SOURCE
-#include "channels.h"
 #include "fault.h"
 #include "nvos.h"
 #include "page.h"

@@ -88,7 +88,6 @@ def test_a_process_killed_while_it_counts_leaves_exact_sums(fake_driver, worker,
         HERE / "programs" / "die_locked.c",
         fake / "common" / "page.c",
         fake / "common" / "client.c",
-        fake / "common" / "message.c",
     ]
     command = ["gcc", "-std=c11", "-pthread", f"-I{fake}", f"-I{fake}/common", "-o", program, *sources]
     subprocess.run(command, check=True)

@@ -1,5 +1,4 @@
 /* channels.c - which objects are channels, and what a disabled one holds. */
-#include "channels.h"
 #include "page.h"
 #include "nvos.h"
 
