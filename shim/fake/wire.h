@@ -2,7 +2,7 @@
  *
  * The daemon owns one shared page (a memfd of FAKE_PAGE_BYTES). A library connects to the daemon's socket (SOCK_SEQPACKET)
  * and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and
- * kernels are queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs some hundred
+ * kernels are queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs some tens of
  * nanoseconds. `ctl` works on the page in the same way. The socket stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns
  * that the process is gone and what it held is free.
  *
@@ -127,6 +127,7 @@ struct fake_page {
     char seed[64];            /* mixed into the default UUIDs, so that two nodes' cards differ */
     pthread_mutex_t commands; /* of who runs a command; robust, shared between processes */
     pthread_mutex_t lock;     /* robust, shared between processes */
+    uint32_t slots;           /* all that were ever used are below */
     _Atomic uint32_t events;  /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */
     _Atomic uint64_t samples; /* taken so far */
     _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML says it */

@@ -39,11 +39,11 @@ void page_unlock(struct fake_page *page)
     pthread_mutex_unlock(&page->lock);
 }
 
-uint64_t page_sum(const struct fake_unit *unit)
+uint64_t page_sum(const struct fake_page *page, uint32_t unit)
 {
     uint64_t sum = 0;
-    for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-        sum += unit->used_bytes[slot];
+    for (uint32_t slot = 0; slot < page->slots && slot < FAKE_SLOTS; slot++)
+        sum += page->unit[unit].used_bytes[slot];
     return sum;
 }
 
@@ -51,7 +51,7 @@ bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
 {
     struct fake_unit *of = &page->unit[unit];
     page_lock(page);
-    const uint64_t used = page_sum(of);
+    const uint64_t used = page_sum(page, unit);
     const bool fits = of->live && used <= of->limit_bytes && bytes <= of->limit_bytes - used;
     of->used_bytes[slot] += fits ? bytes : 0;
     page_unlock(page);
@@ -69,7 +69,7 @@ void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit)
 {
     page_lock(page);
-    const uint64_t used = page_sum(&page->unit[unit]);
+    const uint64_t used = page_sum(page, unit);
     page_unlock(page);
     return used;
 }

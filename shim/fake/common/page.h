@@ -18,7 +18,7 @@ bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
 void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes);
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
 /* The same under the page's lock. */
-uint64_t page_sum(const struct fake_unit *unit);
+uint64_t page_sum(const struct fake_page *page, uint32_t unit);
 /* What a card's processes hold, its MIG instances' included. */
 uint64_t page_card_used(struct fake_page *page, uint32_t card);
 

@@ -16,8 +16,11 @@ uint32_t new_slot(enum fake_kind kind, int32_t pid)
         slot->kind = kind;
         slot->pid = pid;
     }
+    const uint32_t number = (uint32_t)(slot - driver.page->slot);
+    if (number >= driver.page->slots)
+        driver.page->slots = number + 1;
     page_unlock(driver.page);
-    return (uint32_t)(slot - driver.page->slot);
+    return number;
 }
 
 void empty_slot(uint32_t slot)
@@ -74,7 +77,7 @@ static void print_unit(uint32_t unit)
 {
     const struct fake_unit *of = &driver.page->unit[unit];
     page_lock(driver.page);
-    printf(" %s used_mib=%" PRIu64 " limit_mib=%" PRIu64 " busy_percent=%u\n", of->uuid, page_sum(of) / FAKE_MIB, of->limit_bytes / FAKE_MIB,
+    printf(" %s used_mib=%" PRIu64 " limit_mib=%" PRIu64 " busy_percent=%u\n", of->uuid, page_sum(driver.page, unit) / FAKE_MIB, of->limit_bytes / FAKE_MIB,
            gpu_time_busy(driver.page, unit));
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *its = &driver.page->slot[slot];
