@@ -78,6 +78,7 @@ static int run_daemon(const char *description, const char *socket_path)
 
 static int run_command(const char *socket_path, char **words)
 {
+    static char printed[4 << 20]; /* all of it: who holds a lock must not wait for a reader of this process */
     char line[1024] = "";
     size_t length = 0;
     for (; *words != NULL; words++) {
@@ -90,6 +91,7 @@ static int run_command(const char *socket_path, char **words)
     if (rc < 0)
         fail("no daemon at %s: %s", socket_path, strerror(-rc));
     driver.page = client.page;
+    setvbuf(stdout, printed, _IOFBF, sizeof printed);
     shared_mutex_lock(&client.page->commands);
     run_line(COMMAND, line);
     pthread_mutex_unlock(&client.page->commands);

@@ -7,26 +7,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int cuda_version = 13000; /* of the driver that was there when the library was loaded */
-static struct client at_load;
+struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .cuda_version = 13000};
 
 static bool came_later(const char *function)
 {
-    return at_load.page != NULL && !branch_has_nvml(at_load.page, function);
+    return nvml.client.page != NULL && !branch_has_nvml(nvml.client.page, function);
 }
 
 __attribute__((constructor)) static void hide_later(void)
 {
-    if (client_open(&at_load, FAKE_CTL) == 0) /* else nvmlInit says so */
-        cuda_version = (int)at_load.page->cuda_version;
+    if (client_open(&nvml.client, FAKE_CTL) == 0) /* else nvmlInit says so */
+        nvml.cuda_version = (int)nvml.client.page->cuda_version;
     if (!hide_symbols(came_later)) {
         fprintf(stderr, "fake driver: the loader's table of symbols cannot be changed\n");
         abort();
     }
-    client_close(&at_load);
+    client_close(&nvml.client);
 }
-
-struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}};
 
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
@@ -67,7 +64,7 @@ EXPORT nvmlReturn_t nvmlShutdown(void)
 EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 {
     CHECK(version != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *version = nvml.users > 0 ? (int)nvml.client.page->cuda_version : cuda_version;
+    *version = nvml.users > 0 ? (int)nvml.client.page->cuda_version : nvml.cuda_version;
     return NVML_SUCCESS;
 }
 

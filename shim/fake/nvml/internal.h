@@ -40,6 +40,7 @@ struct nvmlDevice_st {
 struct nvml {
     pthread_mutex_t lock;
     _Atomic unsigned users; /* nvmlInit less nvmlShutdown */
+    int cuda_version;       /* of the driver that was there when the library was loaded */
     struct client client;
     uint32_t card[FAKE_CARDS]; /* visible ones, in NVML's order */
     unsigned cards;

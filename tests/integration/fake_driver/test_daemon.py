@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import socket
 import struct
@@ -87,6 +89,20 @@ def test_mig_mode_does_not_change_under_a_process(fake_driver):
     driver = fake_driver("card h200\nprocess 0 1 10 x")
     with pytest.raises(AssertionError, match="in use"):
         driver.ctl("mig", 0, "on")
+
+
+def test_a_status_that_nobody_reads_stalls_nobody(fake_driver):
+    driver = fake_driver("card h200\n" + "".join(f"process 0 {pid} 1 {'x' * 40}\n" for pid in range(1, 201)))
+    command = [driver.libraries / "nvidia-fake-driverd", "ctl", "--socket", driver.socket, "status"]
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(command, stdout=writer) as stuck:
+        os.close(writer)
+        os.read(reader, 1)  # it prints, and waits for somebody who reads on
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=10, check=True)
+        assert stuck.poll() is None
+        stuck.kill()
+    os.close(reader)
 
 
 def test_a_socket_left_by_a_killed_daemon_is_taken_over(fake_driver, tmp_path):
