@@ -98,10 +98,12 @@ def test_a_status_that_nobody_reads_stalls_nobody(fake_driver):
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     with subprocess.Popen(command, stdout=writer) as stuck:
         os.close(writer)
-        os.read(reader, 1)  # it prints, and waits for somebody who reads on
-        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=10, check=True)
-        assert stuck.poll() is None
-        stuck.kill()
+        try:
+            os.read(reader, 1)  # it prints, and waits for somebody who reads on
+            subprocess.run(command, stdout=subprocess.DEVNULL, timeout=10, check=True)
+            assert stuck.poll() is None
+        finally:
+            stuck.kill()
     os.close(reader)
 
 
