@@ -1,10 +1,10 @@
 /* wire.h - what the fake driver's daemon and its libraries agree on.
  *
  * The daemon owns one shared page (a memfd of FAKE_PAGE_BYTES). A library connects to the daemon's socket (SOCK_SEQPACKET)
- * and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and
- * kernels are queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs some tens of
- * nanoseconds. `ctl` works on the page in the same way. The socket stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns
- * that the process is gone and what it held is free.
+ * and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and kernels are
+ * queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs some tens of nanoseconds.
+ * `ctl` works on the page in the same way. The socket stays open for the life of the process: its hang-up, also by SIGKILL,
+ * is how the daemon learns that the process is gone and what it held is free.
  *
  * The page is writable by every client. A fake driver defends its own life against that (every index and length is checked
  * where it is used), not its numbers.

@@ -6,10 +6,11 @@
 #include <string.h>
 
 static const struct fake_card models[] = {
-#define MODEL(model_, name_, pci, subsystem, major, minor_, arch, brand_, pcie_, sms_, clock, memory_clock, bus, watts, l2, links, total, reserved, context) \
+#define MODEL(model_, name_, pci, subsystem, major, minor_, arch, brand_, pcie_, sms_, clock, memory_clock, bus, watts, l2, links, total, reserved, \
+              context) \
     {.model = model_, .name = name_, .pci_id = pci, .pci_subsystem = subsystem, .cc_major = major, .cc_minor = minor_, .architecture = arch, \
-     .brand = brand_, .pcie = pcie_, .sms = sms_, .clock_mhz = clock, .memory_clock_mhz = memory_clock, .bus_bits = bus, .power_watts = watts, .l2_mib = l2, \
-     .links_wired = links, .total_bytes = total * FAKE_MIB, .reserved_bytes = reserved * FAKE_MIB, .context_bytes = context * FAKE_MIB},
+     .brand = brand_, .pcie = pcie_, .sms = sms_, .clock_mhz = clock, .memory_clock_mhz = memory_clock, .bus_bits = bus, .power_watts = watts, \
+     .l2_mib = l2, .links_wired = links, .total_bytes = total * FAKE_MIB, .reserved_bytes = reserved * FAKE_MIB, .context_bytes = context * FAKE_MIB},
 #define PROFILE(model, ...)
 #include "models.def"
 #undef MODEL

@@ -77,12 +77,13 @@ static void print_unit(uint32_t unit)
 {
     const struct fake_unit *of = &driver.page->unit[unit];
     page_lock(driver.page);
-    printf(" %s used_mib=%" PRIu64 " limit_mib=%" PRIu64 " busy_percent=%u\n", of->uuid, page_sum(driver.page, unit) / FAKE_MIB, of->limit_bytes / FAKE_MIB,
-           gpu_time_busy(driver.page, unit));
+    printf(" %s used_mib=%" PRIu64 " limit_mib=%" PRIu64 " busy_percent=%u\n", of->uuid, page_sum(driver.page, unit) / FAKE_MIB,
+           of->limit_bytes / FAKE_MIB, gpu_time_busy(driver.page, unit));
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *its = &driver.page->slot[slot];
         if (of->used_bytes[slot] > 0 || its->contexts[unit] > 0)
-            printf("  pid=%d used_mib=%" PRIu64 " contexts=%u %.63s\n", (int)its->pid, of->used_bytes[slot] / FAKE_MIB, its->contexts[unit], its->name);
+            printf("  pid=%d used_mib=%" PRIu64 " contexts=%u %.63s\n", (int)its->pid, of->used_bytes[slot] / FAKE_MIB,
+                   its->contexts[unit], its->name);
     }
     page_unlock(driver.page);
 }
