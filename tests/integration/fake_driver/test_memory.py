@@ -62,7 +62,7 @@ def test_what_is_said_of_all_processes_is_of_one_moment(fake_driver, worker):
         each.process.stdin.write(f'["churn", {100 * MIB}]\n')
         each.process.stdin.flush()
     both = 0
-    for _ in range(4000):
+    for _ in range(500):
         card, *held = (int(mib) for mib in re.findall(r"used_mib=(\d+)", driver.ctl("status")))
         assert card == sum(held)
         both += len(held) == 2
