@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from vgpu.contract import uuid_of
 from vgpu.errors import Refused
 from vgpu.grant import Assignment
-from vgpu.inventory import Inventory
+from vgpu.inventory import Inventory, Orphan
 from vgpu.names import DEFAULT_GUARD, Guard, Names
 from vgpu.request import FULL_CORE_PERCENT, Ask
 
@@ -87,6 +87,8 @@ class Choice:
     container: str
     cards: Mapping[str, int]
     """UUID -> devices of the resource that the assignment means there."""
+    place: int = -1
+    """Of the container among the pod's asks."""
     moves: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """What the flight was given and is this tenant's by this choice, per (container, resource); the pod guessed before loses it."""
     anew: bool = False
@@ -152,12 +154,12 @@ def candidates(
 
 def _next(tenant: Tenant, given: Given, request: Request, names: Names) -> Choice | None:
     """The request, if it is one that the kubelet would make next for this pod."""
-    for ask in tenant.asks:
+    for place, ask in enumerate(tenant.asks):
         left = {r: n for r, n in ask.resources(names).items() if (ask.container, r) not in given}
         if left:
             fits = left.get(request.resource) == request.quantity
             cards = assigned(tenant, ask, request.resource, names) if fits else {}
-            return Choice(tenant, ask.container, cards) if cards else None
+            return Choice(tenant, ask.container, cards, place) if cards else None
     return None
 
 
@@ -170,7 +172,7 @@ def _instead(tenant: Tenant, flight: Flight, request: Request, names: Names) -> 
             return None
         moves[step.container, call.request.resource] = call.ids
     last = _next(tenant, moves, request, names)
-    return Choice(last.tenant, last.container, last.cards, moves) if last else None
+    return replace(last, moves=moves) if last else None
 
 
 def prefer(choice: Choice, available: Iterable[str], must_include: Collection[str], quantity: int) -> list[str] | None:
@@ -231,13 +233,15 @@ def settle(choices: Iterable[Choice], ids: Collection[str], request: Request, *,
     return replace(first, swapped=True)
 
 
-def check_room(tenants: Iterable[Tenant], cards: Collection[str], inventory: Inventory) -> None:
-    """Invariant I1 on these cards: what pods were assigned is at most what the card has. Raises Refused."""
+def check_room(
+    tenants: Iterable[Tenant], cards: Collection[str], inventory: Inventory, orphans: Collection[Orphan] = ()
+) -> None:
+    """Invariant I1 on these cards: what pods were assigned is at most what the card has. `orphans` are pods that the API lacks
+    and whose processes may run on. Raises Refused."""
     mib, percent, whole, instances = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    for tenant in tenants:
-        if not any(piece.uuid in cards for pieces in tenant.assignment.containers.values() for piece in pieces):
-            continue
-        for piece in tenant.assignment.held():
+    held = [tenant.assignment.held() for tenant in tenants if not _cards_of_pod(tenant).isdisjoint(cards)]
+    for pieces in (*held, *(orphan.held for orphan in orphans)):
+        for piece in pieces:
             if piece.uuid in cards:
                 mib[piece.uuid] += piece.mib if piece.kind == "share" else 0
                 percent[piece.uuid] += piece.core_percent if piece.kind == "share" else 0
@@ -249,10 +253,17 @@ def check_room(tenants: Iterable[Tenant], cards: Collection[str], inventory: Inv
             raise Refused(f"{uuid} is no GPU of this node")
         if mib[uuid] > card.mib or percent[uuid] > FULL_CORE_PERCENT:
             raise Refused(
-                f"GPU {uuid} has {card.mib} MiB and {FULL_CORE_PERCENT} percent of compute time: pods of this node were assigned {mib[uuid]} MiB and {percent[uuid]} percent of it"
+                f"GPU {uuid} has {card.mib} MiB and {FULL_CORE_PERCENT} percent of compute time: pods of this node were assigned {mib[uuid]} MiB and {percent[uuid]} percent of it{_gone(orphans, uuid)}"
             )
         if whole[uuid] + instances[uuid] > 1 or (whole[uuid] and (mib[uuid] or percent[uuid])):
-            raise Refused(f"GPU {uuid} was assigned to one container alone and to others as well")
+            raise Refused(f"GPU {uuid} was assigned to one container alone and to others as well{_gone(orphans, uuid)}")
+
+
+def _gone(orphans: Iterable[Orphan], uuid: str) -> str:
+    """Who of those that use a card has left the API, as the end of a sentence."""
+    names = sorted(orphan.key for orphan in orphans if any(piece.uuid == uuid for piece in orphan.held))
+    them = f"pod{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return f", counting {them}, deleted by force, whose processes still run" if names else ""
 
 
 def _cards_of_pod(tenant: Tenant) -> set[str]:

@@ -18,9 +18,12 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
 from deviceplugin.metrics import Metrics, serve
 from deviceplugin.offer import Offer
+from deviceplugin.orphans import Orphans
+from deviceplugin.podbooks import PodBooks
 from deviceplugin.podresources import KubeletSilent, PodResources
 from deviceplugin.pods import NodePods, fetch_pod
 from deviceplugin.prestart import PreStart, Swapped, Unserved
+from deviceplugin.processes import Processes
 from deviceplugin.publish import Publisher
 from deviceplugin.removal import Remover
 from deviceplugin.server import Service
@@ -36,7 +39,7 @@ from kube.objects import Pod
 from nvml.trials import Trier
 from observe import collecting
 from observe.signals import on_stop_signal
-from vgpu.inventory import Inventory
+from vgpu.inventory import Inventory, Orphan
 from vgpu.trial import Outcome, Verdict
 
 SYNC_WAIT_S: Final = 10.0
@@ -81,11 +84,13 @@ class DevicePlugin:
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
         self.recorder = Recorder(client, COMPONENT, settings.node_name)
         self.grants = Grants(settings.state_root, settings.library)
-        self.ledger = Ledger(self.pods, self.offer.inventory, names)
+        self.podbooks = PodBooks(settings.state_root, self.grants.boot)
+        self.orphans = Orphans(self.podbooks, self.pods, Processes(settings.proc_root), self._orphans_changed)
+        self.ledger = Ledger(self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.podbooks.user_of)
         self.books = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, books=self.books, ledger=self.ledger, grants=self.grants,
-            inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
+            podbooks=self.podbooks, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
             clear=settings.clear_memory,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
@@ -101,8 +106,8 @@ class DevicePlugin:
             ).try_out,
         )  # fmt: skip
         self.upkeep = Upkeep(
-            names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
-            remover=self.remover, metrics=self.metrics,
+            names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, podbooks=self.podbooks,
+            orphans=self.orphans, remover=self.remover, metrics=self.metrics,
         )  # fmt: skip
         self._installing = "the library is not installed yet"
 
@@ -186,22 +191,29 @@ class DevicePlugin:
         """The arbiter did not say who is over its limit."""
         self.metrics.arbiter_silent.labels(trouble).inc()
 
+    def _orphans_changed(self, orphans: tuple[Orphan, ...]) -> None:
+        self.metrics.set_orphans(orphans)
+        self.offer.set_orphans(orphans)
+
     async def _to_kubelet(self) -> None:
         await self._install()
         with suppress(TimeoutError):
             async with asyncio.timeout(SYNC_WAIT_S):
                 await self.cache.has_synced.wait()
         try:
-            await restore(self.books, self.pods, self.ledger, self.grants, self._names)
+            await restore(self.books, self.pods, self.ledger, self.grants, self.podbooks, self._names)
         except KubeletSilent as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
         collecting.set_aside()
-        await self.kubelet.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.orphans.run())
+            group.create_task(self.kubelet.run())
 
     async def _install(self) -> None:
         while True:
             try:
                 path = self.grants.install()
+                self.podbooks.load()
             except OSError as error:
                 self._installing = f"the library is not installed: {error}"
                 log.error("no share can be given without the library", error=self._installing, retry_s=INSTALL_RETRY_S)

@@ -9,17 +9,34 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """`path` holds `content` with these permission bits, or what it held before."""
+def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = False) -> None:
+    """`path` holds `content` with these permission bits, or what it held before.
+
+    `durable`: also after a loss of power, as soon as this returns. That waits for the disk.
+    """
     beside = discard_leftover(path)
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             os.fchmod(file.fileno(), mode)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         beside.replace(path)
+        if durable:
+            sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """What was created, renamed or removed in a folder stays so after a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def discard_leftover(path: Path) -> Path:

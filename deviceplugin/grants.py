@@ -1,13 +1,14 @@
-"""The state folder: the library, and one folder for each allocation of a share.
+"""The state folder: the library, and one directory for each allocation of a share.
 
     lib/<sha256>/libtangram.so    the library by its content: a new one never touches an old one in use
     ld.so.preload                 what containers find as /etc/ld.so.preload
-    grants/<key>/                 mounted into the container as /run/tangram
+    grants/<key>/                 mounted into the container as /run/tangram; made for one Allocate, never used again (`record`)
         libtangram.so             hard link to the library as it was at allocation
         arbiter.sock              made by the arbiter
-        grant                     what the container is held to; written before each start
+        grant                     the container's limits; written before each start
         allocation.json           our own book, so that a restart of the plugin loses nothing
 
+A directory appears under its name with its book in it: a plugin that is killed before leaves one whose name begins with a dot.
 Knows files. Who gets what was decided elsewhere.
 """
 
@@ -15,87 +16,57 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
 
-from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, write_whole
+from deviceplugin import sealed
+from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync_folder, write_whole
+from deviceplugin.record import RECORD, Record, is_of, new_suffix, order_of, read_record
 from vgpu.codec import grant_from_text, grant_to_text
-from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, grant_key
+from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Grant
 
-RECORD: Final = "allocation.json"
+LEFTOVER: Final = "."
+"""Names of directories that are not complete begin so. The arbiter passes over them."""
 
 log = structlog.get_logger("deviceplugin.grants")
 
 
-VERSION: Final = 1
-"""Of our own book. One of a later version was written by a later plugin, which may have counted otherwise."""
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A grant directory, as disk and memory know it."""
 
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Our own book about one allocation of gpu-mem. The pod is our guess until PreStart."""
-
-    ids: tuple[str, ...]
-    uid: str
-    namespace: str
-    pod: str
-    container: str
-    cards: tuple[str, ...]
-    """UUIDs whose devices the container was given by Allocate."""
-    at: float
-    """Unix time."""
-    v: int = VERSION
-
-    @property
-    def key(self) -> str:
-        """Name of the folder."""
-        return grant_key(self.ids)
-
-
-class _Version(msgspec.Struct):
-    v: int
-
-
-_records = msgspec.json.Decoder(Record)
-_versions = msgspec.json.Decoder(_Version)
-
-
-def read_record(path: Path) -> Record | None:
-    """Our book about one allocation; None when there is none. Raises BadDocument that names file, value and range; OSError."""
-    content = content_of(path)
-    if content is None:
-        return None
-    try:
-        version = _versions.decode(content).v
-        if not 1 <= version <= VERSION:
-            newer = NewerVersion if version > VERSION else BadDocument
-            raise newer(f"{path} is of version {version}: this device plugin reads versions 1 to {VERSION}")
-        record = _records.decode(content)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise BadDocument(f"{path} has {len(content)} bytes that are no allocation: {str(error)[:300]}") from None
-    if record.key != path.parent.name:
-        raise BadDocument(
-            f"{path} is about the devices of folder {record.key}: it must be about those of {path.parent.name}"
-        )
-    return record
+    key: str
+    record: Record | None
+    """None: there is no book that can be read."""
+    grant: Grant | None = None
+    """What was written here last; None when there is none that can be read."""
+    trouble: str = ""
+    """Why there is no record."""
+    later: bool = False
+    """A later plugin wrote the book: it is left as it is."""
 
 
 class Grants:
     """The state folder of a node."""
 
-    def __init__(self, state_root: Path, library: Path) -> None:
+    def __init__(self, state_root: Path, library: Path, boot: str | None = None) -> None:
+        self.boot = sealed.boot_id() if boot is None else boot
         self._root, self._source = state_root, library
         self._installed = state_root / "lib" / "none" / LIBRARY
         self._damaged: dict[str, str] = {}
         """Key -> what is wrong with its book, as it was told."""
-        self._owners: dict[str, str] = {}
-        """Key -> UID of the pod that its book names, of the books read or written so far."""
+        self._later: set[str] = set()
+        """Those of them that a later plugin wrote."""
+        self._known: dict[str, Record] = {}
+        """Key -> its book, of those read or written so far."""
 
     def folder(self, key: str) -> Path:
         """Of one allocation."""
@@ -112,20 +83,25 @@ class Grants:
         self._restore_preload()
         for path in (self._installed, self._root / "ld.so.preload"):
             discard_leftover(path)
+        self._discard_leftovers()
         return self._installed
 
     def prepare(self, record: Record) -> str:
-        """A folder for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError."""
-        key = record.key
-        folder = self.folder(key)
-        if not make_folder(folder):
-            # What a former allocation left. Also: ext4 writes a file out at once that is renamed onto another, and 5 ms of
-            # waiting for the disk is more than the rest of an admission.
-            (folder / GRANT).unlink(missing_ok=True)
-            (folder / RECORD).unlink(missing_ok=True)
-        self._link_library(folder)
-        self.update(record)
-        return key
+        """A directory for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError.
+
+        It is on the disk when this returns, with its book: the kubelet remembers the path from the answer on.
+        """
+        newest = max((order_of(key) for key in self.keys() if is_of(key, record.ids)), default=0)
+        record = msgspec.structs.replace(record, suffix=new_suffix(newest + 1), boot=self.boot)
+        folder = self.folder(record.key)
+        beside = folder.with_name(f"{LEFTOVER}{record.key}")
+        make_folder(beside)
+        self._link_library(beside)
+        sealed.write(beside / RECORD, record)
+        beside.rename(folder)
+        sync_folder(folder.parent)
+        self._known[record.key] = record
+        return record.key
 
     def restore(self, key: str) -> list[str]:
         """Put back what is missing of what a container mounts. Answers what was. Raises OSError."""
@@ -164,6 +140,7 @@ class Grants:
             if self._damaged.get(key) != str(error):
                 self._damaged[key] = str(error)
                 log.error("an allocation's book cannot be read: its folder is kept", key=key, error=str(error))
+            (self._later.add if isinstance(error, NewerVersion) else self._later.discard)(key)
             return None
         self._damaged.pop(key, None)
         return record
@@ -173,22 +150,47 @@ class Grants:
         self.record(key)
         return key in self._damaged
 
+    @property
+    def damaged_count(self) -> int:
+        """Books that cannot be read, of those looked at."""
+        return len(self._damaged)
+
     def update(self, record: Record) -> None:
         """Write our book about an allocation. Raises OSError."""
-        write_whole(self.folder(record.key) / RECORD, msgspec.json.encode(record), 0o600)
-        self._owners[record.key] = record.uid
+        sealed.write(self.folder(record.key) / RECORD, record)
+        self._known[record.key] = record
+        self._damaged.pop(record.key, None)
+        self._later.discard(record.key)
 
     def keys(self) -> Iterator[str]:
-        """Every allocation that has a folder."""
+        """Every allocation that has a directory."""
         with suppress(FileNotFoundError):
-            yield from sorted(entry.name for entry in (self._root / "grants").iterdir() if entry.is_dir())
+            folders = (entry.name for entry in (self._root / "grants").iterdir() if entry.is_dir())
+            yield from sorted(name for name in folders if not name.startswith(LEFTOVER))
+
+    def of_ids(self, ids: Collection[str]) -> list[Folder]:
+        """The directories of exactly these IDs, the newest first; also one that somebody removed, if we remember it."""
+        keys = {key for key in (*self.keys(), *self._known) if is_of(key, ids)}
+        return [self.look(key) for key in sorted(keys, key=order_of, reverse=True)]
+
+    def look(self, key: str) -> Folder:
+        """One directory. A book that is missing is answered from memory."""
+        grant, record = self.read(key), self.record(key)
+        if record is not None or key in self._damaged:
+            return Folder(key, record, grant, self._damaged.get(key, ""), later=key in self._later)
+        remembered = self._known.get(key)
+        return Folder(key, remembered, grant, "" if remembered else f"{self.folder(key) / RECORD} is missing")
 
     def owners(self) -> Mapping[str, str]:
-        """Key -> UID of the pod that our book says has this allocation. A book that was read once is not read again; one that
-        could not be is tried at each call."""
-        unsettled = (key for key in self.keys() if key not in self._owners)
-        self._owners |= {key: record.uid for key in unsettled if (record := self.record(key))}
-        return self._owners
+        """Key -> UID of the pod that our book says has this allocation, as `books`."""
+        return {key: record.uid for key, record in self.books().items()}
+
+    def books(self) -> Mapping[str, Record]:
+        """Key -> our book about this allocation. One that was read once is not read again; one that could not be is tried at
+        each call."""
+        unsettled = (key for key in self.keys() if key not in self._known)
+        self._known |= {key: record for key in unsettled if (record := self.record(key))}
+        return self._known
 
     def of_pods(self, uids: Collection[str]) -> list[tuple[str, str]]:
         """(key, UID) of the allocations that our books say these pods have."""
@@ -205,10 +207,12 @@ class Grants:
         """An allocation that no container has any longer."""
         folder = self.folder(key)
         self._damaged.pop(key, None)
-        self._owners.pop(key, None)
-        for name in (GRANT, RECORD):
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        self._later.discard(key)
+        self._known.pop(key, None)
+        leftover = folder.with_name(f"{LEFTOVER}{key}")
+        with suppress(FileNotFoundError):
+            folder.rename(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
 
     def collect(
         self,
@@ -219,7 +223,7 @@ class Grants:
         ended: Collection[str] = (),
         ended_older_than_s: float = 0.0,
     ) -> list[str]:
-        """Remove the folders that are not in `kept` and untouched for so long, with a book that can be read. Answers their keys.
+        """Remove the directories that are not in `kept` and untouched for so long, with a book that can be read. Answers their keys.
 
         `ended` are those whose pod is known to have ended. Libraries of earlier installations go too: who has one has a link of his own.
         """
@@ -229,10 +233,22 @@ class Grants:
         gone = [key for key in old if not self.damaged(key)]
         for key in gone:
             self.remove(key)
+        self._forget(set(self.keys()) | set(kept))
+        self._discard_leftovers()
         for folder in self._installed.parent.parent.glob("*"):
             if folder != self._installed.parent and now - folder.stat().st_mtime > older_than_s:
                 shutil.rmtree(folder, ignore_errors=True)
         return gone
+
+    def _forget(self, but: Iterable[str]) -> None:
+        """What is remembered of directories that somebody else removed."""
+        for key in self._known.keys() - but:
+            del self._known[key]
+
+    def _discard_leftovers(self) -> None:
+        """What a plugin that was killed had begun."""
+        for folder in (self._root / "grants").glob(f"{LEFTOVER}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _restore_preload(self) -> bool:
         path, text = self._root / "ld.so.preload", PRELOAD_TEXT.encode()

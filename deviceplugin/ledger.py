@@ -28,6 +28,7 @@ from deviceplugin.allocate import (
     prefer_anywhere,
     settle,
 )
+from deviceplugin.podbooks import PodBook
 from vgpu.contract import uuid_of
 from vgpu.errors import Refused
 from vgpu.inventory import Inventory
@@ -55,6 +56,16 @@ class Pods(Protocol):
         """Return after the next change of any pod."""
 
 
+class Lingering(Protocol):
+    """Who uses the node's GPUs beside the pods that the API has, and which devices are in use (`orphans`, `podbooks`)."""
+
+    def still_using(self) -> Sequence[PodBook]:
+        """Pods that the API lacks and that are not known to be gone."""
+
+    async def changed(self) -> None:
+        """Return when fewer of them are there."""
+
+
 class Ledger:
     """Answers the kubelet's requests for all resources of a node."""
 
@@ -64,6 +75,8 @@ class Ledger:
         inventory: Callable[[], Inventory],
         names: Names,
         *,
+        orphans: Lingering | None = None,
+        users: Callable[[str, str], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -72,6 +85,7 @@ class Ledger:
         self.swaps = 0
         """Allocations whose devices lie on another card than assigned."""
         self._pods, self._inventory, self._names = pods, inventory, names
+        self._orphans, self._user_of = orphans, users
         self._clock, self._patience_s = clock, patience_s
         self._flight, self._flight_at = Flight(), float("-inf")
         self._tired_of: Request | None = None
@@ -84,15 +98,16 @@ class Ledger:
         first, others = await self._wait_for_choices(request)
         if first is None:
             return []
+        free = self._without_used(resource, available, must_include)
         for choice in chain([first], others):
-            ids = prefer(choice, available, must_include, quantity)
+            ids = prefer(choice, free, must_include, quantity)
             if ids is not None:
                 return ids
         log.warning(
             "no assigned card has enough free devices", resource=resource, quantity=quantity, pod=str(first.tenant)
         )
         near = {uuid_of(one) for (c, _), ids in self._given(first).items() if c == first.container for one in ids}
-        return prefer_anywhere(available, must_include, near, quantity)
+        return prefer_anywhere(free, must_include, near, quantity)
 
     async def allocate(self, resource: str, ids: Collection[str]) -> Choice:
         """Enter the kubelet's choice into the book. Answers whose it is. Raises Refused."""
@@ -107,7 +122,7 @@ class Ledger:
                     except Refused:
                         if not patience_s:
                             raise
-                    await self._pods.changed()
+                    await self._changed()
         except TimeoutError:
             return self._allocate(request, frozenset(ids))
 
@@ -131,6 +146,47 @@ class Ledger:
             if held == resource and has == wanted
         ]
 
+    async def _changed(self) -> None:
+        """Return after the next change that may let a request in."""
+        sources = [self._pods.changed()] + ([self._orphans.changed()] if self._orphans is not None else [])
+        waiting = [asyncio.ensure_future(source) for source in sources]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+    def _users(self) -> dict[str, str]:
+        """UID -> name of every pod whose processes may use devices now. The kubelet gives none of theirs away, unless it lost its
+        checkpoint or a pod left the API before its processes left the node."""
+        started = {t.uid: str(t) for t in self._pods.tenants() if not t.waiting}
+        gone = () if self._orphans is None else self._orphans.still_using()
+        return started | {book.uid: f"pod {book.namespace}/{book.pod}, which the API no longer has" for book in gone}
+
+    def _without_used(
+        self, resource: str, available: Collection[str], must_include: Collection[str]
+    ) -> Collection[str]:
+        if self._user_of is None:
+            return available
+        had = {one: user for one in available if (user := self._user_of(resource, one))}
+        users = self._users() if had else {}
+        used = {one for one, user in had.items() if user in users}.difference(must_include)
+        if not used:
+            return available
+        log.info("the kubelet takes devices for free that are in use", resource=resource, devices=len(used))
+        return [one for one in available if one not in used]
+
+    def _check_unused(self, tenant: Tenant, resource: str, ids: frozenset[str]) -> None:
+        """Raises Refused."""
+        if self._user_of is None:
+            return
+        had = {user for one in ids if (user := self._user_of(resource, one)) and user != tenant.uid}
+        users = self._users() if had else {}
+        for user in sorted(had & users.keys()):
+            raise Refused(
+                f"the kubelet chose {len(ids)} devices of {resource} for {tenant}, and processes of {users[user]} use some of them: they are free when those processes end"
+            )
+
     async def _wait_for_choices(self, request: Request) -> tuple[Choice | None, Iterator[Choice]]:
         """The likeliest choice and the others; None when there is none in time."""
         with suppress(TimeoutError):
@@ -153,7 +209,9 @@ class Ledger:
             choice = settle(self._choices(request), ids, request, must_match=inventory.access == "cdi")
         except Refused as error:
             raise Refused(self._pods.stranger(request) or str(error)) from None
-        check_room(self._pods.tenants(), choice.cards, inventory)
+        orphans = () if self._orphans is None else [book.orphan for book in self._orphans.still_using()]
+        check_room(self._pods.tenants(), choice.cards, inventory, orphans)
+        self._check_unused(choice.tenant, request.resource, ids)
         self._enter(choice, request, ids)
         return choice
 

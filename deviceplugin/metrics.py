@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from deviceplugin.allocate import Request
 from observe.pages import Pages
+from vgpu.inventory import Orphan
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
 
@@ -63,6 +64,19 @@ class Metrics:
             ("gpu_uuid", "xid"),
             registry=self.registry,
         )
+        self.orphans = Gauge(
+            "tangram_deviceplugin_orphan_mib",
+            "MiB of a GPU or MIG instance that pods use which were deleted by force and whose processes still run.",
+            ("namespace", "pod", "gpu_uuid"), registry=self.registry,
+        )  # fmt: skip
+        self.processes_seen = Gauge(
+            "tangram_deviceplugin_processes_visible",
+            "1 when the node's processes can be seen, 0 when not: then the room of a pod that is deleted by force is free at once.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.books_damaged = Gauge(
+            "tangram_deviceplugin_books_damaged", "Books of allocations and pods that cannot be read.", registry=self.registry,
+        )  # fmt: skip
         self.grants = Gauge("tangram_deviceplugin_grants", "Grant folders on the node.", registry=self.registry)
 
     def served(self, call: str, resource: str, seconds: float) -> None:
@@ -76,6 +90,13 @@ class Metrics:
     def removed(self, reason: str, done: bool) -> None:
         """The removal of a pod ended."""
         (self.removals if done else self.failed_removals).labels(reason).inc()
+
+    def set_orphans(self, orphans: Iterable[Orphan]) -> None:
+        """Replace what is told of pods that the API lacks and whose processes run on."""
+        self.orphans.clear()
+        for orphan in orphans:
+            for piece in orphan.held:
+                self.orphans.labels(orphan.namespace, orphan.pod, piece.uuid).set(piece.mib)
 
     def set_drift(self, found: Mapping[tuple[str, str], int]) -> None:
         """Replace what is told of drift."""

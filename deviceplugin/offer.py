@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vgpu.contract import Device, devices
-from vgpu.inventory import Inventory
+from vgpu.inventory import Inventory, Orphan
 from vgpu.names import Names
 
 
@@ -24,6 +24,7 @@ class Offer:
         """Has NVML been asked with success?"""
         self._told = self._inventory = Inventory((), unit_mib)
         self._ill: Mapping[str, str] = {}
+        self._orphans: tuple[Orphan, ...] = ()
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
 
@@ -48,6 +49,12 @@ class Offer:
         """Cards that are not fit for use, with the reason; all others are as NVML told last."""
         self._set(self._told, dict(ill))
 
+    def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:
+        """Pods that the API lacks and whose processes run on, by UID."""
+        self._orphans = orphans
+        if self.probed:
+            self._set(self._told, self._ill)
+
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
         while self.version == version:
@@ -56,7 +63,7 @@ class Offer:
 
     def _set(self, told: Inventory, ill: Mapping[str, str]) -> None:
         cards = tuple(replace(card, healthy=card.healthy and card.uuid not in ill) for card in told.cards)
-        inventory = replace(told, cards=cards)
+        inventory = replace(told, cards=cards, orphans=self._orphans)
         self._told, self._ill = told, ill
         if inventory == self._inventory and self.version:
             return

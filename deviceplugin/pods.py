@@ -20,7 +20,7 @@ from kube.objects import Pod
 from vgpu.codec import assignment_from_json
 from vgpu.errors import BadAsk, BadDocument
 from vgpu.names import DEFAULT_POLICY, Names
-from vgpu.request import Ask, PodAsk, pod_ask
+from vgpu.request import PodAsk, pod_ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +184,6 @@ class NodePods:
 def initialized(pod: Pod) -> bool:
     """Have all init containers that run to completion ended well, as far as the API server knows?"""
     return any(c.type == "Initialized" and c.status == "True" for c in pod.status.conditions)
-
-
-def ask_of(asks: Sequence[Ask], container: str) -> Ask | None:
-    """The ask of one container."""
-    return next((ask for ask in asks if ask.container == container), None)
 
 
 async def fetch_pod(client: Client, namespace: str, name: str) -> Pod | None:

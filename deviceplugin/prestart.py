@@ -1,6 +1,7 @@
 """Before a container starts: make sure whose devices these are, write its grant, and see that what it mounts is there.
 
-Here the kubelet's own books name the pod for the first time, so this is where guesses end. Whatever is missing or wrong fails the
+Here the kubelet's own books name the pod for the first time, so this is where guesses end. Which of the pod's containers starts they
+do not always say, so each one that has these devices gets its grant (`folders`). Whatever is missing or wrong fails the
 start with a sentence: a container without its library, its grant or its arbiter does not run at all.
 """
 
@@ -13,17 +14,21 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from deviceplugin.allocate import Tenant
-from deviceplugin.grants import Grants, Record
+from deviceplugin.folders import containers_of
+from deviceplugin.grants import Folder, Grants
 from deviceplugin.ledger import Ledger
-from deviceplugin.pods import NodePods, ask_of, initialized
+from deviceplugin.podbooks import PodBook, PodBooks
+from deviceplugin.pods import NodePods, initialized
+from deviceplugin.record import Record
 from kube.errors import ApiError
 from kube.objects import Pod
-from vgpu.contract import grant_for, grant_key
+from vgpu.contract import grant_for
 from vgpu.errors import Refused
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT_GUARD, Guard, Names, stricter
@@ -33,6 +38,8 @@ WATCH_WAIT_S: Final = 2.0
 ARBITER_WAIT_S: Final = 5.0
 """For the arbiter to listen in a new folder. It answers within milliseconds unless it is being restarted."""
 ARBITER_POLL_S: Final = 0.01
+
+T = TypeVar("T")
 
 log = structlog.get_logger("deviceplugin.prestart")
 
@@ -46,11 +53,12 @@ class Books(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """The container that is about to start."""
+    """The pod of the container that is about to start."""
 
     pod: Pod
     tenant: Tenant
-    container: str
+    listed: tuple[str, ...]
+    """Its containers that the kubelet's books name with these devices; they leave out init containers."""
 
 
 class Unserved(Refused):
@@ -79,30 +87,6 @@ class Swapped(Unserved):
     """The container was given the devices of another pod of the same size: only a new pod can mend that."""
 
 
-def which_container(
-    tenant: Tenant,
-    listed: Collection[str],
-    quantity: int,
-    resource: str,
-    names: Names,
-    *,
-    initialized: bool,
-    starts: int,
-) -> str | None:
-    """The container of the pod that starts with these devices.
-
-    `listed` are those that the kubelet's books name; it leaves out init containers that run to completion, whose devices the app
-    containers get again. Several may so have exactly the same devices: they start in order, and `starts` of them did before, until
-    the pod is `initialized`.
-    """
-    in_order = [
-        ask.container
-        for ask in tenant.asks
-        if ask.container in listed or (ask.init and not initialized and ask.resources(names).get(resource) == quantity)
-    ]
-    return in_order[min(starts, len(in_order) - 1)] if in_order else None
-
-
 class PreStart:
     """Serves PreStartContainer for all resources."""
 
@@ -115,6 +99,7 @@ class PreStart:
         books: Books,
         ledger: Ledger,
         grants: Grants,
+        podbooks: PodBooks,
         inventory: Callable[[], Inventory],
         fetch: Callable[[str, str], Awaitable[Pod | None]],
         guard: Guard = DEFAULT_GUARD,
@@ -124,8 +109,8 @@ class PreStart:
         self._names, self._unit_mib = names, unit_mib
         self._pods, self._books, self._ledger, self._grants = pods, books, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
-        self._guard, self._clear = guard, clear
-        self._starts: dict[tuple[str, frozenset[str]], int] = {}
+        self._guard, self._clear, self._podbooks = guard, clear, podbooks
+        self._writing = asyncio.Lock()
 
     async def __call__(self, resource: str, ids: Sequence[str]) -> None:
         """Make a container with these devices ready to start. Raises Refused, KubeletSilent, OSError."""
@@ -134,20 +119,23 @@ class PreStart:
         try:
             starting = await self._who(resource, ids)
         except ApiAway as away:
-            if not self._granted_before(ids, away.who):
+            keys = self._granted_before(ids, away.who) if resource == self._names.gpu_mem else []
+            if not keys:
                 raise
             log.warning("the API server is away: the container starts with the grant it has", error=str(away))
-            await self._arbiter_listens(grant_key(ids))
+            await self._arbiter_listens(keys)
             return
-        if resource == self._names.gpu_mem:
-            await self._grant(starting, ids)
-        else:
-            self._verify_devices(starting, self._given(starting, resource, ids))
+        if resource != self._names.gpu_mem:
+            self._verify_devices(starting, *self._given(starting, resource, ids))
+            await self._in_turn(self._enter, starting.tenant, resource, ids)
+            return
+        keys = await self._in_turn(self._grant, starting, ids)
+        await self._arbiter_listens(keys, starting.pod)
 
-    def forget_the_gone(self) -> None:
-        """Drop what is remembered of pods that are no longer there."""
-        alive = self._pods.pods().keys()
-        self._starts = {key: count for key, count in self._starts.items() if key[0] in alive}
+    async def _in_turn(self, write: Callable[..., T], *args: Any) -> T:
+        """One after another, in a thread: what is written waits for the disk."""
+        async with self._writing:
+            return await asyncio.to_thread(write, *args)
 
     async def _who(self, resource: str, ids: Sequence[str]) -> Starting:
         pod_name, listed = await self._books.holders(resource, ids)
@@ -156,23 +144,21 @@ class PreStart:
         if pod_name is None:
             raise Unserved(f"the kubelet's books name no container with these {len(ids)} devices of {resource}")
         pod, tenant = await self._tenant(*pod_name)
-        key = (pod.uid, frozenset(ids))
-        starts = self._starts.get(key, 0)
-        container = which_container(
-            tenant, listed, len(ids), resource, self._names, initialized=initialized(pod), starts=starts
-        )
-        if container is None:
+        if not any(ask.resources(self._names).get(resource) == len(ids) for ask in tenant.asks):
             raise Unserved(f"{tenant} has no container that asks for {len(ids)} {resource}", pod)
-        self._starts[key] = starts + 1
-        return Starting(pod, tenant, container)
+        return Starting(pod, tenant, listed)
 
     def _guessed(self, resource: str, ids: Sequence[str]) -> tuple[str, str] | None:
         """Only an init container has these devices: whom we gave them to is all that is known."""
         for uid, _ in self._ledger.holders(resource, ids):
             if pod := self._pods.pod(uid):
                 return pod.metadata.namespace, pod.metadata.name
-        written = self._grants.record(grant_key(ids)) or self._grants.read(grant_key(ids))
-        return (written.namespace, written.pod) if written else None
+        for folder in self._grants.of_ids(ids):
+            if folder.record is not None:
+                return folder.record.namespace, folder.record.pod
+            if folder.grant is not None:
+                return folder.grant.namespace, folder.grant.pod
+        return None
 
     async def _tenant(self, namespace: str, name: str) -> tuple[Pod, Tenant]:
         """The pod and its assignment: from the watch if that has it within `WATCH_WAIT_S`, else asked of the API server."""
@@ -204,68 +190,96 @@ class PreStart:
         tenant = self._pods.read(pod) if pod else None
         return (pod, tenant) if pod and isinstance(tenant, Tenant) else None
 
-    async def _grant(self, starting: Starting, ids: Sequence[str]) -> None:
-        key, tenant, container = grant_key(ids), starting.tenant, starting.container
-        ask = ask_of(tenant.asks, container)
-        if ask is None or ask.units != len(ids):
-            raise Unserved(
-                f"{tenant}: container {container} has {len(ids)} devices of {self._names.gpu_mem} and asks for {ask.units if ask else 0}",
-                starting.pod,
+    def _grant(self, starting: Starting, ids: Sequence[str]) -> list[str]:
+        """Write the grants of all containers of the pod that have these devices. Answers the keys of their directories."""
+        tenant = starting.tenant
+        folders = self._grants.of_ids(ids)
+        containers = self._containers(starting, folders, len(ids))
+        for folder in folders:
+            if folder.key in containers:
+                self._verify_devices(starting, containers[folder.key], folder.record.cards if folder.record else None)
+        self._enter(tenant, self._names.gpu_mem, ids)
+        for folder in folders:
+            if folder.key in containers:
+                self._write(tenant, containers[folder.key], folder, ids)
+        return list(containers)
+
+    def _containers(self, starting: Starting, folders: Sequence[Folder], units: int) -> dict[str, str]:
+        books = list(self._grants.books().values())
+        try:
+            return containers_of(
+                folders, starting.tenant, units, starting.listed, books=books, initialized=initialized(starting.pod)
             )
-        missing = self._grants.restore(key)
+        except Refused as error:
+            raise Unserved(str(error), starting.pod) from None
+
+    def _write(self, tenant: Tenant, container: str, folder: Folder, ids: Sequence[str]) -> None:
+        """What is missing, our book, the grant, in this order: the book says whose the directory is before anybody can use it."""
+        missing = self._grants.restore(folder.key)
         if missing:
             log.warning("what a container mounts was missing and is restored", pod=str(tenant), missing=missing)
-        record = self._grants.record(key)
-        given = record.cards if record else tenant.assignment.uuids(container)
-        self._verify_devices(starting, frozenset(given))
+        before = folder.record or Record(
+            tuple(ids), tenant.uid, tenant.namespace, tenant.name, container, tenant.assignment.uuids(container),
+            self._now(), suffix=folder.key.partition("-")[2],
+        )  # fmt: skip
+        place = next(at for at, ask in enumerate(tenant.asks) if ask.container == container)
+        record = msgspec.structs.replace(
+            before, uid=tenant.uid, namespace=tenant.namespace, pod=tenant.name, container=container, place=place,
+            granted=True, boot=self._grants.boot,
+        )  # fmt: skip
+        if not folder.later and record != self._grants.record(folder.key):
+            self._grants.update(record)
         grant = grant_for(
             tenant.assignment, container, namespace=tenant.namespace, pod=tenant.name, uid=tenant.uid,
             guard=stricter(tenant.guard, self._guard), clear=self._clear,
         )  # fmt: skip
-        self._own(starting, ids, record)
-        self._grants.write(key, grant)
-        await self._arbiter_listens(key, starting.pod)
+        self._grants.write(folder.key, grant)
 
-    def _own(self, starting: Starting, ids: Sequence[str], record: Record | None) -> None:
-        """Correct the record where the guess at Allocate was wrong."""
+    def _enter(self, tenant: Tenant, resource: str, ids: Sequence[str]) -> None:
+        """What the pod uses, before a process of it can: should it be deleted by force, the node still knows."""
+        book = PodBook(tenant.uid, tenant.namespace, tenant.name, tenant.assignment.held())
+        self._podbooks.enter(book, {resource: ids})
+
+    def _given(self, starting: Starting, resource: str, ids: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The container, as far as anybody knows, and the UUIDs of the GPUs whose devices Allocate answered these IDs with."""
         tenant = starting.tenant
-        if record is None or (record.uid, record.container) != (tenant.uid, starting.container):
-            cards = record.cards if record else tenant.assignment.uuids(starting.container)
-            at = record.at if record else self._now()
-            self._grants.update(
-                Record(tuple(ids), tenant.uid, tenant.namespace, tenant.name, starting.container, cards, at)
-            )
+        ours = [container for uid, container in self._ledger.holders(resource, ids) if uid == tenant.uid]
+        for container in ours:
+            if not starting.listed or container in starting.listed:
+                return container, tenant.assignment.uuids(container)
+        fitting = [a.container for a in tenant.asks if a.resources(self._names).get(resource) == len(ids)]
+        named = [container for container in starting.listed if container in fitting]
+        return (named or fitting)[0], tuple(ids)
 
-    def _given(self, starting: Starting, resource: str, ids: Sequence[str]) -> frozenset[str]:
-        """UUIDs of the cards whose devices Allocate gave out with these IDs."""
-        tenant = starting.tenant
-        for uid, container in self._ledger.holders(resource, ids):
-            if (uid, container) == (tenant.uid, starting.container):
-                return frozenset(tenant.assignment.uuids(container))
-        return frozenset(ids)
-
-    def _verify_devices(self, starting: Starting, given: frozenset[str]) -> None:
+    def _verify_devices(self, starting: Starting, container: str, given: Sequence[str] | None) -> None:
         """With CDI the devices came from Allocate's guess: they must be the assigned ones (invariant I2)."""
-        assigned = frozenset(starting.tenant.assignment.uuids(starting.container))
-        if self._inventory().access == "cdi" and given != assigned:
+        assigned = frozenset(starting.tenant.assignment.uuids(container))
+        if given is not None and self._inventory().access == "cdi" and frozenset(given) != assigned:
             raise Swapped(
-                f"{starting.tenant}: container {starting.container} was given {', '.join(sorted(given))} and is assigned {', '.join(sorted(assigned))}: the kubelet mixed up two pods of the same size, so this one has to be replaced",
+                f"{starting.tenant}: container {container} was given {', '.join(sorted(given))} and is assigned {', '.join(sorted(assigned))}: the kubelet mixed up two pods of the same size, so this one has to be replaced",
                 starting.pod,
             )
 
-    def _granted_before(self, ids: Sequence[str], who: tuple[str, str]) -> bool:
-        grant = self._grants.read(grant_key(ids))
-        return grant is not None and (grant.namespace, grant.pod) == who
+    def _granted_before(self, ids: Sequence[str], who: tuple[str, str]) -> list[str]:
+        """Keys of the pod's directories of these IDs, where the newest has a grant of it."""
+        keys: list[str] = []
+        for folder in self._grants.of_ids(ids):
+            if folder.grant is not None and (folder.grant.namespace, folder.grant.pod) != who:
+                break
+            if folder.grant is not None:
+                keys.append(folder.key)
+        return keys
 
-    async def _arbiter_listens(self, key: str, pod: Pod | None = None) -> None:
-        path = self._grants.socket(key)
+    async def _arbiter_listens(self, keys: Sequence[str], pod: Pod | None = None) -> None:
+        paths = [self._grants.socket(key) for key in keys]
         with suppress(TimeoutError):
             async with asyncio.timeout(ARBITER_WAIT_S):
-                while not listens(path):  # noqa: ASYNC110 (another process makes it: there is no event to wait for)
+                while not all(map(listens, paths)):  # noqa: ASYNC110 (another process makes it: there is no event to wait for)
                     await asyncio.sleep(ARBITER_POLL_S)
                 return
+        silent = ", ".join(str(path) for path in paths if not listens(path))
         raise Unserved(
-            f"the arbiter does not listen on {path} after {ARBITER_WAIT_S:g} s: no memory could be leased, so the container is not started",
+            f"the arbiter does not listen on {silent} after {ARBITER_WAIT_S:g} s: no memory could be leased, so the container is not started",
             pod,
         )
 

@@ -10,12 +10,14 @@ from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 import grpc.aio
+import msgspec
 import structlog
 
 from deviceplugin.allocate import Choice, Request
-from deviceplugin.grants import Grants, Record
+from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
+from deviceplugin.record import Record
 from vgpu.contract import cdi_names, mounts
 from vgpu.errors import Refused, TangramError
 from vgpu.names import Names
@@ -116,7 +118,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
             wanted = Request(self.resource, len(one.devices_ids))
             try:
                 choice = await self._ledger.allocate(self.resource, one.devices_ids)
-                answers.append(self._with_devices(choice, one.devices_ids))
+                answers.append(await self._with_devices(choice, one.devices_ids))
             except (TangramError, OSError) as error:
                 await self._refuse(context, "Allocate", wanted, error)
             log.info(
@@ -142,19 +144,40 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         # No NUMA node is told: the card is chosen before the kubelet looks, and a topology hint could only force another one.
         return [pb.Device(ID=device.id, health=HEALTH[device.healthy]) for device in self._offer.devices(self.resource)]
 
-    def _with_devices(self, choice: Choice, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        names, tenant = self._offer.names, choice.tenant
-        cards = tuple(choice.cards)
+    async def _with_devices(self, choice: Choice, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+        names, cards = self._offer.names, tuple(choice.cards)
         answer = pb.ContainerAllocateResponse()
         if self.resource == names.gpu_mem:
-            record = Record(tuple(ids), tenant.uid, tenant.namespace, tenant.name, choice.container, cards, self._now())
-            key = self._grants.prepare(record)
+            key = await asyncio.to_thread(self._prepare, choice, ids)
             for mount in mounts(str(self._state_root), key):
                 answer.mounts.add(host_path=mount.host, container_path=mount.container, read_only=True)
         if self.resource != names.gpu_core and self._offer.inventory().access == "cdi":
             for name in cdi_names(cards):
                 answer.cdi_devices.add(name=name)
         return answer
+
+    def _prepare(self, choice: Choice, ids: Sequence[str]) -> str:
+        """Waits for the disk. Raises OSError."""
+        tenant = choice.tenant
+        record = Record(
+            tuple(ids), tenant.uid, tenant.namespace, tenant.name, choice.container, tuple(choice.cards), self._now(),
+            choice.place,
+        )  # fmt: skip
+        self._move(choice)
+        return self._grants.prepare(record)
+
+    def _move(self, choice: Choice) -> None:
+        """Directories that were made for another pod are this one's, by all that the kubelet requested since. Raises OSError."""
+        tenant = choice.tenant
+        containers: dict[frozenset[str], list[str]] = {}
+        for (container, resource), ids in choice.moves.items():
+            if resource == self.resource:
+                containers.setdefault(ids, []).append(container)
+        for ids, names in containers.items():
+            for folder, container in zip(self._grants.of_ids(ids), reversed(names), strict=False):
+                if folder.record is not None and not folder.record.granted:
+                    whose = {"uid": tenant.uid, "namespace": tenant.namespace, "pod": tenant.name}
+                    self._grants.update(msgspec.structs.replace(folder.record, container=container, **whose))
 
     async def _refuse(self, context: Any, call: str, wanted: Request, error: Exception) -> NoReturn:
         log.warning("refused", call=call, resource=self.resource, quantity=wanted.quantity, error=str(error))

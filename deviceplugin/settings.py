@@ -60,6 +60,9 @@ class DevicePluginSettings(ProgramSettings):
         ["*"], description="namespaces whose pods may be latency-critical, also by an edit; * = all"
     )
     clear_memory: bool = Field(False, description="whether memory is zeroed before a container is handed it")
+    proc_root: Path = Field(
+        Path("/proc"), description="the node's /proc, as seen from here: whose processes still run is read there"
+    )
     status_socket: Path | None = Field(
         None, description="where the arbiter says who holds what; the default is status.sock in state-root"
     )

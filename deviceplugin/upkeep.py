@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import structlog
@@ -13,11 +13,13 @@ from deviceplugin.drift import Drift, drift
 from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
 from deviceplugin.metrics import Metrics
+from deviceplugin.orphans import Orphans
+from deviceplugin.podbooks import PodBook, PodBooks
 from deviceplugin.podresources import Holding, KubeletSilent, PodResources
 from deviceplugin.pods import NodePods, initialized
-from deviceplugin.prestart import PreStart
+from deviceplugin.record import Record, order_of
 from deviceplugin.removal import Remover
-from vgpu.contract import grant_key
+from vgpu.grant import Assignment, Grant, Slice
 from vgpu.names import Names
 
 EVERY_S: Final = 30.0
@@ -29,50 +31,126 @@ ENDED_AGE_S: Final = 15.0
 log = structlog.get_logger("deviceplugin.upkeep")
 
 
-def needed(holdings: Iterable[Holding], pods: NodePods, ledger: Ledger, grants: Grants, names: Names) -> set[str]:
-    """Keys of grant folders that a container has or may yet start with. Errs on the side of keeping."""
-    kept = {grant_key(h.ids) for h in holdings if h.resource == names.gpu_mem}
+def needed(
+    holdings: Iterable[Holding],
+    pods: NodePods,
+    ledger: Ledger,
+    grants: Grants,
+    names: Names,
+    living: Collection[str] = (),
+) -> set[str]:
+    """Keys of grant directories that a container has or may yet start with. Errs on the side of keeping.
+
+    `living`: UIDs of pods that the API lacks or knows as ended, whose processes run on.
+    """
+    in_use = {frozenset(h.ids) for h in holdings if h.resource == names.gpu_mem}
     for given in ledger.done.values():
-        kept |= {grant_key(ids) for (_, resource), ids in given.items() if resource == names.gpu_mem}
+        in_use |= {frozenset(ids) for (_, resource), ids in given.items() if resource == names.gpu_mem}
     tenants = {tenant.uid: tenant for tenant in pods.tenants()}
     starting = {uid for uid in tenants if (pod := pods.pod(uid)) and not initialized(pod)}
     init_units = {ask.units for uid in starting for ask in tenants[uid].asks if ask.init}
-    for key in grants.keys():  # noqa: SIM118 (a method, not a mapping)
-        record = grants.record(key)
-        if record and (record.uid in tenants or len(record.ids) in init_units):
-            kept.add(key)
-    return kept
+    books = grants.books()
+    granted: dict[frozenset[str], int] = {}
+    for key, book in books.items():
+        if book.granted:
+            ids = frozenset(book.ids)
+            granted[ids] = max(granted.get(ids, 0), order_of(key))
+
+    def keep(key: str, book: Record) -> bool:
+        if book.uid in tenants or book.uid in living:
+            return True
+        ids = frozenset(book.ids)
+        if book.granted or order_of(key) < granted.get(ids, 0):
+            return False  # whose it is, is known; or a later allocation of these IDs has begun to run
+        return ids in in_use or len(ids) in init_units
+
+    return {key for key, book in books.items() if keep(key, book)}
 
 
 def ended(pods: NodePods, grants: Grants) -> set[str]:
-    """Keys of grant folders whose pod, as our book names it, has ended or is gone."""
+    """Keys of grant directories whose pod, as our book names it, has ended or is gone."""
     alive = {uid for uid, pod in pods.pods().items() if not pod.finished}
     owners = grants.owners()
     return {key for key, uid in owners.items() if uid not in alive}
 
 
-async def restore(books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, names: Names) -> None:
+def enter_started(holdings: Iterable[Holding], pods: NodePods, podbooks: PodBooks) -> None:
+    """Bring the pods' books in step with what the API and the kubelet's books say of pods that have started. Raises OSError."""
+    listed: dict[tuple[str, str], dict[tuple[str, str], frozenset[str] | None]] = {}
+    for one in holdings:
+        of_pod, what = listed.setdefault((one.namespace, one.pod), {}), (one.container, one.resource)
+        of_pod[what] = (
+            None if what in of_pod else one.ids
+        )  # named twice: a pod that goes and its successor have one name
+    for tenant in pods.tenants():
+        if tenant.waiting or not tenant.assignment.held():
+            continue
+        ids: dict[str, set[str]] = {}
+        for (_, resource), has in listed.get((tenant.namespace, tenant.name), {}).items():
+            ids.setdefault(resource, set()).update(has or ())
+        podbooks.enter(PodBook(tenant.uid, tenant.namespace, tenant.name, tenant.assignment.held()), ids)
+
+
+def remember_granted(grants: Grants, podbooks: PodBooks, names: Names) -> None:
+    """Pods that have a grant and no book that can be read: what they use, as their grants say. Whole GPUs have no grant."""
+    found: dict[str, list[Grant]] = {}
+    for key in grants.keys():  # noqa: SIM118 (a method, not a mapping)
+        grant = grants.read(key)
+        if grant is not None and podbooks.get(grant.uid) is None:
+            found.setdefault(grant.uid, []).append(grant)
+    for uid, of_pod in found.items():
+        containers = {
+            grant.container: tuple(Slice(c.uuid, 0, c.mib, c.core_percent) for c in grant.cards) for grant in of_pod
+        }
+        held = Assignment(containers).held()
+        ids = [record.ids for record in grants.books().values() if record.uid == uid and record.granted]
+        podbooks.remember(
+            PodBook(
+                uid, of_pod[0].namespace, of_pod[0].pod, held,
+                {names.gpu_mem: tuple(sorted({one for part in ids for one in part}))}, podbooks.boot,
+            )
+        )  # fmt: skip
+
+
+async def restore(
+    books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBooks, names: Names
+) -> None:
     """After a start: enter into the ledger what the kubelet and our own records say was given. Raises KubeletSilent."""
-    for held in await books.holdings(names.domain):
+    try:
+        holdings = await books.holdings(names.domain)
+    except KubeletSilent:
+        _restore_own(pods, ledger, grants, podbooks, names)
+        raise
+    for held in holdings:
         pod = pods.find(held.namespace, held.pod)
         if pod is not None:
             ledger.restore(pod.uid, held.container, held.resource, held.ids)
+    _restore_own(pods, ledger, grants, podbooks, names)
+    try:
+        await asyncio.to_thread(enter_started, holdings, pods, podbooks)
+    except OSError as error:
+        log.warning("what pods use is not all in our books yet", error=str(error))
+
+
+def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBooks, names: Names) -> None:
     for key in grants.keys():  # noqa: SIM118
         record = grants.record(key)
         if record is not None and pods.pod(record.uid) is not None:
             ledger.restore(record.uid, record.container, names.gpu_mem, record.ids)
+    remember_granted(grants, podbooks, names)
 
 
 class Upkeep:
     """Runs every `EVERY_S`."""
 
     def __init__(
-        self, names: Names, *, books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, prestart: PreStart,
-        remover: Remover, metrics: Metrics,
+        self, names: Names, *, books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBooks,
+        orphans: Orphans, remover: Remover, metrics: Metrics,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._names, self._books, self._pods, self._ledger = names, books, pods, ledger
-        self._grants, self._prestart, self._remover, self._metrics = grants, prestart, remover, metrics
+        self._grants, self._podbooks, self._orphans = grants, podbooks, orphans
+        self._remover, self._metrics = remover, metrics
         self._now = now
         self._drift: Drift = {}
 
@@ -97,13 +175,24 @@ class Upkeep:
         if not self._pods.synced:
             return
         self._ledger.forget_the_gone()
-        self._prestart.forget_the_gone()
         self._remover.forget_the_gone(self._pods.pods().keys())
-        kept = needed(holdings, self._pods, self._ledger, self._grants, self._names)
+        await asyncio.to_thread(enter_started, holdings, self._pods, self._podbooks)
+        await self._collect(holdings)
+        self._metrics.grants.set(sum(1 for _ in self._grants.keys()))  # noqa: SIM118
+        self._metrics.processes_seen.set(not self._orphans.blind)
+        self._metrics.books_damaged.set(len(self._podbooks.damaged) + self._grants.damaged_count)
+
+    async def _collect(self, holdings: Collection[Holding]) -> None:
+        """Remove what no container needs, has or had: never while a process of its pod lives. Raises OSError."""
         over = ended(self._pods, self._grants)
+        owners = self._grants.owners()
+        finished = {book.uid for book in self._podbooks if (pod := self._pods.pod(book.uid)) and pod.finished}
+        living = await self._orphans.living({owners[key] for key in over if key in owners} | finished)
+        await asyncio.to_thread(self._podbooks.forget, finished - living)
+        kept = needed(holdings, self._pods, self._ledger, self._grants, self._names, living)
+        soon = () if self._orphans.blind else over
         gone = self._grants.collect(
-            kept, now=self._now(), older_than_s=GARBAGE_AGE_S, ended=over, ended_older_than_s=ENDED_AGE_S
+            kept, now=self._now(), older_than_s=GARBAGE_AGE_S, ended=soon, ended_older_than_s=ENDED_AGE_S
         )
         if gone:
             log.info("removed grant folders that no container has", keys=gone)
-        self._metrics.grants.set(sum(1 for _ in self._grants.keys()))  # noqa: SIM118

@@ -19,7 +19,7 @@ import msgspec
 
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Assignment, Grant, GrantCard, Slice
-from vgpu.inventory import MOST_CARDS_OF_A_NODE, Card, Inventory, kind_of_uuid
+from vgpu.inventory import MOST_CARDS_OF_A_NODE, MOST_ORPHANS, Card, Inventory, Orphan, kind_of_uuid
 from vgpu.names import CLASSES, DEFAULT, DEFAULT_GUARD, GUARDS, LEVELS, Kind
 from vgpu.quantity import LARGEST_CARD_MIB, MEMORY_UNITS_MIB
 from vgpu.request import FULL_CORE_PERCENT
@@ -63,8 +63,12 @@ class _Version(msgspec.Struct):
 
 
 def inventory_to_json(inventory: Inventory) -> str:
-    """The node annotation."""
-    return msgspec.json.encode(_InventoryDocument(VERSION, inventory)).decode()
+    """The node annotation. Raises BadDocument when there are more orphans than a reader takes."""
+    _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
+    document = msgspec.to_builtins(_InventoryDocument(VERSION, inventory))
+    if not inventory.orphans:  # then the text is as earlier versions wrote it
+        del document["inventory"]["orphans"]
+    return msgspec.json.encode(document).decode()
 
 
 def inventory_from_json(text: str) -> Inventory:
@@ -80,7 +84,34 @@ def inventory_from_json(text: str) -> Inventory:
         _check_card(card)
     _once("index", [card.index for card in inventory.cards])
     _once("UUID", [uuid for card in inventory.cards for uuid in (card.uuid, *(i.uuid for i in card.instances))])
+    _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
+    _once("orphan", [orphan.uid for orphan in inventory.orphans])
+    for orphan in inventory.orphans:
+        _check_orphan(orphan)
     return inventory
+
+
+def _check_orphan(orphan: Orphan) -> None:
+    where = f"inventory: orphan {orphan.key[:80]}"
+    for what, value in (("uid", orphan.uid), ("namespace", orphan.namespace), ("pod", orphan.pod)):
+        if not _WORD.match(value):
+            raise BadDocument(f"{where}: {what} is {value[:80]!r}: it must be 1 to 253 visible characters")
+    _within(where, "number of GPUs", len(orphan.held), 1, MOST_CARDS_OF_A_NODE)
+    for piece in orphan.held:
+        check_slice(where, piece)
+
+
+def check_slice(where: str, piece: Slice) -> Slice:
+    """The slice, when every field is in range. Raises BadDocument that names `where`, the field, its value and the range."""
+    if piece.kind == "mig":
+        _profile(where, piece.profile)
+    elif piece.profile:
+        raise BadDocument(f"{where}: profile is {piece.profile!r}: it must be empty for kind {piece.kind}")
+    _uuid(where, piece.uuid, "MIG" if piece.kind == "mig" else "GPU")
+    _within(where, "index", piece.index, 0, LARGEST_INDEX)
+    _within(where, "mib", piece.mib, 0, LARGEST_CARD_MIB)
+    _within(where, "core", piece.core_percent, 0, FULL_CORE_PERCENT)
+    return piece
 
 
 def _check_card(card: Card) -> None:
@@ -99,7 +130,7 @@ def _check_card(card: Card) -> None:
 def _once(what: str, values: list[Any]) -> None:
     twice = sorted(value for value in set(values) if values.count(value) > 1)
     if twice:
-        raise BadDocument(f"inventory names {what} {twice[0]} twice: each card and MIG instance stands in it once")
+        raise BadDocument(f"inventory names {what} {twice[0]} twice: each stands in it once")
 
 
 def assignment_to_json(assignment: Assignment) -> str:
@@ -134,18 +165,7 @@ def _slices(container: str, pieces: list[_SliceDocument]) -> tuple[Slice, ...]:
 
 
 def _slice(where: str, piece: _SliceDocument) -> Slice:
-    if piece.kind == "mig":
-        _profile(where, piece.profile)
-    elif piece.profile:
-        raise BadDocument(f"{where}: profile is {piece.profile!r}: it must be empty for kind {piece.kind}")
-    return Slice(
-        uuid=_uuid(where, piece.uuid, "MIG" if piece.kind == "mig" else "GPU"),
-        index=_within(where, "index", piece.index, 0, LARGEST_INDEX),
-        mib=_within(where, "mib", piece.mib, 0, LARGEST_CARD_MIB),
-        core_percent=_within(where, "core", piece.core, 0, FULL_CORE_PERCENT),
-        kind=piece.kind,
-        profile=piece.profile,
-    )
+    return check_slice(where, Slice(piece.uuid, piece.index, piece.mib, piece.core, piece.kind, piece.profile))
 
 
 def grant_to_text(grant: Grant) -> str:

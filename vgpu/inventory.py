@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from vgpu.grant import Slice
+
 AccessMode = Literal["cdi", "nvidia"]
 """How a container gets its devices: CDI names from Allocate, or NVIDIA's runtime reading NVIDIA_VISIBLE_DEVICES."""
 
@@ -18,6 +20,9 @@ ACCESS_MODES: Final[tuple[AccessMode, ...]] = ("cdi", "nvidia")
 
 MOST_CARDS_OF_A_NODE: Final = 64
 """Cards that an inventory or a grant may name. The largest single machines have 16; specified with the grant file."""
+
+MOST_ORPHANS: Final = 500
+"""That an inventory may name. Guessed: four times the pods that a node has at most by the kubelet's default, and 128 KiB of annotation."""
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
@@ -72,13 +77,31 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphan:
+    """A pod that the API no longer has and whose processes run on: it was deleted by force. They still use its GPUs."""
+
+    uid: str
+    namespace: str
+    pod: str
+    held: tuple[Slice, ...]
+    """What it occupies at its peak, one slice a GPU or MIG instance."""
+
+    @property
+    def key(self) -> str:
+        """The pod, as `namespace/name`."""
+        return f"{self.namespace}/{self.pod}"
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
-    """All GPUs of a node, by index."""
+    """All GPUs of a node, by index, and who uses them without the API's knowledge."""
 
     cards: tuple[Card, ...]
     unit_mib: int = 1024
     access: AccessMode = "cdi"
     driver: str = ""
+    orphans: tuple[Orphan, ...] = ()
+    """By UID. A reader of an earlier version passes over them."""
 
     def card(self, uuid: str) -> Card | None:
         """The card with this UUID, or the card that carries this MIG instance."""

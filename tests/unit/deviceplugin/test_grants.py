@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -13,18 +15,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from deviceplugin.grants import RECORD, Grants, Record
+from deviceplugin import sealed
+from deviceplugin.grants import Grants
+from deviceplugin.record import RECORD, Record, is_of, order_of
 from tests.examples import examples
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.codec import grant_from_text
-from vgpu.contract import PRELOAD_TEXT
+from vgpu.contract import PRELOAD_TEXT, grant_key
 from vgpu.grant import Grant, GrantCard
 
 GRANT = Grant("default", "a", "uid-a", "main", (GrantCard(uuid(0), 4096, 30),))
 
 
 def record(*slots: int, pod: str = "a") -> Record:
-    return Record(tuple(f"{uuid(0)}-{slot}" for slot in slots), f"uid-{pod}", "default", pod, "main", (uuid(0),), 0.0)
+    return Record(
+        tuple(f"{uuid(0)}-{slot}" for slot in slots), f"uid-{pod}", "default", pod, "main", (uuid(0),), 0.0, 0
+    )
+
+
+def book_of(grants: Grants, key: str) -> Record:
+    found = grants.record(key)
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -53,15 +65,81 @@ def test_a_new_library_leaves_the_old_one_to_those_who_have_it(grants: Grants, t
     assert (old.read_bytes(), new.read_bytes()) == (b"version 1", b"version 2")
 
 
-def test_a_folder_has_the_library_as_a_link_and_no_grant_of_a_former_container(grants: Grants) -> None:
-    key = grants.prepare(record(0, 1))
-    grants.write(key, GRANT)
-    assert grants.prepare(record(1, 0, pod="b")) == key  # the same devices, in any order
-    folder = grants.folder(key)
+def test_a_directory_has_the_library_as_a_link_and_no_grant(grants: Grants) -> None:
+    folder = grants.folder(grants.prepare(record(0, 1)))
     assert not (folder / "grant").exists()
     assert (folder / "libtangram.so").stat().st_nlink >= 2
     assert sorted(path.name for path in folder.iterdir()) == [RECORD, "libtangram.so"]
     assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_each_allocation_of_the_same_devices_has_a_directory_of_its_own_the_newest_first(grants: Grants) -> None:
+    first = grants.prepare(record(0, 1))
+    grants.write(first, GRANT)
+    inode = (grants.folder(first) / "grant").stat().st_ino
+    other = grants.prepare(record(0))
+    later = [grants.prepare(record(1, 0, pod=name)) for name in "bcd"]  # the same devices, in any order
+    ids = record(0, 1).ids
+    assert [folder.key for folder in grants.of_ids(ids)] == [*reversed(later), first]
+    assert (grants.folder(first) / "grant").stat().st_ino == inode
+    assert len({first, other, *later}) == 5
+    assert all(is_of(key, ids) and len(key) == 32 for key in (first, *later))
+    assert [order_of(key) for key in (first, *later)] == [1, 2, 3, 4]
+    assert not is_of(other, ids)
+
+
+def test_a_directory_that_somebody_removed_is_remembered_until_the_plugin_restarts(grants: Grants) -> None:
+    key = grants.prepare(record(0))
+    shutil.rmtree(grants.folder(key))
+    (found,) = grants.of_ids(record(0).ids)
+    assert (found.key, found.record is not None and found.record.uid, found.trouble) == (key, "uid-a", "")
+    state = grants.folder(key).parents[1]
+    assert restarted(state, state.with_name("image.so")).of_ids(record(0).ids) == []
+
+
+def test_the_directory_of_an_earlier_plugin_is_read_under_its_name(grants: Grants) -> None:
+    old = {
+        "ids": record(0).ids, "uid": "uid-a", "namespace": "default", "pod": "a", "container": "main",
+        "cards": [uuid(0)], "at": 1.0, "v": 1,
+    }  # fmt: skip
+    folder = grants.folder(grant_key(record(0).ids))
+    folder.mkdir()
+    (folder / RECORD).write_bytes(msgspec.json.encode(old))
+    found = book_of(grants, folder.name)
+    assert (found.key, found.uid, found.suffix, found.granted) == (folder.name, "uid-a", "", False)
+    newer = grants.prepare(record(0, pod="b"))
+    assert [one.key for one in grants.of_ids(record(0).ids)] == [newer, folder.name]
+    grants.update(found)
+    assert book_of(grants, folder.name) == found
+
+
+def test_a_book_is_on_the_disk_before_the_kubelet_hears_of_its_directory(
+    grants: Grants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        calls.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        calls.append(f"rename to {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    key = grants.prepare(record(0))
+    assert calls == [f".{RECORD}.new", f".{key}", f"rename to {key}", "grants"]
+
+
+def test_what_a_plugin_that_was_killed_had_begun_goes_at_the_next_start(grants: Grants, tmp_path: Path) -> None:
+    begun = tmp_path / "state/grants/.begun"
+    begun.mkdir()
+    (begun / "libtangram.so").write_bytes(b"half")
+    assert list(grants.keys()) == []
+    grants.install()
+    assert not begun.exists()
 
 
 def test_permissions_do_not_depend_on_the_umask(grants: Grants) -> None:
@@ -85,24 +163,36 @@ def test_a_grant_is_written_whole_and_read_back(grants: Grants) -> None:
     assert grants.read(key) == grant_from_text((grants.folder(key) / "grant").read_text()) == GRANT
 
 
+def sealed_as(body: object, version: int = sealed.VERSION, checksum: str = "") -> bytes:
+    text = msgspec.json.encode(body)
+    found = checksum or hashlib.sha256(text).hexdigest()
+    return msgspec.json.encode({"v": version, "sha256": found, "body": msgspec.Raw(text)})
+
+
+PLAIN = msgspec.to_builtins(record(0))
 UNREADABLE = {
-    b"": "has 0 bytes that are no allocation",
-    b"{": "has 1 bytes that are no allocation",
-    b"\xff\xfe": "has 2 bytes that are no allocation",
-    b'{"ids": 3, "v": 1}': "no allocation: Expected `array`, got `int` - at `$.ids`",
-    b'{"ids": []}': "no allocation: Object missing required field `v`",
-    b'{"v": 2, "shape": "of later"}': "allocation.json is of version 2: this device plugin reads versions 1 to 1",
-    b'{"v": 0}': "is of version 0: this device plugin reads versions 1 to 1",
-    msgspec.json.encode(msgspec.to_builtins(record(0)) | {"more": 1}): "no allocation: Object contains unknown field `more`",
-    msgspec.json.encode(record(1)): f"is about the devices of folder {record(1).key}: it must be about those of {record(0).key}",
+    "empty": (b"", "has 0 bytes that are no allocation"),
+    "truncated": (b"{", "has 1 bytes that are no allocation"),
+    "truncated in its body": (sealed_as(PLAIN)[:-30], "bytes that are no allocation"),
+    "no text": (b"\xff\xfe", "has 2 bytes that are no allocation"),
+    "no version": (b'{"ids": []}', "no allocation: Object missing required field `v`"),
+    "corrupt": (sealed_as(PLAIN, checksum="0" * 64), "is damaged: its checksum is "),
+    "one letter changed": (sealed_as(PLAIN).replace(b"uid-a", b"uid-b"), "it must be '"),
+    "version of later": (b'{"v": 3, "shape": "of later"}', "allocation.json is of version 3: this device plugin reads versions 1 to 2"),
+    "version 0": (b'{"v": 0}', "is of version 0: this device plugin reads versions 1 to 2"),
+    "version 1, wrong type": (b'{"ids": 3, "v": 1}', "no allocation: Expected `array`, got `int` - at `$.ids`"),
+    "more in it": (sealed_as(PLAIN | {"more": 1}), "no allocation: Object contains unknown field `more`"),
+    "of another directory": (sealed_as(record(1)), "is about directory "),
+    "endless": (b" " * (sealed.LARGEST + 1), f"bytes: allocation has at most {sealed.LARGEST}"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "sentence"), UNREADABLE.items(), ids=range(len(UNREADABLE)))
+@pytest.mark.parametrize(("content", "sentence"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_book_that_cannot_be_read_is_told_once_and_its_folder_kept(
     grants: Grants, content: bytes, sentence: str
 ) -> None:
     key = grants.prepare(record(0))
+    before = book_of(grants, key)
     book = grants.folder(key) / RECORD
     book.write_bytes(content)
     os.utime(grants.folder(key), (1000, 1000))
@@ -113,10 +203,33 @@ def test_a_book_that_cannot_be_read_is_told_once_and_its_folder_kept(
     (said,) = logs
     assert sentence in said["error"]
     assert str(book) in said["error"]
-    grants.update(record(0))
-    assert grants.record(key) == record(0)
+    (folder,) = grants.of_ids(record(0).ids)
+    assert (folder.record, folder.trouble, folder.later) == (None, said["error"], "of version 3" in sentence)
+    assert grants.damaged_count == 1
+    grants.update(before)
+    assert grants.record(key) == before
+    assert grants.damaged_count == 0
     os.utime(grants.folder(key), (1000, 1000))
     assert grants.collect((), now=2000.0, older_than_s=300.0) == [key]
+
+
+def test_a_book_that_is_missing_is_told_where_it_is_looked_for(grants: Grants, tmp_path: Path) -> None:
+    key = grants.prepare(record(0))
+    (grants.folder(key) / RECORD).unlink()
+    (found,) = restarted(tmp_path / "state", tmp_path / "image.so").of_ids(record(0).ids)
+    assert (found.key, found.record) == (key, None)
+    assert found.trouble == f"{grants.folder(key) / RECORD} is missing"
+
+
+def test_an_allocation_outlives_a_boot(tmp_path: Path) -> None:
+    (tmp_path / "image.so").write_bytes(b"version 1")
+    before = Grants(tmp_path / "state", tmp_path / "image.so", boot="first")
+    before.install()
+    key = before.prepare(record(0))
+    after = Grants(tmp_path / "state", tmp_path / "image.so", boot="second")
+    after.install()
+    (found,) = after.of_ids(record(0).ids)
+    assert found.record == msgspec.structs.replace(record(0), suffix=key.partition("-")[2], boot="first")
 
 
 def test_what_is_missing_is_restored_and_told(grants: Grants, tmp_path: Path) -> None:
@@ -148,8 +261,8 @@ def test_folders_of_pods_that_have_ended_go_sooner(grants: Grants) -> None:
     assert list(grants.keys()) == [other]
 
 
-def restarted(root: Path) -> Grants:
-    grants = Grants(root, root / "image.so")
+def restarted(root: Path, image: Path | None = None) -> Grants:
+    grants = Grants(root, image or root / "image.so")
     grants.install()
     return grants
 
@@ -170,13 +283,16 @@ def test_the_allocations_of_a_pod_are_those_whose_books_name_it(
     root = Path(mkdtemp(dir=tmp_path))
     (root / "image.so").write_bytes(b"version 1")
     grants = restarted(root)
+    keys: dict[int, str] = {}
     for step, slot, pod in steps:
         if step == "restart":
             grants = restarted(root)
-        elif step == "remove":
-            grants.remove(record(slot).key)
-        elif step == "prepare" or (step == "update" and grants.record(record(slot).key)):
-            getattr(grants, step)(record(slot, pod=pod))
+        elif step == "remove" and slot in keys:
+            grants.remove(keys.pop(slot))
+        elif step == "prepare":
+            keys[slot] = grants.prepare(record(slot, pod=pod))
+        elif step == "update" and slot in keys:
+            grants.update(msgspec.structs.replace(book_of(grants, keys[slot]), uid=f"uid-{pod}"))
         elif step == "ask":
             books = [(key, book.uid) for key in grants.keys() if (book := grants.record(key))]  # noqa: SIM118
             asked = {"uid-a", f"uid-{pod}"}

@@ -14,7 +14,6 @@ from deviceplugin.drift import drift
 from deviceplugin.offer import Offer
 from deviceplugin.podresources import Holding, holders, naming
 from deviceplugin.pods import NodePods
-from deviceplugin.prestart import which_container
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, share, tenant, uuid
 from vgpu.grant import Slice
@@ -83,18 +82,6 @@ def test_a_pod_whose_ask_is_malformed_is_a_stranger_and_no_crash() -> None:
     bad = pod("p").asking(core=30).on("n1")
     made = node_pods(bad)
     assert "without tangram.sh/gpu-mem" in (made.stranger(Request(CORE, 30)) or "")
-
-
-def test_containers_with_the_same_devices_start_in_order_until_the_pod_is_initialized() -> None:
-    one = tenant("p", 0, share("i1", 4, init=True), share("i2", 4, init=True), share("app", 4), on=[0])
-
-    def starting(starts: int, *, done: bool = False) -> str | None:
-        return which_container(one, ("app",), 4, MEM, DEFAULT, initialized=done, starts=starts)
-
-    assert [starting(n) for n in range(4)] == ["i1", "i2", "app", "app"]
-    assert starting(0, done=True) == "app"
-    assert which_container(one, (), 4, MEM, DEFAULT, initialized=False, starts=0) == "i1"
-    assert which_container(one, (), 7, MEM, DEFAULT, initialized=False, starts=0) is None
 
 
 def test_the_kubelets_books_name_the_pod_even_when_only_its_app_container_is_listed() -> None:

@@ -12,24 +12,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 
 from deviceplugin import prestart
-from deviceplugin.grants import RECORD, Grants, Record
+from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
+from deviceplugin.podbooks import PodBooks
 from deviceplugin.pods import NodePods, fetch_pod
 from deviceplugin.prestart import ApiAway, PodGone, PreStart, Unserved
+from deviceplugin.record import RECORD, Record
 from tests.builders import pod
 from tests.fake_api import FakeApi, answer_with, lose_reply, say_raw
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.codec import assignment_to_json
-from vgpu.contract import SOCKET, grant_key
 from vgpu.grant import Assignment, Grant, GrantCard, Slice
 from vgpu.names import DEFAULT
 
 MEM = DEFAULT.gpu_mem
 IDS = [f"{uuid(0)}-0"]
-KEY = grant_key(IDS)
 RETRIES = 8
 """More than the client makes of one call."""
 
@@ -51,12 +52,27 @@ class Node:
     api: FakeApi
     grants: Grants
     start: PreStart
-    books: Books = field(default_factory=Books)
+    books: Books
 
-    def granted(self, name: str = "a") -> None:
+    podbooks: PodBooks
+    arbiters: list[socket.socket] = field(default_factory=list)
+
+    def allocated(self, name: str = "a") -> str:
+        """The kubelet called Allocate for the pod; the arbiter listens. Answers the key."""
+        record = Record(tuple(IDS), f"uid-default-{name}", "default", name, "main", (uuid(0),), 0.0, 0)
+        key = self.grants.prepare(record)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listening.bind(str(self.grants.socket(key)))
+        listening.listen()
+        self.arbiters.append(listening)
+        return key
+
+    def granted(self, name: str = "a") -> str:
         """The container started before."""
-        self.grants.prepare(Record(tuple(IDS), f"uid-{name}", "default", name, "main", (uuid(0),), 0.0))
-        self.grants.write(KEY, Grant("default", name, f"uid-{name}", "main", (GrantCard(uuid(0), 1024),)))
+        key = self.allocated(name)
+        self.grants.write(key, Grant("default", name, f"uid-default-{name}", "main", (GrantCard(uuid(0), 1024),)))
+        self.grants.update(msgspec.structs.replace(self.grants.record(key), granted=True))
+        return key
 
     def there(self, phase: str = "Pending") -> None:
         """The pod, where only the API server knows it."""
@@ -90,17 +106,18 @@ def on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             await never.wait()
 
         pods.attach(changed, lambda: True)
-        books = Books()
+        books, podbooks = Books(), PodBooks(folder / "state", "boot")
         async with FakeApi() as api, api.client() as client:
             start = PreStart(
                 DEFAULT, 1024, pods=pods, books=books, ledger=Ledger(pods, inventory, DEFAULT), grants=grants,
-                inventory=inventory, fetch=partial(fetch_pod, client),
+                podbooks=podbooks, inventory=inventory, fetch=partial(fetch_pod, client),
             )  # fmt: skip
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as arbiter:
-                grants.folder(KEY).mkdir(parents=True)
-                arbiter.bind(str(grants.folder(KEY) / SOCKET))
-                arbiter.listen()
-                yield Node(api, grants, start, books)
+            node = Node(api, grants, start, books, podbooks)
+            try:
+                yield node
+            finally:
+                for listening in node.arbiters:
+                    listening.close()
 
     return made
 
@@ -117,12 +134,13 @@ AWAY = {
 async def test_an_api_server_that_does_not_tell_refuses_this_start_only(on: Any, fault: Any) -> None:
     async with on() as node:
         node.there()
+        key = node.allocated()
         node.away(fault)
         with pytest.raises(ApiAway, match=r"does not tell whether it is there \(.+\).*the kubelet tries it again"):
             await node.start(MEM, IDS)
         node.api.faults.clear()
         await node.start(MEM, IDS)
-        assert node.grants.read(KEY).pod == "a"
+        assert node.grants.read(key).pod == "a"
 
 
 async def test_a_container_that_started_before_starts_with_its_grant_while_the_api_server_is_away(on: Any) -> None:
@@ -163,11 +181,71 @@ async def test_devices_that_no_book_knows_start_nobody(on: Any) -> None:
             await node.start(MEM, IDS)
 
 
-async def test_an_init_container_whose_book_is_damaged_is_known_by_its_grant(on: Any) -> None:
+DAMAGE = {
+    "empty": b"",
+    "truncated": b'{"v":2,"sha256":"0',
+    "corrupt": b'{"v":2,"sha256":"00","body":{}}',
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
+async def test_an_init_container_whose_book_is_damaged_is_known_by_its_grant(on: Any, content: bytes | None) -> None:
     async with on() as node:
-        node.granted()
-        (node.grants.folder(KEY) / RECORD).write_bytes(b"")
+        key = node.granted()
+        book = node.grants.folder(key) / RECORD
+        book.unlink() if content is None else book.write_bytes(content)
         node.books.named = None
         node.there()
         await node.start(MEM, IDS)
-        assert node.grants.record(KEY).pod == "a"
+        record = node.grants.record(key)
+        assert (record.key, record.pod, record.granted) == (key, "a", True)
+
+
+async def test_a_book_of_a_later_plugin_is_left_as_it_is_and_its_container_starts_with_its_grant(on: Any) -> None:
+    async with on() as node:
+        key = node.granted()
+        book = node.grants.folder(key) / RECORD
+        book.write_bytes(b'{"v": 3, "body": "of later"}')
+        node.there()
+        await node.start(MEM, IDS)
+        assert book.read_bytes() == b'{"v": 3, "body": "of later"}'
+        assert node.grants.read(key).pod == "a"
+
+
+async def test_a_container_without_a_directory_does_not_start(on: Any) -> None:
+    async with on() as node:
+        node.there()
+        with pytest.raises(
+            Unserved, match="container main with 1 devices has no grant directory: it was removed"
+        ) as no:
+            await node.start(MEM, IDS)
+        assert no.value.pod.metadata.name == "a"
+
+
+async def test_the_directory_of_another_pod_is_never_written_again(on: Any) -> None:
+    async with on() as node:
+        theirs = node.granted("b")
+        before = [(path, path.stat().st_mtime_ns) for path in sorted(node.grants.folder(theirs).iterdir())]
+        node.there()
+        with pytest.raises(Unserved, match=f"the newest of these devices is {theirs}, of pod UID uid-default-b"):
+            await node.start(MEM, IDS)
+        ours = node.allocated()
+        await node.start(MEM, IDS)
+        assert node.grants.read(ours).pod == "a"
+        assert node.grants.read(theirs).pod == "b"
+        assert before == [(path, path.stat().st_mtime_ns) for path in sorted(node.grants.folder(theirs).iterdir())]
+
+
+async def test_what_a_pod_uses_is_in_its_book_before_it_starts(on: Any) -> None:
+    async with on() as node:
+        node.there()
+        node.allocated()
+        await node.start(MEM, IDS)
+        (book,) = node.podbooks
+        assert (book.uid, book.namespace, book.pod) == ("uid-default-a", "default", "a")
+        assert book.held == (Slice(uuid(0), 0, 1024),)
+        assert book.ids == {MEM: tuple(IDS)}
+        again = PodBooks(node.grants.folder("x").parents[1], "boot")
+        again.load()
+        assert list(again) == [book]

@@ -1,0 +1,142 @@
+"""What each pod of the node uses, as our own book: `pods/<UID>.json` in the state folder, written before its first process starts.
+
+The API server forgets a pod that is deleted by force; its processes run on. This book is how the node still knows what they use: the
+GPUs, MiB and percent (or whole GPU, MIG instance), and the device IDs that the kubelet must not give to another pod meanwhile.
+It goes when the API has no such pod and no process of it lives.
+
+Knows files. Which pods are gone is decided in `orphans`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from deviceplugin import sealed
+from deviceplugin.files import discard_leftover, make_folder
+from vgpu.codec import check_slice
+from vgpu.errors import BadDocument
+from vgpu.grant import Slice
+from vgpu.inventory import Orphan
+
+FOLDER: Final = "pods"
+WHAT: Final = "book of a pod"
+_FILE_NAME: Final = re.compile(r"[0-9A-Za-z-]{1,100}\Z")
+
+log = structlog.get_logger("deviceplugin.podbooks")
+
+
+class PodBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One pod."""
+
+    uid: str
+    namespace: str
+    pod: str
+    held: tuple[Slice, ...]
+    """What it occupies at its peak, one slice a GPU or MIG instance."""
+    ids: dict[str, tuple[str, ...]] = {}
+    """Resource -> device IDs that the kubelet gave it, sorted."""
+    boot: str = ""
+    """Boot ID at its last start: in another boot no process of it lives."""
+
+    @property
+    def orphan(self) -> Orphan:
+        """As the inventory tells of it, once the API has no such pod."""
+        return Orphan(self.uid, self.namespace, self.pod, self.held)
+
+
+_books = msgspec.json.Decoder(PodBook)
+
+
+class PodBooks:
+    """The books of a node. `boot` is the present boot ID."""
+
+    def __init__(self, state_root: Path, boot: str) -> None:
+        self.boot = boot
+        self.damaged: dict[str, str] = {}
+        """File name -> what is wrong with it. Such a file is kept; a start of its pod replaces it, unless a later plugin wrote it."""
+        self._folder = state_root / FOLDER
+        self._books: dict[str, PodBook] = {}
+        self._users: dict[tuple[str, str], str] = {}
+        """(resource, device ID) -> UID of the pod that had it last."""
+
+    def load(self) -> None:
+        """Read all books, after a start. Raises OSError when the folder cannot be read."""
+        make_folder(self._folder)
+        for path in sorted(self._folder.glob("*.json")):
+            discard_leftover(path)
+            try:
+                book = self._read(path)
+            except (OSError, BadDocument) as error:
+                self.damaged[path.name] = str(error)
+                log.error(
+                    "a pod's book cannot be read: what the pod uses is known from its grants alone", error=str(error)
+                )
+                continue
+            if book is not None:
+                self.remember(book)
+
+    def __iter__(self) -> Iterator[PodBook]:
+        return iter(list(self._books.values()))
+
+    def get(self, uid: str) -> PodBook | None:
+        """The book of one pod."""
+        return self._books.get(uid)
+
+    def enter(self, book: PodBook, ids: Mapping[str, Collection[str]]) -> None:
+        """The pod has these IDs too. On the disk when this returns. Raises OSError."""
+        before = self._books.get(book.uid)
+        known = before.ids if before is not None else {}
+        merged = {r: tuple(sorted({*known.get(r, ()), *ids.get(r, ())})) for r in sorted({*known, *ids})}
+        book = msgspec.structs.replace(book, ids=merged, boot=self.boot)
+        path = self._path(book.uid)
+        if book == before and path.exists():
+            return
+        make_folder(self._folder)
+        sealed.write(path, book)
+        self.remember(book)
+        self.damaged.pop(path.name, None)
+
+    def remember(self, book: PodBook) -> None:
+        """Until the next start of this plugin: of a pod that is known from its grants alone, too."""
+        self._books[book.uid] = book
+        self._users |= {(resource, one): book.uid for resource, ids in book.ids.items() for one in ids}
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """No process of these pods lives. Raises OSError."""
+        for uid in uids:
+            path = self._path(uid)
+            with suppress(FileNotFoundError):
+                path.unlink()
+            self._books.pop(uid, None)
+            self._users = {key: user for key, user in self._users.items() if user != uid}
+            self.damaged.pop(path.name, None)
+
+    def user_of(self, resource: str, device_id: str) -> str:
+        """UID of the pod that had this device last, as far as a book knows; else empty."""
+        return self._users.get((resource, device_id), "")
+
+    def _path(self, uid: str) -> Path:
+        name = uid if _FILE_NAME.match(uid) else hashlib.sha256(uid.encode()).hexdigest()
+        return self._folder / f"{name}.json"
+
+    def _read(self, path: Path) -> PodBook | None:
+        found = sealed.read(path, WHAT)
+        if found is None:
+            return None
+        try:
+            book = _books.decode(found.body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise BadDocument(f"{path} has {len(found.body)} bytes that are no {WHAT}: {str(error)[:300]}") from None
+        if self._path(book.uid).name != path.name:
+            raise BadDocument(f"{path} is about pod UID {book.uid[:80]}: it must be about the one that it is named by")
+        for piece in book.held:
+            check_slice(f"{path}: pod {book.namespace}/{book.pod}", piece)
+        return book

@@ -1,0 +1,88 @@
+"""Which pods have living processes on this node, from the node's /proc. What a cgroup's name means is decided in `vgpu.cgroup`.
+
+Each process may be gone at any moment, which is no error. A zombie does not count: its memory is freed. A process whose first thread
+has ended and whose others run does count, though the kernel shows it as a zombie.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from vgpu.cgroup import pods_of
+
+PROC: Final = Path("/proc")
+_ENDED: Final = frozenset("ZXx")
+"""States of /proc/<pid>/stat in which a thread has ended (proc(5))."""
+
+
+class Processes:
+    """Looks at `proc`, the /proc of the node."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._seen: dict[str, str] = {}
+        """Pod UID -> a process of it that lived when we looked last."""
+
+    @property
+    def blind(self) -> bool:
+        """Is this the /proc of our own container, which shows no other pod's processes (no hostPID)?"""
+        first = _text(self._proc / "1/cgroup")
+        return not first or (self._proc == PROC and first == _text(PROC / "self/cgroup"))
+
+    def living(self, uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:
+        """Those of these pods that have a living process. `known`: UIDs of all other pods of the node.
+
+        Reads all of /proc at most once: some 20 us a process. A process counts for the outermost pod of the node whose cgroup it is
+        in, so that none counts for a pod that its own container named a cgroup like.
+        """
+        all_known = {*uids, *known}
+        found = {uid for uid in uids if (pid := self._seen.get(uid)) and self._is_of(pid, uid, all_known)}
+        missing = set(uids) - found
+        for pid in self._pids() if missing else ():
+            uid = self._pod(pid, all_known)
+            if uid in missing and self._lives(pid):
+                found.add(uid)
+                missing.discard(uid)
+                self._seen[uid] = pid
+                if not missing:
+                    break
+        self._seen = {uid: pid for uid, pid in self._seen.items() if uid in found}
+        return frozenset(found)
+
+    def _is_of(self, pid: str, uid: str, known: Collection[str]) -> bool:
+        return self._pod(pid, known) == uid and self._lives(pid)
+
+    def _pod(self, pid: str, known: Collection[str]) -> str:
+        return next((one for one in pods_of(_text(self._proc / pid / "cgroup")) if one in known), "")
+
+    def _pids(self) -> Iterator[str]:
+        try:
+            with os.scandir(self._proc) as entries:
+                names = [entry.name for entry in entries]
+        except OSError:
+            return
+        yield from (name for name in names if name.isdigit())
+
+    def _lives(self, pid: str) -> bool:
+        if _state(_text(self._proc / pid / "stat")) not in _ENDED:
+            return True
+        try:
+            threads = list((self._proc / pid / "task").iterdir())
+        except OSError:
+            return False
+        return any(_state(_text(one / "stat")) not in _ENDED for one in threads)
+
+
+def _state(stat: str) -> str:
+    """The third field, after the name, which may hold anything; `X` of a process that is gone."""
+    return stat.rpartition(") ")[2][:1] or "X"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,115 @@
+"""The book of one allocation of gpu-mem: `allocation.json` in its grant directory. What it says, and which directory it names.
+
+A directory is made for one call of Allocate and never for another: its name has a random part, which the book repeats. So a
+process that outlives its pod keeps its directory, whoever gets its device IDs next.
+
+    <hash of the IDs, 16>-<order, 8><random, 7>    hexadecimal; the order counts the directories of the same IDs
+
+The boot ID says which processes and sockets may still be there: none of an earlier boot. The allocation itself outlives a boot, as
+the kubelet's does: after it the kubelet may send PreStartContainer alone.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from deviceplugin import sealed
+from vgpu.contract import grant_key
+from vgpu.errors import BadDocument
+
+RECORD: Final = "allocation.json"
+WHAT: Final = "allocation"
+_HASH: Final = 16
+_NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})[0-9a-f]{7}\Z")
+UNKNOWN_PLACE: Final = -1
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One allocation. The pod is our guess until a grant was written (`granted`)."""
+
+    ids: tuple[str, ...]
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+    cards: tuple[str, ...]
+    """UUIDs whose devices the container was given by Allocate."""
+    at: float
+    """Unix time."""
+    place: int = UNKNOWN_PLACE
+    """Of the container among those of its pod that request GPUs, in the order of the pod spec, init containers first."""
+    suffix: str = ""
+    """The part of the directory's name that no other has. Empty: an earlier plugin named it, by the IDs alone."""
+    granted: bool = False
+    """A grant was written here for this pod: no other pod gets this directory."""
+    boot: str = ""
+    """Boot ID of the last Allocate or PreStart."""
+
+    @property
+    def key(self) -> str:
+        """Name of the directory."""
+        return f"{hash_of(self.ids)}-{self.suffix}" if self.suffix else grant_key(self.ids)
+
+
+class _Unsealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As version 1 has it."""
+
+    ids: tuple[str, ...]
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+    cards: tuple[str, ...]
+    at: float
+    v: int
+
+
+_records = msgspec.json.Decoder(Record)
+_unsealed = msgspec.json.Decoder(_Unsealed)
+
+
+def hash_of(ids: Iterable[str]) -> str:
+    """What names of directories of these IDs begin with."""
+    return grant_key(ids)[:_HASH]
+
+
+def new_suffix(order: int) -> str:
+    """For a directory that is newer than `order - 1` others of the same IDs."""
+    return f"{order % 2**32:08x}{secrets.token_hex(4)[:7]}"
+
+
+def order_of(key: str) -> int:
+    """How new a directory is among those of the same IDs. One that an earlier plugin named is the oldest: 0."""
+    found = _NAME.match(key)
+    return int(found[2], 16) if found else 0
+
+
+def is_of(key: str, ids: Iterable[str]) -> bool:
+    """Is this the name of a directory of exactly these IDs?"""
+    whole = grant_key(ids)
+    return key == whole or (key.startswith(f"{whole[:_HASH]}-") and _NAME.match(key) is not None)
+
+
+def read_record(path: Path) -> Record | None:
+    """The book of one allocation; None when there is none. Raises BadDocument that names file, value and range; OSError."""
+    book = sealed.read(path, WHAT, oldest=sealed.UNSEALED)
+    if book is None:
+        return None
+    try:
+        if book.version == sealed.UNSEALED:
+            old = msgspec.structs.asdict(_unsealed.decode(book.body))
+            del old["v"]
+            record = Record(**old)
+        else:
+            record = _records.decode(book.body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadDocument(f"{path} has {len(book.body)} bytes that are no {WHAT}: {str(error)[:300]}") from None
+    if record.key != path.parent.name:
+        raise BadDocument(f"{path} is about directory {record.key}: it must be about {path.parent.name}")
+    return record

@@ -1,0 +1,468 @@
+"""A node in one process: the kubelet with its books, the API's pods, running processes and the disk are models; the plugin's parts are real.
+
+The models are the obvious slow ones: who runs, what it mounts and what it holds is written down at each event, and after each step the
+invariants are counted from that alone (`Machine.check`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from deviceplugin.allocate import Request
+from deviceplugin.grants import Grants
+from deviceplugin.ledger import Ledger
+from deviceplugin.metrics import Metrics
+from deviceplugin.offer import Offer
+from deviceplugin.orphans import Orphans
+from deviceplugin.podbooks import PodBooks
+from deviceplugin.podresources import Holding, holders
+from deviceplugin.pods import NodePods
+from deviceplugin.prestart import PreStart
+from deviceplugin.server import Service
+from deviceplugin.upkeep import Upkeep, restore
+from kube.objects import Pod
+from tests.builders import pod
+from tests.unit.deviceplugin.builders import inventory, uuid
+from vgpu.codec import assignment_to_json, grant_from_text
+from vgpu.grant import Assignment, GrantCard, Slice
+from vgpu.names import DEFAULT
+from vgpu_pb import deviceplugin_pb2 as pb
+
+MEM: Final = DEFAULT.gpu_mem
+CORE: Final = DEFAULT.gpu_core
+CARDS: Final = 2
+UNITS: Final = 16
+CHANGES: Final = (
+    "mkdir", "unlink", "remove", "rename", "replace", "link", "rmdir", "chmod", "fchmod", "open", "fsync",
+)  # fmt: skip
+"""Functions of `os` by which files change, or stay changed."""
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing that follows has an effect."""
+
+
+@contextmanager
+def cut_after(changes: int | None) -> Iterator[None]:
+    """From this many changes of files on, each raises; None = never."""
+    made = itertools.count()
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any, **more: Any) -> Any:
+            if changes is not None and next(made) >= changes:
+                raise Killed
+            return change(*args, **more)
+
+        return act
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGES:
+            patch.setattr(os, name, counted(getattr(os, name)))
+        yield
+
+
+@dataclass
+class Pods:
+    """A pod as the kubelet has it."""
+
+    uid: str
+    name: str
+    card: int
+    units: int
+    init_units: int
+    """0 = it has no init container."""
+    core: int = 0
+    phase: str = "Pending"
+    admitted: bool = False
+    initialized: bool = False
+    held: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """(container, resource) -> device IDs, by the kubelet's checkpoint."""
+    mounts: dict[str, Path] = field(default_factory=dict)
+    """Container -> what Allocate answered."""
+    running: str = ""
+
+    @property
+    def containers(self) -> list[tuple[str, int]]:
+        return [*([("setup", self.init_units)] if self.init_units else []), ("main", self.units)]
+
+    def wants(self, container: str, units: int) -> dict[str, int]:
+        return {MEM: units} | ({CORE: self.core} if container == "main" and self.core else {})
+
+    @property
+    def pieces(self) -> dict[str, tuple[Slice, ...]]:
+        return {
+            container: (Slice(uuid(self.card), self.card, units * 1024, self.wants(container, units).get(CORE, 0)),)
+            for container, units in self.containers
+        }
+
+    @property
+    def assignment(self) -> Assignment:
+        return Assignment(self.pieces, frozenset(self.pieces) & {"setup"})
+
+    def seen(self) -> Pod:
+        """As the watch shows it."""
+        made = pod(self.name)
+        for container, units in self.containers:
+            core = self.wants(container, units).get(CORE, 0)
+            made = made.asking(mib=units * 1024, core=core, container=container, init=container == "setup")
+        plain = made.on("n1").assigned(text=assignment_to_json(self.assignment)).plain()
+        plain["metadata"]["uid"] = self.uid
+        plain["status"]["phase"] = self.phase
+        if self.admitted:
+            plain["status"]["startTime"] = "2026-01-01T00:00:00Z"
+        if self.initialized:
+            plain["status"]["conditions"] = [{"type": "Initialized", "status": "True"}]
+        return msgspec.json.decode(msgspec.json.encode(plain), type=Pod)
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a container runs. It outlives its pod when that is deleted by force."""
+
+    of: Pods
+    container: str
+    mount: Path
+    inode: int
+    ids: Mapping[str, frozenset[str]]
+    """Resource -> devices that its pod had when it started."""
+
+
+class Refusal(Exception):
+    """What the kubelet gets instead of an answer."""
+
+
+class Context:
+    async def abort(self, code: object, text: str) -> NoReturn:  # noqa: ARG002
+        raise Refusal(text)
+
+
+class Nobody:
+    def served(self, call: str, resource: str, seconds: float) -> None: ...
+    def refused(self, call: str, request: Request, error: Exception) -> None: ...
+    def forget_the_gone(self, alive: Collection[str]) -> None: ...
+
+
+class Plugin:
+    """A process: what it remembers is gone with it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.pods = NodePods(DEFAULT, 1024)
+        self.offer = Offer(DEFAULT, 1024)
+        self.offer.set_inventory(inventory(CARDS))
+        self.grants = Grants(machine.state, machine.image, boot=machine.boot)
+        self.podbooks = PodBooks(machine.state, machine.boot)
+        self.orphans = Orphans(self.podbooks, self.pods, machine, self.offer.set_orphans)
+        self.ledger = Ledger(
+            self.pods, self.offer.inventory, DEFAULT, patience_s=0.0, orphans=self.orphans, users=self.podbooks.user_of
+        )
+        parts: Any = {
+            "pods": self.pods, "books": machine, "ledger": self.ledger, "grants": self.grants, "podbooks": self.podbooks,
+        }  # fmt: skip
+        self.prestart = PreStart(DEFAULT, 1024, inventory=self.offer.inventory, fetch=machine.fetch, **parts)
+        self.services = {
+            resource: Service(
+                resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
+                state_root=machine.state, observer=Nobody(),
+            )
+            for resource in (MEM, CORE)
+        }  # fmt: skip
+        nobody: Any = Nobody()
+        self.upkeep = Upkeep(
+            DEFAULT, orphans=self.orphans, remover=nobody, metrics=Metrics(), now=lambda: machine.now, **parts
+        )
+        self.machine = machine
+
+    async def begin(self) -> None:
+        self.grants.install()
+        self.podbooks.load()
+        for one in self.machine.pods.values():
+            self.pods.on_change(None, one.seen())
+        books: Any = self.machine
+        await restore(books, self.pods, self.ledger, self.grants, self.podbooks, DEFAULT)
+        await self.orphans.once()
+
+
+class Machine:
+    """A node: the kubelet with its books, the disk, processes, and a plugin."""
+
+    blind = False
+
+    def __init__(self, folder: Path) -> None:
+        self.state, self.image = folder / "state", folder / "image.so"
+        self.image.write_bytes(b"library 0")
+        self.now = 0.0
+        self.boots = 1
+        self.pods: dict[str, Pods] = {}
+        """By UID, as the API has them."""
+        self.processes: list[Process] = []
+        self.count = self.kills = self.refusals = self.given_up = 0
+        self.plugin: Plugin | None = None
+
+    @property
+    def boot(self) -> str:
+        return f"boot {self.boots}"
+
+    # --- what the plugin asks ---
+
+    async def holdings(self, domain: str) -> tuple[Holding, ...]:  # noqa: ARG002
+        return tuple(
+            Holding("default", one.name, container, resource, frozenset(ids))
+            for one in self.pods.values()
+            for (container, resource), ids in one.held.items()
+            if container != "setup"  # the kubelet lists no init container
+        )
+
+    async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
+        return holders(await self.holdings(""), resource, ids)
+
+    async def fetch(self, namespace: str, name: str) -> Pod | None:  # noqa: ARG002
+        return next((one.seen() for one in self.pods.values() if one.name == name), None)
+
+    def living(self, uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:  # noqa: ARG002
+        return frozenset(process.of.uid for process in self.processes).intersection(uids)
+
+    # --- what happens ---
+
+    async def working(self, changes: int | None = None) -> Plugin:
+        """The plugin, started anew when it is not there; while it starts it may be killed, and is started again then."""
+        while self.plugin is None:
+            made = Plugin(self)
+            if await self.survives(made.begin(), changes):
+                self.plugin = made
+            changes = None
+        return self.plugin
+
+    async def survives(self, work: Awaitable[object], changes: int | None) -> bool:
+        try:
+            with cut_after(changes):
+                await work
+        except Killed:
+            self.plugin = None
+            self.kills += 1
+            return False
+        return True
+
+    async def admit(self, card: int, units: int, init_units: int, core: int, changes: int | None) -> None:
+        """The extender places a pod by what it knows, and the kubelet admits it."""
+        plugin = await self.working()
+        if not self.has_room(card, max(units, init_units), core, plugin):
+            return
+        self.count += 1
+        names = {one.name for one in self.pods.values()}
+        name = next(n for n in (f"p{self.count % 4}", f"p{self.count}") if n not in names)
+        one = Pods(str(UUID(int=self.count)), name, card, units, init_units, core)
+        self.pods[one.uid] = one
+        self.show(one)
+        await plugin.orphans.once()
+        reusable: dict[str, tuple[str, ...]] = {}
+        for container, quantity in one.containers:
+            for resource, wanted in one.wants(container, quantity).items():
+                ids = await self.choose(plugin, resource, reusable.get(resource, ()), wanted)
+                if not await self.allocated(plugin, one, container, resource, ids, changes):
+                    self.fail(one)
+                    return
+                reusable[resource] = ids
+        one.admitted = True
+        self.show(one)
+
+    def has_room(self, card: int, units: int, core: int, plugin: Plugin) -> bool:
+        """As the extender counts: pods that the API has, and orphans that the inventory names."""
+        held = [one.assignment.held() for one in self.pods.values() if one.phase != "Failed"]
+        held += [orphan.held for orphan in plugin.offer.inventory().orphans if orphan.uid not in self.pods]
+        mib, percent = sums(held)
+        return mib[uuid(card)] + units * 1024 <= UNITS * 1024 and percent[uuid(card)] + core <= 100
+
+    async def choose(self, plugin: Plugin, resource: str, reusable: tuple[str, ...], quantity: int) -> tuple[str, ...]:
+        taken = reusable[:quantity]
+        if len(taken) == quantity:
+            return taken
+        per_card = UNITS if resource == MEM else 100
+        used = {i for one in self.pods.values() for (_, r), ids in one.held.items() if r == resource for i in ids}
+        available = {f"{uuid(card)}-{slot}" for card in range(CARDS) for slot in range(per_card)} - used
+        preferred = await plugin.ledger.prefer(resource, sorted(available | set(taken)), taken, quantity)
+        in_use = self.in_use(resource)
+        assert in_use.isdisjoint(set(preferred) - set(taken)), "devices that a living process holds are never named"
+        rest = [one for one in preferred if one in available and one not in taken]
+        rest += [one for one in sorted(available) if one not in rest and one not in taken]
+        return (*taken, *rest)[:quantity]
+
+    def in_use(self, resource: str, but: str = "") -> frozenset[str]:
+        """Device IDs that living processes hold."""
+        return frozenset(i for p in self.processes if p.of.uid != but for i in p.ids.get(resource, ()))
+
+    async def allocated(
+        self, plugin: Plugin, one: Pods, container: str, resource: str, ids: tuple[str, ...], changes: int | None
+    ) -> bool:
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append(await plugin.services[resource].Allocate(request, Context()))
+
+        try:
+            if not await self.survives(ask(), changes):
+                return False
+        except Refusal:
+            self.refusals += 1
+            assert self.overfull(one.card) or not self.in_use(resource).isdisjoint(ids), "a refusal has a reason"
+            return False
+        assert self.in_use(resource, but=one.uid).isdisjoint(ids), (
+            "devices that a living process holds are given to nobody"
+        )
+        one.held[container, resource] = ids
+        if resource == MEM:
+            (answer,) = answers[0].container_responses
+            one.mounts[container] = Path(next(m.host_path for m in answer.mounts if m.container_path == "/run/tangram"))
+        return True
+
+    async def start(self, number: int, changes: int | None) -> None:
+        """The next container of some pod, or its last once more."""
+        admitted = [one for one in self.pods.values() if one.admitted and one.held]
+        if not admitted:
+            return
+        one = admitted[number % len(admitted)]
+        container = "setup" if one.init_units and not one.initialized and one.running != "setup" else "main"
+        if container == "main" and one.init_units and not one.initialized:
+            one.initialized = True
+            self.show(one)
+        await self.start_container(one, container, changes)
+
+    async def start_again(self, number: int, changes: int | None) -> None:
+        """The container that ran last, which crashed."""
+        running = [one for one in self.pods.values() if one.admitted and one.held and one.running]
+        if running:
+            one = running[number % len(running)]
+            await self.start_container(one, one.running, changes)
+
+    async def start_container(self, one: Pods, container: str, changes: int | None) -> None:
+        plugin = await self.working()
+        one.running = ""
+        self.processes = [process for process in self.processes if process.of is not one]
+        ids = one.held[container, MEM]
+        if await self.survives(plugin.prestart(MEM, ids), changes):
+            one.running = container
+            held = {
+                resource: frozenset(i for (_, r), ids in one.held.items() if r == resource for i in ids)
+                for resource in (MEM,)
+            }
+            mount = one.mounts[container]
+            self.processes.append(Process(one, container, mount, mount.stat().st_ino, held))
+
+    async def remove(self, number: int) -> None:
+        """In order: the processes end, then the API forgets the pod."""
+        if one := self.some_pod(number):
+            self.fail(one)
+            self.processes = [process for process in self.processes if process.of is not one]
+            self.forget(one)
+
+    async def remove_by_force(self, number: int) -> None:
+        """The API forgets the pod and the kubelet does too; what runs goes on."""
+        if one := self.some_pod(number):
+            self.given_up += any(process.of is one for process in self.processes)
+            self.forget(one)
+
+    def some_pod(self, number: int) -> Pods | None:
+        return sorted(self.pods.values(), key=lambda p: p.name)[number % len(self.pods)] if self.pods else None
+
+    def forget(self, one: Pods) -> None:
+        del self.pods[one.uid]
+        if self.plugin:
+            self.plugin.pods.on_change(one.seen(), None)
+
+    async def end(self, number: int) -> None:
+        """A process of a pod that was deleted by force ends at last."""
+        gone = [process for process in self.processes if process.of.uid not in self.pods]
+        if gone:
+            self.processes.remove(gone[number % len(gone)])
+
+    async def lose_checkpoint(self) -> None:
+        """The kubelet starts without its checkpoint: it knows of no device that is in use. What runs goes on."""
+        for one in self.pods.values():
+            one.held = {}
+
+    async def reboot(self) -> None:
+        self.processes, self.plugin = [], None
+        self.boots += 1
+        for one in self.pods.values():
+            one.running = ""
+
+    async def look(self) -> None:
+        await (await self.working()).orphans.once()
+
+    async def look_after(self, later_s: float, changes: int | None) -> None:
+        plugin = await self.working()
+        self.now = max(self.now, newest(self.state)) + later_s
+        await self.survives(plugin.upkeep.once(), changes)
+
+    def fail(self, one: Pods) -> None:
+        """The kubelet has let go of it: its devices are free."""
+        one.held, one.phase, one.admitted, one.running = {}, "Failed", False, ""
+        self.show(one)
+
+    def show(self, one: Pods) -> None:
+        if self.plugin:
+            self.plugin.pods.on_change(self.plugin.pods.pod(one.uid), one.seen())
+
+    # --- what must be so, after each step ---
+
+    def overfull(self, card: int) -> bool:
+        """Is more of a card assigned than it has, over pods that the API has and pods of which a process lives? (I1)"""
+        using = {id(one): one for one in self.pods.values() if one.phase != "Failed"}
+        using |= {id(process.of): process.of for process in self.processes}
+        mib, percent = sums(one.assignment.held() for one in using.values())
+        return mib[uuid(card)] > UNITS * 1024 or percent[uuid(card)] > 100
+
+    def check(self) -> None:
+        for path in self.state.glob("grants/*/grant"):
+            grant_from_text(path.read_text())  # whoever reads it now, reads a whole one
+        assert not any(self.overfull(card) for card in range(CARDS))  # I1
+        for process in self.processes:  # I2: what it mounted is there, and says what its pod was assigned
+            assert process.mount.stat().st_ino == process.inode
+            grant = grant_from_text((process.mount / "grant").read_text())
+            (piece,) = process.of.pieces[process.container]
+            assert (grant.uid, grant.pod, grant.container) == (process.of.uid, process.of.name, process.container)
+            assert grant.cards == (GrantCard(piece.uuid, piece.mib, piece.core_percent),)
+            assert (process.mount / "libtangram.so").read_bytes().startswith(b"library ")
+            assert (self.state / "ld.so.preload").read_text() == "/run/tangram/libtangram.so\n"
+
+    async def check_end(self, later_s: float) -> None:
+        """Who was admitted can still start; and when all are gone, so is everything but what a new plugin installs."""
+        for number, _ in enumerate([one for one in self.pods.values() if one.admitted and one.held]):
+            for _ in range(2):
+                await self.start(number, None)
+                self.check()
+        while self.pods:
+            await self.remove(0)
+        self.processes = []
+        self.plugin = None
+        await self.look_after(later_s, None)
+        assert (await self.working()).offer.inventory().orphans == ()
+        left = sorted(str(path.relative_to(self.state)) for path in self.state.rglob("*"))
+        (library,) = (self.state / "lib").iterdir()
+        folders = ["grants", "ld.so.preload", "lib", f"lib/{library.name}", f"lib/{library.name}/libtangram.so", "pods"]
+        assert left == folders
+
+
+def sums(held: Any) -> tuple[Counter[str], Counter[str]]:
+    """Card -> MiB, and card -> percent."""
+    mib, percent = Counter[str](), Counter[str]()
+    for pieces in held:
+        for piece in pieces:
+            mib[piece.uuid] += piece.mib
+            percent[piece.uuid] += piece.core_percent
+    return mib, percent
+
+
+def newest(root: Path) -> float:
+    return max(path.stat().st_mtime for path in root.rglob("*"))
