@@ -15,6 +15,9 @@ from vgpu.inventory import Orphan
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
 
 
+MIB: Final = 2**20
+
+
 class Metrics:
     """All metrics of the plugin."""
 
@@ -65,8 +68,8 @@ class Metrics:
             registry=self.registry,
         )
         self.orphans = Gauge(
-            "tangram_deviceplugin_orphan_mib",
-            "MiB of a GPU or MIG instance that pods use which were deleted by force and whose processes still run.",
+            "tangram_deviceplugin_orphan_bytes",
+            "GPU memory granted to a pod that was deleted by force and whose processes still run.",
             ("namespace", "pod", "gpu_uuid"), registry=self.registry,
         )  # fmt: skip
         self.processes_seen = Gauge(
@@ -96,7 +99,7 @@ class Metrics:
         self.orphans.clear()
         for orphan in orphans:
             for piece in orphan.held:
-                self.orphans.labels(orphan.namespace, orphan.pod, piece.uuid).set(piece.mib)
+                self.orphans.labels(orphan.namespace, orphan.pod, piece.uuid).set(piece.mib * MIB)
 
     def set_drift(self, found: Mapping[tuple[str, str], int]) -> None:
         """Replace what is told of drift."""

@@ -86,6 +86,11 @@ class _Scraped(Collector):
         yield _counter("reservations_expired", "Reservations that nobody bound in time.", state.expired)
         yield _gauge("pods", "Pods that hold a share, GPU or MIG instance, reserved ones included.", len(state.claims))
         yield _gauge(
+            "orphans",
+            "Pods that were deleted by force and keep their room, because their nodes say that their processes run on.",
+            len(state.orphans),
+        )
+        yield _gauge(
             "unassigned_pods", "Bound pods that ask for GPUs and were not placed by Tangram.", len(state.unassigned)
         )
         yield _gauge("nodes", "Nodes that can take pods.", len(state.fleet))

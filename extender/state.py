@@ -10,7 +10,7 @@ Runs in one event loop and never awaits, so that each change is whole before the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -19,6 +19,7 @@ import structlog
 
 from extender.asks import Asks
 from extender.claims import Claim, Claims, sizes_of
+from extender.orphans import Orphans
 from extender.peers import Peers
 from extender.processors import CPU, Processors, allocatable_milli, asked_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
@@ -64,6 +65,7 @@ class State:
         """Node -> what is wrong with its inventory."""
         self._blocked: dict[str, set[str]] = {}
         """Node -> UIDs of its pods whose assignment cannot be read."""
+        self.orphans = Orphans(self.claims)
         self._processors = Processors()
         self.peers = Peers(self.claims)
         self._seen_started = 0
@@ -93,7 +95,10 @@ class State:
         self.fleet.labels.say(name, new.metadata.labels)
         if old is not None and name in self._nodes and old.metadata.annotation(self.names.inventory) == text:
             return
-        self._nodes[name] = self._inventory(name, text)
+        inventory = self._inventory(name, text)
+        self._nodes[name] = inventory
+        if inventory is not None or text is None:  # one that cannot be read frees nothing
+            self.orphans.told(name, inventory.orphans if inventory is not None else ())
         self._offer(name)
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
@@ -143,6 +148,7 @@ class State:
             self._offer(node)
             return
         self.reservations.drop(pod.uid)
+        self.orphans.seen(pod.uid)
         self.claims.hold(pod.uid, self._claim(pod, assignment))
         self._unblock(pod.uid)
 
@@ -162,6 +168,7 @@ class State:
         self.reservations.drop(uid)
         self.claims.release(uid)
         self.peers.forget(uid)
+        self.orphans.hold_again(uid)
         self.unassigned.discard(uid)
         self._unblock(uid)
 
@@ -175,6 +182,7 @@ class State:
     def _forget_node(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._excluded.pop(name, None)
+        self.orphans.told(name, ())
         self._processors.set_node(name, None)
         self.fleet.labels.say(name, None)
         self.claims.set_node(name, None)
@@ -330,6 +338,7 @@ class State:
         mib, percent = fleet.free_mib[:, : fleet.width].copy(), fleet.free_percent[:, : fleet.width].copy()
         stages = {uid: reservation.stage for uid, reservation in self.reservations}
         claims, domain, unit_mib = list(self.claims), self.names.domain, self.unit_mib
+        orphaned = frozenset(self.orphans)
         cpu = fleet.free_cpu_milli.copy()
         fleet.mix.renew()  # what is decided from now on follows from what is written down here
         seen = dict(fleet.mix.seen)
@@ -341,7 +350,7 @@ class State:
                 cards = inventory.cards if inventory and name in left else ()
                 free = tuple(Free(card.uuid, *of) for card, of in zip(cards, left.get(name, ()), strict=False))
                 records.append(NodeRecord(name, inventory, excluded.get(name, ""), free, _told(cpu, column.get(name))))
-            pods = (_record(uid, claim, stages.get(uid) or _stage(uid)) for uid, claim in claims)
+            pods = (_record(uid, claim, stages.get(uid) or _stage(uid, orphaned)) for uid, claim in claims)
             mix = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
             return Snapshot(domain, unit_mib, tuple(records), tuple(pods), tuple(mix))
 
@@ -352,8 +361,10 @@ def _told(cpu: Ints, column: int | None) -> int | None:
     return None if column is None or cpu[column] == UNKNOWN_CPU else int(cpu[column])
 
 
-def _stage(uid: str) -> str:
+def _stage(uid: str, orphaned: Collection[str]) -> str:
     """Of a claim that is no reservation: `holds` and `plans` write before the colon what they are."""
+    if uid in orphaned:
+        return "orphaned"
     before, colon, _ = uid.partition(":")
     return {"hold": "kept", "plan": "planned"}[before] if colon else "seen bound"
 

@@ -74,6 +74,14 @@ def snapshot_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], names: 
     broken: set[str] = set()
     held = [record for pod in pods if (record := _pod(pod, names, broken)) is not None]
     records = [_node(node, names, broken) for node in nodes]
+    known = {pod["metadata"]["uid"] for pod in pods}
+    held += [
+        PodRecord(orphan.uid, orphan.key, one.name, "orphaned", orphan.assignment)
+        for one in records
+        if one.inventory is not None
+        for orphan in one.inventory.orphans
+        if orphan.uid not in known
+    ]
     units = {one.inventory.unit_mib for one in records if one.inventory is not None}
     return Snapshot(names.domain, min(units, default=1024), tuple(records), tuple(held))
 

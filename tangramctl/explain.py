@@ -24,6 +24,8 @@ from vgpu.snapshot import PodRecord, Snapshot, snapshot_from_json
 
 SHOWN = 20
 """Nodes in the table; `--json` has all."""
+ORPHANED = "orphaned"
+"""Stage of a pod that the API has lost and whose processes run on."""
 ENDED = ("Succeeded", "Failed")
 """Phases in which a pod holds nothing any more."""
 STANDING = {
@@ -34,6 +36,7 @@ STANDING = {
     "seen bound": "it is bound to",
     "kept": "others are evicted to make room for it on",
     "planned": "room is held until its turn comes on",
+    "orphaned": "it was deleted by force, and its processes still run on",
 }
 """Stages of a snapshot in words."""
 
@@ -44,11 +47,18 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
     if not (namespace and slash and short) or "/" in short:
         raise BadOption(f"the pod is {name!r}: it must be NAMESPACE/NAME")
     known = _snapshot(snapshot, extender, Names(domain))
-    placed = next((one for one in known.pods if one.key == name), None)
+    named = [one for one in known.pods if one.key == name]
+    placed = next((one for one in named if one.stage != ORPHANED), None)
     if placed is not None:
         _say_placed(placed, json=json)
         return True
-    found = _pod(name, pod)
+    try:
+        found = _pod(name, pod)
+    except BadOption:
+        if not named:
+            raise
+        _say_placed(named[0], json=json)  # the API has lost it, its node has not
+        return True
     phase = found.get("status", {}).get("phase")
     if phase in ENDED:
         _say_ended(name, phase, json=json)
@@ -56,10 +66,13 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
     ask = _ask(name, found, known)
     rows = rows_of(known, ask)
     admitted = met_webhook(found, Names(known.domain))
+    orphans = [one for one in known.pods if one.stage == ORPHANED]
     if json:
-        sys.stdout.write(msgspec.json.encode(_document(name, rows, admitted=admitted)).decode() + "\n")
+        document = _document(name, rows, admitted=admitted) | {"orphans": [_orphan(one) for one in orphans]}
+        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
         _say(name, ask, rows, "" if admitted else _never_admitted(found))
+        _say_orphans(orphans)
     return any(not row.reason for row in rows)
 
 
@@ -144,6 +157,26 @@ def _say_placed(placed: PodRecord, *, json: bool) -> None:
     print(f"pod {placed.key}: {STANDING[placed.stage]} node {placed.node}")
     for piece in placed.assignment.held():
         print(f"  GPU {piece.index} {piece.uuid}: {_share(piece.mib, piece.core_percent, ', ')}")
+
+
+def _orphan(one: PodRecord) -> dict[str, Any]:
+    gpus = [
+        {"uuid": piece.uuid, "mib": piece.mib, "core_percent": piece.core_percent, "kind": piece.kind}
+        for piece in one.assignment.held()
+    ]
+    return {"pod": one.key, "uid": one.uid, "node": one.node, "gpus": gpus}
+
+
+def _say_orphans(orphans: list[PodRecord]) -> None:
+    """Room that no pod of the API explains."""
+    for one in orphans[:SHOWN]:
+        pieces = [
+            f"GPU {piece.index} {'(whole)' if piece.kind == 'whole' else f'({_share(piece.mib, piece.core_percent)})'}"
+            for piece in one.assignment.held()
+        ]
+        print(
+            f"pod {one.key} was deleted by force, and its processes still run: they keep {', '.join(pieces)} of node {one.node}"
+        )
 
 
 def _say_ended(name: str, phase: str, *, json: bool) -> None:

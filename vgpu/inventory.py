@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from vgpu.grant import Slice
+from vgpu.grant import Assignment, Slice
 
 AccessMode = Literal["cdi", "nvidia"]
 """How a container gets its devices: CDI names from Allocate, or NVIDIA's runtime reading NVIDIA_VISIBLE_DEVICES."""
@@ -90,6 +90,11 @@ class Orphan:
     def key(self) -> str:
         """The pod, as `namespace/name`."""
         return f"{self.namespace}/{self.pod}"
+
+    @property
+    def assignment(self) -> Assignment:
+        """That holds the same. Which of its containers holds what is not known, so each GPU is a container's."""
+        return Assignment({f"orphan-{at}": (piece,) for at, piece in enumerate(self.held)})
 
 
 @dataclass(frozen=True, slots=True)

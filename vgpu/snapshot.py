@@ -4,7 +4,7 @@
 
 Inventories and assignments stand in it as they stand in their annotations, each with its own version, and are checked as strictly.
 What is free follows from both; the extender's own count of it is written beside, so that a wrong one shows (`drift`). Policies also go by
-what nodes' processors have left and by what pods asked for so far: both are in it since version 2. Older documents read as if nobody had told.
+what nodes' processors have left and by what pods asked for so far: both are in it since version 2. Pods that were deleted by force and run on are in it since version 3. Older documents read as if nobody had told.
 Nodes' labels are not in it, nor pods' preferences: which of two nodes that are equally good for the GPUs a pod with preferences got, it does
 not say.
 """
@@ -26,14 +26,17 @@ from vgpu.mix import Typical
 from vgpu.quantity import LARGEST_CARD_MIB, LARGEST_CPU_MILLI, MEMORY_UNITS_MIB
 from vgpu.request import FULL_CORE_PERCENT, MOST_CARDS
 
-VERSION: Final = 2
+VERSION: Final = 3
 OLDEST: Final = 1
+WITHOUT_ORPHANS: Final = 2
+"""What is written where there is no orphan: a reader of that version misses nothing."""
 
 MOST_TIMES: Final = 2**31 - 1
 """That one ask was seen. Counts are halved long before (`vgpu.mix`)."""
 
-STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound", "kept", "planned")
-"""How far a pod is; `seen bound` is the only one that the API server has told of. The others are this extender's promises: `kept` is room
+STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound", "kept", "planned", "orphaned")
+"""How far a pod is; `seen bound` is the only one that the API server has told of. `orphaned` is a pod that the API server has no longer, and
+whose node says that its processes run on. The others are this extender's promises: `kept` is room
 for a pod for which others are being evicted, `planned` for one that was nominated ahead of its turn. Its UID then stands after a colon."""
 
 
@@ -159,7 +162,8 @@ def snapshot_to_json(snapshot: Snapshot) -> bytes:
         for one in snapshot.pods
     ]
     mix = [_Asked(times, one.cards, one.mib, one.percent, one.cpu_milli, one.models) for one, times in snapshot.mix]
-    return msgspec.json.encode(_Document(VERSION, snapshot.domain, snapshot.unit_mib, nodes, pods, mix))
+    version = VERSION if any(one.stage == "orphaned" for one in pods) else WITHOUT_ORPHANS
+    return msgspec.json.encode(_Document(version, snapshot.domain, snapshot.unit_mib, nodes, pods, mix))
 
 
 def snapshot_from_json(body: bytes) -> Snapshot:

@@ -88,6 +88,9 @@ class SecretKeeper:
 
     def __init__(self, api: Api, places: Places, serving: Serving, clock: Callable[[], datetime]) -> None:
         self._api, self._places, self._serving, self._clock = api, places, serving, clock
+        self._last: dict[str, bytes] = {}
+        """What the Secret held when it was last settled: should somebody delete or empty it, it is made again with that, and no
+        replica serves a certificate that the API server no longer trusts."""
 
     async def once(self) -> None:
         """Secret, caBundle, context, in this order."""
@@ -101,8 +104,9 @@ class SecretKeeper:
         for _ in range(ATTEMPTS):
             secret = await self._read()
             kept = _files(secret)
-            files = renewed(kept, self._places.dns_names, self._clock())
+            files = renewed(kept or self._last, self._places.dns_names, self._clock())
             if files == kept:
+                self._last = files
                 return files
             try:
                 await self._write(secret, files)
@@ -110,7 +114,8 @@ class SecretKeeper:
                 if not (error.conflict or error.not_found):
                     raise
                 continue
-            log.info("certificates written", secret=self._places.secret, files=sorted(files))
+            log.info("certificates written", secret=self._places.secret, files=sorted(files), made=secret is None)
+            self._last = files
             return files
         raise BadDocument(
             f"secret {self._places.namespace}/{self._places.secret} was changed by others {ATTEMPTS} times in a row"

@@ -72,7 +72,12 @@ class Settings(ProgramSettings):
         description="Where the certificate is from. self: own CA in a Secret. files: a folder that cert-manager keeps fresh.",
     )
     cert_folder: Path = Field(Path("/certs"), description="Folder with tls.crt and tls.key (cert mode files).")
-    cert_check_s: float = Field(60.0, gt=0, le=86_400, description="Seconds between looks at the certificates.")
+    cert_check_s: float = Field(
+        20.0,
+        gt=0,
+        le=86_400,
+        description="Seconds between looks at the certificates: a Secret or caBundle that somebody removed is back after at most so long.",
+    )
     namespace: str = Field("tangram", description="Namespace of the Secret and the Service.")
     secret_name: str = Field("tangram-webhook-certs", description="Secret of CA and certificate (cert mode self).")
     configuration_name: str = Field(

@@ -13,11 +13,13 @@ from tests.contract.chart.rendering import NAMESPACE
 
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
+SECRETS = "/api/v1/namespaces/default/secrets"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 ASSIGNMENT, GPUS, INVENTORY = "tangram.sh/assignment", "tangram.sh/gpus.main", "tangram.sh/inventory"
 OURS = {ASSIGNMENT: "{}", GPUS: "GPU-1"}
 SHARE = {"tangram.sh/gpu-mem": "1"}
 PLUGIN, SCHEDULER = (f"system:serviceaccount:{NAMESPACE}:tangram-{name}" for name in ("node", "scheduler"))
+WEBHOOK = f"system:serviceaccount:{NAMESPACE}:tangram-webhook"
 CLEANUP = f"system:serviceaccount:{NAMESPACE}:tangram-cleanup"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
@@ -34,6 +36,7 @@ def wait_until_in_force(api: ApiServer) -> None:
     name = pod(api)
     refused(lambda: bind_until_denied(api, name))
     refused(lambda: delete_until_denied(api))
+    refused(lambda: create_secret_until_denied(api))
 
 
 def patched_until_denied(api: ApiServer, path: str, key: str) -> None:
@@ -53,6 +56,16 @@ def bind_until_denied(api: ApiServer, name: str) -> None:
 def delete_until_denied(api: ApiServer) -> None:
     for _ in range(2000):
         api("DELETE", f"{PODS}/{pod(api)}", user=PLUGIN)
+
+
+def create_secret_until_denied(api: ApiServer) -> None:
+    for _ in range(2000):
+        secret(api, f"probe-{next(numbers)}", WEBHOOK)
+
+
+def secret(api: ApiServer, name: str, user: str, **more: Any) -> None:
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, **more}
+    api("POST", SECRETS, body, user=user)
 
 
 def refused(act: Callable[[], object]) -> str:

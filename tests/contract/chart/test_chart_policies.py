@@ -20,14 +20,17 @@ from tests.contract.chart.policy_kit import (
     PLUGIN,
     PODS,
     SCHEDULER,
+    SECRETS,
     SHARE,
     VISIBLE,
+    WEBHOOK,
     bind,
     container,
     node,
     numbers,
     pod,
     refused,
+    secret,
     visible,
     visible_from,
 )
@@ -275,6 +278,17 @@ def test_without_the_policy_the_plugin_has_no_right_to_delete(helm: Helm) -> Non
         assert any("delete" in rule["verbs"] for rule in role["rules"]) == enabled
     with pytest.raises(Refused, match=r"arbiter\.guard\.policy is evict with policy\.enabled=false"):
         helm.objects({"policy": {"enabled": False}, "arbiter": {"guard": {"policy": "evict"}}})
+
+
+def test_the_webhook_creates_its_own_secret_and_no_token_of_another_account(policies: ApiServer) -> None:
+    message = refused(lambda: secret(policies, "another", WEBHOOK))
+    assert "it must be tangram-webhook-tls of type Opaque" in message
+    token = {"type": "kubernetes.io/service-account-token"}
+    about = {"metadata": {"name": "tangram-webhook-tls", "annotations": {"kubernetes.io/service-account.name": "x"}}}
+    assert "service-account-token" in refused(lambda: secret(policies, "", WEBHOOK, **token, **about))
+    secret(policies, "tangram-webhook-tls", WEBHOOK)
+    policies("DELETE", f"{SECRETS}/tangram-webhook-tls")
+    secret(policies, f"others-{next(numbers)}", "jane")
 
 
 def test_trusted_users_may_bind_where_an_existing_scheduler_runs_the_extender(helm: Helm) -> None:

@@ -40,10 +40,15 @@ def test_the_webhook_may_touch_its_own_secret_and_configuration_only(local: Obje
         *local.one("Role", "tangram-webhook")["rules"],
         *local.one("ClusterRole", "tangram-webhook")["rules"],
     ]
-    assert {(*rule["resources"], *rule["resourceNames"]) for rule in rules} == {
+    named = [rule for rule in rules if "create" not in rule["verbs"]]
+    assert {(*rule["resources"], *rule["resourceNames"]) for rule in named} == {
         ("secrets", "tangram-webhook-tls"),
         ("mutatingwebhookconfigurations", "tangram-webhook"),
     }
+    (create,) = [rule for rule in rules if "create" in rule["verbs"]]  # a name cannot narrow this verb
+    assert create == {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
+    assert create in local.one("Role", "tangram-webhook")["rules"]
+    assert local.one("Role", "tangram-webhook")["metadata"]["namespace"] == NAMESPACE
     assert "tangram-webhook-tls" in local.of("Secret")
 
 

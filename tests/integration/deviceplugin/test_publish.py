@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
 import pytest
 
+from deviceplugin import publish
 from deviceplugin.offer import Offer
 from deviceplugin.publish import Publisher
 from kube.errors import ApiError
@@ -39,3 +45,62 @@ async def test_a_refusal_of_the_api_server_is_told_with_verb_and_path() -> None:
         api.faults.append(answer_with("PATCH", f"/nodes/{NODE}", 403, "Forbidden", "not your node"))
         with pytest.raises(ApiError, match=rf"PATCH /api/v1/nodes/{NODE}: 403 Forbidden: not your node"):
             await Publisher(client, NODE, offer).publish()
+
+
+@asynccontextmanager
+async def running(api: Api) -> AsyncIterator[Publisher]:
+    offer = Offer(DEFAULT, 1024)
+    offer.set_inventory(inventory(2))
+    async with api.client() as client:
+        publisher = Publisher(client, NODE, offer)
+        work = asyncio.create_task(publisher.run())
+        try:
+            yield publisher
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+
+async def written(api: Api) -> None:
+    async with asyncio.timeout(20):
+        while not api.inventory:
+            await api.news.wait()
+
+
+async def test_a_node_that_is_deleted_and_made_again_has_its_annotation_at_once() -> None:
+    async with Api() as api, running(api):
+        await written(api)
+        node = {"kind": "Node", "metadata": {"name": NODE, "uid": "again"}}
+        api.remove(node)
+        began = time.monotonic()
+        api.put(node)
+        assert api.inventory is None
+        await written(api)
+        assert time.monotonic() - began < 5.0
+
+
+async def test_a_node_that_is_away_is_written_to_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "RETRY_S", (60.0, 60.0))
+    async with Api() as api:
+        api.faults.append(answer_with("GET", f"/nodes/{NODE}", 404, "NotFound", "no such node"))
+        node = {"kind": "Node", "metadata": {"name": NODE, "uid": "again"}}
+        api.remove(node)
+        async with running(api) as publisher:
+            async with asyncio.timeout(20):
+                while "no such node" not in publisher.failing:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            api.put(node)
+            await written(api)
+            assert inventory_from_json(api.inventory or "") == inventory(2)
+
+
+async def test_a_watch_that_lags_behind_our_own_write_costs_no_more_than_a_look() -> None:
+    async with Api() as api, running(api) as publisher:
+        await written(api)
+        asked = api.requests.count(f"GET /api/v1/nodes/{NODE}")
+        for _ in range(20):
+            api.put(api.objects["/api/v1/nodes"][NODE])  # as the kubelet does: its status
+        await asyncio.sleep(0.3)
+        assert api.requests.count(f"GET /api/v1/nodes/{NODE}") <= asked + 1
+        assert publisher.written == 1

@@ -40,7 +40,7 @@ def test_every_reason_stands_on_the_page_with_whether_eviction_helps() -> None:
 
 def test_every_stage_and_how_long_it_lasts_stands_on_the_page() -> None:
     rows = {row[0].strip("`| "): row[2] for row in table("stage")}
-    assert tuple(rows) == STAGES == (*get_args(Stage), "seen bound", "kept", "planned")
+    assert tuple(rows) == STAGES == (*get_args(Stage), "seen bound", "kept", "planned", "orphaned")
     assert f"{LIFE_S:g} s" in rows["reserved"]
     assert f"{DOUBT_S:g} s" in rows["in doubt"]
     assert f"{BOUND_S / 60:g} minutes" in rows["bound"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from vgpu.codec import (
 )
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Assignment, Grant, GrantCard, Slice
-from vgpu.inventory import Card, Inventory, MigInstance
+from vgpu.inventory import Card, Inventory, MigInstance, Orphan
 from vgpu.names import CLASSES, GUARDS, Guard
 
 A, B = (f"GPU-{UUID(int=number)}" for number in (1, 2))
@@ -221,3 +223,40 @@ def test_an_unsound_grant_is_refused_with_a_sentence(was: str, becomes: str, sen
 def test_a_name_that_would_forge_a_line_is_never_written() -> None:
     with pytest.raises(BadDocument):
         grant_to_text(Grant("a", "b", "c", "d\nlevel 0", GRANT.cards))
+
+
+ORPHAN = Orphan("uid-1", "default", "pod", (Slice(A, 0, 1024, 30),))
+
+
+def test_a_reader_from_before_there_were_orphans_passes_over_them() -> None:
+    """As inventory_from_json read the document then: the same fields, and whatever else there is."""
+    then = msgspec.defstruct("Then", [("cards", list[Card]), ("unit_mib", int), ("access", str), ("driver", str)])
+    document = msgspec.defstruct("Document", [("v", int), ("inventory", then)])
+    read: Any = msgspec.json.decode(inventory_to_json(replace(NODE, orphans=(ORPHAN,))), type=document)
+    assert (read.v, tuple(read.inventory.cards), read.inventory.driver) == (1, NODE.cards, NODE.driver)
+    assert "orphans" not in inventory_to_json(NODE)
+
+
+@pytest.mark.parametrize(
+    ("orphans", "why"),
+    [
+        ((replace(ORPHAN, uid=""),), "orphan default/pod: uid is ''"),
+        ((replace(ORPHAN, pod="a b"),), "pod is 'a b': it must be 1 to 253 visible characters"),
+        ((replace(ORPHAN, held=()),), "number of GPUs is 0: it must be 1 to 64"),
+        ((replace(ORPHAN, held=(Slice(A, 0, -1),)),), "mib is -1: it must be 0 to"),
+        ((replace(ORPHAN, held=(Slice("GPU-1", 0, 1),)),), "is no GPU UUID"),
+        ((replace(ORPHAN, held=(Slice(M, 0, 1, 0, "mig", "x"),)),), "it must be a MIG profile"),
+        ((replace(ORPHAN, held=(Slice(A, 0, 1, 0, "share", "1g.5gb"),)),), "it must be empty for kind share"),
+        ((ORPHAN, ORPHAN), "inventory names orphan uid-1 twice"),
+    ],
+)
+def test_an_orphan_that_cannot_be_is_refused_with_value_and_range(orphans: tuple[Orphan, ...], why: str) -> None:
+    with pytest.raises(BadDocument, match=why):
+        inventory_from_json(inventory_to_json(replace(NODE, orphans=orphans)))
+
+
+def test_more_orphans_than_a_reader_takes_are_not_written() -> None:
+    many = tuple(replace(ORPHAN, uid=f"uid-{number}") for number in range(501))
+    with pytest.raises(BadDocument, match="number of orphans is 501: it must be 0 to 500"):
+        inventory_to_json(replace(NODE, orphans=many))
+    assert inventory_from_json(inventory_to_json(replace(NODE, orphans=many[:500]))).orphans == many[:500]

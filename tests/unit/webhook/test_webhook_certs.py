@@ -180,6 +180,26 @@ async def test_an_empty_secret_from_the_chart_is_filled_and_a_lost_bundle_is_wri
     assert all("caBundle" in hook["clientConfig"] for hook in api.objects[PLACES.configuration_path]["webhooks"])
 
 
+@pytest.mark.parametrize("left", [None, {"metadata": {"name": "certs"}, "type": "Opaque"}], ids=["deleted", "emptied"])
+async def test_a_secret_that_is_lost_is_made_again_with_what_is_served_so_that_no_replica_is_distrusted(
+    left: dict[str, Any] | None,
+) -> None:
+    api, clock = FakeApi(), Clock()
+    (one, first, _), (two, second, _) = keeper_of(api, clock), keeper_of(api, clock)
+    await asyncio.gather(one.once(), two.once())
+    before, served = api.objects.pop(PLACES.secret_path)["data"], first._in_use
+    if left is not None:
+        api.store(PLACES.secret_path, left)
+    await asyncio.gather(two.once(), one.once())
+    assert api.objects[PLACES.secret_path]["data"] == before
+    assert api.objects[PLACES.secret_path]["metadata"]["name"] == "certs"
+    assert first._in_use == second._in_use == served
+    assert all(
+        hook["clientConfig"]["caBundle"] == before[CA_CERT]
+        for hook in api.objects[PLACES.configuration_path]["webhooks"]
+    )
+
+
 async def test_both_replicas_take_the_renewed_certificate_into_use() -> None:
     api, clock = FakeApi(), Clock()
     (one, first, metrics), (two, second, _) = keeper_of(api, clock), keeper_of(api, clock)

@@ -1,0 +1,256 @@
+"""From the moment that the API loses a pod until its last process is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from deviceplugin.ledger import Ledger
+from deviceplugin.orphans import Orphans
+from deviceplugin.podbooks import PodBook, PodBooks
+from tests.unit.deviceplugin.builders import KnownPods, inventory, share, tenant, uuid
+from vgpu.errors import Refused
+from vgpu.grant import Slice
+from vgpu.inventory import Orphan
+from vgpu.names import DEFAULT
+
+MEM, GPU = DEFAULT.gpu_mem, DEFAULT.gpu
+HELD = (Slice(uuid(0), 0, 12 * 1024, 30),)
+
+
+class Node:
+    """The API's pods by UID, the processes by UID, and what was told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.api: dict[str, Any] = {}
+        self.alive: set[str] = set()
+        self.blind, self.synced = False, True
+        self.looks = 0
+        self.told: list[tuple[Orphan, ...]] = []
+        self.books = PodBooks(folder, "boot")
+        self.change = asyncio.Event()
+        self.orphans = Orphans(self.books, self, self, self.told.append, look_s=0.01)
+
+    def pods(self) -> dict[str, Any]:
+        return self.api
+
+    async def changed(self) -> None:
+        await self.change.wait()
+
+    def living(self, uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:
+        assert set(known) == set(self.api)
+        self.looks += 1
+        return frozenset(self.alive.intersection(uids))
+
+    def runs(self, uid: str, held: tuple[Slice, ...] = HELD, ids: tuple[str, ...] = ()) -> None:
+        self.api[uid] = object()
+        self.alive.add(uid)
+        self.books.enter(PodBook(uid, "default", uid, held), {MEM: ids})
+
+    def lost(self, uid: str) -> None:
+        """The API has it no longer."""
+        del self.api[uid]
+        self.change.set()
+        self.change = asyncio.Event()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_a_pod_that_the_api_loses_uses_its_gpus_until_its_last_process_is_gone(node: Node) -> None:
+    node.runs("a")
+    await node.orphans.once()
+    assert (node.told, node.looks) == ([], 0)
+    node.lost("a")
+    assert [book.uid for book in node.orphans.still_using()] == ["a"]  # before anybody has looked
+    await node.orphans.once()
+    await node.orphans.once()
+    assert node.told == [(Orphan("a", "default", "a", HELD),)]
+    node.alive.clear()
+    await node.orphans.once()
+    assert node.told[1:] == [()]
+    assert node.orphans.still_using() == []
+    assert node.books.get("a") is None
+
+
+async def test_a_pod_that_ended_in_order_is_told_of_to_nobody(node: Node) -> None:
+    node.runs("a")
+    node.alive.clear()
+    node.lost("a")
+    await node.orphans.once()
+    assert node.told == []
+    assert list(node.books) == []
+
+
+async def test_before_the_api_has_told_of_its_pods_nobody_is_an_orphan(node: Node) -> None:
+    node.runs("a")
+    node.synced = False
+    node.lost("a")
+    await node.orphans.once()
+    assert (node.told, [book.uid for book in node.books]) == ([], ["a"])
+
+
+async def test_a_watch_that_was_behind_makes_no_orphan_and_costs_no_book(node: Node) -> None:
+    node.runs("a")
+    del node.api["a"]
+    node.alive.clear()
+    look, living = node.orphans, node.living
+
+    def late(uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:
+        found = living(uids, known)
+        node.api["a"] = object()  # the watch brings it while we look
+        return found
+
+    node.living = late  # type: ignore[method-assign]
+    await look.once()
+    assert node.books.get("a") is not None
+
+
+async def test_no_process_of_an_earlier_boot_lives(node: Node, tmp_path: Path) -> None:
+    node.runs("a")
+    node.lost("a")
+    after = PodBooks(tmp_path, "another boot")
+    after.load()
+    looking = Orphans(after, node, node, node.told.append)
+    await looking.once()
+    assert (node.told, list(after)) == ([], [])
+
+
+async def test_an_orphan_outlives_the_plugin(node: Node, tmp_path: Path) -> None:
+    node.runs("a")
+    node.lost("a")
+    again = PodBooks(tmp_path, "boot")
+    again.load()
+    looking = Orphans(again, node, node, node.told.append)
+    assert [book.uid for book in looking.still_using()] == ["a"]
+    await looking.once()
+    assert [orphan.uid for orphan in looking.told] == ["a"]
+
+
+async def test_where_processes_cannot_be_seen_that_is_told_once_and_room_is_free_at_once(node: Node) -> None:
+    node.blind = True
+    with capture_logs() as logs:
+        for uid in "ab":
+            node.runs(uid)
+            node.lost(uid)
+            await node.orphans.once()
+    assert node.orphans.blind
+    assert [line["event"] for line in logs if "no hostPID" in line["event"]] == [
+        "the node's processes cannot be seen (no hostPID): the room of a pod that is deleted by force is free at once"
+    ]
+    assert list(node.books) == []
+
+
+async def test_the_loop_looks_again_while_there_is_an_orphan_and_only_then(node: Node) -> None:
+    node.runs("a")
+    work = asyncio.create_task(node.orphans.run())
+    await asyncio.sleep(0.05)
+    assert node.looks == 0
+    node.lost("a")
+    async with asyncio.timeout(10):
+        while not node.told:  # noqa: ASYNC110 (a thread looks)
+            await asyncio.sleep(0.01)
+        gone = asyncio.create_task(node.orphans.changed())
+        node.alive.clear()
+        await gone
+    assert node.told[-1] == ()
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+
+
+async def test_a_book_that_cannot_be_removed_keeps_its_room_and_is_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.runs("a")
+    node.alive.clear()
+    node.lost("a")
+
+    def full(_: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(node.books, "forget", full)
+    with pytest.raises(OSError, match="no space left"):
+        await node.orphans.once()
+    assert [book.uid for book in node.orphans.still_using()] == ["a"]
+
+
+def ledger_of(node: Node, pods: KnownPods, patience_s: float = 0.0) -> Ledger:
+    return Ledger(
+        pods, lambda: inventory(1), DEFAULT, orphans=node.orphans, users=node.books.user_of, patience_s=patience_s
+    )
+
+
+async def test_allocate_refuses_the_room_of_an_orphan_and_says_whose_it_is(node: Node) -> None:
+    node.runs("a")
+    node.lost("a")
+    pods = KnownPods()
+    pods.show(tenant("b", 0, share("main", 8), on=[0]))
+    with pytest.raises(
+        Refused, match=r"20480 MiB .* counting pod default/a, deleted by force, whose processes still run"
+    ):
+        await ledger_of(node, pods).allocate(MEM, [f"{uuid(0)}-{slot}" for slot in range(8)])
+
+
+async def test_allocate_waits_for_an_orphan_that_ends_in_time(node: Node) -> None:
+    node.runs("a")
+    node.lost("a")
+    pods = KnownPods()
+    pods.show(tenant("b", 0, share("main", 8), on=[0]))
+    waiting = asyncio.create_task(
+        ledger_of(node, pods, patience_s=20.0).allocate(MEM, [f"{uuid(0)}-{slot}" for slot in range(8)])
+    )
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    node.alive.clear()
+    await node.orphans.once()
+    assert (await waiting).tenant.name == "b"
+
+
+async def test_devices_of_a_living_process_are_neither_named_nor_given(node: Node) -> None:
+    """The kubelet has lost its checkpoint: it takes all devices for free."""
+    all_ids = [f"{uuid(0)}-{slot}" for slot in range(16)]
+    started = tenant("a", 0, share("main", 4), on=[0])
+    pods = KnownPods()
+    pods.show(started)
+    pods.admitted(started)
+    node.runs(started.uid, (Slice(uuid(0), 0, 4096),), tuple(all_ids[:4]))
+    pods.show(tenant("b", 1, share("main", 4), on=[0]))
+    ledger = ledger_of(node, pods)
+    preferred = await ledger.prefer(MEM, all_ids, [], 4)
+    assert set(preferred).isdisjoint(all_ids[:4])
+    with pytest.raises(Refused, match="processes of pod default/a use some of them"):
+        await ledger.allocate(MEM, all_ids[2:6])
+    assert (await ledger.allocate(MEM, preferred)).tenant.name == "b"
+
+
+async def test_devices_of_a_pod_that_has_not_started_are_the_kubelets_to_give(node: Node) -> None:
+    ids = [f"{uuid(0)}-{slot}" for slot in range(4)]
+    waits = tenant("a", 0, share("main", 4), on=[0])
+    pods = KnownPods()
+    pods.show(waits)
+    node.api[waits.uid] = waits
+    node.books.enter(PodBook(waits.uid, "default", "a", HELD), {MEM: ids})
+    assert sorted(await ledger_of(node, pods).prefer(MEM, ids, [], 4)) == ids
+    assert (await ledger_of(node, pods).allocate(MEM, ids)).tenant.name == "a"
+
+
+async def test_a_whole_gpu_of_an_orphan_is_refused(node: Node) -> None:
+    from vgpu.request import Ask
+
+    node.runs("a", (Slice(uuid(0), 0, 16 * 1024, 100, "whole"),))
+    node.lost("a")
+    pods = KnownPods()
+    pods.show(tenant("b", 0, Ask("main", "whole", 1), on=[0]))
+    with pytest.raises(
+        Refused, match="was assigned to one container alone and to others as well, counting pod default/a"
+    ):
+        await ledger_of(node, pods).allocate(GPU, [uuid(0)])

@@ -1,0 +1,114 @@
+"""Which pods have living processes, read from a /proc of our own making."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from deviceplugin.processes import Processes
+
+A, B, C = (str(UUID(int=number)) for number in (1, 2, 3))
+
+
+class Proc:
+    """A /proc with what is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.add(1, "/init.scope")
+
+    def add(
+        self, pid: int, cgroup: str, state: str = "S", threads: dict[int, str] | None = None, name: str = "x"
+    ) -> None:
+        made = self.folder / str(pid)
+        made.mkdir(parents=True)
+        (made / "cgroup").write_text(f"0::{cgroup}\n")
+        (made / "stat").write_text(f"{pid} ({name}) {state} 1 1 1\n")
+        for thread, its in (threads or {pid: state}).items():
+            (made / "task" / str(thread)).mkdir(parents=True)
+            (made / "task" / str(thread) / "stat").write_text(f"{thread} ({name}) {its} 1 1 1\n")
+
+    def end(self, pid: int) -> None:
+        shutil.rmtree(self.folder / str(pid))
+
+
+def cgroup(uid: str) -> str:
+    return f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid.replace('-', '_')}.slice/cri-containerd-0.scope"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+def test_a_pod_lives_as_long_as_any_process_of_it(proc: Proc) -> None:
+    looking = Processes(proc.folder)
+    proc.add(10, cgroup(A))
+    proc.add(11, cgroup(A))
+    proc.add(12, cgroup(B))
+    assert looking.living([A, B, C]) == {A, B}
+    proc.end(10)
+    proc.end(12)
+    assert looking.living([A, B, C]) == {A}
+    proc.end(11)
+    assert looking.living([A, B, C]) == set()
+
+
+@pytest.mark.parametrize(
+    ("state", "threads", "lives"),
+    [
+        ("R", None, True),
+        ("D", None, True),
+        ("T", None, True),
+        ("Z", None, False),
+        ("X", None, False),
+        ("Z", {10: "Z", 11: "D"}, True),
+        ("Z", {10: "Z", 11: "Z"}, False),
+    ],
+)
+def test_a_zombie_holds_nothing_unless_one_of_its_threads_runs(
+    proc: Proc, state: str, threads: dict[int, str] | None, *, lives: bool
+) -> None:
+    proc.add(10, cgroup(A), state, threads, name="a) Z (b")
+    assert Processes(proc.folder).living([A]) == ({A} if lives else set())
+
+
+def test_a_process_number_that_another_pod_has_now_does_not_count(proc: Proc) -> None:
+    looking = Processes(proc.folder)
+    proc.add(10, cgroup(A))
+    assert looking.living([A]) == {A}
+    proc.end(10)
+    proc.add(10, cgroup(B))
+    assert looking.living([A]) == set()
+    assert looking.living([A, B]) == {B}
+
+
+def test_nobody_lives_by_a_cgroup_that_another_pod_named_like_his(proc: Proc) -> None:
+    proc.add(10, f"{cgroup(A)}/pod{B}")
+    assert Processes(proc.folder).living([B], known=[A]) == set()
+    assert Processes(proc.folder).living([A, B]) == {A}
+    assert Processes(proc.folder).living([B]) == {B}  # nobody knows A: a pod that the node itself runs in
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_no_error(proc: Proc) -> None:
+    proc.add(10, cgroup(A))
+    (proc.folder / "10/stat").unlink()
+    shutil.rmtree(proc.folder / "10/task")
+    (proc.folder / "11").mkdir()
+    assert Processes(proc.folder).living([A]) == set()
+    assert Processes(proc.folder / "none").living([A]) == set()
+
+
+def test_a_proc_that_does_not_show_the_node_is_known(proc: Proc) -> None:
+    assert not Processes(proc.folder).blind
+    proc.end(1)
+    assert Processes(proc.folder).blind
+
+
+def test_our_own_process_is_found_in_the_real_one() -> None:
+    text = Path("/proc/self/cgroup").read_text()
+    assert Processes().living([A]) == set()
+    assert text  # there is something to read
