@@ -73,13 +73,17 @@ class Kubelet:
     async def _see_to_all(self) -> None:
         loop = asyncio.get_running_loop()
         for resource in self._offer.resources():
-            server = self.servers.get(resource)
-            if server is None:
-                server = ResourceServer(self._service(resource), self._folder / _socket_name(resource))
-                self.servers[resource] = server
-            if server.lost:
-                await server.start()
-                self._registered_at.pop(resource, None)
+            if resource not in self.servers:
+                path = self._folder / _socket_name(resource)
+                self.servers[resource] = ResourceServer(self._service(resource), path)
+        lost = [server for server in self.servers.values() if server.lost]
+        await asyncio.gather(
+            *(server.start() for server in lost)
+        )  # at once: a kubelet that finds no socket refuses pods
+        for server in lost:
+            self._registered_at.pop(server.service.resource, None)
+        for resource in self._offer.resources():
+            server = self.servers[resource]
             at = self._registered_at.get(resource)
             forgotten = at is not None and server.service.streams == 0 and loop.time() - at > STREAM_PATIENCE_S
             if at is None or forgotten:

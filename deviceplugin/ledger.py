@@ -156,6 +156,11 @@ class Ledger:
             for one in waiting:
                 one.cancel()
 
+    def _check_room(self, choice: Choice) -> None:
+        """Raises Refused."""
+        orphans = () if self._orphans is None else [book.orphan for book in self._orphans.still_using()]
+        check_room(self._pods.tenants(), choice.cards, self._inventory(), orphans)
+
     def _users(self) -> dict[str, str]:
         """UID -> name of every pod whose processes may use devices now. The kubelet gives none of theirs away, unless it lost its
         checkpoint or a pod left the API before its processes left the node."""
@@ -204,13 +209,15 @@ class Ledger:
         return candidates(self._pods.tenants(), self.done, flight, request, self._names)
 
     def _allocate(self, request: Request, ids: frozenset[str]) -> Choice:
-        inventory = self._inventory()
+        must_match = self._inventory().access == "cdi"
         try:
-            choice = settle(self._choices(request), ids, request, must_match=inventory.access == "cdi")
+            choice = settle(self._choices(request), ids, request, must_match=must_match)
         except Refused as error:
+            likeliest = next(self._choices(request), None)
+            if likeliest is not None:
+                self._check_room(likeliest)  # then that is why the kubelet found no devices where they should be
             raise Refused(self._pods.stranger(request) or str(error)) from None
-        orphans = () if self._orphans is None else [book.orphan for book in self._orphans.still_using()]
-        check_room(self._pods.tenants(), choice.cards, inventory, orphans)
+        self._check_room(choice)
         self._check_unused(choice.tenant, request.resource, ids)
         self._enter(choice, request, ids)
         return choice

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -354,3 +355,24 @@ async def test_the_real_arbiter_listens_in_a_new_folder_before_the_container_sta
             _, said = await arbiter.communicate()
         assert b'"level": "error"' not in said
         assert arbiter.returncode == 0
+
+
+async def test_sockets_that_somebody_removed_are_back_within_a_second(running: Start) -> None:
+    async with running() as made:
+        one = sharing("a", inventory(made), 0, 4, 30)
+        made.api.put(one.plain())  # bound, and not admitted yet
+        sockets = sorted(made.kubelet.plugins.glob("tangram-*.sock"))
+        assert len(sockets) == 3
+        made.kubelet.registered.clear()
+        for socket in sockets:
+            socket.unlink()
+        began = time.monotonic()
+        while not all(socket.exists() for socket in sockets):  # noqa: ASYNC110 (another process makes them)
+            await asyncio.sleep(0.01)
+        back_s = time.monotonic() - began
+        names = {MEM, CORE, GPU}
+        await made.kubelet.until(
+            lambda: names <= set(made.kubelet.registered) and all(map(made.kubelet.healthy, names))
+        )
+        assert back_s < 1.0
+        await made.kubelet.admit(one.plain())
