@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import time
+from typing import Any
+
+from hack.stack import NAMESPACE
 from hack.waiting import eventually
 from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
 from tests.e2e.objects import share
+from vgpu.codec import inventory_from_json
+from vgpu.inventory import Inventory
+from vgpu.names import DEFAULT
 
 
 def test_a_container_restarted_in_place_keeps_its_gpu(cluster: Cluster, namespace: str) -> None:
@@ -96,3 +104,84 @@ def test_helm_upgrade_leaves_running_pods_alone(cluster: Cluster, namespace: str
     assert (status["state"]["running"]["startedAt"], status["restartCount"]) == (started, 0)
     cluster.run(namespace, share("next", 8))
     assert cluster.sees(namespace, "next") == cluster.assigned(namespace, "next")
+
+
+def _inventory(cluster: Cluster) -> Inventory | None:
+    text = (cluster.node()["metadata"].get("annotations") or {}).get(DEFAULT.inventory)
+    return inventory_from_json(text) if text else None
+
+
+def _orphans(cluster: Cluster) -> list[str]:
+    found = _inventory(cluster)
+    return [orphan.uid for orphan in found.orphans] if found else []
+
+
+def test_a_pod_deleted_by_force_keeps_its_room_while_its_processes_run(cluster: Cluster, namespace: str) -> None:
+    cluster.run(
+        namespace, *(share(name, UNITS - 10, run=["gpuview", "hold", "60Gi"]) for name in ("undead", "neighbour"))
+    )
+    uid = cluster.pod(namespace, "undead")["metadata"]["uid"]
+    with cluster.kubelet_paused():  # nobody ends the process
+        cluster.kubectl("-n", namespace, "delete", "pod", "undead", "--grace-period=0", "--force")
+        began = time.monotonic()
+        eventually(lambda: _orphans(cluster) == [uid], "the node names the orphan")
+        assert time.monotonic() - began < 10
+        cluster.create(namespace, share("next", 20))
+        eventually(
+            lambda: any("no single GPU has enough free" in event for event in cluster.events(namespace, "next")),
+            "the next pod is told that there is no room",
+        )
+        assert cluster.find("pod", "next", namespace)["spec"].get("nodeName") is None  # type: ignore[index]
+    eventually(lambda: not _orphans(cluster), "the kubelet has ended the processes", timeout_s=120)
+    cluster.ready(namespace, "next", timeout_s=120)
+    assert cluster.sees(namespace, "next") == cluster.assigned(namespace, "next")
+
+
+def test_a_node_that_is_made_again_has_its_inventory_within_five_seconds(cluster: Cluster, namespace: str) -> None:
+    cluster.run(namespace, share("steady", 8))
+    node: dict[str, Any] = cluster.node()
+    before, labels = _inventory(cluster), node["metadata"]["labels"]
+    name, status = node["metadata"]["name"], node["status"]
+    cluster.kubectl("delete", "node", name)
+    cluster.kubectl.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+    began = time.monotonic()
+    eventually(lambda: _inventory(cluster) == before, "the new node has the inventory", timeout_s=60)
+    took_s = time.monotonic() - began
+    patch = json.dumps({"status": {"capacity": status["capacity"], "allocatable": status["allocatable"]}})
+    cluster.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", patch)
+    cluster.restart_kubelet()  # else it reports no devices of a node that it did not register
+    cluster.wait_for_gpus()
+    assert took_s < 5
+
+
+def test_a_webhook_secret_that_somebody_deletes_is_back_within_a_minute_and_nobody_is_refused(
+    cluster: Cluster, namespace: str
+) -> None:
+    name = "tangram-webhook-tls"
+    before = cluster.find("secret", name, NAMESPACE)
+    assert before is not None
+    cluster.kubectl("-n", NAMESPACE, "delete", "secret", name)
+    began = time.monotonic()
+    eventually(lambda: cluster.find("secret", name, NAMESPACE), "the Secret is back", timeout_s=90)
+    assert time.monotonic() - began < 60
+    after = cluster.find("secret", name, NAMESPACE)
+    assert after is not None
+    assert after["data"] == before["data"]
+    cluster.run(namespace, share("next", 8))
+
+
+def test_a_ca_bundle_that_somebody_changes_is_right_again_within_a_minute(cluster: Cluster, namespace: str) -> None:
+    kind, name = "mutatingwebhookconfiguration", "tangram-webhook"
+
+    def bundle() -> str:
+        found = cluster.find(kind, name)
+        assert found is not None
+        return str(found["webhooks"][0]["clientConfig"].get("caBundle", ""))
+
+    before = bundle()
+    patch = json.dumps([{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}])
+    cluster.kubectl("patch", kind, name, "--type=json", "-p", patch)
+    began = time.monotonic()
+    eventually(lambda: bundle() == before, "the bundle is right again", timeout_s=90)
+    assert time.monotonic() - began < 60
+    cluster.run(namespace, share("next", 8))
