@@ -25,14 +25,14 @@ def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = False)
                 os.fsync(file.fileno())
         beside.replace(path)
         if durable:
-            sync_folder(path.parent)
+            sync(path.parent)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def sync_folder(path: Path) -> None:
-    """What was created, renamed or removed in a folder stays so after a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """What a file holds, or what was created, renamed or removed in a folder, outlives a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -79,8 +79,6 @@ def _mine(folders: Sequence[Folder], uid: str) -> tuple[list[Folder], set[str]]:
 
 def owner_of(folder: Folder) -> str:
     """UID of the pod that this directory was granted to; empty when it never was."""
-    if folder.record is not None and folder.record.granted:
-        return folder.record.uid
     return folder.grant.uid if folder.grant is not None else ""
 
 

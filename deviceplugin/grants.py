@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from deviceplugin import sealed
-from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync_folder, write_whole
+from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync, write_whole
 from deviceplugin.record import RECORD, Record, is_of, new_suffix, order_of, read_record
 from vgpu.codec import grant_from_text, grant_to_text
 from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET
@@ -97,9 +97,14 @@ class Grants:
         beside = folder.with_name(f"{LEFTOVER}{record.key}")
         make_folder(beside)
         self._link_library(beside)
-        sealed.write(beside / RECORD, record)
+        sealed.write(beside / RECORD, record, durable=False)
         beside.rename(folder)
-        sync_folder(folder.parent)
+        for path in (
+            folder / RECORD,
+            folder,
+            folder.parent,
+        ):  # the first waits for the disk and takes the others with it
+            sync(path)
         self._known[record.key] = record
         return record.key
 
@@ -127,6 +132,10 @@ class Grants:
             return grant_from_text((self.folder(key) / GRANT).read_text())
         except (OSError, UnicodeError, BadDocument):
             return None
+
+    def granted(self, key: str) -> bool:
+        """Was a grant written here?"""
+        return (self.folder(key) / GRANT).exists()
 
     def socket(self, key: str) -> Path:
         """Where the arbiter listens."""
@@ -157,7 +166,7 @@ class Grants:
 
     def update(self, record: Record) -> None:
         """Write our book about an allocation. Raises OSError."""
-        sealed.write(self.folder(record.key) / RECORD, record)
+        sealed.write(self.folder(record.key) / RECORD, record, durable=True)
         self._known[record.key] = record
         self._damaged.pop(record.key, None)
         self._later.discard(record.key)

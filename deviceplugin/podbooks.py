@@ -91,7 +91,7 @@ class PodBooks:
         return self._books.get(uid)
 
     def enter(self, book: PodBook, ids: Mapping[str, Collection[str]]) -> None:
-        """The pod has these IDs too. On the disk when this returns. Raises OSError."""
+        """The pod has these IDs too. A plugin that is killed after this returned finds it again. Raises OSError."""
         before = self._books.get(book.uid)
         known = before.ids if before is not None else {}
         merged = {r: tuple(sorted({*known.get(r, ()), *ids.get(r, ())})) for r in sorted({*known, *ids})}
@@ -100,7 +100,7 @@ class PodBooks:
         if book == before and path.exists():
             return
         make_folder(self._folder)
-        sealed.write(path, book)
+        sealed.write(path, book, durable=False)  # after a loss of power no process lives that it could tell of
         self.remember(book)
         self.damaged.pop(path.name, None)
 

@@ -224,8 +224,7 @@ class PreStart:
         )  # fmt: skip
         place = next(at for at, ask in enumerate(tenant.asks) if ask.container == container)
         record = msgspec.structs.replace(
-            before, uid=tenant.uid, namespace=tenant.namespace, pod=tenant.name, container=container, place=place,
-            granted=True, boot=self._grants.boot,
+            before, uid=tenant.uid, namespace=tenant.namespace, pod=tenant.name, container=container, place=place
         )  # fmt: skip
         if not folder.later and record != self._grants.record(folder.key):
             self._grants.update(record)

@@ -31,7 +31,7 @@ UNKNOWN_PLACE: Final = -1
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One allocation. The pod is our guess until a grant was written (`granted`)."""
+    """One allocation. The pod is our guess until a grant is written beside it: then it is known."""
 
     ids: tuple[str, ...]
     uid: str
@@ -46,10 +46,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the container among those of its pod that request GPUs, in the order of the pod spec, init containers first."""
     suffix: str = ""
     """The part of the directory's name that no other has. Empty: an earlier plugin named it, by the IDs alone."""
-    granted: bool = False
-    """A grant was written here for this pod: no other pod gets this directory."""
     boot: str = ""
-    """Boot ID of the last Allocate or PreStart."""
+    """Boot ID at Allocate."""
 
     @property
     def key(self) -> str:

@@ -47,11 +47,11 @@ _sealed = msgspec.json.Decoder(_Sealed)
 _versions = msgspec.json.Decoder(_Version)
 
 
-def write(path: Path, body: object) -> None:
-    """Replace the book, durably. Raises OSError."""
+def write(path: Path, body: object, *, durable: bool) -> None:
+    """Replace the book. `durable` waits until it outlives a loss of power. Raises OSError."""
     text = msgspec.json.encode(body)
     sealed = _Sealed(VERSION, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
-    write_whole(path, msgspec.json.encode(sealed), 0o600, durable=True)
+    write_whole(path, msgspec.json.encode(sealed), 0o600, durable=durable)
 
 
 def read(path: Path, what: str, *, oldest: int = VERSION) -> Book | None:

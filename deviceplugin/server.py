@@ -175,7 +175,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
                 containers.setdefault(ids, []).append(container)
         for ids, names in containers.items():
             for folder, container in zip(self._grants.of_ids(ids), reversed(names), strict=False):
-                if folder.record is not None and not folder.record.granted:
+                if folder.record is not None and folder.grant is None:
                     whose = {"uid": tenant.uid, "namespace": tenant.namespace, "pod": tenant.name}
                     self._grants.update(msgspec.structs.replace(folder.record, container=container, **whose))
 

@@ -52,7 +52,7 @@ def needed(
     books = grants.books()
     granted: dict[frozenset[str], int] = {}
     for key, book in books.items():
-        if book.granted:
+        if grants.granted(key):
             ids = frozenset(book.ids)
             granted[ids] = max(granted.get(ids, 0), order_of(key))
 
@@ -60,7 +60,7 @@ def needed(
         if book.uid in tenants or book.uid in living:
             return True
         ids = frozenset(book.ids)
-        if book.granted or order_of(key) < granted.get(ids, 0):
+        if order_of(key) <= granted.get(ids, -1):
             return False  # whose it is, is known; or a later allocation of these IDs has begun to run
         return ids in in_use or len(ids) in init_units
 
@@ -103,7 +103,7 @@ def remember_granted(grants: Grants, podbooks: PodBooks, names: Names) -> None:
             grant.container: tuple(Slice(c.uuid, 0, c.mib, c.core_percent) for c in grant.cards) for grant in of_pod
         }
         held = Assignment(containers).held()
-        ids = [record.ids for record in grants.books().values() if record.uid == uid and record.granted]
+        ids = [record.ids for record in grants.books().values() if record.uid == uid]
         podbooks.remember(
             PodBook(
                 uid, of_pod[0].namespace, of_pod[0].pod, held,

@@ -139,7 +139,7 @@ def test_the_room_of_a_pod_deleted_by_force_is_refused_only_while_its_processes_
         lambda n: [("upgrade", 1, n), ("start", 0, None)],
         lambda n: [("upgrade", 1, None), ("remove", 0), ("admit", 0, 4, 0, 0, n)],
         lambda n: [("remove", 0), ("look after", 2 * GARBAGE_AGE_S, n)],
-        lambda n: [("reboot",), ("start", 0, n)],
+        lambda n: [("reboot",), ("restart", n), ("start", 0, None), ("start", 1, None)],
         lambda n: [("remove by force", 0), ("restart", n)],
     ],
     ids=[

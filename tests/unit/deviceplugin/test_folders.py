@@ -16,10 +16,9 @@ IDS = tuple(f"{uuid(0)}-{slot}" for slot in range(4))
 
 
 def folder(order: int, pod: str, container: str, place: int, *, granted: bool = False) -> Folder:
-    record = Record(
-        IDS, f"uid-{pod}", "default", pod, container, (uuid(0),), 0.0, place, new_suffix(order), granted=granted
-    )
-    return Folder(record.key, record)
+    record = Record(IDS, f"uid-{pod}", "default", pod, container, (uuid(0),), 0.0, place, new_suffix(order))
+    grant = Grant("default", pod, f"uid-{pod}", container, (GrantCard(uuid(0), 4096),)) if granted else None
+    return Folder(record.key, record, grant)
 
 
 def unreadable(order: int, granted_to: Record | None = None) -> Folder:

@@ -106,7 +106,7 @@ def test_the_directory_of_an_earlier_plugin_is_read_under_its_name(grants: Grant
     folder.mkdir()
     (folder / RECORD).write_bytes(msgspec.json.encode(old))
     found = book_of(grants, folder.name)
-    assert (found.key, found.uid, found.suffix, found.granted) == (folder.name, "uid-a", "", False)
+    assert (found.key, found.uid, found.suffix) == (folder.name, "uid-a", "")
     newer = grants.prepare(record(0, pod="b"))
     assert [one.key for one in grants.of_ids(record(0).ids)] == [newer, folder.name]
     grants.update(found)
@@ -130,7 +130,7 @@ def test_a_book_is_on_the_disk_before_the_kubelet_hears_of_its_directory(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     key = grants.prepare(record(0))
-    assert calls == [f".{RECORD}.new", f".{key}", f"rename to {key}", "grants"]
+    assert calls == [f"rename to {key}", RECORD, key, "grants"]
 
 
 def test_what_a_plugin_that_was_killed_had_begun_goes_at_the_next_start(grants: Grants, tmp_path: Path) -> None:
