@@ -86,7 +86,7 @@ class DevicePlugin:
         self.grants = Grants(settings.state_root, settings.library)
         self.podbooks = PodBooks(settings.state_root, self.grants.boot)
         self.orphans = Orphans(self.podbooks, self.pods, Processes(settings.proc_root), self._orphans_changed)
-        self.ledger = Ledger(self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.podbooks.user_of)
+        self.ledger = Ledger(self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.podbooks.users)
         self.books = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, books=self.books, ledger=self.ledger, grants=self.grants,

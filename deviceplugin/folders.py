@@ -12,6 +12,7 @@ the containers of a pod in the order of its spec, so the place of a container in
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from deviceplugin.allocate import Tenant
 from deviceplugin.grants import Folder
@@ -42,7 +43,8 @@ def containers_of(
         container = _container(folder, tenant, sharing)
         if container is not None and container not in found.values():
             found[folder.key] = container
-    elsewhere = {book.place for book in books if book.uid in guesses}
+    these = {folder.key for folder in folders}
+    elsewhere = {book.place for book in books if book.uid in guesses and book.key not in these}
     shared = any(
         folder.record is not None and not folder.record.suffix for folder in mine
     )  # by all, as earlier plugins did
@@ -56,6 +58,10 @@ def containers_of(
     unknown = [folder.key for folder in reversed(mine) if folder.record is None and folder.key not in found]
     if len(unknown) == len(without):  # no book and no grant tells, but the numbers agree
         return found | dict(zip(unknown, without, strict=True))
+    if without and not unknown:
+        since = _since_another_had_them(folders, tenant.uid)[: len(needed)]
+        if len(since) == len(needed):  # Allocate guessed differently from call to call: what is left is their order
+            return {folder.key: container for folder, container in zip(reversed(since), needed, strict=True)}
     if without:
         raise Refused(_why(tenant, without, units, folders, mine))
     return found
@@ -65,9 +71,7 @@ def _mine(folders: Sequence[Folder], uid: str) -> tuple[list[Folder], set[str]]:
     """As far back as none was granted to another pod, or guessed to be of yet another; and for whom Allocate took the pod."""
     mine: list[Folder] = []
     guesses = {uid}
-    for folder in folders:
-        if owner_of(folder) not in ("", uid):
-            break
+    for folder in _since_another_had_them(folders, uid):
         if folder.record is not None:
             if not mine:
                 guesses.add(folder.record.uid)
@@ -75,6 +79,11 @@ def _mine(folders: Sequence[Folder], uid: str) -> tuple[list[Folder], set[str]]:
                 break
         mine.append(folder)
     return mine, guesses
+
+
+def _since_another_had_them(folders: Sequence[Folder], uid: str) -> list[Folder]:
+    """As far back as none was granted to another pod."""
+    return list(takewhile(lambda folder: owner_of(folder) in ("", uid), folders))
 
 
 def owner_of(folder: Folder) -> str:

@@ -15,6 +15,7 @@ Knows files. Who gets what was decided elsewhere.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -27,7 +28,7 @@ import structlog
 
 from deviceplugin import sealed
 from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync, write_whole
-from deviceplugin.record import RECORD, Record, is_of, new_suffix, order_of, read_record
+from deviceplugin.record import RECORD, Record, new_suffix, of_ids, order_of, read_record
 from vgpu.codec import grant_from_text, grant_to_text
 from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET
 from vgpu.errors import BadDocument, NewerVersion
@@ -91,7 +92,7 @@ class Grants:
 
         It is on the disk when this returns, with its book: the kubelet remembers the path from the answer on.
         """
-        newest = max((order_of(key) for key in self.keys() if is_of(key, record.ids)), default=0)
+        newest = max(map(order_of, of_ids(self.keys(), record.ids)), default=0)
         record = msgspec.structs.replace(record, suffix=new_suffix(newest + 1), boot=self.boot)
         folder = self.folder(record.key)
         beside = folder.with_name(f"{LEFTOVER}{record.key}")
@@ -174,12 +175,13 @@ class Grants:
     def keys(self) -> Iterator[str]:
         """Every allocation that has a directory."""
         with suppress(FileNotFoundError):
-            folders = (entry.name for entry in (self._root / "grants").iterdir() if entry.is_dir())
-            yield from sorted(name for name in folders if not name.startswith(LEFTOVER))
+            with os.scandir(self._root / "grants") as entries:
+                names = [entry.name for entry in entries if entry.name[:1] != LEFTOVER and entry.is_dir()]
+            yield from sorted(names)
 
     def of_ids(self, ids: Collection[str]) -> list[Folder]:
         """The directories of exactly these IDs, the newest first; also one that somebody removed, if we remember it."""
-        keys = {key for key in (*self.keys(), *self._known) if is_of(key, ids)}
+        keys = set(of_ids((*self.keys(), *self._known), ids))
         return [self.look(key) for key in sorted(keys, key=order_of, reverse=True)]
 
     def look(self, key: str) -> Folder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Final, Protocol
@@ -76,7 +76,7 @@ class Ledger:
         names: Names,
         *,
         orphans: Lingering | None = None,
-        users: Callable[[str, str], str] | None = None,
+        users: Callable[[str], Mapping[str, str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -85,7 +85,7 @@ class Ledger:
         self.swaps = 0
         """Allocations whose devices lie on another card than assigned."""
         self._pods, self._inventory, self._names = pods, inventory, names
-        self._orphans, self._user_of = orphans, users
+        self._orphans, self._users_of = orphans, users
         self._clock, self._patience_s = clock, patience_s
         self._flight, self._flight_at = Flight(), float("-inf")
         self._tired_of: Request | None = None
@@ -171,9 +171,8 @@ class Ledger:
     def _without_used(
         self, resource: str, available: Collection[str], must_include: Collection[str]
     ) -> Collection[str]:
-        if self._user_of is None:
-            return available
-        had = {one: user for one in available if (user := self._user_of(resource, one))}
+        known = self._users_of(resource) if self._users_of is not None else {}
+        had = {one: known[one] for one in available if one in known} if known else {}
         users = self._users() if had else {}
         used = {one for one, user in had.items() if user in users}.difference(must_include)
         if not used:
@@ -183,9 +182,8 @@ class Ledger:
 
     def _check_unused(self, tenant: Tenant, resource: str, ids: frozenset[str]) -> None:
         """Raises Refused."""
-        if self._user_of is None:
-            return
-        had = {user for one in ids if (user := self._user_of(resource, one)) and user != tenant.uid}
+        known = self._users_of(resource) if self._users_of is not None else {}
+        had = {known[one] for one in ids if one in known} - {tenant.uid}
         users = self._users() if had else {}
         for user in sorted(had & users.keys()):
             raise Refused(

@@ -64,8 +64,8 @@ class PodBooks:
         """File name -> what is wrong with it. Such a file is kept; a start of its pod replaces it, unless a later plugin wrote it."""
         self._folder = state_root / FOLDER
         self._books: dict[str, PodBook] = {}
-        self._users: dict[tuple[str, str], str] = {}
-        """(resource, device ID) -> UID of the pod that had it last."""
+        self._users: dict[str, dict[str, str]] = {}
+        """Resource -> device ID -> UID of the pod that had it last."""
 
     def load(self) -> None:
         """Read all books, after a start. Raises OSError when the folder cannot be read."""
@@ -107,7 +107,8 @@ class PodBooks:
     def remember(self, book: PodBook) -> None:
         """Until the next start of this plugin: of a pod that is known from its grants alone, too."""
         self._books[book.uid] = book
-        self._users |= {(resource, one): book.uid for resource, ids in book.ids.items() for one in ids}
+        for resource, ids in book.ids.items():
+            self._users.setdefault(resource, {}).update(dict.fromkeys(ids, book.uid))
 
     def forget(self, uids: Iterable[str]) -> None:
         """No process of these pods lives. Raises OSError."""
@@ -116,12 +117,14 @@ class PodBooks:
             with suppress(FileNotFoundError):
                 path.unlink()
             self._books.pop(uid, None)
-            self._users = {key: user for key, user in self._users.items() if user != uid}
+            for users in self._users.values():
+                for one in [one for one, user in users.items() if user == uid]:
+                    del users[one]
             self.damaged.pop(path.name, None)
 
-    def user_of(self, resource: str, device_id: str) -> str:
-        """UID of the pod that had this device last, as far as a book knows; else empty."""
-        return self._users.get((resource, device_id), "")
+    def users(self, resource: str) -> Mapping[str, str]:
+        """Device ID -> UID of the pod that had it last, as far as a book knows."""
+        return self._users.get(resource, {})
 
     def _path(self, uid: str) -> Path:
         name = uid if _FILE_NAME.match(uid) else hashlib.sha256(uid.encode()).hexdigest()

@@ -88,10 +88,11 @@ def order_of(key: str) -> int:
     return int(found[2], 16) if found else 0
 
 
-def is_of(key: str, ids: Iterable[str]) -> bool:
-    """Is this the name of a directory of exactly these IDs?"""
+def of_ids(keys: Iterable[str], ids: Iterable[str]) -> list[str]:
+    """Those of these names that are of directories of exactly these IDs."""
     whole = grant_key(ids)
-    return key == whole or (key.startswith(f"{whole[:_HASH]}-") and _NAME.match(key) is not None)
+    begin = f"{whole[:_HASH]}-"
+    return [key for key in keys if key == whole or (key.startswith(begin) and _NAME.match(key))]
 
 
 def read_record(path: Path) -> Record | None:

@@ -164,7 +164,7 @@ class Plugin:
         self.podbooks = PodBooks(machine.state, machine.boot)
         self.orphans = Orphans(self.podbooks, self.pods, machine, self.offer.set_orphans)
         self.ledger = Ledger(
-            self.pods, self.offer.inventory, DEFAULT, patience_s=0.0, orphans=self.orphans, users=self.podbooks.user_of
+            self.pods, self.offer.inventory, DEFAULT, patience_s=0.0, orphans=self.orphans, users=self.podbooks.users
         )
         parts: Any = {
             "pods": self.pods, "books": machine, "ledger": self.ledger, "grants": self.grants, "podbooks": self.podbooks,

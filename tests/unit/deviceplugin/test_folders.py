@@ -72,6 +72,15 @@ def test_a_guess_for_a_third_pod_ends_what_is_this_ones() -> None:
     assert found(folders, a, ("main",)) == [(0, "main")]
 
 
+def test_guesses_that_differ_from_call_to_call_leave_the_order_of_the_directories() -> None:
+    a = with_setup("a")
+    folders = [folder(2, "a", "setup", 0), folder(1, "b", "main", 1)]  # the plugin was killed between the two
+    books = [one.record for one in folders if one.record is not None]
+    assert found(folders, a, ("main",), books=books) == [(0, "main"), (1, "setup")]
+    older = folder(0, "c", "main", 0)  # of an admission that failed
+    assert found([*folders, older], a, ("main",), books=books) == [(0, "main"), (1, "setup")]
+
+
 def test_of_two_directories_for_one_container_the_newer_counts() -> None:
     a = tenant("a", 0, share("main", 4), on=[0])
     assert found([folder(2, "a", "main", 0), folder(1, "a", "main", 0, granted=True)], a, ("main",)) == [(0, "main")]

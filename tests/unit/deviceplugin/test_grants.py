@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from deviceplugin import sealed
 from deviceplugin.grants import Grants
-from deviceplugin.record import RECORD, Record, is_of, order_of
+from deviceplugin.record import RECORD, Record, of_ids, order_of
 from tests.examples import examples
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.codec import grant_from_text
@@ -83,9 +83,9 @@ def test_each_allocation_of_the_same_devices_has_a_directory_of_its_own_the_newe
     assert [folder.key for folder in grants.of_ids(ids)] == [*reversed(later), first]
     assert (grants.folder(first) / "grant").stat().st_ino == inode
     assert len({first, other, *later}) == 5
-    assert all(is_of(key, ids) and len(key) == 32 for key in (first, *later))
+    assert of_ids([other, first, *later], ids) == [first, *later]
+    assert {len(key) for key in (first, *later)} == {32}
     assert [order_of(key) for key in (first, *later)] == [1, 2, 3, 4]
-    assert not is_of(other, ids)
 
 
 def test_a_directory_that_somebody_removed_is_remembered_until_the_plugin_restarts(grants: Grants) -> None:

@@ -185,7 +185,7 @@ async def test_a_book_that_cannot_be_removed_keeps_its_room_and_is_tried_again(
 
 def ledger_of(node: Node, pods: KnownPods, patience_s: float = 0.0) -> Ledger:
     return Ledger(
-        pods, lambda: inventory(1), DEFAULT, orphans=node.orphans, users=node.books.user_of, patience_s=patience_s
+        pods, lambda: inventory(1), DEFAULT, orphans=node.orphans, users=node.books.users, patience_s=patience_s
     )
 
 

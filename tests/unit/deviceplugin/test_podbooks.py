@@ -37,8 +37,8 @@ def test_what_is_entered_is_read_back_with_all_devices_so_far(tmp_path: Path) ->
     assert again == made.get("uid-a")
     assert again.ids == {CORE: ("x-7",), MEM: ("x-0", "x-1", "x-2")}
     assert again.orphan == Orphan("uid-a", "default", "a", HELD)
-    assert books(tmp_path).user_of(MEM, "x-1") == "uid-a"
-    assert books(tmp_path).user_of(CORE, "x-1") == ""
+    assert books(tmp_path).users(MEM)["x-1"] == "uid-a"
+    assert "x-1" not in books(tmp_path).users(CORE)
 
 
 def test_the_same_again_is_no_write(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_is_forgotten_is_gone_and_so_are_its_devices(tmp_path: Path) -> Non
     made.enter(book("uid-b", "b"), {MEM: ["x-0"]})  # the kubelet gave it on
     made.forget(["uid-a", "uid-never-there"])
     assert [one.uid for one in books(tmp_path)] == ["uid-b"]
-    assert made.user_of(MEM, "x-0") == "uid-b"
+    assert made.users(MEM)["x-0"] == "uid-b"
 
 
 def test_a_uid_that_could_be_a_path_is_none(tmp_path: Path) -> None:

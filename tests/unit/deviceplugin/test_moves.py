@@ -1,0 +1,60 @@
+"""Allocate guesses the pod; a later request shows that it was another. The directories made until then are that one's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin.grants import Grants
+from deviceplugin.ledger import Ledger
+from deviceplugin.offer import Offer
+from deviceplugin.server import Service
+from tests.unit.deviceplugin.builders import KnownPods, inventory, share, tenant, uuid
+from tests.unit.deviceplugin.machine import Context, Nobody
+from vgpu.names import DEFAULT
+from vgpu_pb import deviceplugin_pb2 as pb
+
+MEM = DEFAULT.gpu_mem
+
+
+@pytest.fixture
+def grants(tmp_path: Path) -> Grants:
+    (tmp_path / "image.so").write_bytes(b"library")
+    made = Grants(tmp_path / "state", tmp_path / "image.so", boot="boot")
+    made.install()
+    return made
+
+
+def service(grants: Grants, pods: KnownPods, tmp_path: Path) -> Service:
+    offer = Offer(DEFAULT, 1024)
+    offer.set_inventory(inventory(1))
+    nobody: Any = Nobody()
+    ledger = Ledger(pods, offer.inventory, DEFAULT, patience_s=0.0)
+    return Service(
+        MEM, offer=offer, ledger=ledger, grants=grants, prestart=nobody, state_root=tmp_path / "state", observer=nobody
+    )
+
+
+async def test_a_request_that_shows_the_guess_to_be_wrong_moves_the_directories_too(
+    grants: Grants, tmp_path: Path
+) -> None:
+    pods = KnownPods()
+    pods.show(tenant("a", 0, share("setup", 4, init=True), share("main", 8), on=[0]))
+    pods.show(tenant("b", 1, share("prepare", 4, init=True), share("work", 4), on=[0]))
+    serving = service(grants, pods, tmp_path)
+    ids = [f"{uuid(0)}-{slot}" for slot in range(4)]
+    request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+
+    def books() -> list[tuple[str, str, int]]:
+        found = [folder.record for folder in reversed(grants.of_ids(ids))]
+        return [(one.pod, one.container, one.place) for one in found if one is not None]
+
+    await serving.Allocate(request, Context())
+    assert books() == [("a", "setup", 0)]  # it was there first
+    await serving.Allocate(request, Context())  # a's next would be 8 devices
+    assert books() == [("b", "prepare", 0), ("b", "work", 1)]
+    again = Grants(tmp_path / "state", tmp_path / "image.so", boot="boot")
+    assert sorted(await asyncio.to_thread(lambda: again.owners().values())) == ["uid-b", "uid-b"]
