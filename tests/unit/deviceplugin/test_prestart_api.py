@@ -247,3 +247,14 @@ async def test_what_a_pod_uses_is_in_its_book_before_it_starts(on: Any) -> None:
         again = PodBooks(node.grants.folder("x").parents[1], "boot")
         again.load()
         assert list(again) == [book]
+
+
+async def test_a_whole_gpu_is_in_the_book_of_its_pod_before_it_starts(on: Any) -> None:
+    async with on() as node:
+        text = assignment_to_json(Assignment({"main": (Slice(uuid(0), 0, 16 * 1024, 100, "whole"),)}))
+        one = pod("a").asking(gpus=1).on("n1").assigned(text=text).with_phase("Pending", started=True)
+        node.api.put(one.plain(), told=False)
+        await node.start(DEFAULT.gpu, [uuid(0)])
+        (book,) = node.podbooks
+        assert book.held == (Slice(uuid(0), 0, 16 * 1024, 100, "whole"),)
+        assert book.ids == {DEFAULT.gpu: (uuid(0),)}

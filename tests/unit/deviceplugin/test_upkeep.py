@@ -1,0 +1,112 @@
+"""What a restart, an upgrade and the kubelet's books tell of pods that run already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deviceplugin.grants import Grants
+from deviceplugin.ledger import Ledger
+from deviceplugin.podbooks import PodBook, PodBooks
+from deviceplugin.podresources import Holding
+from deviceplugin.pods import NodePods
+from deviceplugin.record import RECORD, Record
+from deviceplugin.upkeep import enter_started, needed, remember_granted
+from tests.builders import PodBuilder, pod
+from tests.unit.deviceplugin.builders import inventory, uuid
+from vgpu.contract import grant_key
+from vgpu.grant import Grant, GrantCard, Slice
+from vgpu.names import DEFAULT
+
+MEM, CORE, GPU = DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu
+IDS = tuple(f"{uuid(0)}-{slot}" for slot in range(4))
+
+
+@pytest.fixture
+def grants(tmp_path: Path) -> Grants:
+    (tmp_path / "image.so").write_bytes(b"library")
+    made = Grants(tmp_path, tmp_path / "image.so", boot="boot")
+    made.install()
+    return made
+
+
+@pytest.fixture
+def podbooks(tmp_path: Path) -> PodBooks:
+    return PodBooks(tmp_path, "boot")
+
+
+def started(name: str, core: int = 0) -> PodBuilder:
+    asks = pod(name).asking(mib=4096, core=core).on("n1").assigned(Slice(uuid(0), 0, 4096, core))
+    return asks.with_phase("Running", started=True)
+
+
+def node_pods(*pods: PodBuilder) -> NodePods:
+    made = NodePods(DEFAULT, 1024)
+    for one in pods:
+        made.on_change(None, one.build())
+    return made
+
+
+def holding(name: str, resource: str, *ids: str) -> Holding:
+    return Holding("default", name, "main", resource, frozenset(ids))
+
+
+def test_a_pod_that_has_started_has_a_book_with_all_devices_that_the_kubelet_names(podbooks: PodBooks) -> None:
+    pods = node_pods(started("a", 30), pod("b").asking(mib=4096).on("n1").assigned(Slice(uuid(0), 0, 4096)))
+    holdings = [holding("a", MEM, "x-1", "x-0"), holding("a", CORE, "x-7"), holding("gone", MEM, "x-9")]
+    enter_started(holdings, pods, podbooks)
+    assert list(podbooks) == [
+        PodBook(
+            "uid-default-a", "default", "a", (Slice(uuid(0), 0, 4096, 30),),
+            {CORE: ("x-7",), MEM: ("x-0", "x-1")}, "boot",
+        )
+    ]  # fmt: skip
+
+
+def test_of_a_pod_that_goes_and_its_successor_of_one_name_the_devices_are_not_told_apart(podbooks: PodBooks) -> None:
+    twice = [holding("a", MEM, "old-0"), holding("a", MEM, "new-0"), holding("a", CORE, "x-7")]
+    enter_started(twice, node_pods(started("a")), podbooks)
+    (book,) = podbooks
+    assert book.ids == {CORE: ("x-7",), MEM: ()}
+
+
+def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(grants: Grants, podbooks: PodBooks) -> None:
+    for container, mib in (("one", 1024), ("two", 2048)):
+        record = Record((f"{uuid(0)}-{mib}",), "uid-a", "default", "a", container, (uuid(0),), 0.0)
+        grants.write(grants.prepare(record), Grant("default", "a", "uid-a", container, (GrantCard(uuid(0), mib, 10),)))
+    remember_granted(grants, podbooks, DEFAULT)
+    (book,) = podbooks
+    assert (book.uid, book.held) == ("uid-a", (Slice(uuid(0), 0, 3072, 20),))
+    assert set(book.ids[MEM]) == {f"{uuid(0)}-1024", f"{uuid(0)}-2048"}
+    remember_granted(grants, podbooks, DEFAULT)
+    assert list(podbooks) == [book]
+
+
+def test_the_directory_of_an_earlier_plugin_is_kept_for_its_pod(grants: Grants) -> None:
+    old = {
+        "ids": IDS, "uid": "uid-default-a", "namespace": "default", "pod": "a", "container": "main",
+        "cards": [uuid(0)], "at": 1.0, "v": 1,
+    }  # fmt: skip
+    folder = grants.folder(grant_key(IDS))
+    folder.mkdir()
+    (folder / RECORD).write_bytes(msgspec.json.encode(old))
+    pods = node_pods(started("a"))
+    ledger = Ledger(pods, inventory, DEFAULT)
+    assert needed([], pods, ledger, grants, DEFAULT) == {folder.name}
+    assert needed([], node_pods(), ledger, grants, DEFAULT) == set()
+    assert needed([], node_pods(), ledger, grants, DEFAULT, {"uid-default-a"}) == {folder.name}
+
+
+def test_of_directories_whose_pod_is_a_guess_those_are_kept_that_a_container_may_yet_start_with(grants: Grants) -> None:
+    guess = Record(IDS, "uid-gone", "default", "gone", "main", (uuid(0),), 0.0, 0)
+    failed, granted, waits = (grants.prepare(guess) for _ in range(3))
+    grants.write(granted, Grant("default", "gone", "uid-gone", "main", (GrantCard(uuid(0), 4096),)))
+    pods = node_pods(replace(started("a"), uid="uid-new"))
+    ledger = Ledger(pods, inventory, DEFAULT)
+    held = [holding("a", MEM, *IDS)]
+    assert needed(held, pods, ledger, grants, DEFAULT) == {waits}
+    assert needed(held, pods, ledger, grants, DEFAULT, {"uid-gone"}) == {failed, granted, waits}
+    assert needed([], node_pods(), ledger, grants, DEFAULT) == set()
