@@ -24,6 +24,8 @@ from vgpu.names import Names
 from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
 
+DISK_S: Final = 5.0
+"""For a new directory to be on the disk, which takes milliseconds. The kubelet admits nobody meanwhile. Guessed."""
 HEALTH: Final = {True: "Healthy", False: "Unhealthy"}
 """Specified by k8s.io/kubelet, constants.go."""
 
@@ -148,13 +150,23 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         names, cards = self._offer.names, tuple(choice.cards)
         answer = pb.ContainerAllocateResponse()
         if self.resource == names.gpu_mem:
-            key = await asyncio.to_thread(self._prepare, choice, ids)
+            key = await self._prepared(choice, ids)
             for mount in mounts(str(self._state_root), key):
                 answer.mounts.add(host_path=mount.host, container_path=mount.container, read_only=True)
         if self.resource != names.gpu_core and self._offer.inventory().access == "cdi":
             for name in cdi_names(cards):
                 answer.cdi_devices.add(name=name)
         return answer
+
+    async def _prepared(self, choice: Choice, ids: Sequence[str]) -> str:
+        """The key of a new directory. Raises OSError, Refused when the disk does not answer: the kubelet itself would wait for ever."""
+        try:
+            async with asyncio.timeout(DISK_S):
+                return await asyncio.to_thread(self._prepare, choice, ids)
+        except TimeoutError:
+            raise Refused(
+                f"the state folder {self._state_root} has not answered a write for {DISK_S:g} s: {choice.tenant} gets no directory for its grant"
+            ) from None
 
     def _prepare(self, choice: Choice, ids: Sequence[str]) -> str:
         """Waits for the disk. Raises OSError."""

@@ -1,19 +1,21 @@
-"""Allocate guesses the pod; a later request shows that it was another. The directories made until then are that one's."""
+"""Allocate of gpu-mem: the directory that it answers, and whose it is."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deviceplugin import server
 from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
 from deviceplugin.server import Service
 from tests.unit.deviceplugin.builders import KnownPods, inventory, share, tenant, uuid
-from tests.unit.deviceplugin.machine import Context, Nobody
+from tests.unit.deviceplugin.machine import Context, Nobody, Refusal
 from vgpu.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
 
@@ -58,3 +60,20 @@ async def test_a_request_that_shows_the_guess_to_be_wrong_moves_the_directories_
     assert books() == [("b", "prepare", 0), ("b", "work", 1)]
     again = Grants(tmp_path / "state", tmp_path / "image.so", boot="boot")
     assert sorted(await asyncio.to_thread(lambda: again.owners().values())) == ["uid-b", "uid-b"]
+
+
+async def test_a_disk_that_does_not_answer_refuses_the_pod_and_the_kubelet_goes_on(
+    grants: Grants, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "DISK_S", 0.05)
+    pods, answers = KnownPods(), threading.Event()
+    pods.show(tenant("a", 0, share("main", 4), on=[0]))
+    monkeypatch.setattr(grants, "prepare", lambda _: answers.wait(20))
+    request = pb.AllocateRequest(
+        container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{uuid(0)}-{slot}" for slot in range(4)])]
+    )
+    try:
+        with pytest.raises(Refusal, match=r"has not answered a write for 0\.05 s: pod default/a gets no directory"):
+            await service(grants, pods, tmp_path).Allocate(request, Context())
+    finally:
+        answers.set()
