@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -14,12 +14,15 @@ from arbiter.contexts import Measuring
 from arbiter.files import connections_of, raise_limit
 from arbiter.meter import Meter
 from arbiter.metrics import serve_metrics
+from arbiter.nvml_source import nvml_source
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.turns import Turns
 from arbiter.verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.witness import Witness
+from nvml.asking import Nvml
+from nvml.supervisor import Limits as NvmlLimits
 from observe import collecting
 from observe.log import log_json
 from observe.options import read
@@ -32,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = read(ArbiterSettings, arguments)
     log_json(settings.log_level)
     try:
-        _run(settings)
+        limits = NvmlLimits(settings.nvml_start_s, settings.nvml_call_s)
+        with nvml_source(settings.nvml_socket, settings.driver_root, limits) as nvml:
+            _run(settings, nvml)
     except OSError as error:
         sys.exit(f"tangram-arbiter: {error}")
 
 
-def _run(settings: ArbiterSettings) -> None:
+def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     log = structlog.get_logger()
     os.umask(0o022)
     connections = connections_of(settings.connections_limit, raise_limit())
@@ -49,7 +54,7 @@ def _run(settings: ArbiterSettings) -> None:
         )
     grants = settings.grants_dir.absolute()
     named_in = grants if settings.grants_in_environment else None
-    meter = Meter(settings.driver_root, grants, named_in=named_in)
+    meter = Meter(nvml(), grants, named_in=named_in)
     measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
     verdicts = Verdicts(settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID))
     turns = Turns(
@@ -67,7 +72,7 @@ def _run(settings: ArbiterSettings) -> None:
         signal.signal(number, lambda *_: server.stop())
     http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
     status = StatusSocket(settings.status_socket or grants.parent / "status.sock", server)
-    witness = Witness(turns, settings.driver_root, grants, named_in)
+    witness = Witness(turns, nvml(), grants, named_in)
     meter.start()
     if settings.check_idle:
         witness.start()

@@ -81,7 +81,9 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         gating_points=time.gating_points,
         mps=container.spared.mps,
         stalled_s=time.stalled_s,
-        measured=meter is None or not (meter.tried and meter.trouble),
+        reading_s=meter.age_s(card.uuid for card in container.grant.cards)
+        if meter is not None and container.grant
+        else 0.0,
         processes=tuple(processes),
     )
 

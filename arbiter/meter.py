@@ -1,7 +1,7 @@
 """What NVML says each process holds, read once a second and whenever somebody waits for it.
 
-NVML can take milliseconds, on a sick card seconds: it has a thread of its own, and the loop gets finished readings through a
-descriptor that it polls. Without NVML there are no readings, `trouble` says why, and leases go on without measured contexts.
+NVML's child answers within milliseconds, on a sick card within seconds: a thread of its own asks, and the loop gets finished readings
+through a descriptor that it polls. Without NVML there are no readings, `trouble` says why, and leases go on without measured contexts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from nvml.errors import NvmlError
-from nvml.session import opened
-from nvml.usage import processes
+from nvml.asking import Nvml
+from nvml.errors import NvmlAway, NvmlError
+from nvml.messages import ProcessUsage
 
 PERIOD_S: Final = 1.0
 """Specified."""
-RETRY_S: Final = 10.0
-"""Between attempts to open NVML. Guessed."""
+OPENING_S: Final = 3.0
+"""So long after its start the meter takes NVML for one that is being opened: who waits for a reading goes on waiting. Guessed."""
 CLOSE_S: Final = 1.0
-"""So long an end waits for NVML, which can hang. Guessed: a reading takes milliseconds."""
+"""So long an end waits for an answer of NVML. Guessed: it takes milliseconds."""
 _log = structlog.get_logger()
 
 
@@ -58,26 +58,27 @@ class Reading:
 
 
 class Meter:
-    """Reads the cards that `want` named. `fd` is readable when `taken` has something.
+    """Reads the cards that `want` named. `fd` is readable when `taken` has something. `nvml` is for this thread alone.
 
     `grants`: the grants folder. `named_in`: a grants folder whose directories processes name in their environment, where nothing is mounted.
     """
 
     def __init__(
         self,
-        driver_root: Path,
+        nvml: Nvml,
         grants: Path,
         clock: Callable[[], float] = time.monotonic,
         named_in: Path | None = None,
     ) -> None:
-        self.trouble = "NVML is not open yet"
+        self.trouble = "NVML was not asked yet"
         """Why there are no readings; empty when there are."""
         self.tried = False
-        """NVML was opened once, or it was seen that it cannot be. Until then a reading may still come."""
+        """NVML answered once, or it was seen that it does not. Until then a reading may still come."""
         self.fd, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._driver_root, self._grants, self._clock, self._named_in = driver_root, grants, clock, named_in
+        self._nvml, self._grants, self._clock, self._named_in = nvml, grants, clock, named_in
         self._changed = threading.Condition()
-        self._wanted: tuple[str, ...] = ()
+        self._read_s: dict[str, float] = {}
+        """Cards that are wanted -> when the last reading of each began, or when it was wanted first."""
         self._hurry = self._closing = False
         self._readings: deque[Reading] = deque(maxlen=64)
         self._known: dict[int, Seen] = {}
@@ -89,7 +90,15 @@ class Meter:
 
     def want(self, uuids: Iterable[str]) -> None:
         """These cards from the next reading on."""
-        self._wanted = tuple(sorted(set(uuids)))
+        with self._changed:
+            now_s = self._clock()
+            self._read_s = {uuid: self._read_s.get(uuid, now_s) for uuid in sorted(set(uuids))}
+
+    def age_s(self, uuids: Iterable[str]) -> float:
+        """Of the oldest of the last readings of these cards."""
+        with self._changed:
+            read_s = [self._read_s[uuid] for uuid in uuids if uuid in self._read_s]
+        return self._clock() - min(read_s) if read_s else 0.0
 
     def hurry(self) -> None:
         """Somebody waits for a reading that begins from now on."""
@@ -106,49 +115,57 @@ class Meter:
         return [self._readings.popleft() for _ in range(len(self._readings))]
 
     def close(self) -> None:
-        """End the thread, unless it hangs in NVML: then it ends with the program."""
+        """End the thread, unless it waits for NVML: then it ends with the program."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():  # else it hangs in NVML, and would write to whatever has these numbers by then
+        if not self._thread.is_alive():  # else it would write to whatever has these numbers by then
             os.close(self.fd)
             os.close(self._bell)
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
-                with opened(self._driver_root):
-                    _log.info("NVML is open", was=self.trouble)
-                    self.trouble, self.tried = "", True
-                    self._read_cards()
-            except NvmlError as error:
-                if str(error) != self.trouble:
-                    _log.warning("contexts are not measured", reason=str(error), retry_s=RETRY_S)
-                self.trouble, self.tried = str(error), True
-                self._tell(Reading(self._clock()))  # who waits learns that nothing is known
-                self._wait(RETRY_S, hurried=False)
-
-    def _read_cards(self) -> None:
-        """Until `close`, or until no card answers: then NVML wants to be opened anew."""
+        begun_s = self._clock()
         while not self._closing:
             began_s = self._clock()
-            cards: dict[str, dict[int, int | None]] = {}
-            clients: set[int] = set()
-            failed = None
-            for uuid in self._wanted:
-                try:
-                    listed = processes(uuid)
-                    cards[uuid] = {process.pid: process.used_bytes for process in listed}
-                    clients |= {process.pid for process in listed if process.mps}
-                except NvmlError as error:
-                    failed = error
-            if failed is not None and not cards:
-                raise failed
-            seen = self._look_up(pid for held in cards.values() for pid in held)
-            self._tell(Reading(began_s, cards, seen, frozenset(clients)))
+            try:
+                reading = self._read(began_s)
+            except NvmlError as error:
+                if isinstance(error, NvmlAway) and not self.tried and began_s - begun_s < OPENING_S:
+                    self._wait(PERIOD_S / 20, hurried=False)
+                    continue
+                if str(error) != self.trouble:
+                    _log.warning("contexts are not measured", reason=str(error), retry_s=PERIOD_S)
+                self.trouble, self.tried = str(error), True
+                self._tell(Reading(began_s))  # who waits learns that nothing is known
+                self._wait(PERIOD_S, hurried=False)
+                continue
+            if self.trouble:
+                _log.info("NVML answers", was=self.trouble)
+            self.trouble, self.tried = "", True
+            self._tell(reading)
             self._wait(max(0.0, began_s + PERIOD_S - self._clock()), hurried=True)
+
+    def _read(self, began_s: float) -> Reading:
+        """Raises NvmlError when no card answers."""
+        listed: dict[str, tuple[ProcessUsage, ...]] = {}
+        failed = None
+        wanted = list(self._read_s)
+        for uuid in wanted:
+            try:
+                listed[uuid] = self._nvml.processes(uuid)
+            except NvmlAway:
+                raise
+            except NvmlError as error:
+                failed = error
+        if failed is not None and not listed:
+            raise failed
+        if not wanted:
+            self._nvml.count()
+        cards = {uuid: {process.pid: process.used_bytes for process in held} for uuid, held in listed.items()}
+        clients = frozenset(process.pid for held in listed.values() for process in held if process.mps)
+        return Reading(began_s, cards, self._look_up(pid for held in cards.values() for pid in held), clients)
 
     def _look_up(self, pids: Iterable[int]) -> dict[int, Seen]:
         """What the host knows of them; what was known of the same process is not asked again."""
@@ -163,6 +180,8 @@ class Meter:
         return seen
 
     def _tell(self, reading: Reading) -> None:
+        with self._changed:
+            self._read_s |= {uuid: reading.at_s for uuid in reading.cards if uuid in self._read_s}
         self._readings.append(reading)
         try:
             os.write(self._bell, b"r")

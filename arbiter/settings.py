@@ -31,7 +31,19 @@ class ArbiterSettings(ProgramSettings):
         None,
         description="file with the device plugin's verdicts on suspending; left out = trials.json beside the grants folder",
     )
-    driver_root: Path = Field(Path("/"), description="where the NVIDIA driver's files are, as seen from here")
+    nvml_socket: Path | None = Field(
+        None,
+        description="socket through which the device plugin answers for NVML; left out = a child process of the arbiter's own asks NVML",
+    )
+    driver_root: Path = Field(
+        Path("/"), description="where the NVIDIA driver's files are, as seen from here; without nvml-socket"
+    )
+    nvml_start_s: float = Field(
+        120.0, gt=0, le=3600, description="seconds that the start of NVML may take; without nvml-socket"
+    )
+    nvml_call_s: float = Field(
+        10.0, gt=0, le=600, description="seconds that a call of NVML may take; without nvml-socket"
+    )
     guard_slack_mib: int = Field(
         256,
         ge=0,

@@ -19,28 +19,26 @@ import structlog
 from arbiter import host
 from arbiter.timer import now_s
 from arbiter.turns import Turns
-from nvml.errors import NvmlError
-from nvml.session import opened
-from nvml.utilisation import WHOLE, Busy, busy
+from nvml.asking import Nvml
+from nvml.errors import NvmlAway, NvmlError
+from nvml.messages import WHOLE, Busy
 
 PERIOD_S: Final = 1.0
 """Guessed: NVML's samples are up to a second long."""
-RETRY_S: Final = 10.0
-"""Between attempts to open NVML. Guessed."""
 REMEMBERED_US: Final = 2_000_000
 """A look goes no further back, so that idleness before it does not thin out what is seen. Guessed: two periods."""
 AHEAD_US: Final = 1_000_000
 """A sample from later than this was taken before the clock was set back. Guessed."""
 CLOSE_S: Final = 1.0
-"""So long an end waits for NVML, which can hang. Guessed: a look takes milliseconds."""
+"""So long an end waits for an answer of NVML. Guessed: it takes milliseconds."""
 _log = structlog.get_logger()
 
 
 class Witness:
-    """See the module. `grants`: the grants folder; `named_in`: the same, for an arbiter of runs."""
+    """See the module. `nvml` is for this thread alone. `grants`: the grants folder; `named_in`: the same, for an arbiter of runs."""
 
-    def __init__(self, turns: Turns, driver_root: Path, grants: Path, named_in: Path | None = None) -> None:
-        self._turns, self._driver_root, self._grants, self._named_in = turns, driver_root, grants, named_in
+    def __init__(self, turns: Turns, nvml: Nvml, grants: Path, named_in: Path | None = None) -> None:
+        self._turns, self._nvml, self._grants, self._named_in = turns, nvml, grants, named_in
         self._closing = threading.Event()
         self._seen_us: dict[str, int] = {}
         self._owners: dict[tuple[int, int], str | None] = {}
@@ -54,26 +52,23 @@ class Witness:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, unless it hangs in NVML: then it ends with the program."""
+        """End the thread, unless it waits for NVML: then it ends with the program."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         try:
-            while not self._closing.is_set():
+            while not self._closing.wait(PERIOD_S):
                 try:
-                    with opened(self._driver_root):
-                        while not self._closing.wait(PERIOD_S):
-                            self._look()
+                    self._look()
                 except NvmlError as error:
                     self._complain("", str(error))
-                    self._closing.wait(RETRY_S)
         except Exception:  # noqa: BLE001 - a check that ends is not worth an arbiter
             _log.exception("what containers say of their work is not checked any more")
 
     def _look(self) -> None:
-        """Raises NvmlError when no card answers: then NVML wants to be opened anew."""
+        """Raises NvmlError when no card answers."""
         watched = self._turns.watched()
         wanted = sorted({uuid for uuids, _ in watched.values() for uuid in uuids})
         cards: dict[str, tuple[Busy, float]] = {}
@@ -82,6 +77,8 @@ class Witness:
             try:
                 cards[uuid] = self._look_at(uuid)
                 self._trouble.pop(uuid, None)
+            except NvmlAway:
+                raise
             except NvmlError as error:
                 failed = error
                 self._complain(uuid, str(error))
@@ -95,14 +92,14 @@ class Witness:
         """Who computed there since the last look, and how long that was in seconds: up to the driver's latest sample."""
         at_us = time.time_ns() // 1000
         since_us = look_since_us(self._seen_us.get(uuid, 0), at_us)
-        look = busy(uuid, since_us, at_us + AHEAD_US)
+        look = self._nvml.busy(uuid, since_us, at_us + AHEAD_US)
         self._seen_us[uuid] = look.seen_us
         return look, (look.seen_us - since_us) / 1e6
 
     def _complain(self, card: str, why: str) -> None:
         """Once for each reason, until it is over."""
         if self._trouble.get(card) != why:
-            _log.warning("what containers say of their work is not checked", card=card, reason=why, retry_s=RETRY_S)
+            _log.warning("what containers say of their work is not checked", card=card, reason=why)
         self._trouble[card] = why
 
     def _owners_of(self, pids: Iterable[int]) -> dict[int, str]:

@@ -11,11 +11,13 @@ import structlog
 
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
+from deviceplugin.files import make_folder
 from deviceplugin.grants import Grants
 from deviceplugin.guard import NOTICES, REASON, UNENFORCED, Guard, Offence, Trouble
 from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
+from deviceplugin.management import Management
 from deviceplugin.metrics import Metrics, serve
 from deviceplugin.offer import Offer
 from deviceplugin.orphans import Orphans
@@ -63,6 +65,7 @@ async def run(settings: DevicePluginSettings) -> None:
         ended.cancel()
         if not work.done():
             log.info("stopping")
+            await asyncio.to_thread(plugin.management.close)  # first: a thread may wait for an answer of NVML
             work.cancel()
         with suppress(asyncio.CancelledError):
             await work
@@ -98,11 +101,12 @@ class DevicePlugin:
         self.followers = Followers(self.pods, self.grants, self)
         self.publisher = Publisher(client, settings.node_name, self.offer)
         self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
+        self.management = Management(settings, self.metrics)
         self.machine = Machine(
-            self.offer, self.metrics, driver_root=settings.driver_root, access=settings.access, unit_mib=unit_mib,
+            self.offer, self.metrics, self.management.supervisor, access=settings.access, unit_mib=unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
             try_out=Trier(
-                settings.state_root, settings.trial_program, settings.driver_root, tell=_tell_of_trial
+                settings.plugin_folder, settings.trial_program, settings.driver_root, tell=_tell_of_trial
             ).try_out,
         )  # fmt: skip
         self.upkeep = Upkeep(
@@ -114,12 +118,15 @@ class DevicePlugin:
     async def run(self) -> None:
         """Until cancelled."""
         http = await serve(self.metrics, self.not_ready, self.settings.metrics_host, self.settings.metrics_port)
+        make_folder(self.settings.plugin_folder)
+        self.management.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for part in (
                     self.cache.run,
                     self.recorder.run,
                     self.publisher.run,
+                    self.management.run,
                     self.machine.run,
                     self.upkeep.run,
                     self.guard.run,
@@ -129,6 +136,7 @@ class DevicePlugin:
                 ):
                     group.create_task(part())
         finally:
+            await asyncio.to_thread(self.management.close)
             await self.remover.close()
             await self.books.close()
             await http.cleanup()
@@ -139,6 +147,8 @@ class DevicePlugin:
             return self._installing
         if self.machine.failing:
             return self.machine.failing
+        if self.management.failing:
+            return self.management.failing
         if not self.offer.probed:
             return "NVML was not asked yet"
         if not self.cache.has_synced.is_set():

@@ -1,36 +1,41 @@
 """Follow the machine's GPUs: which there are, and whether they are well. What is seen goes into the `Offer`.
 
 A driver that does not answer is asked again and again, and said so: a node whose driver comes up late is served late, and a node
-without GPUs idles. NVML blocks, so it is called in threads.
+without GPUs idles. NVML is a child process's affair (`nvml.supervisor`), which may hang or go at any time: every answer has its time, and
+is waited for in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import structlog
 
 from deviceplugin.metrics import Metrics
 from deviceplugin.offer import Offer
-from nvml.errors import NvmlError
-from nvml.health import Events, Health
-from nvml.library import Found
-from nvml.probe import answers, probe
-from nvml.session import opened
+from nvml.asking import Nvml
+from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from nvml.gather import probe
+from nvml.health import Health
+from nvml.messages import Found, Opened, XidsSeen
 from vgpu.contract import NVIDIA_ENV
 from vgpu.inventory import AccessMode, Inventory
 
-RETRY_S: Final = (1.0, 60.0)
-EVENT_WAIT_MS: Final = 500
-"""How long one wait for XID events blocks its thread: also how long an orderly end may take."""
-
-REOPEN_ROUNDS: Final = 10
-"""So often no card may answer before NVML is closed and opened again. Pulled out of the air: 50 s with the default setting."""
+RETRY_S: Final = 1.0
+"""Between attempts. They cost nothing: the supervisor decides when a child is started."""
+OPEN_WAIT_S: Final = 1.0
+"""How long one attempt waits for NVML to be opened: also how long an orderly end may take."""
+EVENTS_S: Final = 0.5
+"""Between looks for XID events. Guessed."""
+GRACE_S: Final = 5.0
+"""NVML may be away for so long before its GPUs are unhealthy: a child that was killed is back within a second. Guessed."""
+SILENT_ROUNDS: Final = 10
+"""So often no card may answer before NVML is opened anew. Pulled out of the air: 50 s with the default setting."""
 
 log = structlog.get_logger("deviceplugin.machine")
 
@@ -42,58 +47,78 @@ def access_mode(wanted: Literal["auto", "cdi", "nvidia"], found: Found, environm
     return "nvidia" if found == "loader" or NVIDIA_ENV in environment else "cdi"
 
 
+class Driver(Protocol):
+    """What keeps NVML open: the supervisor."""
+
+    @property
+    def nvml(self) -> Nvml: ...
+
+    def await_open(self, wait_s: float) -> Opened:
+        """Raises NvmlAway."""
+
+    def reopen(self, why: str) -> None:
+        """NVML as it is open is of no use."""
+
+
 class Machine:
     """Keeps an offer in step with NVML."""
 
     def __init__(
-        self, offer: Offer, metrics: Metrics, *, driver_root: Path, access: Literal["auto", "cdi", "nvidia"],
+        self, offer: Offer, metrics: Metrics, driver: Driver, *, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
-        try_out: Callable[[Inventory], Awaitable[None]],
+        try_out: Callable[[Inventory], Awaitable[None]], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.failing = ""
-        """Why NVML cannot be used; empty when it can."""
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
-        self._try_out = try_out
-        self._driver_root, self._wanted, self._unit_mib = driver_root, access, unit_mib
+        self._try_out, self._clock = try_out, clock
+        self._driver, self._nvml = driver, driver.nvml
+        self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
         self._health = Health()
+        self._away = ""
+        self._away_since_s = 0.0
+        self._hung: dict[str, str] = {}
+        """UUID -> why, of cards of which a call did not return."""
+
+    @property
+    def failing(self) -> str:
+        """Why NVML cannot be used, or not for some card; empty when it can."""
+        return self._away or next(iter(self._hung.values()), "")
 
     async def run(self) -> None:
         """Until cancelled."""
-        wait_s = RETRY_S[0]
         while True:
             try:
-                with opened(self._driver_root) as found:
-                    access = access_mode(self._wanted, found, os.environ)
-                    log.info("NVML answers", library=found, access=access)
-                    await self._follow(access)
+                opened = await asyncio.to_thread(self._driver.await_open, OPEN_WAIT_S)
+                await self._follow(access_mode(self._wanted, opened.found, os.environ), opened)
             except (NvmlError, OSError) as error:
-                if not self.failing:
-                    wait_s = RETRY_S[0]
-                elif self._offer.probed:  # for the second time in a row: nobody can use these cards now
-                    self._offer.set_ill({card.uuid: str(error) for card in self._offer.inventory().cards})
-                    self._tell()
-                self.failing = str(error)
-                log.warning(
-                    "no GPUs are offered yet, or their state is not known any longer",
-                    error=self.failing,
-                    retry_s=wait_s,
-                )
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, RETRY_S[1])
+                self._fails(error)
+                await asyncio.sleep(RETRY_S)
 
-    async def _follow(self, access: AccessMode) -> None:
+    def _fails(self, error: Exception) -> None:
+        """Nobody can use these cards once NVML has been away for long, or a call did not return."""
+        why, at_s = str(error), self._clock()
+        if not self._away:
+            self._away_since_s = at_s
+        if why != self._away:
+            log.warning("no GPUs are offered yet, or their state is not known any longer", error=why)
+        self._away = why
+        hangs = isinstance(error, NvmlHung) or at_s - self._away_since_s >= GRACE_S
+        if hangs and self._offer.probed:
+            self._offer.set_ill({card.uuid: why for card in self._offer.inventory().cards})
+            self._tell()
+
+    async def _follow(self, access: AccessMode, opened: Opened) -> None:
         while True:
             before = self._offer.inventory() if self._offer.probed else None
-            inventory = await asyncio.to_thread(probe, unit_mib=self._unit_mib, access=access, last=before)
+            inventory = await asyncio.to_thread(probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before)
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before anybody is given a share
             self._offer.set_inventory(inventory)
             self._offer.set_ill(self._health.ill)
             self._tell()
-            if self.failing:
-                log.info("NVML answers again")
-            self.failing = ""
+            if self._away or before is None:
+                log.info("NVML answers", library=opened.found, access=access, was=self._away)
+            self._away = ""
             if not inventory.cards:
                 log.info("this node has no GPUs: idling", look_again_s=self._probe_s)
                 await asyncio.sleep(self._probe_s)
@@ -101,33 +126,36 @@ class Machine:
             await self._watch([card.uuid for card in inventory.cards])
 
     async def _watch(self, uuids: list[str]) -> None:
-        """Listen and ask for `probe_s`. Raises NvmlError when listening as such fails."""
-        events = await asyncio.to_thread(Events, uuids)
-        for why in events.deaf.values():
-            log.info("no XID events of a card: it is asked only", error=why)
+        """Listen and ask for `probe_s`. Raises NvmlError when NVML as such does not answer."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._probe_s), asyncio.TaskGroup() as group:
-                    group.create_task(self._listen(events))
+                    group.create_task(self._listen(tuple(uuids)))
                     group.create_task(self._ask(uuids))
         except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
             if failed.split(NvmlError)[1] is not None:
                 raise  # a mistake of ours is not to be taken for a driver that is away
             raise failed.exceptions[0] from None
-        finally:
-            await asyncio.to_thread(events.close)
 
-    async def _listen(self, events: Events) -> None:
+    async def _listen(self, uuids: tuple[str, ...]) -> None:
+        told: set[str] = set()
         while True:
-            waiting = asyncio.ensure_future(asyncio.to_thread(events.wait, EVENT_WAIT_MS))
+            asking = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
             try:
-                event = await asyncio.shield(waiting)
+                seen = await asyncio.shield(asking)
             except asyncio.CancelledError:
                 with suppress(NvmlError):
-                    await waiting  # the set may be freed only when nobody waits on it
+                    self._take(await asking, told)  # NVML tells of each once
                 raise
-            if event is None:
-                continue
+            self._take(seen, told)
+            await asyncio.sleep(EVENTS_S)
+
+    def _take(self, seen: XidsSeen, told: set[str]) -> None:
+        for uuid, why in seen.deaf.items():
+            if uuid not in told:
+                told.add(uuid)
+                log.info("no XID events of a card: it is asked only", error=why)
+        for event in seen.xids:
             log.warning("XID", gpu_uuid=event.uuid, xid=event.xid)
             self._metrics.xids.labels(event.uuid, str(event.xid)).inc()
             if self._health.xid(event.uuid, event.xid):
@@ -136,14 +164,23 @@ class Machine:
     async def _ask(self, uuids: list[str]) -> None:
         """Raises NvmlError when no card answers for long: a driver that was reloaded knows nothing of an old session."""
         silent_rounds = 0
-        while silent_rounds < REOPEN_ROUNDS:
-            troubles = [await asyncio.to_thread(answers, uuid) for uuid in uuids]
-            changed = [self._health.answered(uuid, trouble) for uuid, trouble in zip(uuids, troubles, strict=True)]
-            if any(changed):
-                self._told()
+        while silent_rounds < SILENT_ROUNDS:
+            troubles = [await self._trouble_of(uuid) for uuid in uuids]
             silent_rounds = 0 if None in troubles else silent_rounds + 1
             await asyncio.sleep(self._health_s)
-        raise NvmlError(f"no card answers: {troubles[0]}")
+        self._driver.reopen(f"no card answers: {troubles[0]}")
+        raise NvmlAway(f"no card answers: {troubles[0]}")
+
+    async def _trouble_of(self, uuid: str) -> str | None:
+        """Why the card is not well now, if it is not; its health is told when it changed. Raises NvmlAway."""
+        try:
+            trouble = await asyncio.to_thread(self._nvml.answers, uuid)
+            self._hung.pop(uuid, None)
+        except NvmlHung as error:
+            trouble = self._hung[uuid] = str(error)
+        if self._health.answered(uuid, trouble):
+            self._told()
+        return trouble
 
     def _told(self) -> None:
         log.warning("health changed", ill=dict(self._health.ill))

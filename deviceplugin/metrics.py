@@ -80,6 +80,14 @@ class Metrics:
         self.books_damaged = Gauge(
             "tangram_deviceplugin_books_damaged", "Books of allocations and pods that cannot be read.", registry=self.registry,
         )  # fmt: skip
+        self.nvml_ends = Counter(
+            "tangram_deviceplugin_nvml_processes_ended_total", "NVML processes that were ended, by reason.", ("reason",),
+            registry=self.registry,
+        )  # fmt: skip
+        self.nvml_abandoned = Gauge(
+            "tangram_deviceplugin_nvml_processes_abandoned",
+            "NVML processes that hang in the driver and cannot be killed.", registry=self.registry,
+        )  # fmt: skip
         self.grants = Gauge("tangram_deviceplugin_grants", "Grant folders on the node.", registry=self.registry)
 
     def served(self, call: str, resource: str, seconds: float) -> None:

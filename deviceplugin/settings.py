@@ -64,7 +64,7 @@ class DevicePluginSettings(ProgramSettings):
         Path("/proc"), description="the node's /proc, as seen from here: whose processes still run is read there"
     )
     status_socket: Path | None = Field(
-        None, description="where the arbiter says who holds what; the default is status.sock in state-root"
+        None, description="where the arbiter says who holds what; the default is arbiter/status.sock in state-root"
     )
     kubeconfig: str | None = Field(None, description="a kubeconfig file; the default is the pod's service account")
     metrics_host: str = Field("0.0.0.0", description="address that /metrics, /healthz and /readyz listen on")  # noqa: S104
@@ -74,6 +74,19 @@ class DevicePluginSettings(ProgramSettings):
     health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each card whether it is well")
     probe_s: float = Field(
         60.0, gt=0, le=86_400, description="seconds between looks at which cards and MIG instances exist"
+    )
+
+    nvml_start_s: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="seconds that the start of NVML may take, which without persistence mode initialises every GPU",
+    )
+    nvml_call_s: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="seconds that a call of NVML may take; then its process is killed and another one started",
     )
 
     @property
@@ -99,7 +112,22 @@ class DevicePluginSettings(ProgramSettings):
     @property
     def status(self) -> Path:
         """Where the arbiter says who holds what."""
-        return self.status_socket or self.state_root / "status.sock"
+        return self.status_socket or self.state_root / "arbiter/status.sock"
+
+    @property
+    def plugin_folder(self) -> Path:
+        """What the plugin writes for the arbiter."""
+        return self.state_root / "plugin"
+
+    @property
+    def nvml_socket(self) -> Path:
+        """Where the arbiter asks NVML."""
+        return self.plugin_folder / "nvml.sock"
+
+    @property
+    def nvml_released(self) -> Path:
+        """While this file exists, nothing of ours has a GPU open."""
+        return self.plugin_folder / "nvml.released"
 
     @property
     def device_plugins(self) -> Path:

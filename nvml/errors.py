@@ -1,16 +1,15 @@
 """What goes wrong when speaking to the NVIDIA driver.
 
 TangramError
-└── NvmlError       the driver is not there, refused, or is too old; names the card and NVML's own words
+└── NvmlError        the driver is not there, refused, or is too old; names the GPU and NVML's own words
+    ├── NvmlHung     a call did not return in time, or would meet a GPU of which one did not
+    └── NvmlAway     no child answers now: it starts, it was ended, or none may be started; says why
+
+Knows nothing of NVML itself, so that every program may import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from nvml.binding import nv
-from vgpu.driver import too_old
 from vgpu.errors import TangramError
 
 
@@ -22,24 +21,9 @@ class NvmlError(TangramError):
         self.code = code
 
 
-@contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Errors of NVML inside become NvmlError and say what they were about. A missing function names the oldest supported driver."""
-    try:
-        yield
-    except (
-        nv.NVMLError_FunctionNotFound,
-        nv.NVMLLibraryMismatchError,
-    ):  # the second is no NVMLError: lists of processes raise it
-        raise NvmlError(f"{what}: {too_old(_driver_version())}", int(nv.NVML_ERROR_FUNCTION_NOT_FOUND)) from None
-    except nv.NVMLError as error:
-        code = int(getattr(error, "value", 0))
-        raise NvmlError(f"{what}: NVML says {error} ({code})", code) from None
+class NvmlHung(NvmlError):
+    """A call did not return in time. Of other GPUs nothing is known by that."""
 
 
-def _driver_version() -> str:
-    """Empty where NVML does not tell, as before it is initialised."""
-    try:
-        return str(nv.nvmlSystemGetDriverVersion())
-    except nv.NVMLError:
-        return ""
+class NvmlAway(NvmlError):
+    """No child answers now."""

@@ -1,17 +1,12 @@
-"""Which cards are fit for use, from the driver's XID events and from asking.
+"""Which cards are fit for use, from the driver's XID events and from asking. Pure.
 
-`Health` decides, and is pure; `Events` listens. A card falls ill at an XID that is not an application's own doing, or when it does
+A card falls ill at an XID that is not an application's own doing, or when it does
 not answer; it is well again after it has answered `ANSWERS_TO_RECOVER` times in a row since. A card never stays ill for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
-
-from nvml.binding import nv
-from nvml.errors import NvmlError, naming
+from typing import Final
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """XIDs that a program's own mistakes raise: they say nothing of the card. As in NVIDIA's device plugin."""
@@ -52,45 +47,3 @@ class Health:
         was_well = uuid not in self.ill
         self.ill[uuid] = why
         return was_well
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """An XID event of a card."""
-
-    uuid: str
-    xid: int
-
-
-class Events:
-    """XID events of some cards. `wait` blocks: give it a thread of its own."""
-
-    def __init__(self, uuids: Iterable[str]) -> None:
-        self.deaf: dict[str, str] = {}
-        """UUID -> why its events cannot be had; asking is all there is for these."""
-        with naming("the event set"):
-            self._set: Any = nv.nvmlEventSetCreate()
-        for uuid in uuids:
-            try:
-                with naming(f"events of card {uuid}"):
-                    handle = nv.nvmlDeviceGetHandleByUUID(uuid)
-                    nv.nvmlDeviceRegisterEvents(handle, nv.nvmlEventTypeXidCriticalError, self._set)
-            except NvmlError as error:
-                self.deaf[uuid] = str(error)
-
-    def wait(self, timeout_ms: int) -> Xid | None:
-        """The next XID, or None when none came in time. Raises NvmlError."""
-        with naming("waiting for XID events"):
-            try:
-                event = nv.nvmlEventSetWait_v2(self._set, timeout_ms)
-            except nv.NVMLError_Timeout:
-                return None
-        if event.eventType != nv.nvmlEventTypeXidCriticalError:
-            return None
-        with naming("the card of an XID event"):
-            return Xid(str(nv.nvmlDeviceGetUUID(event.device)), int(event.eventData))
-
-    def close(self) -> None:
-        """Free the set. Not while another thread waits."""
-        with naming("the event set"):
-            nv.nvmlEventSetFree(self._set)

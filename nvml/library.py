@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from nvml.errors import NvmlError
+from nvml.messages import Found
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
@@ -18,8 +19,6 @@ LIBRARY_FOLDERS: Final = (
     "lib", "lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib",
 )  # fmt: skip
 """Where driver installers put the libraries, relative to a driver root: NVIDIA's container, Debian, Red Hat."""
-
-Found = Literal["driver root", "loader"]
 
 
 def library_folder(driver_root: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""What GPUs this machine has, as NVML tells it. States facts and decides nothing.
+"""What a GPU is, as NVML tells it. States facts and decides nothing.
 
 What a card cannot tell (an old driver, a virtual machine) has the neutral value: NUMA -1, no links, no MIG. What it must tell and
 does not (its UUID, its memory) is an error that names the card.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from nvml.binding import nv
-from nvml.errors import NvmlError, naming
-from vgpu.inventory import AccessMode, Card, Inventory, MigInstance
+from nvml.errors import NvmlError
+from nvml.messages import Counted
+from nvml.naming import naming
+from vgpu.inventory import Card, MigInstance
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -27,28 +28,10 @@ _PROFILE_IN_NAME = re.compile(r"\bMIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a
 T = TypeVar("T")
 
 
-def probe(*, unit_mib: int, access: AccessMode, last: Inventory | None = None) -> Inventory:
-    """Everything NVML tells of this machine's GPUs; NVML must be open.
-
-    A card that does not answer now and did in `last` stands as it was, unhealthy. Raises NvmlError when a card that was
-    never seen does not answer, or NVML as a whole does not.
-    """
+def count() -> Counted:
+    """How many GPUs there are, and the driver's version. Raises NvmlError."""
     with naming("the number of GPUs"):
-        count = nv.nvmlDeviceGetCount()
-        driver = str(nv.nvmlSystemGetDriverVersion())
-    cards = []
-    for index in range(count):
-        try:
-            cards.append(_card(index))
-        except NvmlError:
-            known = next((card for card in last.cards if card.index == index), None) if last else None
-            if known is None:
-                raise
-            cards.append(replace(known, healthy=False))
-    seen = {card.uuid for card in cards}
-    lost = [card for card in (last.cards if last else ()) if card.index >= count and card.uuid not in seen]
-    cards += [replace(card, healthy=False) for card in lost]
-    return Inventory(_linked(cards), unit_mib=unit_mib, access=access, driver=driver)
+        return Counted(int(nv.nvmlDeviceGetCount()), str(nv.nvmlSystemGetDriverVersion()))
 
 
 def answers(uuid: str) -> str | None:
@@ -75,7 +58,8 @@ def _recovery_action(handle: Any) -> int:
     return int(value.value.uiVal) if value.nvmlReturn == nv.NVML_SUCCESS else 0
 
 
-def _card(index: int) -> Card:
+def card_at(index: int) -> Card:
+    """The card with this index; its links by the PCI bus of the peer. Raises NvmlError."""
     with naming(f"card {index}"):
         handle = nv.nvmlDeviceGetHandleByIndex(index)
         uuid = str(nv.nvmlDeviceGetUUID(handle))
@@ -170,7 +154,7 @@ def _profile_number(card: Any, profile: int) -> int:
 
 
 def _nvlinks(handle: Any) -> dict[str, int]:
-    """PCI bus of the peer -> active links; `_linked` turns buses into UUIDs."""
+    """PCI bus of the peer -> active links; `gather` turns buses into UUIDs."""
     peers: dict[str, int] = {}
     for link in range(getattr(nv, "NVML_NVLINK_MAX_LINKS", 18)):
         try:
@@ -181,27 +165,6 @@ def _nvlinks(handle: Any) -> dict[str, int]:
             continue
         peers[peer] = peers.get(peer, 0) + 1
     return peers
-
-
-def _linked(cards: list[Card]) -> tuple[Card, ...]:
-    """Peers by UUID. Links that end at no card (NVSwitches) join every card that has such links."""
-    by_pci = {card.pci: card.uuid for card in cards if card.pci}
-    uuids = {card.uuid for card in cards}
-    switched = {
-        card.uuid: sum(n for peer, n in card.nvlinks.items() if peer not in by_pci and peer not in uuids)
-        for card in cards
-    }
-    linked = []
-    for card in cards:
-        peers = {
-            by_pci.get(peer, peer): links for peer, links in card.nvlinks.items() if peer in by_pci or peer in uuids
-        }
-        if switched[card.uuid]:
-            for other in cards:
-                if other.uuid != card.uuid and switched[other.uuid]:
-                    peers[other.uuid] = peers.get(other.uuid, 0) + min(switched[card.uuid], switched[other.uuid])
-        linked.append(replace(card, nvlinks=peers))
-    return tuple(linked)
 
 
 def _optional(ask: Callable[[], T], otherwise: T) -> T:

@@ -7,8 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nvml.binding import nv
-from nvml.errors import naming
-from nvml.library import Found, load
+from nvml.library import load
+from nvml.messages import Found
+from nvml.naming import naming
 
 
 @contextmanager

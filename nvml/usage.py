@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from nvml.binding import nv
-from nvml.errors import naming
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """Memory of one process on one card or MIG instance. `used_bytes` is None where the driver does not tell."""
-
-    pid: int
-    uuid: str
-    used_bytes: int | None
-    mps: bool = False
-    """It is a client of an MPS server: NVML lists those apart."""
+from nvml.messages import ProcessUsage
+from nvml.naming import naming
 
 
 def processes(uuid: str) -> tuple[ProcessUsage, ...]:
@@ -42,9 +31,3 @@ def _listed(listing: Callable[[Any], list[Any]], handle: Any) -> list[Any]:
         return listing(handle)
     except nv.NVMLError_NotSupported:
         return []
-
-
-def used_bytes(uuid: str) -> int:
-    """Memory in use on the card as a whole, the driver's own included. Raises NvmlError."""
-    with naming(f"memory of card {uuid}"):
-        return int(nv.nvmlDeviceGetMemoryInfo(nv.nvmlDeviceGetHandleByUUID(uuid)).used)

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from nvml.binding import nv
-from nvml.errors import naming
-
-WHOLE: Final = 100
-"""Percent. The driver was seen to answer numbers far beyond it for processes it has lost sight of; those are left out."""
+from nvml.messages import WHOLE, Busy
+from nvml.naming import naming
 
 TRIES: Final = 3
 """Guessed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """One look at a card."""
-
-    percent: Mapping[int, int]
-    """Host pid -> percent of the time since the last look in which the process computed. Who did not is left out."""
-    seen_us: int
-    """Of the driver's latest sample, by its own clock: for the next look. 0 = there never was one."""
-    by_process: bool = True
-    """Does the driver count by process there? If not, nobody in `percent` says nothing."""
 
 
 def busy(uuid: str, since_us: int, until_us: int) -> Busy:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from nvml.asking import Nvml
 from nvml.errors import NvmlError
-from nvml.probe import probe
-from nvml.session import opened
-from nvml.usage import ProcessUsage, processes
+from nvml.gather import probe
+from nvml.messages import ProcessUsage
+from nvml.supervisor import supervised
 from tangramctl.errors import NoGpu
 from tangramctl.machine import Machine
 from tangramctl.proc import grant_of, start_ticks
@@ -30,16 +31,16 @@ def driver_root(machine: Machine) -> Path:
 
 
 @contextmanager
-def driver(machine: Machine) -> Iterator[Inventory]:
-    """NVML is open inside. Raises NoGpu, in one sentence that says what to do."""
+def driver(machine: Machine) -> Iterator[tuple[Inventory, Nvml]]:
+    """NVML is open inside, in a process of its own. Raises NoGpu, in one sentence that says what to do."""
     if machine.programs is not None:
         os.environ["TANGRAM_FAKE_DRIVER"] = str(machine.driver_socket)
     try:
-        with opened(driver_root(machine)):
-            inventory = probe(unit_mib=1, access="nvidia")
+        with supervised(driver_root(machine)) as nvml:
+            inventory = probe(nvml, unit_mib=1, access="nvidia")
             if not inventory.cards:
                 raise NoGpu("the NVIDIA driver is here and has no GPU: nothing can be shared")
-            yield inventory
+            yield inventory, nvml
     except NvmlError as error:
         described = EXAMPLE if EXAMPLE.is_file() else "FILE"
         raise NoGpu(
@@ -47,9 +48,9 @@ def driver(machine: Machine) -> Iterator[Inventory]:
         ) from None
 
 
-def usages(inventory: Inventory) -> list[ProcessUsage]:
+def usages(inventory: Inventory, nvml: Nvml) -> list[ProcessUsage]:
     """Who uses the cards that may be shared. Raises NvmlError."""
-    return [usage for card in inventory.cards if card.shareable for usage in processes(card.uuid)]
+    return [usage for card in inventory.cards if card.shareable for usage in nvml.processes(card.uuid)]
 
 
 def foreign_mib(usages: Iterable[ProcessUsage], grants: Collection[str]) -> dict[str, int]:

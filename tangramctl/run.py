@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from nvml.asking import Nvml
 from nvml.errors import NvmlError
 from tangramctl import ask as asking
 from tangramctl import book, cards, service
@@ -111,12 +112,12 @@ def _machine(options: Options, programs: Path | None) -> Machine:
 
 def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> book.Run:
     """Enters the run into the book, waiting for room where that is wished."""
-    with cards.driver(machine) as inventory:
+    with cards.driver(machine) as (inventory, nvml):
         try_out(machine, inventory, preload)
         ask = asking.ask(mib, options.gpu_core, options.klass, options.level, _allowed(options, inventory))
         full: NoRoom | None = None
         try:
-            return _grant(machine, inventory, ask, options)
+            return _grant(machine, inventory, nvml, ask, options)
         except NoRoom as error:
             if not options.wait:
                 raise NoRoom(f"{error}\nwait for room with --wait, or ask for less") from None
@@ -127,7 +128,7 @@ def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> boo
                 show(str(full))
                 pause.wait(WAIT_LOOK_S)
                 try:
-                    return _grant(machine, inventory, ask, options)
+                    return _grant(machine, inventory, nvml, ask, options)
                 except NoRoom as error:
                     full = error
 
@@ -144,9 +145,9 @@ def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
     return asking.cards_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
 
 
-def _grant(machine: Machine, inventory: Inventory, ask: PodAsk, options: Options) -> book.Run:
+def _grant(machine: Machine, inventory: Inventory, nvml: Nvml, ask: PodAsk, options: Options) -> book.Run:
     try:
-        usages = cards.usages(inventory)  # outside the lock: a driver may hang
+        usages = cards.usages(inventory, nvml)  # outside the lock: a driver may hang
     except NvmlError as error:
         raise NoGpu(f"the GPUs of this machine cannot be read: {error}") from None
     with machine.locked():

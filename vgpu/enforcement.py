@@ -20,6 +20,8 @@ SILENT_S: Final = 2.0
 """A recall is answered within milliseconds; a process that owes the answer for so long does not answer. Guessed."""
 STALLED_S: Final = 2.0
 """The thread of a GPU comes round five times a second; its containers resume themselves after 0.6 s. Guessed."""
+STALE_S: Final = 3.0
+"""NVML is read each second; what it said longer ago says nothing of now. Specified."""
 
 GATED_POINTS: Final[Mapping[int, float]] = {580: 3.0}
 """By driver branch: by how many percentage points of the GPU's time launch gating missed a gpu-core at most, for one GPU of which the
@@ -137,8 +139,8 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.NVML: Row(
         _MEMORY,
-        "NVML does not answer, so the memory of contexts is not counted and no container is found over its limit.",
-        "Run nvidia-smi on the node; the arbiter's log has NVML's error.",
+        "NVML has not answered for 3 s, so the memory of new contexts is not counted and the container is not found over its limit.",
+        "Look at /readyz of the device plugin, which says why NVML does not answer, and run nvidia-smi on the node.",
     ),
     Reason.UNKNOWN_REASON: Row(
         _MEMORY | _TIME,
@@ -198,8 +200,8 @@ class ContainerFacts:
     """An MPS server runs on one of its GPUs."""
     stalled_s: float = 0.0
     """How long the arbiter's thread of one of its GPUs has made no progress."""
-    measured: bool = True
-    """NVML answers."""
+    reading_s: float = 0.0
+    """How old the last reading of NVML is, of the GPU of which it is oldest."""
     processes: tuple[ProcessFacts, ...] = ()
 
 
@@ -287,6 +289,6 @@ def _of_container(facts: ContainerFacts) -> set[Reason]:
         Reason.UNKNOWN_DRIVER: facts.denied is Reason.UNKNOWN_DRIVER,
         Reason.NO_SUSPEND: facts.denied is Reason.NO_SUSPEND and not gating_enforces,
         Reason.ARBITER_STALLED: facts.stalled_s >= STALLED_S,
-        Reason.NVML: not facts.measured,
+        Reason.NVML: facts.reading_s > STALE_S,
     }
     return {reason for reason, applies in holds.items() if applies}

@@ -148,8 +148,10 @@ class PluginNode:
             writer.close()
             await writer.wait_closed()
 
-        (self.state / "status.sock").unlink(missing_ok=True)
-        return await asyncio.start_unix_server(answer, self.state / "status.sock")
+        path = self.state / "arbiter/status.sock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        return await asyncio.start_unix_server(answer, path)
 
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr

@@ -21,6 +21,9 @@ from arbiter.container import Limits
 from arbiter.contexts import Measuring
 from arbiter.meter import Meter, Reading, Seen
 from arbiter.server import Server
+from nvml.asking import Nvml
+from nvml.errors import NvmlAway
+from nvml.messages import AnyReply, AnyRequest
 from vgpu import wire
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
@@ -166,11 +169,20 @@ def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
     raise AssertionError("it did not come about in time")
 
 
+class Nobody:
+    """Carries no request to any NVML."""
+
+    def ask(self, _: AnyRequest) -> AnyReply:
+        raise NvmlAway("there is no NVML")
+
+
 class HandMeter(Meter):
     """A meter whose readings a test writes."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/nonexistent"), Path("/grants"))
+        self.ahead_s = 0.0
+        """By how much its clock is ahead."""
+        super().__init__(Nvml(Nobody()), Path("/grants"), lambda: time.monotonic() + self.ahead_s)
         self.trouble = ""
         self.hurries = 0
 

@@ -12,7 +12,7 @@ from arbiter.metrics import LedgerCollector
 from arbiter.server import Server
 from tests.unit.arbiter.conftest import MIB, HandMeter, Node, a_grant, wait_for
 from vgpu import wire
-from vgpu.enforcement import REPORTED, Enforcement, Finding, Reason, State
+from vgpu.enforcement import REPORTED, STALE_S, Enforcement, Finding, Reason, State
 
 VISIBLE_S = 5.0
 """Specified."""
@@ -123,13 +123,18 @@ def test_without_nvml_the_memory_of_contexts_is_told_to_be_unenforced(
 ) -> None:
     node.allocate("k", a_grant())
     server = node.start()
-    meter.tried = True
+    meter.says()
     if mount:
         node.process().lease(MIB)
     meter.is_blind()
+    assert found_in(server).memory is State.ENFORCED, "what was read within 3 s still counts"
+    meter.ahead_s = STALE_S
     found = found_in(server)
     assert found.memory is (State.UNENFORCED if mount else State.ENFORCED)
     assert [one.reason for one in found.findings] == ([Reason.NVML] if mount else [])
+    meter.ahead_s = 0.0
+    meter.says()
+    assert found_in(server).findings == ()
 
 
 def test_an_arbiter_says_in_the_page_that_it_understands_reports_and_how_long_to_wait(

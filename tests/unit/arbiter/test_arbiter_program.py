@@ -115,13 +115,17 @@ def test_settings_come_from_the_environment_too(
 HUNG = """
 import os, sys, threading
 import arbiter.meter, arbiter.witness
+import contextlib
+import arbiter.__main__
 from arbiter.__main__ import main
 from arbiter.turns import Turns
+from nvml.asking import Nvml
 hung = threading.Barrier(3)
 
-def opened(_root):
-    hung.wait()
-    threading.Event().wait()
+class Hangs:
+    def ask(self, _request):
+        hung.wait()
+        threading.Event().wait()
 
 def both_hang():
     try:
@@ -134,7 +138,8 @@ close = Turns.close
 Turns.close = lambda turns: (print("everybody runs", flush=True), close(turns))
 close_witness = arbiter.witness.Witness.close
 arbiter.witness.Witness.close = lambda of: (print("NVML is waited for", flush=True), close_witness(of))
-arbiter.meter.opened = arbiter.witness.opened = opened
+arbiter.__main__.nvml_source = lambda *_: contextlib.nullcontext(lambda: Nvml(Hangs()))
+Turns.watched = lambda _: {"a": (frozenset({"0"}), frozenset())}
 threading.Thread(target=both_hang, daemon=True).start()
 main(sys.argv[1:])
 """

@@ -17,8 +17,9 @@ from structlog.testing import capture_logs
 from arbiter import witness
 from arbiter.tenant import Process, TenantTurns
 from arbiter.witness import AHEAD_US, REMEMBERED_US, Witness, add_up, look_since_us, seen_whole
-from nvml.errors import NvmlError
-from nvml.utilisation import Busy
+from nvml.asking import Nvml
+from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from nvml.messages import AnyReply, AnyRequest, Busy, Computed, Computes
 from tests.examples import examples
 from tests.unit.arbiter.conftest import wait_for
 from vgpu.grant import Grant, GrantCard
@@ -44,10 +45,24 @@ class Turns:
         self.whole.append(whole)
 
 
+@dataclass
+class Counts:
+    """Carries questions to a function in the place of NVML."""
+
+    busy: Callable[[str, int, int], Busy]
+
+    def ask(self, request: AnyRequest) -> AnyReply:
+        assert isinstance(request, Computes)
+        return Computed(self.busy(request.uuid, request.since_us, request.until_us))
+
+
+def nobody(*_: object) -> Busy:
+    raise NvmlAway("there is no NVML")
+
+
 def witness_of(turns: object, monkeypatch: pytest.MonkeyPatch, busy: Callable[[str, int, int], Busy]) -> Witness:
-    monkeypatch.setattr(witness, "busy", busy)
     monkeypatch.setattr(witness.host, "key_of", lambda *_: None)
-    return Witness(turns, Path("/nonexistent"), Path("/grants"))  # type: ignore[arg-type]
+    return Witness(turns, Nvml(Counts(busy)), Path("/grants"))  # type: ignore[arg-type]
 
 
 def test_each_process_counts_for_the_container_whose_grant_it_has() -> None:
@@ -95,20 +110,19 @@ def test_a_card_that_does_not_answer_keeps_the_others_checked_and_is_told_of_onc
     assert len(turns.told) == 4
 
 
-def test_nvml_that_cannot_be_opened_is_told_of_once_and_an_error_of_ours_ends_it_with_a_line(
+def test_nvml_that_does_not_answer_is_told_of_once_and_an_error_of_ours_ends_it_with_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tries: list[int] = []
 
-    def opened(_root: Path) -> None:
+    def busy(*_: object) -> Busy:
         tries.append(1)
         if len(tries) == 3:
             raise ValueError("nobody thought of this")
-        raise NvmlError("no library")
+        raise NvmlAway("no library")
 
-    monkeypatch.setattr(witness, "opened", opened)
-    monkeypatch.setattr(witness, "RETRY_S", 0.0)
-    looking = Witness(Turns(), Path("/nonexistent"), Path("/grants"))  # type: ignore[arg-type]
+    monkeypatch.setattr(witness, "PERIOD_S", 0.0)
+    looking = witness_of(Turns(), monkeypatch, busy)
     with capture_logs() as log:
         looking.start()
         wait_for(lambda: not looking._thread.is_alive(), 30)
@@ -116,16 +130,39 @@ def test_nvml_that_cannot_be_opened_is_told_of_once_and_an_error_of_ours_ends_it
     assert log[1]["event"] == "what containers say of their work is not checked any more"
 
 
-def test_nvml_that_hangs_does_not_keep_the_arbiter_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_answers_no_other_card_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def busy(uuid: str, *_: object) -> Busy:
+        asked.append(uuid)
+        raise NvmlAway("no child")
+
+    with pytest.raises(NvmlAway):
+        witness_of(Turns(), monkeypatch, busy)._look()
+    assert asked == ["0"], "each of eight would cost three seconds"
+
+
+def test_a_card_of_which_a_call_hung_keeps_the_others_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(uuid: str, since_us: int, _until_us: int) -> Busy:
+        if uuid == "0":
+            raise NvmlHung("it is asked again after 30 s")
+        return Busy({1: 50}, since_us + 1_000_000)
+
+    turns = Turns()
+    witness_of(turns, monkeypatch, busy)._look()
+    assert turns.told == [{"a": 0.5}]
+
+
+def test_nvml_that_answers_late_does_not_keep_the_arbiter_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     hung, go_on = threading.Event(), threading.Event()
 
-    def opened(_root: Path) -> None:
+    def busy(*_: object) -> Busy:
         hung.set()
         go_on.wait(60)
-        raise NvmlError("late")
+        raise NvmlAway("late")
 
-    monkeypatch.setattr(witness, "opened", opened)
-    looking = Witness(Turns(), Path("/nonexistent"), Path("/grants"))  # type: ignore[arg-type]
+    monkeypatch.setattr(witness, "PERIOD_S", 0.0)
+    looking = witness_of(Turns(), monkeypatch, busy)
     looking.start()
     assert hung.wait(30)
     ended = threading.Thread(target=looking.close, daemon=True)
@@ -141,8 +178,8 @@ def test_nvml_that_hangs_does_not_keep_the_arbiter_from_ending(monkeypatch: pyte
 def test_a_process_of_a_run_that_never_connected_counts_for_the_run_it_was_started_with(tmp_path: Path) -> None:
     grants = tmp_path / "grants"
     run = {"TANGRAM_GRANT": f"{grants}/0a/grant", "PATH": os.environ["PATH"]}
-    looking = Witness(Turns(), Path("/nonexistent"), grants, named_in=grants)  # type: ignore[arg-type]
-    on_a_node = Witness(Turns(), Path("/nonexistent"), grants)  # type: ignore[arg-type]
+    looking = Witness(Turns(), Nvml(Counts(nobody)), grants, named_in=grants)  # type: ignore[arg-type]
+    on_a_node = Witness(Turns(), Nvml(Counts(nobody)), grants)  # type: ignore[arg-type]
     with subprocess.Popen(["sleep", "60"], env=run) as child:
         wait_for(
             lambda: looking._owners_of([child.pid]) == {child.pid: "0a"}, 30

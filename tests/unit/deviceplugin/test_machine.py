@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +12,22 @@ from deviceplugin import machine
 from deviceplugin.machine import Machine, access_mode
 from deviceplugin.metrics import Metrics
 from deviceplugin.offer import Offer
-from nvml.errors import NvmlError
+from nvml.asking import Nvml
+from nvml.errors import NvmlAway, NvmlHung
+from nvml.messages import (
+    Answers,
+    AnyReply,
+    AnyRequest,
+    CardAt,
+    Count,
+    Counted,
+    Health,
+    OneCard,
+    Opened,
+    Xid,
+    Xids,
+    XidsSeen,
+)
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
@@ -36,75 +50,153 @@ def test_nvidias_runtime_is_used_where_it_serves_our_own_container(
 
 
 class Driver:
-    """A driver that can be taken away: an old session of it never answers again."""
+    """A driver behind a supervisor: it can be taken away, hang on one card, and be opened anew."""
 
     def __init__(self) -> None:
         self.there = True
-        self.generation = 0
-        self.opened_generation = -1
+        self.hangs: set[str] = set()
+        self.silent = False
+        self.reopened: list[str] = []
+        self.xids: list[Xid] = []
+        self.cards = inventory(2).cards
 
-    @contextmanager
-    def opened(self, _: Path) -> Iterator[str]:
+    @property
+    def nvml(self) -> Nvml:
+        return Nvml(self)
+
+    def await_open(self, _: float) -> Opened:
         if not self.there:
-            raise NvmlError("driver not loaded")
-        self.opened_generation = self.generation
-        yield "driver root"
+            raise NvmlAway("driver not loaded")
+        return Opened("driver root", "")
 
-    def answers(self, uuid: str) -> str | None:
-        return None if self.there and self.opened_generation == self.generation else f"card {uuid}: silent"
+    def reopen(self, why: str) -> None:
+        self.reopened.append(why)
+        self.silent = False
 
-    def probe(self, **_: object) -> Inventory:
-        return inventory(2)
+    def ask(self, request: AnyRequest) -> AnyReply:
+        if not self.there:
+            raise NvmlAway("driver not loaded")
+        if request.key in self.hangs:
+            raise NvmlHung(f"GPU {request.key} did not return")
+        match request:
+            case Count():
+                return Counted(len(self.cards), "580")
+            case CardAt(index):
+                return OneCard(self.cards[index])
+            case Answers(uuid):
+                return Health(f"card {uuid}: silent" if self.silent else None)
+            case Xids():
+                seen, self.xids = self.xids, []
+                return XidsSeen(tuple(seen), {})
+        raise AssertionError(request)
 
-    def taken_away(self) -> None:
-        self.there, self.generation = False, self.generation + 1
+
+async def until(condition: Callable[[], object]) -> None:
+    """Polls what has no event to wait for."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
-class NoEvents:
-    """A driver that never reports an XID."""
+async def nothing(_: object) -> None:
+    return None
 
-    def __init__(self, _: object) -> None:
-        self.deaf: dict[str, str] = {}
 
-    def wait(self, _: int) -> None:
-        return None
+class Following:
+    """A machine that follows a driver, its grace and pauses short."""
 
-    def close(self) -> None:
-        return None
+    def __init__(self, driver: Driver, monkeypatch: pytest.MonkeyPatch, tried: Any = nothing) -> None:
+        monkeypatch.setattr(machine, "RETRY_S", 0.001)
+        monkeypatch.setattr(machine, "EVENTS_S", 0.001)
+        monkeypatch.setattr(machine, "GRACE_S", 0.05)
+        self.offer = Offer(DEFAULT, 1024)
+        self.machine = Machine(
+            self.offer, Metrics(), driver, access="cdi", unit_mib=1024, health_s=0.001, probe_s=60.0,
+            on_inventory=lambda _: None, try_out=tried,
+        )  # fmt: skip
+
+    async def __aenter__(self) -> Following:
+        self._running = asyncio.create_task(self.machine.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def until(self, *healthy: bool) -> None:
+        async with asyncio.timeout(20):
+            while tuple(card.healthy for card in self.offer.inventory().cards) != healthy:
+                await self.offer.changed_since(self.offer.version)
 
 
 async def test_cards_of_a_driver_that_goes_are_ill_and_well_again_when_it_is_opened_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver, offer = Driver(), Offer(DEFAULT, 1024)
-    monkeypatch.setattr(machine, "opened", driver.opened)
-    monkeypatch.setattr(machine, "probe", driver.probe)
-    monkeypatch.setattr(machine, "answers", driver.answers)
-    monkeypatch.setattr(machine, "Events", NoEvents)
-    monkeypatch.setattr(machine, "RETRY_S", (0.001, 0.002))
+    driver = Driver()
     offered_before: list[bool] = []
 
     async def tried(_: Inventory) -> None:
-        offered_before.append(offer.probed)
+        offered_before.append(follower.offer.probed)
 
-    follower = Machine(
-        offer, Metrics(), driver_root=Path("/"), access="cdi", unit_mib=1024, health_s=0.001, probe_s=60.0,
-        on_inventory=lambda _: None, try_out=tried,
-    )  # fmt: skip
-
-    async def until(*healthy: bool) -> None:
-        async with asyncio.timeout(20):
-            while tuple(card.healthy for card in offer.inventory().cards) != healthy:
-                await offer.changed_since(offer.version)
-
-    running = asyncio.create_task(follower.run())
-    try:
-        await until(True, True)
-        assert offered_before == [False], "what is offered was tried"
-        driver.taken_away()
-        await until(False, False)
+    async with (follower := Following(driver, monkeypatch, tried)):
+        await follower.until(True, True)
+        assert offered_before[0] is False, "what is offered was tried"
+        assert follower.machine.failing == ""
+        driver.there = False
+        await follower.until(False, False)
+        assert follower.machine.failing == "driver not loaded", "/readyz says it"
         driver.there = True
-        await until(True, True)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await follower.until(True, True)
+        assert follower.machine.failing == ""
+
+
+async def test_a_child_that_is_back_at_once_makes_no_card_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        monkeypatch.setattr(machine, "GRACE_S", 60.0)
+        version = follower.offer.version
+        driver.there = False
+        async with asyncio.timeout(20):
+            await until(lambda: follower.machine.failing)
+            driver.there = True
+            await until(lambda: not follower.machine.failing)
+        assert follower.offer.version == version
+
+
+async def test_a_card_of_which_a_call_hangs_is_ill_with_the_reason_and_the_other_stays_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    uuid = driver.cards[1].uuid
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        driver.hangs.add(uuid)
+        await follower.until(True, False)
+        assert follower.machine.failing == f"GPU {uuid} did not return"
+        driver.hangs.clear()
+        await follower.until(True, True)
+        assert follower.machine.failing == ""
+
+
+async def test_where_no_card_answers_for_long_nvml_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        driver.silent = True
+        await follower.until(False, False)
+        await follower.until(True, True)
+        assert len(driver.reopened) == 1
+        assert driver.reopened[0].startswith("no card answers: card GPU-")
+
+
+async def test_an_xid_makes_its_card_ill_until_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        seen: list[tuple[bool, ...]] = []
+        told = follower.offer.set_ill
+        monkeypatch.setattr(follower.offer, "set_ill", lambda ill: (seen.append(tuple(ill)), told(ill)))
+        driver.xids.append(Xid(driver.cards[0].uuid, 79))
+        async with asyncio.timeout(20):
+            await until(lambda: len(seen) >= 2)
+        assert seen[:2] == [(driver.cards[0].uuid,), ()]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,11 +13,13 @@ from hypothesis import strategies as st
 from nvml import utilisation
 from nvml.binding import nv
 from nvml.errors import NvmlError
+from nvml.gather import probe
 from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, Health
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
+from nvml.messages import Busy, ProcessUsage, Xid, XidsSeen
 from nvml.probe import profile_gb
-from nvml.utilisation import Busy, busy
-from tests.built import REPOSITORY
+from nvml.supervisor import Supervisor
+from nvml.utilisation import busy
 from tests.fake import FakeDriver, fake_driver
 from vgpu.inventory import Inventory
 
@@ -35,37 +33,37 @@ def root_of(driver: FakeDriver, folder: Path) -> Path:
     return folder
 
 
-def in_process(driver: FakeDriver, root: Path, code: str) -> str:
-    """What a program prints that has NVML open; in a process of its own, because pynvml loads a library once."""
-    program = f"from pathlib import Path\nfrom nvml.session import opened\nwith opened(Path({str(root)!r})) as found:\n"
-    program += textwrap.indent(textwrap.dedent(code), "    ")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        env=driver.env(LD_LIBRARY_PATH=""),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def supervisor_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeDriver], Supervisor]]:
+    """Factory: a supervisor of NVML on a fake driver. All are closed after the test."""
+    made: list[Supervisor] = []
+
+    def of(driver: FakeDriver) -> Supervisor:
+        monkeypatch.setenv("LD_LIBRARY_PATH", "")
+        monkeypatch.setenv("TANGRAM_FAKE_DRIVER", str(driver.socket))
+        made.append(Supervisor(root_of(driver, tmp_path)))
+        made[-1].start()
+        assert made[-1].await_open(60).found == "driver root"
+        return made[-1]
+
+    yield of
+    for supervisor in made:
+        supervisor.close()
 
 
-PROBE = """
-import msgspec
-from nvml.probe import probe
-assert found == "driver root"
-print(msgspec.json.encode(probe(unit_mib=1024, access="cdi")).decode())
-"""
+def probed(supervisor: Supervisor, last: Inventory | None = None) -> Inventory:
+    return probe(supervisor.nvml, unit_mib=1024, access="cdi", last=last)
 
 
-def probed(driver: FakeDriver, root: Path) -> Inventory:
-    return msgspec.json.decode(in_process(driver, root, PROBE), type=Inventory)
+Drivers = Callable[[str], FakeDriver]
+Supervisors = Callable[[FakeDriver], Supervisor]
 
 
-def test_cards_are_probed_through_a_driver_root(fake_driver: Callable[[str], FakeDriver], tmp_path: Path) -> None:
-    driver = fake_driver("card h200\ncard h200\ncard t4 memory_mib=16384\n")
-    inventory = probed(driver, root_of(driver, tmp_path))
+def test_cards_are_probed_through_a_driver_root(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
+    driver = fake_driver("card h200\ncard h200\ncard t4 memory_mib=16384\nlink 0 1 18\n")
+    inventory = probed(supervisor_of(driver))
+    first, second, third = inventory.cards
+    assert (first.nvlinks, second.nvlinks, third.nvlinks) == ({second.uuid: 18}, {first.uuid: 18}, {})
     assert [(c.index, c.minor) for c in inventory.cards] == [(0, 0), (1, 1), (2, 2)]
     assert [c.uuid for c in inventory.cards] == [s.uuid for s in driver.status()]
     assert inventory.cards[0].model == "NVIDIA H200"
@@ -75,9 +73,9 @@ def test_cards_are_probed_through_a_driver_root(fake_driver: Callable[[str], Fak
     assert all(card.healthy and not card.mig for card in inventory.cards)
 
 
-def test_mig_instances_have_nvidias_profile_names(fake_driver: Callable[[str], FakeDriver], tmp_path: Path) -> None:
+def test_mig_instances_have_nvidias_profile_names(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
     driver = fake_driver("card a100-40\nmig 0 3g.20gb 1g.5gb.me 1g.5gb\n")
-    (card,) = probed(driver, root_of(driver, tmp_path)).cards
+    (card,) = probed(supervisor_of(driver)).cards
     assert card.mig
     assert not card.shareable
     assert sorted(i.profile for i in card.instances) == ["1g.5gb", "1g.5gb.me", "3g.20gb"]
@@ -86,65 +84,38 @@ def test_mig_instances_have_nvidias_profile_names(fake_driver: Callable[[str], F
 
 
 def test_a_card_that_was_lost_stands_unhealthy_in_the_next_probe(
-    fake_driver: Callable[[str], FakeDriver], tmp_path: Path
+    fake_driver: Drivers, supervisor_of: Supervisors
 ) -> None:
     driver = fake_driver("card t4\ncard t4\n")
-    out = in_process(
-        driver,
-        root_of(driver, tmp_path),
-        f"""
-        import subprocess
-        from nvml.probe import answers, probe
-        first = probe(unit_mib=1024, access="cdi")
-        subprocess.run([{str(driver.libraries / "nvidia-fake-driverd")!r}, "ctl", "--socket", {str(driver.socket)!r}, "xid", "1", "79"], check=True, stdout=subprocess.DEVNULL)
-        second = probe(unit_mib=1024, access="cdi", last=first)
-        print([c.uuid for c in first.cards] == [c.uuid for c in second.cards], [c.healthy for c in second.cards])
-        print(answers(first.cards[0].uuid), "|", answers(first.cards[1].uuid))
-        """,
-    )
-    lines = out.splitlines()
-    assert lines[0] == "True [True, False]"
-    assert lines[1].startswith("None | card GPU-")
-    assert "NVML says" in lines[1]
+    supervisor = supervisor_of(driver)
+    first = probed(supervisor)
+    driver.xid(1, 79)
+    second = probed(supervisor, first)
+    assert [c.uuid for c in first.cards] == [c.uuid for c in second.cards]
+    assert [c.healthy for c in second.cards] == [True, False]
+    assert supervisor.nvml.answers(first.cards[0].uuid) is None
+    trouble = supervisor.nvml.answers(first.cards[1].uuid)
+    assert trouble is not None
+    assert trouble.startswith("card GPU-")
+    assert "NVML says" in trouble
 
 
-def test_xid_events_reach_who_listens_and_name_the_card(
-    fake_driver: Callable[[str], FakeDriver], tmp_path: Path
-) -> None:
+def test_xid_events_are_told_once_and_name_the_card(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
     driver = fake_driver("card t4\ncard t4\n")
-    out = in_process(
-        driver,
-        root_of(driver, tmp_path),
-        f"""
-        import subprocess
-        from nvml.health import Events
-        from nvml.probe import probe
-        cards = probe(unit_mib=1024, access="cdi").cards
-        events = Events([c.uuid for c in cards])
-        assert not events.deaf and events.wait(1) is None
-        subprocess.run([{str(driver.libraries / "nvidia-fake-driverd")!r}, "ctl", "--socket", {str(driver.socket)!r}, "xid", "1", "48"], check=True, stdout=subprocess.DEVNULL)
-        event = events.wait(10_000)
-        print(event.uuid == cards[1].uuid, event.xid)
-        events.close()
-        """,
-    )
-    assert out == "True 48\n"
+    nvml = supervisor_of(driver).nvml
+    uuids = tuple(status.uuid for status in driver.status())
+    assert nvml.xids(uuids) == XidsSeen((), {})
+    driver.xid(1, 48)
+    driver.xid(0, 31)
+    assert nvml.xids(uuids).xids == (Xid(uuids[1], 48), Xid(uuids[0], 31))
+    assert nvml.xids(uuids).xids == ()
 
 
-def test_processes_are_listed_with_their_memory(fake_driver: Callable[[str], FakeDriver], tmp_path: Path) -> None:
+def test_processes_are_listed_with_their_memory(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
     driver = fake_driver("card t4 memory_mib=16384 context_mib=0\n")
     driver.ctl("process", 0, 4242, 512, "stranger")
-    out = in_process(
-        driver,
-        root_of(driver, tmp_path),
-        """
-        from nvml.probe import probe
-        from nvml.usage import processes, used_bytes
-        (card,) = probe(unit_mib=1024, access="cdi").cards
-        print([(p.pid, p.used_bytes // 2**20) for p in processes(card.uuid)], used_bytes(card.uuid) >= 512 * 2**20)
-        """,
-    )
-    assert out == "[(4242, 512)] True\n"
+    uuid = driver.status()[0].uuid
+    assert supervisor_of(driver).nvml.processes(uuid) == (ProcessUsage(4242, uuid, 512 * 2**20),)
 
 
 @pytest.mark.parametrize("folder", LIBRARY_FOLDERS)

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from nvml.binding import nv
-from nvml.errors import NvmlError, naming
+from nvml.errors import NvmlError
+from nvml.naming import naming
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
@@ -31,10 +32,11 @@ import sys
 from pathlib import Path
 import msgspec
 import pynvml
-from nvml import health, probe, usage, utilisation
-from nvml.binding import nv
-from nvml.errors import NvmlError, naming
-from nvml.session import opened
+from nvml.child import Session
+from nvml.gather import probe
+from nvml.asking import Nvml
+from nvml.errors import NvmlError
+from nvml.messages import Open, Opened
 
 called, refused = set(), []
 look_up = pynvml._nvmlGetFunctionPointer
@@ -49,19 +51,20 @@ def attempt(step):
     except NvmlError as error:
         refused.append(str(error))
 
-def listen(uuid):
-    events = health.Events([uuid])
-    events.wait(1)
-    events.close()
+class InThisProcess:
+    def ask(self, request):
+        return session.answer(request)
 
 def everything():
-    with opened(Path(sys.argv[1])):
-        uuid = probe.probe(unit_mib=1, access="cdi").cards[1].uuid
-        for step in (probe.answers, usage.processes, usage.used_bytes, lambda uuid: utilisation.busy(uuid, 0, 10), listen):
-            attempt(lambda: step(uuid))
+    nvml = Nvml(InThisProcess())
+    nvml._ask(Open(sys.argv[1]), Opened)
+    uuid = probe(nvml, unit_mib=1, access="cdi").cards[1].uuid
+    for step in (nvml.answers, nvml.processes, lambda uuid: nvml.busy(uuid, 0, 10), lambda uuid: nvml.xids((uuid,))):
+        attempt(lambda: step(uuid))
 
 pynvml._nvmlGetFunctionPointer = seen
-attempt(everything)
+with Session() as session:
+    attempt(everything)
 print(msgspec.json.encode((sorted(called), refused)).decode())
 """
 
@@ -139,13 +142,16 @@ METER = """
 import select, sys
 from pathlib import Path
 from arbiter.meter import Meter
+from arbiter.nvml_source import nvml_source
+from nvml.supervisor import Limits
 
-meter = Meter(Path(sys.argv[1]), Path("/grants"))
-meter.want([sys.argv[2]])
-meter.start()
-assert select.select([meter.fd], [], [], 30)[0]
-print(meter.tried, meter.trouble)
-meter.close()
+with nvml_source(None, Path(sys.argv[1]), Limits()) as nvml:
+    meter = Meter(nvml(), Path("/grants"))
+    meter.want([sys.argv[2]])
+    meter.start()
+    assert select.select([meter.fd], [], [], 30)[0]
+    print(meter.tried, meter.trouble)
+    meter.close()
 """
 
 
@@ -166,6 +172,7 @@ from pathlib import Path
 from deviceplugin import machine
 from deviceplugin.metrics import Metrics
 from deviceplugin.offer import Offer
+from nvml.supervisor import Supervisor
 from vgpu.names import DEFAULT
 
 async def until_it_waits():
@@ -180,14 +187,18 @@ async def until_it_waits():
         pass
 
     machine.asyncio.sleep = sleep
+    supervisor = Supervisor(Path(sys.argv[1]))
+    supervisor.start()
+    supervisor.await_open(60)
     follower = machine.Machine(
-        Offer(DEFAULT, 1024), Metrics(), driver_root=Path(sys.argv[1]), access="cdi", unit_mib=1024, health_s=5.0, probe_s=60.0,
+        Offer(DEFAULT, 1024), Metrics(), supervisor, access="cdi", unit_mib=1024, health_s=5.0, probe_s=60.0,
         on_inventory=lambda _: None, try_out=nothing,
     )
     running = asyncio.create_task(follower.run())
     await asyncio.wait([running, asyncio.create_task(waits.wait())], timeout=30, return_when=asyncio.FIRST_COMPLETED)
     print("ended" if running.done() else follower.failing)
     running.cancel()
+    supervisor.close()
 
 asyncio.run(until_it_waits())
 """

@@ -16,6 +16,7 @@ from vgpu.enforcement import (
     NO_CHANNELS_S,
     REPORTED,
     SILENT_S,
+    STALE_S,
     STALLED_S,
     TABLE,
     ContainerFacts,
@@ -64,7 +65,7 @@ CAUSES = {
     Reason.NO_SUSPEND: replace(FINE, denied=Reason.NO_SUSPEND),
     Reason.SILENT_PROCESS: with_process(recall_s=SILENT_S),
     Reason.ARBITER_STALLED: replace(FINE, stalled_s=STALLED_S),
-    Reason.NVML: replace(FINE, measured=False),
+    Reason.NVML: replace(FINE, reading_s=STALE_S + 0.1),
 }
 
 

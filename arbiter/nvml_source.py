@@ -1,0 +1,33 @@
+"""Where the arbiter has NVML from: the device plugin's child, or one of its own where there is no plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from nvml.asking import Nvml
+from nvml.client import Client
+from nvml.supervisor import Limits, Supervisor
+from vgpu.enforcement import STALE_S
+
+READ_S: Final = STALE_S
+"""For one answer: a later one is of no use."""
+_log = structlog.get_logger()
+
+
+@contextmanager
+def nvml_source(door: Path | None, driver_root: Path, limits: Limits) -> Iterator[Callable[[], Nvml]]:
+    """Makes an `Nvml` for each thread that asks. `door`: the socket of the device plugin; None = a child of our own."""
+    if door is not None:
+        yield lambda: Client(door, READ_S).nvml
+        return
+    supervisor = Supervisor(driver_root, limits, tell=lambda text: _log.info("NVML", what=text))
+    supervisor.start()
+    try:
+        yield lambda: supervisor.within(READ_S)
+    finally:
+        supervisor.close()

@@ -1,0 +1,81 @@
+"""NVML on this node: the child, and the door at which the arbiter asks it.
+
+A door that cannot be opened keeps the plugin from nothing: it is tried again, and said so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from deviceplugin.files import make_folder
+from deviceplugin.metrics import Metrics
+from deviceplugin.settings import DevicePluginSettings
+from nvml.door import Door
+from nvml.replacing import End
+from nvml.supervisor import Limits, Supervisor
+
+RETRY_S: Final = 5.0
+COUNT_S: Final = 1.0
+"""Between looks at what the metrics tell of children."""
+
+log = structlog.get_logger("deviceplugin.nvml")
+
+
+class Management:
+    """The supervisor runs from `start` to `close`."""
+
+    def __init__(self, settings: DevicePluginSettings, metrics: Metrics) -> None:
+        self.supervisor = Supervisor(
+            settings.driver_root,
+            Limits(settings.nvml_start_s, settings.nvml_call_s),
+            released=settings.nvml_released,
+            tell=lambda text: log.warning("NVML", what=text),
+        )
+        self.failing = "NVML's socket is not open yet"
+        """Why the arbiter cannot ask; empty when it can."""
+        self._settings, self._metrics = settings, metrics
+        self._counted: dict[End, int] = {}
+
+    def start(self) -> None:
+        """Raises RuntimeError when there is no thread to be had."""
+        self.supervisor.start()
+
+    def close(self) -> None:
+        """End the child, and answer everybody who waits. Again: no-op."""
+        self.supervisor.close()
+
+    async def run(self) -> None:
+        """Keep the door open until cancelled."""
+        door = await self._opened()
+        try:
+            while True:
+                self._count()
+                await asyncio.sleep(COUNT_S)
+        finally:
+            await asyncio.to_thread(door.close)
+
+    async def _opened(self) -> Door:
+        while True:
+            try:
+                make_folder(self._settings.plugin_folder)
+                door = Door(
+                    self._settings.nvml_socket,
+                    self.supervisor,
+                    tell=lambda text: log.warning("NVML's socket", what=text),
+                )
+            except OSError as error:
+                self.failing = f"NVML's socket is not open: {error}"
+                log.error("the arbiter cannot ask NVML", error=self.failing, retry_s=RETRY_S)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self.failing = ""
+            return door
+
+    def _count(self) -> None:
+        for end, count in self.supervisor.ends.copy().items():
+            self._metrics.nvml_ends.labels(end).inc(count - self._counted.get(end, 0))
+            self._counted[end] = count
+        self._metrics.nvml_abandoned.set(self.supervisor.abandoned)

@@ -1,0 +1,128 @@
+"""The child: one thread that calls NVML, for the one program that started it. It may hang, be killed and be replaced at any time.
+
+It reads requests from the socket that is its standard input, and answers each before it reads the next. It decides nothing, keeps nothing
+but the events it listens to, and ends when its supervisor hangs up or dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from nvml import probe, usage, utilisation
+from nvml.binding import nv
+from nvml.errors import NvmlError
+from nvml.events import Events
+from nvml.library import LIBRARY
+from nvml.messages import (
+    MOST_PROCESSES,
+    REQUEST_BYTES,
+    Answered,
+    Answers,
+    AnyReply,
+    AnyRequest,
+    CardAt,
+    Computed,
+    Computes,
+    Count,
+    Failed,
+    Health,
+    Held,
+    OneCard,
+    Open,
+    Opened,
+    Processes,
+    Xids,
+    XidsSeen,
+    decode_asked,
+    encode,
+)
+from nvml.session import opened
+
+_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG, linux/prctl.h."""
+
+
+def main() -> None:
+    """Serve whoever holds the other end of standard input."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # a call that hangs would outlive the supervisor
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor's to act on
+    with socket.socket(fileno=0) as sock, suppress(ConnectionError):
+        serve(sock)
+
+
+def serve(sock: socket.socket) -> None:
+    """Until the other end hangs up. Raises msgspec.MsgspecError for what a supervisor never sends."""
+    with Session() as session:
+        while packet := sock.recv(REQUEST_BYTES):
+            asked = decode_asked(packet)
+            sock.send(encode(Answered(asked.number, session.answer(asked.request))))
+
+
+class Session:
+    """NVML, open from the first request on."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._events: Events | None = None
+        self._listens: tuple[str, ...] = ()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def answer(self, request: AnyRequest) -> AnyReply:
+        """What NVML says. What goes wrong is an answer, too: it may concern one GPU of many."""
+        try:
+            return self._answer(request)
+        except NvmlError as error:
+            return Failed.of(error)
+        except Exception as error:  # noqa: BLE001 - of the binding, for a value that nobody thought of
+            return Failed(f"{request.key}: {type(error).__name__}: {error}")
+
+    def _answer(self, request: AnyRequest) -> AnyReply:
+        match request:
+            case Open(driver_root):
+                return self._opened(Path(driver_root))
+            case Count():
+                return probe.count()
+            case CardAt(index):
+                return OneCard(probe.card_at(index))
+            case Answers(uuid):
+                return Health(probe.answers(uuid))
+            case Processes(uuid):
+                return Held(usage.processes(uuid)[:MOST_PROCESSES])
+            case Computes(uuid, since_us, until_us):
+                return Computed(utilisation.busy(uuid, since_us, until_us))
+            case Xids(uuids):
+                return self._xids(uuids)
+
+    def _opened(self, driver_root: Path) -> Opened:
+        """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""
+        found = self._open.enter_context(opened(driver_root))
+        for index in range(probe.count().count):
+            with suppress(nv.NVMLError):  # one that is lost is told of when it is asked
+                nv.nvmlDeviceGetHandleByIndex(index)
+        return Opened(found, mapped(LIBRARY.partition(".so")[0]))
+
+    def _xids(self, uuids: tuple[str, ...]) -> XidsSeen:
+        if self._events is None or self._listens != uuids:
+            if self._events is not None:
+                self._events.close()
+            self._events, self._listens = Events(uuids), uuids
+        return XidsSeen(self._events.seen(), self._events.deaf)
+
+
+def mapped(library: str) -> str:
+    """Path of the library of this name that is in this process; empty = none."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if path.rpartition("/")[2].startswith(library):
+            return f"/{path}"
+    return ""

@@ -1,0 +1,72 @@
+"""Ask the NVML child of another program, through its door. Waits for nobody longer than it was told to."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from nvml.asking import Nvml
+from nvml.errors import NvmlAway
+from nvml.messages import MALFORMED, REPLY_BYTES, AnyReply, AnyRequest, Asked, Failed, decode_answered, encode
+
+
+class Client:
+    """Not for several threads: each has its own. `wait_s`: for one answer."""
+
+    def __init__(self, path: Path, wait_s: float) -> None:
+        self._path, self._wait_s = path, wait_s
+        self._sock: socket.socket | None = None
+        self._number = 0
+
+    @property
+    def nvml(self) -> Nvml:
+        """NVML through this client."""
+        return Nvml(self)
+
+    def ask(self, request: AnyRequest) -> AnyReply:
+        """Raises NvmlAway, NvmlHung."""
+        try:
+            return self._answered(request)
+        except (TimeoutError, BlockingIOError):
+            self.close()
+            raise NvmlAway(f"{self._path}: no answer within {self._wait_s:g} s") from None
+        except OSError as error:
+            self.close()
+            raise NvmlAway(f"{self._path}: {error.strerror or error}: the device plugin serves it") from None
+        except (*MALFORMED, ValueError) as error:
+            self.close()
+            raise NvmlAway(f"{self._path}: what came is no answer: {str(error)[:200]}") from None
+
+    def close(self) -> None:
+        """The next request connects anew."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _answered(self, request: AnyRequest) -> AnyReply:
+        sock = self._connected()
+        self._number += 1
+        sock.send(encode(Asked(self._number, request)), socket.MSG_NOSIGNAL)
+        packet = sock.recv(REPLY_BYTES + 1)
+        if not packet:
+            raise ConnectionResetError("hung up")
+        if len(packet) > REPLY_BYTES:
+            raise ValueError(f"more than {REPLY_BYTES} bytes")
+        answered = decode_answered(packet)
+        if answered.number != self._number:
+            raise ValueError(f"number {answered.number}, not {self._number}")
+        if isinstance(answered.reply, Failed):
+            raise answered.reply.error
+        return answered.reply
+
+    def _connected(self) -> socket.socket:
+        if self._sock is None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.settimeout(self._wait_s)
+            try:
+                sock.connect(str(self._path))
+            except OSError:
+                sock.close()
+                raise
+            self._sock = sock
+        return self._sock

@@ -1,0 +1,157 @@
+"""The door: other programs of the node ask the supervisor's child through a socket in the state folder.
+
+Only processes of our own user are let in. Each connection has a thread and one request at a time; there are few, their messages are
+bounded, and who does not read, sends garbage or asks without end is hung up on or slowed down. None of it reaches the child.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from nvml.errors import NvmlError
+from nvml.messages import MALFORMED, REQUEST_BYTES, Answered, AnyReply, AnyRequest, Failed, decode_at_the_door, encode
+
+CONNECTIONS: Final = 8
+"""The arbiter has two; one that restarts has two more until its old ones are seen to end. Guessed."""
+SEND_S: Final = 2.0
+"""A peer that does not read for so long is hung up on. Guessed."""
+WAIT_S: Final = 4.0
+"""For one answer. The arbiter waits 3 s for its own."""
+A_SECOND: Final = 200.0
+AT_ONCE: Final = 200.0
+"""Requests of one connection: the arbiter makes two a second for each GPU, and one more for each context. Guessed."""
+AGAIN_S: Final = 1.0
+"""After an accept that failed, as it does when too many files are open. Guessed."""
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class Asks(Protocol):
+    """The supervisor."""
+
+    def ask(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply: ...
+
+
+class Door:
+    """Open until `close`. `user`: whose processes may come in. Raises OSError when the socket cannot be made."""
+
+    def __init__(
+        self, path: Path, asks: Asks, *, user: int | None = None, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.refused = 0
+        """Connections that were turned away or hung up on."""
+        self._path, self._asks, self._tell = path, asks, tell
+        self._user = os.geteuid() if user is None else user
+        self._listener = _listening(path)
+        self._inode = path.stat().st_ino
+        self._lock = threading.Lock()
+        self._inside: set[socket.socket] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name="nvml-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hang up on everybody, and take the socket away unless another program has put its own there."""
+        self._closing.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        with self._lock:
+            for sock in self._inside:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if self._closing.wait(AGAIN_S):
+                    return
+                self._tell(f"nobody can be let in to NVML now: {error}")
+                continue
+            if why := self._let_in(sock):
+                self._turn_away(why)
+                sock.close()
+
+    def _let_in(self, sock: socket.socket) -> str:
+        """Start its thread. Answers why not, if not."""
+        pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user != self._user:
+            return f"process {pid} is of user {user}: must be of {self._user}"
+        with self._lock:
+            if len(self._inside) >= CONNECTIONS:
+                return f"process {pid} is one too many: at most {CONNECTIONS} connections"
+            self._inside.add(sock)
+        try:
+            threading.Thread(target=self._serve, args=(sock, pid), name=f"nvml-{pid}", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._inside.discard(sock)
+            return f"process {pid}: {error}"
+        return ""
+
+    def _turn_away(self, why: str) -> None:
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:  # the 1st, 2nd, 4th, 8th: a peer does not fill the log
+            self._tell(f"NVML's door: {why} ({self.refused} so far)")
+
+    def _serve(self, sock: socket.socket, pid: int) -> None:
+        try:
+            with sock:
+                sock.settimeout(None)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _time_of(SEND_S))
+                self._answer_all(sock)
+        except (*MALFORMED, OSError) as error:
+            if not self._closing.is_set():
+                self._turn_away(f"process {pid}: {str(error)[:200]}")
+        finally:
+            with self._lock:
+                self._inside.discard(sock)
+
+    def _answer_all(self, sock: socket.socket) -> None:
+        """Until it hangs up. Raises OSError, MALFORMED."""
+        left, at_s = AT_ONCE, time.monotonic()
+        while packet := sock.recv(REQUEST_BYTES + 1):
+            asked = decode_at_the_door(packet)
+            try:
+                reply = self._asks.ask(asked.request, WAIT_S)
+            except NvmlError as error:
+                reply = Failed.of(error)
+            sock.send(encode(Answered(asked.number, reply)), socket.MSG_NOSIGNAL)
+            now_s = time.monotonic()
+            left, at_s = min(AT_ONCE, left - 1 + (now_s - at_s) * A_SECOND), now_s
+            if left < 0 and self._closing.wait(-left / A_SECOND):
+                return
+
+
+def _time_of(seconds: float) -> bytes:
+    whole = int(seconds)
+    return struct.pack("ll", whole, int((seconds - whole) * 1e6))
+
+
+def _listening(path: Path) -> socket.socket:
+    """In place of one that an earlier program left."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        sock.bind(str(fresh))
+        fresh.chmod(0o600)
+        sock.listen(CONNECTIONS)
+        fresh.rename(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,209 @@
+"""What is asked of the NVML child and what it answers: msgpack, one message a packet (SOCK_SEQPACKET).
+
+The supervisor sends `Asked` to its child and gets `Answered` with the same number. The door takes the requests of `AT_THE_DOOR` from other
+programs of the node. A message that does not decode ends the connection that it came on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+import msgspec
+
+from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from vgpu.inventory import Card
+
+REQUEST_BYTES: Final = 16 * 1024
+"""Largest request: the UUIDs of 64 GPUs are 3 KiB."""
+REPLY_BYTES: Final = 128 * 1024
+"""Largest reply: 4,000 processes of one GPU. Below what a socket's buffer takes as one packet by default, 208 KiB."""
+MOST_PROCESSES: Final = 3000
+"""Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so no GPU has room for so many."""
+
+Found = Literal["driver root", "loader"]
+"""Where the management library was found."""
+
+WHOLE: Final = 100
+"""Percent. The driver was seen to answer numbers far beyond it for processes it has lost sight of; those are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """Memory of one process on one card or MIG instance. `used_bytes` is None where the driver does not tell."""
+
+    pid: int
+    uuid: str
+    used_bytes: int | None
+    mps: bool = False
+    """It is a client of an MPS server: NVML lists those apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """One look at a card."""
+
+    percent: Mapping[int, int]
+    """Host pid -> percent of the time since the last look in which the process computed. Who did not is left out."""
+    seen_us: int
+    """Of the driver's latest sample, by its own clock: for the next look. 0 = there never was one."""
+    by_process: bool = True
+    """Does the driver count by process there? If not, nobody in `percent` says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An XID event of a card."""
+
+    uuid: str
+    xid: int
+
+
+class Request(msgspec.Struct, frozen=True, tag=True):
+    """Something to ask. `key`: what it is about, for a call that does not return; requests about a GPU have its UUID."""
+
+    @property
+    def key(self) -> str:
+        return type(self).__name__.lower()
+
+
+class Open(Request, frozen=True, tag=True):
+    """Load the library, initialise NVML and attach every GPU. The first request."""
+
+    driver_root: str
+
+
+class Count(Request, frozen=True, tag=True):
+    """How many GPUs there are."""
+
+
+class CardAt(Request, frozen=True, tag=True):
+    """All about the GPU with this index. `uuid`: which one was there before, empty = none."""
+
+    index: int
+    uuid: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.uuid or f"index {self.index}"
+
+
+class OfGpu(Request, frozen=True):
+    """About one GPU."""
+
+    uuid: str
+
+    @property
+    def key(self) -> str:
+        return self.uuid
+
+
+class Answers(OfGpu, frozen=True, tag=True):
+    """Is it well?"""
+
+
+class Processes(OfGpu, frozen=True, tag=True):
+    """Who holds memory there."""
+
+
+class Computes(OfGpu, frozen=True, tag=True):
+    """Who computed there, between two times of the driver's clock."""
+
+    since_us: int
+    until_us: int
+
+
+class Xids(Request, frozen=True, tag=True):
+    """XID events of these GPUs since this was asked last."""
+
+    uuids: tuple[str, ...]
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """An answer."""
+
+
+class Opened(Reply, frozen=True, tag=True):
+    """NVML is open. `path`: of the library in use."""
+
+    found: Found
+    path: str
+
+
+class Counted(Reply, frozen=True, tag=True):
+    count: int
+    driver: str
+
+
+class OneCard(Reply, frozen=True, tag=True):
+    card: Card
+
+
+class Health(Reply, frozen=True, tag=True):
+    trouble: str | None
+    """Why the GPU is not well, for a person."""
+
+
+class Held(Reply, frozen=True, tag=True):
+    processes: tuple[ProcessUsage, ...]
+
+
+class Computed(Reply, frozen=True, tag=True):
+    busy: Busy
+
+
+class XidsSeen(Reply, frozen=True, tag=True):
+    xids: tuple[Xid, ...]
+    deaf: dict[str, str]
+    """UUID -> why its events cannot be had."""
+
+
+class Failed(Reply, frozen=True, tag=True):
+    """Instead of the answer."""
+
+    KINDS: ClassVar[dict[str, type[NvmlError]]] = {"refused": NvmlError, "hung": NvmlHung, "away": NvmlAway}
+    text: str
+    code: int = 0
+    kind: Literal["refused", "hung", "away"] = "refused"
+
+    @classmethod
+    def of(cls, error: NvmlError) -> Failed:
+        kind: Literal["refused", "hung", "away"] = "refused"
+        if isinstance(error, NvmlHung):
+            kind = "hung"
+        elif isinstance(error, NvmlAway):
+            kind = "away"
+        return cls(str(error), error.code, kind)
+
+    @property
+    def error(self) -> NvmlError:
+        return self.KINDS[self.kind](self.text, self.code)
+
+
+AnyRequest = Open | Count | CardAt | Answers | Processes | Computes | Xids
+AnyReply = Opened | Counted | OneCard | Health | Held | Computed | XidsSeen | Failed
+AtTheDoor = Count | Processes | Computes
+"""What other programs may ask. XID events are told once, and belong to the supervisor's program."""
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    request: AnyRequest
+
+
+class AskedAtTheDoor(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    request: AtTheDoor
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    reply: AnyReply
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_asked: Final = msgspec.msgpack.Decoder(Asked).decode
+decode_at_the_door: Final = msgspec.msgpack.Decoder(AskedAtTheDoor).decode
+decode_answered: Final = msgspec.msgpack.Decoder(Answered).decode
+MALFORMED: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)

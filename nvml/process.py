@@ -1,0 +1,118 @@
+"""One child as a process: start it, exchange packets with it within a time, end it. Knows no NVML and no reason to do any of it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from nvml.messages import REPLY_BYTES
+
+COMMAND: Final = (sys.executable, "-P", "-m", "nvml")
+END_S: Final = 2.0
+"""A killed process ends within milliseconds, one whose GPUs are closed with it within some hundred. Guessed."""
+
+
+class Ended(Exception):
+    """The child is no more, or hung up; the text says how it ended."""
+
+
+class Wake:
+    """Interrupts who waits, from any thread."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def rang(self) -> None:
+        """Be silent until it rings again."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return
+
+    def wait(self, seconds: float) -> None:
+        """Until it rings, at most so long."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        poll.poll(seconds * 1000)
+        self.rang()
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Child:
+    """A started child. Raises OSError when it cannot be started."""
+
+    def __init__(self, command: Sequence[str] = COMMAND, env: Mapping[str, str] | None = None) -> None:
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.setblocking(False)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env
+            )
+        except OSError:
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, packet: bytes) -> None:
+        """Raises Ended; also when its buffer is full, which a child that answers each request never lets happen."""
+        try:
+            self._sock.send(packet, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise Ended(self._how(str(error))) from None
+
+    def receive(self, until_s: float, wake: Wake | None = None) -> bytes | None:
+        """The next packet; None when there is none by then (time.monotonic), or when `wake` rang. Raises Ended."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        if wake is not None:
+            poll.register(wake.fd, select.POLLIN)
+        ready = dict(poll.poll(max(0.0, until_s - time.monotonic()) * 1000))
+        if wake is not None and wake.fd in ready:
+            wake.rang()
+        if self._sock.fileno() not in ready:
+            return None
+        try:
+            packet = self._sock.recv(REPLY_BYTES + 1)
+        except OSError as error:
+            raise Ended(self._how(str(error))) from None
+        if not packet:
+            raise Ended(self._how("it hung up"))
+        return packet
+
+    def kill(self, wait_s: float = END_S) -> bool:
+        """End it. Answers whether it has ended: one in an uninterruptible sleep of the driver does not."""
+        self._sock.close()
+        self._process.kill()
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def ended(self) -> bool:
+        """Has one that was killed ended by now?"""
+        return self._process.poll() is not None
+
+    def _how(self, otherwise: str) -> str:
+        try:
+            code = self._process.wait(END_S / 10)
+        except subprocess.TimeoutExpired:
+            return otherwise
+        return f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"status {code}"

@@ -1,0 +1,100 @@
+"""When a child that went is replaced, and which GPUs are left alone: what a supervisor decides, on values. Pure.
+
+Units: seconds of a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+PAUSES_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Before the child after so many failures in a row. The first is replaced at once. Guessed."""
+STEADY_S: Final = 60.0
+"""A child that has answered for so long ends a row of failures. Guessed."""
+MOST_ABANDONED: Final = 2
+"""Children that cannot be killed, with one driver; then no other is started. Specified."""
+ASK_AGAIN_S: Final = (30.0, 600.0)
+"""A GPU on which a call hung is not asked for the first, doubled each time up to the second. Guessed: each try costs everybody a child."""
+
+
+class End(StrEnum):
+    """Why a child was ended, as metrics call it."""
+
+    DIED = "died"
+    HUNG = "hung"
+    MALFORMED = "malformed"
+    REFUSED = "refused"
+    """NVML could not be opened."""
+    DRIVER = "driver"
+    """Another driver is there."""
+    RELEASED = "released"
+    """The operator wants the GPUs free of it."""
+    REOPENED = "reopened"
+    """No GPU answered."""
+
+
+FAILURES: Final = frozenset({End.DIED, End.HUNG, End.MALFORMED, End.REFUSED, End.REOPENED})
+
+
+class Pauses:
+    """How long to wait before the next child."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def after(self, end: End, answered_s: float) -> float:
+        """A child that has answered for so long was ended."""
+        if answered_s >= STEADY_S or end not in FAILURES:
+            self.failures = 0
+        if end not in FAILURES:
+            return 0.0
+        self.failures += 1
+        return PAUSES_S[min(self.failures, len(PAUSES_S)) - 1]
+
+
+@dataclass(slots=True)
+class _Left:
+    why: str
+    until_s: float
+    pause_s: float
+
+
+class LeftAlone:
+    """GPUs on which a call hung, by the key of their requests."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, _Left] = {}
+
+    def hung(self, key: str, why: str, at_s: float) -> str:
+        """A call about it did not return. Answers what to say of it from now on."""
+        before = self._left.get(key)
+        pause_s = ASK_AGAIN_S[0] if before is None else min(2 * before.pause_s, ASK_AGAIN_S[1])
+        text = f"{why}; it is asked again after {pause_s:g} s"
+        self._left[key] = _Left(text, at_s + pause_s, pause_s)
+        return text
+
+    def why(self, key: str, at_s: float) -> str:
+        """Why it is not asked now; empty when it may be."""
+        left = self._left.get(key)
+        return left.why if left is not None and at_s < left.until_s else ""
+
+    def answered(self, key: str) -> None:
+        """A call about it returned."""
+        self._left.pop(key, None)
+
+    def forget(self) -> None:
+        """Another driver is there."""
+        self._left.clear()
+
+
+def too_many(pids: list[int]) -> str:
+    """Why no child is started while these cannot be killed; empty when one may be."""
+    if len(pids) < MOST_ABANDONED:
+        return ""
+    named = ", ".join(map(str, pids))
+    return (
+        f"{len(pids)} NVML processes ({named}) hang in the driver and cannot be killed: no other is started until one ends "
+        "or the driver changes"
+    )

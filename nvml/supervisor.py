@@ -1,0 +1,390 @@
+"""Keep one NVML child running, and carry requests to it. NVML may hang, crash or be replaced; who asks is answered in time all the same.
+
+One thread does it all: it starts the child, carries one request at a time, and watches. A call that does not return in time costs the child:
+it is killed, or abandoned where it cannot be killed (`nvml.replacing`). The driver is looked at each second, and a child that opened another
+one is replaced. While the file `released` exists there is no child, so that a GPU can be reset.
+
+Nothing here calls NVML. The thread itself never waits longer than a limit, and who asks waits no longer than its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from nvml.asking import Nvml
+from nvml.driver import Identity, identity
+from nvml.errors import NvmlAway, NvmlHung
+from nvml.messages import (
+    MALFORMED,
+    REPLY_BYTES,
+    Answered,
+    AnyReply,
+    AnyRequest,
+    Asked,
+    CardAt,
+    Failed,
+    OfGpu,
+    Open,
+    Opened,
+    decode_answered,
+    encode,
+)
+from nvml.process import COMMAND, END_S, Child, Ended, Wake
+from nvml.replacing import End, LeftAlone, Pauses, too_many
+
+START_S: Final = 120.0
+"""Specified: without persistence mode eight GPUs take tens of seconds."""
+CALL_S: Final = 10.0
+"""Specified."""
+TICK_S: Final = 1.0
+"""Between looks at the driver, at `released` and at abandoned children. Guessed."""
+MOST_WAITING: Final = 64
+"""Requests that wait. Guessed: each thread that asks has one."""
+SLACK_S: Final = 5.0
+"""Who gives no time of its own waits so much longer than any call may take: for a thread that is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds, from the settings."""
+
+    start_s: float = START_S
+    call_s: float = CALL_S
+    end_s: float = END_S
+
+
+class _Stop(Exception):
+    """The child has to go, for this reason."""
+
+    def __init__(self, end: End, why: str) -> None:
+        super().__init__(why)
+        self.end, self.why = end, why
+
+
+@dataclass(slots=True)
+class _Call:
+    request: AnyRequest
+    done: threading.Event = field(default_factory=threading.Event)
+    reply: AnyReply | None = None
+    given_up: bool = False
+
+    def answer(self, reply: AnyReply) -> None:
+        self.reply = reply
+        self.done.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Abandoned:
+    child: Child
+    driver: Identity
+
+
+class Supervisor:
+    """See the module. `tell` hears a sentence of each child that opened NVML or went; from the supervisor's thread."""
+
+    def __init__(
+        self, driver_root: Path, limits: Limits | None = None, *, released: Path | None = None,
+        tell: Callable[[str], None] = lambda _: None, command: Sequence[str] = COMMAND,
+        driver: Callable[[Path, str], Identity] = identity,
+    ) -> None:  # fmt: skip
+        self.failing = "NVML is being opened"
+        """Why nobody is answered; empty while a child answers."""
+        self.ends: Counter[End] = Counter()
+        """Children that were ended, since the start."""
+        self._driver_root, self._limits, self._released = driver_root, limits or Limits(), released
+        self._say, self._command, self._look = tell, command, driver
+        self._changed = threading.Condition()
+        self._calls: deque[_Call] = deque()
+        self._closing = False
+        self._reopen = ""
+        self._opened: Opened | None = None
+        self._starting = True
+        self._wake = Wake()
+        self._child: Child | None = None
+        self._path = ""
+        """Of the library that the last child had."""
+        self._driver = self._there = Identity((), "", 0)
+        """The one that the last child opened, and the one that is there."""
+        self._looked_at_s = -inf
+        self._answers_since_s = inf
+        self._number = 0
+        self._start_at_s = 0.0
+        self._abandoned: list[_Abandoned] = []
+        self._pauses, self._left = Pauses(), LeftAlone()
+        self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError when there is no thread to be had."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the child and answer everybody. Returns soon, also when the child hangs. Again: no-op."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self.failing = "NVML is closed"
+        self._wake.ring()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._wake.close()
+
+    @property
+    def nvml(self) -> Nvml:
+        """NVML through this supervisor."""
+        return Nvml(self)
+
+    def within(self, wait_s: float) -> Nvml:
+        """The same for who waits no longer than that for an answer."""
+        return Nvml(_Within(self, wait_s))
+
+    @property
+    def abandoned(self) -> int:
+        """Children that were killed and have not ended."""
+        return len(self._abandoned)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, where there is one."""
+        child = self._child
+        return None if child is None else child.pid
+
+    def await_open(self, wait_s: float) -> Opened:
+        """Where the library was found. Raises NvmlAway when NVML cannot be opened now, or after `wait_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._opened is not None or not self._starting or self._closing, wait_s)
+            if self._opened is None or self._closing:
+                raise NvmlAway(self.failing)
+            return self._opened
+
+    def reopen(self, why: str) -> None:
+        """The child is of no use: replace it."""
+        with self._changed:
+            self._reopen = why
+        self._wake.ring()
+
+    def ask(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply:
+        """The child's answer. Raises NvmlAway, NvmlHung; at once where there is nobody to ask."""
+        call = _Call(request)
+        with self._changed:
+            if self.failing:
+                raise NvmlAway(self.failing)
+            if why := self._left.why(request.key, time.monotonic()):
+                raise NvmlHung(why)
+            if len(self._calls) >= MOST_WAITING:
+                raise NvmlAway(f"{len(self._calls)} requests wait for NVML: at most {MOST_WAITING} may")
+            self._calls.append(call)
+        self._wake.ring()
+        limit_s = self._limits.call_s + self._limits.end_s + SLACK_S if wait_s is None else wait_s
+        if not call.done.wait(limit_s) or call.reply is None:
+            call.given_up = True
+            raise NvmlAway(f"NVML did not answer within {limit_s:g} s")
+        if isinstance(call.reply, Failed):
+            raise call.reply.error
+        return call.reply
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except _Stop as stop:
+                self._end(stop.end, stop.why)
+            except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would leave everybody waiting
+                self._end(End.DIED, f"the supervisor of NVML failed: {type(error).__name__}: {error}")
+        self._drop("NVML is closed")
+
+    def _turn(self) -> None:
+        self._reap()
+        why = self._forbidden()
+        if self._child is not None:
+            if why or self._reopen:
+                raise _Stop(End.RELEASED if why else End.REOPENED, why or self._reopen)
+            self._check_driver()
+            self._serve(self._child)
+        elif why:
+            self._rest(why)
+        elif (pause_s := self._start_at_s - time.monotonic()) > 0 and not self._driver_changed():
+            self._rest(self.failing, min(TICK_S, pause_s))
+        else:
+            self._open()
+
+    def _forbidden(self) -> str:
+        """Why there must be no child now; empty when there may be."""
+        if self._released is not None and self._released.exists():
+            return f"NVML is released, as the file {self._released} exists: remove it when the GPUs may be used again"
+        stuck = [one.child.pid for one in self._abandoned if one.driver == self._driver]
+        return too_many(stuck) if self._child is None and not self._driver_changed() else ""
+
+    def _rest(self, why: str, seconds: float = TICK_S) -> None:
+        with self._changed:
+            self.failing, self._starting = why or self.failing, False
+            self._changed.notify_all()
+        self._wake.wait(seconds)
+
+    def _open(self) -> None:
+        with self._changed:
+            self._starting, self._reopen = True, ""
+        self._driver = self._look_now()
+        try:
+            child = self._child = Child(self._command)
+        except OSError as error:
+            raise _Stop(End.DIED, f"the NVML process cannot be started: {error}") from None
+        limit_s = self._limits.start_s
+        try:
+            reply = self._exchange(child, Open(str(self._driver_root)), limit_s, may_stop=True)
+        except TimeoutError:
+            raise _Stop(End.HUNG, f"the start of NVML did not return within {limit_s:g} s") from None
+        if isinstance(reply, Failed):
+            raise _Stop(End.REFUSED, reply.text)
+        if not isinstance(reply, Opened):
+            raise _Stop(End.MALFORMED, f"the NVML process answered its start by {type(reply).__name__}")
+        self._path = reply.path
+        before, self._driver = self._driver, self._look_now()
+        if before.library and before != self._driver:
+            raise _Stop(End.DRIVER, "the driver was replaced while NVML was opened")
+        self._answers_since_s = time.monotonic()
+        with self._changed:
+            self._opened, self.failing, self._starting = reply, "" if not self._closing else self.failing, False
+            self._changed.notify_all()
+        self._say(f"NVML is open, in process {self.pid}")
+
+    def _serve(self, child: Child) -> None:
+        """Wait for a request, at most a tick, and carry it out."""
+        if not self._calls:
+            packet = self._receive(child, time.monotonic() + TICK_S)
+            if packet is not None:
+                raise _Stop(End.MALFORMED, f"the NVML process sent {len(packet)} bytes that nobody asked for")
+            return
+        call = self._calls.popleft()
+        if not call.given_up:
+            call.answer(self._carried_out(child, call))
+
+    def _carried_out(self, child: Child, call: _Call) -> AnyReply:
+        request, limit_s = call.request, self._limits.call_s
+        of_gpu = isinstance(request, (OfGpu, CardAt))
+        try:
+            reply = self._exchange(child, request, limit_s)
+        except TimeoutError:
+            name = f"GPU {request.key}" if of_gpu else "NVML"
+            why = f"{name}: the call {type(request).__name__} did not return within {limit_s:g} s"
+            if of_gpu:
+                with self._changed:
+                    why = self._left.hung(request.key, why, time.monotonic())
+            call.answer(Failed(why, kind="hung"))
+            raise _Stop(End.HUNG, why) from None
+        except _Stop as stop:
+            call.answer(Failed(stop.why, kind="away"))
+            raise
+        if of_gpu:
+            self._left.answered(request.key)
+        return reply
+
+    def _exchange(self, child: Child, request: AnyRequest, limit_s: float, *, may_stop: bool = False) -> AnyReply:
+        """Raises TimeoutError; _Stop for a child that ended or answers anything else; `may_stop`: also when it must go meanwhile."""
+        self._number += 1
+        until_s = time.monotonic() + limit_s
+        try:
+            child.send(encode(Asked(self._number, request)))
+        except Ended as ended:
+            raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
+        while (left_s := until_s - time.monotonic()) > 0:
+            packet = self._receive(child, time.monotonic() + min(left_s, TICK_S))
+            if self._closing:
+                raise _Stop(End.RELEASED, "NVML is closed")
+            if packet is not None:
+                return self._understood(packet)
+            if may_stop and (why := self._forbidden()):
+                raise _Stop(End.RELEASED, why)
+        raise TimeoutError
+
+    def _receive(self, child: Child, until_s: float) -> bytes | None:
+        try:
+            return child.receive(until_s, self._wake)
+        except Ended as ended:
+            raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
+
+    def _understood(self, packet: bytes) -> AnyReply:
+        try:
+            if len(packet) > REPLY_BYTES:
+                raise ValueError(f"more than {REPLY_BYTES} bytes")
+            answered: Answered = decode_answered(packet)
+            if answered.number != self._number:
+                raise ValueError(f"number {answered.number}, not {self._number}")
+        except (*MALFORMED, ValueError) as error:
+            raise _Stop(End.MALFORMED, f"the NVML process sent no answer: {str(error)[:200]}") from None
+        return answered.reply
+
+    def _check_driver(self) -> None:
+        """Raises _Stop when another one is there than the child has open."""
+        if self._driver_changed():
+            self._left.forget()
+            raise _Stop(End.DRIVER, "the driver was replaced")
+
+    def _driver_changed(self) -> bool:
+        if time.monotonic() - self._looked_at_s >= TICK_S:
+            self._look_now()
+        return self._there != self._driver
+
+    def _look_now(self) -> Identity:
+        self._looked_at_s = time.monotonic()
+        self._there = self._look(self._driver_root, self._path)
+        return self._there
+
+    def _end(self, end: End, why: str) -> None:
+        """Of the child, if there is one; and what follows for the next."""
+        answered_s = max(0.0, time.monotonic() - self._answers_since_s)
+        why = self._drop(why)
+        pause_s = self._pauses.after(end, answered_s)
+        self._start_at_s = time.monotonic() + pause_s
+        self.ends[end] += 1
+        if not self._closing:
+            self._say(why)
+
+    def _drop(self, why: str) -> str:
+        """No child from now on; everybody who waits is told so. Answers why, with the number of a child that cannot be killed."""
+        child, self._child = self._child, None
+        with self._changed:
+            self._opened, self._reopen, self._answers_since_s = None, "", inf
+            self.failing = self.failing if self._closing else why
+            self._starting = False
+            waiting, self._calls = list(self._calls), deque()
+            self._changed.notify_all()
+        for call in waiting:
+            call.answer(Failed(why, kind="away"))
+        if child is not None and not child.kill(self._limits.end_s):
+            self._abandoned.append(_Abandoned(child, self._driver))
+            why = f"{why}; process {child.pid} cannot be killed"
+            self.failing = self.failing if self._closing else why
+        return why
+
+    def _reap(self) -> None:
+        self._abandoned = [one for one in self._abandoned if not one.child.ended()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    supervisor: Supervisor
+    wait_s: float
+
+    def ask(self, request: AnyRequest) -> AnyReply:
+        return self.supervisor.ask(request, self.wait_s)
+
+
+@contextmanager
+def supervised(driver_root: Path, limits: Limits | None = None) -> Iterator[Nvml]:
+    """NVML for a while, in a child of this one program. Raises NvmlError."""
+    supervisor = Supervisor(driver_root, limits)
+    supervisor.start()
+    try:
+        supervisor.await_open((limits or Limits()).start_s + SLACK_S)
+        yield supervisor.nvml
+    finally:
+        supervisor.close()

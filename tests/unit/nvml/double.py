@@ -1,0 +1,81 @@
+"""A program in the place of the NVML child: it does at each request what a file says. One line a kind of request, such as `Processes hang`.
+
+    answer    (no line) what a child with one GPU would say
+    hang      never
+    die       ends by SIGKILL
+    exit      ends with status 3
+    garbage   bytes that are no answer
+    endless   a packet beyond the limit
+    other     the answer to another request
+    wrong     an answer of another kind
+    unasked   the answer, and then one more
+    refuse    NVML's refusal
+    slow=S    the answer, S seconds later
+
+It writes its pid and each request to the file's neighbour `.said`. Its own file is read anew at each request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from nvml import messages as m
+
+GPU = "GPU-00000000-0000-0000-0000-000000000001"
+_SET_PTRACER = 0x59616D61
+ANSWERS: dict[str, m.AnyReply] = {
+    "Open": m.Opened("driver root", ""),
+    "Count": m.Counted(1, "580"),
+    "Answers": m.Health(None),
+    "Processes": m.Held((m.ProcessUsage(4242, GPU, 512 * 2**20),)),
+    "Computes": m.Computed(m.Busy({4242: 50}, 7)),
+    "Xids": m.XidsSeen((), {}),
+}
+
+
+def main(script: Path) -> None:
+    ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(-1), 0, 0, 0)  # for the test that keeps it from ending
+    said = script.with_suffix(".said").open("a", buffering=1)
+    with socket.socket(fileno=0) as sock:
+        while packet := sock.recv(m.REQUEST_BYTES):
+            asked = m.decode_asked(packet)
+            kind = type(asked.request).__name__
+            print(os.getpid(), kind, file=said)
+            act(sock, asked.number, kind, dict(line.split() for line in script.read_text().splitlines()).get(kind, ""))
+
+
+def act(sock: socket.socket, number: int, kind: str, what: str) -> None:
+    answer = m.encode(m.Answered(number, ANSWERS[kind]))
+    match what:
+        case "hang":
+            threading.Event().wait()
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            sys.exit(3)
+        case "garbage":
+            answer = b"\xff" * 100
+        case "endless":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * m.REPLY_BYTES)
+            answer = bytes(m.REPLY_BYTES + 1)
+        case "other":
+            answer = m.encode(m.Answered(number - 1, ANSWERS[kind]))
+        case "wrong":
+            answer = m.encode(m.Answered(number, m.Health(None)))
+        case "refuse":
+            answer = m.encode(m.Answered(number, m.Failed("NVML says no (9)", 9)))
+        case "unasked":
+            sock.send(answer)
+        case _ if what.startswith("slow="):
+            threading.Event().wait(float(what.removeprefix("slow=")))
+    sock.send(answer)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,256 @@
+"""The door: who may ask the child through it, and what a peer that misbehaves costs. Nothing, to anybody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nvml import door as doors
+from nvml import messages as m
+from nvml.client import Client
+from nvml.door import CONNECTIONS, Door
+from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from tests.unit.nvml.double import GPU
+from tests.unit.nvml.test_supervisor import wait_for
+
+
+class Asks:
+    """A supervisor that answers as a test says."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[m.AnyRequest], m.AnyReply] = lambda _: m.Held((m.ProcessUsage(7, GPU, 1),))
+        self.asked: list[m.AnyRequest] = []
+
+    def ask(self, request: m.AnyRequest, _wait_s: float | None = None) -> m.AnyReply:
+        self.asked.append(request)
+        return self.answer(request)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="door-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def asks() -> Asks:
+    return Asks()
+
+
+@pytest.fixture
+def door(folder: Path, asks: Asks) -> Iterator[Door]:
+    made = Door(folder / "nvml.sock", asks)
+    yield made
+    made.close()
+
+
+def peer(folder: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(10)
+    sock.connect(str(folder / "nvml.sock"))
+    return sock
+
+
+def hung_up(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(10) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Asks, door: Door) -> None:
+    client = Client(folder / "nvml.sock", 10)
+    assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
+    for error in (NvmlError("refused", 9), NvmlHung("hung"), NvmlAway("away")):
+
+        def fail(_: m.AnyRequest, error: NvmlError = error) -> m.AnyReply:
+            raise error
+
+        asks.answer = fail
+        with pytest.raises(type(error)) as caught:
+            client.nvml.processes(GPU)
+        assert (type(caught.value), str(caught.value), caught.value.code) == (type(error), str(error), error.code)
+    client.close()
+
+
+def test_an_answer_comes_within_50_ms(folder: Path, door: Door) -> None:
+    client, took_ms = Client(folder / "nvml.sock", 10), []
+    for _ in range(100):
+        begun_s = time.perf_counter()
+        client.nvml.processes(GPU)
+        took_ms.append(1000 * (time.perf_counter() - begun_s))
+    client.close()
+    assert statistics.median(took_ms) < 50
+
+
+def test_only_our_own_user_may_connect(folder: Path, asks: Asks) -> None:
+    told: list[str] = []
+    door = Door(folder / "nvml.sock", asks, user=os.geteuid() + 1, tell=told.append)
+    try:
+        assert (folder / "nvml.sock").stat().st_mode & 0o777 == 0o600
+        with peer(folder) as sock:
+            assert hung_up(sock)
+        assert told == [
+            f"NVML's door: process {os.getpid()} is of user {os.geteuid()}: must be of {os.geteuid() + 1} (1 so far)"
+        ]
+        assert not asks.asked
+    finally:
+        door.close()
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"\xff",
+        b"\x92" * 10_000,
+        bytes(m.REQUEST_BYTES + 1),
+        m.encode(m.Asked(1, m.Open("/"))),
+        m.encode(m.Asked(1, m.Xids((GPU,)))),
+        m.encode(m.Asked(1, m.Answers(GPU))),
+        m.encode([1, {"type": "Processes", "uuid": 5}]),
+    ],
+    ids=["no message", "deep", "too long", "opens", "takes events", "asks of health", "wrong type"],
+)
+def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(folder: Path, asks: Asks, door: Door, packet: bytes) -> None:
+    with peer(folder) as sock:
+        sock.send(packet)
+        assert hung_up(sock)
+    assert not asks.asked, "none of it reaches the child"
+    client = Client(folder / "nvml.sock", 10)
+    assert client.nvml.processes(GPU)
+    client.close()
+
+
+def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, door: Door) -> None:
+    inside = [peer(folder) for _ in range(CONNECTIONS)]
+    with peer(folder) as sock:
+        assert hung_up(sock)
+    inside.pop().close()
+    client = Client(folder / "nvml.sock", 10)
+    wait_for(lambda: answered(client))
+    client.close()
+    for sock in inside:
+        sock.close()
+
+
+def answered(client: Client) -> bool:
+    try:
+        return bool(client.nvml.processes(GPU))
+    except NvmlAway:
+        return False
+
+
+def test_a_peer_that_does_not_read_is_hung_up_on(
+    folder: Path, asks: Asks, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "SEND_S", 0.2)
+    monkeypatch.setattr(doors, "AT_ONCE", 1e9)
+    asks.answer = lambda _: m.Held(tuple(m.ProcessUsage(pid, GPU, 2**40) for pid in range(1000)))
+    with peer(folder) as sock:
+        sock.settimeout(0.1)
+        try:
+            for number in range(10_000):
+                sock.send(m.encode(m.Asked(number, m.Processes(GPU))))
+        except OSError:
+            pass
+        wait_for(lambda: door.refused == 1)
+    client = Client(folder / "nvml.sock", 10)
+    assert client.nvml.processes(GPU)
+    client.close()
+
+
+def test_a_peer_that_asks_without_end_is_slowed_down_and_others_are_answered(
+    folder: Path, asks: Asks, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "AT_ONCE", 10.0)
+    monkeypatch.setattr(doors, "A_SECOND", 20.0)
+    begun_s = time.monotonic()
+    with peer(folder) as sock:
+        stop = threading.Event()
+
+        def flood() -> None:
+            number = 0
+            while not stop.is_set() and time.monotonic() - begun_s < 1.0:
+                sock.send(m.encode(m.Asked(number, m.Processes(GPU))))
+                sock.recv(m.REPLY_BYTES)
+                number += 1
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        client = Client(folder / "nvml.sock", 10)
+        asked_s = time.monotonic()
+        assert client.nvml.processes(GPU)
+        assert time.monotonic() - asked_s < 1.0
+        client.close()
+        flooding.join(10)
+        stop.set()
+    assert len(asks.asked) < 50, "at most 10 at once and 20 a second"
+
+
+def test_a_door_without_a_program_behind_it_and_a_late_answer_are_no_answer(
+    folder: Path, asks: Asks, door: Door
+) -> None:
+    with pytest.raises(NvmlAway, match=r"none.sock: No such file or directory"):
+        Client(folder / "none.sock", 1).nvml.processes(GPU)
+    go_on = threading.Event()
+
+    def late(_: m.AnyRequest) -> m.AnyReply:
+        go_on.wait(20)
+        return m.Held((m.ProcessUsage(1, GPU, 1),))
+
+    before, asks.answer = asks.answer, late
+    client = Client(folder / "nvml.sock", 0.1)
+    with pytest.raises(NvmlAway, match=r"no answer within 0.1 s"):
+        client.nvml.processes(GPU)
+    asks.answer = before
+    go_on.set()
+    assert client.nvml.processes(GPU)[0].pid == 7, "the late answer is not taken for this one's"
+    client.close()
+
+
+@pytest.mark.parametrize("packet", [b"\xff", bytes(m.REPLY_BYTES + 1), m.encode(m.Answered(99, m.Health(None)))])
+def test_a_client_believes_no_program_that_lies_behind_the_door(folder: Path, packet: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(folder / "nvml.sock"))
+        listening.listen()
+        client = Client(folder / "nvml.sock", 10)
+
+        def lie() -> None:
+            sock, _ = listening.accept()
+            with sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * m.REPLY_BYTES)
+                sock.recv(1000)
+                sock.send(packet)
+
+        lying = threading.Thread(target=lie)
+        lying.start()
+        with pytest.raises(NvmlAway, match="what came is no answer"):
+            client.nvml.processes(GPU)
+        lying.join(10)
+
+
+def test_a_door_that_is_closed_hangs_up_and_leaves_what_another_program_put_in_its_place(
+    folder: Path, asks: Asks
+) -> None:
+    door = Door(folder / "nvml.sock", asks)
+    with peer(folder) as sock:
+        door.close()
+        assert hung_up(sock)
+    assert not (folder / "nvml.sock").exists()
+    first = Door(folder / "nvml.sock", asks)
+    second = Door(folder / "nvml.sock", asks)
+    first.close()
+    client = Client(folder / "nvml.sock", 10)
+    assert client.nvml.processes(GPU)
+    client.close()
+    second.close()
