@@ -23,7 +23,7 @@ from vgpu.errors import BadDocument
 from vgpu.status import ContainerStatus, Status, TurnStatus, UnenforcedStatus, decode_status
 
 VERSION: Final = 1
-CLUSTER_SOCKET: Final = Path("/var/lib/tangram/status.sock")
+CLUSTER_SOCKET: Final = Path("/var/lib/tangram/arbiter/status.sock")
 """Of the arbiter of a cluster's node; root alone may read it."""
 PODS_SEEN_BY: Final = "kubectl -n tangram-system exec ds/tangram-node -c arbiter -- tangramctl ps"
 ANSWER_S: Final = 2.0

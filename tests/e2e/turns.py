@@ -36,7 +36,7 @@ while True:
 STATUS: Final = """
 import socket
 with socket.socket(socket.AF_UNIX) as s:
-    s.connect("/var/lib/tangram/status.sock")
+    s.connect("/var/lib/tangram/arbiter/status.sock")
     print(b"".join(iter(lambda: s.recv(65536), b"")).decode())
 """
 """Prints the arbiter's status, in its container."""

@@ -1,4 +1,5 @@
-"""The tables of docs/reference/{chart,rbac}.md, made from the chart's own text: comments in values.yaml and above RBAC rules.
+"""The tables of docs/reference/{chart,rbac}.md and docs/install.md, made from the chart's own text (comments in values.yaml and above
+RBAC rules) and from what it renders.
 
 `python -m tests.contract.chart.reference` writes them (hack/verify-chart --write). What stands outside the marked part of a
 page is written by hand and stays.
@@ -20,6 +21,7 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import HELM
 from tests.contract.chart.rendering import CHART, ROOT, Helm
+from tests.contract.chart.rights import node_rights
 
 BEGIN, END = "<!-- made by hack/verify-chart --write -->", "<!-- end -->"
 _KEY: Final = re.compile(r"^( *)([A-Za-z]\w*):(?: (.*))?$")
@@ -132,8 +134,12 @@ def borrowed_table(text: str) -> str:
     return "\n".join(lines)
 
 
+def _helm() -> Helm:
+    return Helm(build(cache_folder(), [HELM], Steps())["helm"])
+
+
 def _rendered() -> str:
-    return Helm(build(cache_folder(), [HELM], Steps())["helm"]).text({"accessMode": "cdi"})
+    return _helm().text({"accessMode": "cdi"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +168,7 @@ class Page:
 PAGES: Final = (
     Page(ROOT / "docs/reference/chart.md", chart_table),
     Page(ROOT / "docs/reference/rbac.md", lambda: f"{rights_table(_rendered())}\n\n{borrowed_table(_rendered())}"),
+    Page(ROOT / "docs/install.md", lambda: node_rights(_helm())),
 )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deviceplugin.settings import DevicePluginSettings
 from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects, Refused, env
+from vgpu.trial import FILE
 
 CLUSTER_WIDE = {
     "ClusterRole", "ClusterRoleBinding", "PriorityClass", "MutatingWebhookConfiguration",
@@ -145,9 +147,7 @@ def test_the_plugin_is_privileged_only_where_nothing_else_opens_device_nodes(
     plugin = objects.container("plugin")
     assert bool(plugin["securityContext"].get("privileged")) == privileged
     assert env(plugin)["TANGRAM_DEVICEPLUGIN_ACCESS"] == mode
-    arbiter = objects.container("arbiter")["securityContext"]
-    assert bool(arbiter.get("privileged")) == privileged, "it asks NVML too"
-    assert privileged or arbiter["capabilities"] == {"drop": ["ALL"], "add": ["KILL"]}
+    assert_confined(objects.container("arbiter"), "KILL")
     given = env(objects.container("webhook"))["TANGRAM_WEBHOOK_RUNTIME_CLASS"]
     assert given == ("nvidia" if mode == "nvidia" else "")
 
@@ -167,14 +167,33 @@ def test_in_mode_cdi_the_plugin_sees_the_driver_root_and_writes_specs(local: Obj
     assert env(local.container("plugin"))["TANGRAM_DEVICEPLUGIN_HOST_DRIVER_ROOT"] == "/var/lib/tangram-fake-driver"
 
 
-def test_the_arbiter_reaches_grants_and_the_driver_and_nothing_else(local: Objects) -> None:
-    arbiter = local.container("arbiter")
+def test_the_arbiter_reaches_grants_and_sockets_and_neither_driver_nor_library(rendered: Objects) -> None:
+    arbiter = rendered.container("arbiter")
     assert {mount["mountPath"]: bool(mount.get("readOnly")) for mount in arbiter["volumeMounts"]} == {
-        "/var/lib/tangram": False,
-        "/driver-root": True,
+        "/var/lib/tangram/grants": False,
+        "/var/lib/tangram/arbiter": False,
+        "/var/lib/tangram/plugin": True,
     }
-    assert env(arbiter)["TANGRAM_ARBITER_DRIVER_ROOT"] == "/driver-root"
-    assert env(arbiter)["TANGRAM_ARBITER_STATUS_SOCKET"] == "/var/lib/tangram/status.sock"
+    given = env(arbiter)
+    assert given["TANGRAM_ARBITER_STATUS_SOCKET"] == "/var/lib/tangram/arbiter/status.sock"
+    assert given["TANGRAM_ARBITER_NVML_SOCKET"] == "/var/lib/tangram/plugin/nvml.sock"
+    assert given["TANGRAM_ARBITER_TRIALS_FILE"] == "/var/lib/tangram/plugin/trials.json"
+    assert given.get("NVIDIA_VISIBLE_DEVICES", "void") == "void"
+    assert "NVIDIA_DRIVER_CAPABILITIES" not in given
+
+
+def test_plugin_and_arbiter_meet_where_each_looks_for_the_other(
+    rendered: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter = env(rendered.container("arbiter"))
+    for name, value in env(rendered.container("plugin")).items():
+        if name.startswith("TANGRAM_"):
+            monkeypatch.setenv(name, value if isinstance(value, str) else "from-the-api")
+    plugin = DevicePluginSettings()
+    assert str(plugin.nvml_socket) == arbiter["TANGRAM_ARBITER_NVML_SOCKET"]
+    assert str(plugin.plugin_folder / FILE) == arbiter["TANGRAM_ARBITER_TRIALS_FILE"]
+    assert str(plugin.status) == arbiter["TANGRAM_ARBITER_STATUS_SOCKET"]
+    assert (plugin.nvml_start_s, plugin.nvml_call_s) == (120, 10)
 
 
 def test_the_root_of_the_host_is_a_driver_root_too(helm: Helm) -> None:
@@ -188,14 +207,16 @@ def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
     assert spec["runtimeClassName"] == "nvidia"
     assert {volume["name"] for volume in spec["volumes"]} == {
         "state",
+        "grants",
+        "arbiter",
+        "plugin",
         "device-plugins",
         "pod-resources",
         "token",
     }
     assert env(nvidia.container("plugin"))["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert env(nvidia.container("plugin"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility,compute"
-    assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "all"
-    assert env(nvidia.container("arbiter"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+    assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 @pytest.mark.parametrize(
