@@ -40,10 +40,18 @@ static bool function_known(const struct fake_fault *fault)
 #include "faultable.def"
 #undef F
     };
+    static const char *const nvml[] = {
+#define N(function) #function,
+#include "hanging.def"
+#undef N
+    };
     if (fault->kind == FAULT_MISSING)
         return is_cuda_name(fault->function);
     for (size_t i = 0; i < FAULTABLE_COUNT; i++)
         if (strcmp(fault->function, faultable[i]) == 0)
+            return true;
+    for (size_t i = 0; fault->kind == FAULT_HANG && i < sizeof nvml / sizeof nvml[0]; i++)
+        if (strcmp(fault->function, nvml[i]) == 0)
             return true;
     return false;
 }

@@ -219,6 +219,7 @@ static nvmlGpuInstanceProfileInfo_v2_t profile_info_v2(const struct fake_profile
         struct target to = {0}, with = {0};                                                                                    \
         (void)to, (void)with;                                                                                                  \
         TRY(find);                                                                                                             \
+        hang(#function);                                                                                                       \
         CHECK(valid, NVML_ERROR_INVALID_ARGUMENT);                                                                             \
         CHECK(supported, NVML_ERROR_NOT_SUPPORTED);                                                                            \
         __VA_ARGS__;                                                                                                           \

@@ -58,6 +58,8 @@ struct target {
 };
 
 nvmlReturn_t ready(void);
+/* hang.c: waits as long as a scripted fault of the function says. */
+void hang(const char *function);
 /* Which handles a function takes; they are of any of NVML's types. */
 enum accepted {
     ANY,      /* any device, also while the card is lost */

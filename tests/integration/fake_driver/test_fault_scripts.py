@@ -99,6 +99,28 @@ def test_the_table_of_what_can_fail_has_the_marked_functions_and_no_others():
     assert sorted(marked) == re.findall(r"^F\((\w+)\)", (fake / "common/faultable.def").read_text(), re.MULTILINE)
 
 
+HANG = """
+import time, pynvml as n
+n.nvmlInit()
+card = n.nvmlDeviceGetHandleByIndex(0)
+begun = time.monotonic()
+n.nvmlDeviceGetMemoryInfo(card)
+print(time.monotonic() - begun)
+"""
+
+
+def test_a_function_of_nvml_hangs_and_does_not_fail(fake_driver):
+    driver = fake_driver(CARD)
+    driver.ctl("fault", "hang", "nvmlDeviceGetMemoryInfo", "seconds=1")
+    done = subprocess.run([sys.executable, "-c", HANG], env=driver.env(), capture_output=True, text=True, check=True)
+    assert 1 <= float(done.stdout) < 10
+    driver.ctl("fault", "none")
+    done = subprocess.run([sys.executable, "-c", HANG], env=driver.env(), capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1
+    with pytest.raises(AssertionError, match="found function"):
+        driver.ctl("fault", "fail", "nvmlDeviceGetMemoryInfo")
+
+
 @pytest.mark.parametrize("line", ["fail", "hang cuStreamQuery", "fail cuInit nth=x", "fail cuInit seconds=1", "burn"])
 def test_a_fault_that_is_not_understood_is_refused(fake_driver, line):
     driver = fake_driver(CARD)
