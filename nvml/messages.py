@@ -61,7 +61,9 @@ class Xid:
 
 
 class Request(msgspec.Struct, frozen=True, tag=True):
-    """Something to ask. `key`: what it is about, for a call that does not return; requests about a GPU have its UUID."""
+    """Something to ask. `key`: what it is about, for a call that does not return; requests about a GPU have its UUID. `wants`: in words."""
+
+    wants: ClassVar[str] = "something"
 
     @property
     def key(self) -> str:
@@ -71,22 +73,28 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 class Open(Request, frozen=True, tag=True):
     """Load the library, initialise NVML and attach every GPU. The first request."""
 
+    wants: ClassVar[str] = "its start"
+
     driver_root: str
 
 
 class Count(Request, frozen=True, tag=True):
     """How many GPUs there are."""
 
+    wants: ClassVar[str] = "the number of GPUs"
+
 
 class CardAt(Request, frozen=True, tag=True):
     """All about the GPU with this index. `uuid`: which one was there before, empty = none."""
+
+    wants: ClassVar[str] = "what it is"
 
     index: int
     uuid: str = ""
 
     @property
     def key(self) -> str:
-        return self.uuid or f"index {self.index}"
+        return self.uuid or f"GPU {self.index}"
 
 
 class OfGpu(Request, frozen=True):
@@ -102,13 +110,19 @@ class OfGpu(Request, frozen=True):
 class Answers(OfGpu, frozen=True, tag=True):
     """Is it well?"""
 
+    wants: ClassVar[str] = "its health"
+
 
 class Processes(OfGpu, frozen=True, tag=True):
     """Who holds memory there."""
 
+    wants: ClassVar[str] = "its processes"
+
 
 class Computes(OfGpu, frozen=True, tag=True):
     """Who computed there, between two times of the driver's clock."""
+
+    wants: ClassVar[str] = "its utilisation"
 
     since_us: int
     until_us: int
@@ -116,6 +130,8 @@ class Computes(OfGpu, frozen=True, tag=True):
 
 class Xids(Request, frozen=True, tag=True):
     """XID events of these GPUs since this was asked last."""
+
+    wants: ClassVar[str] = "XID events"
 
     uuids: tuple[str, ...]
 

@@ -273,8 +273,8 @@ class Supervisor:
         try:
             reply = self._exchange(child, request, limit_s)
         except TimeoutError:
-            name = f"GPU {request.key}" if of_gpu else "NVML"
-            why = f"{name}: the call {type(request).__name__} did not return within {limit_s:g} s"
+            name = f"{request.key}: " if of_gpu else ""
+            why = f"{name}a call of NVML for {request.wants} did not return within {limit_s:g} s"
             if of_gpu:
                 with self._changed:
                     why = self._left.hung(request.key, why, time.monotonic())

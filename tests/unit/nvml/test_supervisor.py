@@ -93,7 +93,8 @@ def test_a_call_that_never_returns_costs_the_child_and_is_answered_in_time(stand
     stand.does(Processes="hang")
     begun_s = time.monotonic()
     with pytest.raises(
-        NvmlHung, match=rf"GPU {GPU}: the call Processes did not return within 0.3 s; it is asked again after 0.5 s"
+        NvmlHung,
+        match=rf"^{GPU}: a call of NVML for its processes did not return within 0.3 s; it is asked again after 0.5 s$",
     ):
         nvml.processes(GPU)
     assert time.monotonic() - begun_s < 5
