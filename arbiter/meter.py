@@ -19,13 +19,13 @@ import structlog
 
 from arbiter import host
 from nvml.asking import Nvml
-from nvml.errors import NvmlAway, NvmlError
+from nvml.errors import NvmlAway, NvmlError, NvmlOpening
 from nvml.messages import ProcessUsage
 
 PERIOD_S: Final = 1.0
 """Specified."""
 OPENING_S: Final = 3.0
-"""So long after its start the meter takes NVML for one that is being opened: who waits for a reading goes on waiting. Guessed."""
+"""While NVML is being opened, who waits for a reading goes on waiting, so long after the start. Guessed."""
 CLOSE_S: Final = 1.0
 """So long an end waits for an answer of NVML. Guessed: it takes milliseconds."""
 _log = structlog.get_logger()
@@ -132,7 +132,7 @@ class Meter:
             try:
                 reading = self._read(began_s)
             except NvmlError as error:
-                if isinstance(error, NvmlAway) and not self.tried and began_s - begun_s < OPENING_S:
+                if isinstance(error, NvmlOpening) and not self.tried and began_s - begun_s < OPENING_S:
                     self._wait(PERIOD_S / 20, hurried=False)
                     continue
                 if str(error) != self.trouble:
@@ -142,7 +142,7 @@ class Meter:
                 self._wait(PERIOD_S, hurried=False)
                 continue
             if self.trouble:
-                _log.info("NVML answers", was=self.trouble)
+                _log.info("NVML is open", was=self.trouble)
             self.trouble, self.tried = "", True
             self._tell(reading)
             self._wait(max(0.0, began_s + PERIOD_S - self._clock()), hurried=True)

@@ -11,6 +11,7 @@ import structlog
 
 from nvml.asking import Nvml
 from nvml.client import Client
+from nvml.replacing import End
 from nvml.supervisor import Limits, Supervisor
 from vgpu.enforcement import STALE_S
 
@@ -25,9 +26,14 @@ def nvml_source(door: Path | None, driver_root: Path, limits: Limits) -> Iterato
     if door is not None:
         yield lambda: Client(door, READ_S).nvml
         return
-    supervisor = Supervisor(driver_root, limits, tell=lambda text: _log.info("NVML", what=text))
+    supervisor = Supervisor(driver_root, limits, tell=_tell)
     supervisor.start()
     try:
         yield lambda: supervisor.within(READ_S)
     finally:
         supervisor.close()
+
+
+def _tell(end: End | None, text: str) -> None:
+    if end is not None:
+        _log.warning("an NVML process was ended", reason=end, why=text)

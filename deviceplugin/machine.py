@@ -34,6 +34,8 @@ EVENTS_S: Final = 0.5
 """Between looks for XID events. Guessed."""
 GRACE_S: Final = 5.0
 """NVML may be away for so long before its GPUs are unhealthy: a child that was killed is back within a second. Guessed."""
+HANGS: Final = 2
+"""So many calls in a row that do not return, about whichever GPUs, and none of them is fit for use: the driver hangs. Guessed."""
 SILENT_ROUNDS: Final = 10
 """So often no card may answer before NVML is opened anew. Pulled out of the air: 50 s with the default setting."""
 
@@ -49,6 +51,9 @@ def access_mode(wanted: Literal["auto", "cdi", "nvidia"], found: Found, environm
 
 class Driver(Protocol):
     """What keeps NVML open: the supervisor."""
+
+    hangs: int
+    """Calls about a GPU that did not return, since one did."""
 
     @property
     def nvml(self) -> Nvml: ...
@@ -102,8 +107,8 @@ class Machine:
         if why != self._away:
             log.warning("no GPUs are offered yet, or their state is not known any longer", error=why)
         self._away = why
-        hangs = isinstance(error, NvmlHung) or at_s - self._away_since_s >= GRACE_S
-        if hangs and self._offer.probed:
+        hangs = isinstance(error, NvmlHung) or self._driver.hangs >= HANGS
+        if (hangs or at_s - self._away_since_s >= GRACE_S) and self._offer.probed:
             self._offer.set_ill({card.uuid: why for card in self._offer.inventory().cards})
             self._tell()
 

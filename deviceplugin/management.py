@@ -32,7 +32,7 @@ class Management:
             settings.driver_root,
             Limits(settings.nvml_start_s, settings.nvml_call_s),
             released=settings.nvml_released,
-            tell=lambda text: log.warning("NVML", what=text),
+            tell=_tell,
         )
         self.failing = "NVML's socket is not open yet"
         """Why the arbiter cannot ask; empty when it can."""
@@ -79,3 +79,10 @@ class Management:
             self._metrics.nvml_ends.labels(end).inc(count - self._counted.get(end, 0))
             self._counted[end] = count
         self._metrics.nvml_abandoned.set(self.supervisor.abandoned)
+
+
+def _tell(end: End | None, text: str) -> None:
+    if end is None:
+        log.info("NVML is open", how=text)
+    else:
+        log.warning("an NVML process was ended", reason=end, why=text)

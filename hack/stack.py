@@ -21,7 +21,11 @@ FAKE_DRIVER: Final = "deploy/fake-driver/daemonset.yaml"
 VALUES: Final = "hack/local-values.yaml"
 """Paths from the root of the tree, where these commands run."""
 
-NO_FAKE_DRIVER: Final[Mapping[str, Any]] = {"plugin": {"extraEnv": []}, "arbiter": {"extraEnv": []}}
+NO_FAKE_DRIVER: Final[Mapping[str, Any]] = {
+    "extraVolumes": [],
+    "plugin": {"extraEnv": []},
+    "arbiter": {"extraEnv": [], "extraVolumeMounts": []},
+}
 """Values under `node`, where a driver is found as everywhere else."""
 
 

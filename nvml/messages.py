@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Literal
 
 import msgspec
 
-from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from vgpu.inventory import Card
 
 REQUEST_BYTES: Final = 16 * 1024
@@ -87,7 +87,7 @@ class Count(Request, frozen=True, tag=True):
 class CardAt(Request, frozen=True, tag=True):
     """All about the GPU with this index. `uuid`: which one was there before, empty = none."""
 
-    wants: ClassVar[str] = "what it is"
+    wants: ClassVar[str] = "its description"
 
     index: int
     uuid: str = ""
@@ -175,21 +175,26 @@ class XidsSeen(Reply, frozen=True, tag=True):
     """UUID -> why its events cannot be had."""
 
 
+Kind = Literal["opening", "away", "hung", "refused"]
+
+
 class Failed(Reply, frozen=True, tag=True):
     """Instead of the answer."""
 
-    KINDS: ClassVar[dict[str, type[NvmlError]]] = {"refused": NvmlError, "hung": NvmlHung, "away": NvmlAway}
+    KINDS: ClassVar[dict[Kind, type[NvmlError]]] = {
+        "opening": NvmlOpening,
+        "away": NvmlAway,
+        "hung": NvmlHung,
+        "refused": NvmlError,
+    }
+    """The narrowest first."""
     text: str
     code: int = 0
-    kind: Literal["refused", "hung", "away"] = "refused"
+    kind: Kind = "refused"
 
     @classmethod
     def of(cls, error: NvmlError) -> Failed:
-        kind: Literal["refused", "hung", "away"] = "refused"
-        if isinstance(error, NvmlHung):
-            kind = "hung"
-        elif isinstance(error, NvmlAway):
-            kind = "away"
+        kind = next(kind for kind, of in cls.KINDS.items() if isinstance(error, of))
         return cls(str(error), error.code, kind)
 
     @property

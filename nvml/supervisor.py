@@ -21,7 +21,7 @@ from typing import Final
 
 from nvml.asking import Nvml
 from nvml.driver import Identity, identity
-from nvml.errors import NvmlAway, NvmlHung
+from nvml.errors import NvmlAway, NvmlHung, NvmlOpening
 from nvml.messages import (
     MALFORMED,
     REPLY_BYTES,
@@ -88,17 +88,19 @@ class _Abandoned:
 
 
 class Supervisor:
-    """See the module. `tell` hears a sentence of each child that opened NVML or went; from the supervisor's thread."""
+    """See the module. `tell` hears of each child that opened NVML, and why each went; from the supervisor's thread."""
 
     def __init__(
         self, driver_root: Path, limits: Limits | None = None, *, released: Path | None = None,
-        tell: Callable[[str], None] = lambda _: None, command: Sequence[str] = COMMAND,
+        tell: Callable[[End | None, str], None] = lambda *_: None, command: Sequence[str] = COMMAND,
         driver: Callable[[Path, str], Identity] = identity,
     ) -> None:  # fmt: skip
         self.failing = "NVML is being opened"
         """Why nobody is answered; empty while a child answers."""
         self.ends: Counter[End] = Counter()
         """Children that were ended, since the start."""
+        self.hangs = 0
+        """Calls about a GPU that did not return, since one did."""
         self._driver_root, self._limits, self._released = driver_root, limits or Limits(), released
         self._say, self._command, self._look = tell, command, driver
         self._changed = threading.Condition()
@@ -106,7 +108,7 @@ class Supervisor:
         self._closing = False
         self._reopen = ""
         self._opened: Opened | None = None
-        self._starting = True
+        self._starting, self._tried = True, False
         self._wake = Wake()
         self._child: Child | None = None
         self._path = ""
@@ -162,7 +164,7 @@ class Supervisor:
         with self._changed:
             self._changed.wait_for(lambda: self._opened is not None or not self._starting or self._closing, wait_s)
             if self._opened is None or self._closing:
-                raise NvmlAway(self.failing)
+                raise (NvmlAway if self._tried else NvmlOpening)(self.failing)
             return self._opened
 
     def reopen(self, why: str) -> None:
@@ -176,7 +178,7 @@ class Supervisor:
         call = _Call(request)
         with self._changed:
             if self.failing:
-                raise NvmlAway(self.failing)
+                raise (NvmlAway if self._tried else NvmlOpening)(self.failing)
             if why := self._left.why(request.key, time.monotonic()):
                 raise NvmlHung(why)
             if len(self._calls) >= MOST_WAITING:
@@ -225,7 +227,7 @@ class Supervisor:
 
     def _rest(self, why: str, seconds: float = TICK_S) -> None:
         with self._changed:
-            self.failing, self._starting = why or self.failing, False
+            self.failing, self._starting, self._tried = why or self.failing, False, True
             self._changed.notify_all()
         self._wake.wait(seconds)
 
@@ -252,9 +254,10 @@ class Supervisor:
             raise _Stop(End.DRIVER, "the driver was replaced while NVML was opened")
         self._answers_since_s = time.monotonic()
         with self._changed:
-            self._opened, self.failing, self._starting = reply, "" if not self._closing else self.failing, False
+            self._opened, self.failing = reply, "" if not self._closing else self.failing
+            self._starting, self._tried = False, True
             self._changed.notify_all()
-        self._say(f"NVML is open, in process {self.pid}")
+        self._say(None, f"NVML is open, in process {self.pid}")
 
     def _serve(self, child: Child) -> None:
         """Wait for a request, at most a tick, and carry it out."""
@@ -276,6 +279,7 @@ class Supervisor:
             name = f"{request.key}: " if of_gpu else ""
             why = f"{name}a call of NVML for {request.wants} did not return within {limit_s:g} s"
             if of_gpu:
+                self.hangs += 1
                 with self._changed:
                     why = self._left.hung(request.key, why, time.monotonic())
             call.answer(Failed(why, kind="hung"))
@@ -284,6 +288,7 @@ class Supervisor:
             call.answer(Failed(stop.why, kind="away"))
             raise
         if of_gpu:
+            self.hangs = 0
             self._left.answered(request.key)
         return reply
 
@@ -346,7 +351,7 @@ class Supervisor:
         self._start_at_s = time.monotonic() + pause_s
         self.ends[end] += 1
         if not self._closing:
-            self._say(why)
+            self._say(end, why)
 
     def _drop(self, why: str) -> str:
         """No child from now on; everybody who waits is told so. Answers why, with the number of a child that cannot be killed."""
@@ -354,7 +359,7 @@ class Supervisor:
         with self._changed:
             self._opened, self._reopen, self._answers_since_s = None, "", inf
             self.failing = self.failing if self._closing else why
-            self._starting = False
+            self._starting, self._tried = False, True
             waiting, self._calls = list(self._calls), deque()
             self._changed.notify_all()
         for call in waiting:

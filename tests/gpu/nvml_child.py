@@ -55,7 +55,7 @@ def until_answered(supervisor: Supervisor) -> None:
 
 def main(driver_root: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="nvml-"))
-    supervisor = Supervisor(driver_root, tell=lambda text: print(text, file=sys.stderr))
+    supervisor = Supervisor(driver_root, tell=lambda _, text: print(text, file=sys.stderr))
     supervisor.start()
     found: dict[str, object] = {"open_ms": round(took_ms(lambda: supervisor.await_open(120)))}
     nvml = supervisor.nvml

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from hack.kubectl import Kubectl
-from hack.stack import install_chart, uninstall_chart
+from hack.stack import NO_FAKE_DRIVER, install_chart, uninstall_chart
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
 from tests.e2e.nvidia import generate_specification, remove_specification
@@ -120,7 +120,8 @@ def mode(request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
     """Tangram installed over the real driver, once for each access mode."""
     access: str = request.param
     cluster = Cluster(Kubectl.local())
-    over: dict[str, Any] = {"driver": {"root": DRIVER_ROOT}, "accessMode": access, "node": {"privileged": "auto"}}
+    node = {"privileged": "auto", **NO_FAKE_DRIVER}
+    over: dict[str, Any] = {"driver": {"root": DRIVER_ROOT}, "accessMode": access, "node": node}
     if access == "nvidia":
         over["runtimeClassName"] = "nvidia"
         generate_specification(DRIVER_ROOT, "/", LIBRARIES)

@@ -172,16 +172,16 @@ async def test_an_arbiter_without_a_plugin_serves_and_says_what_is_not_enforced(
             await until(says)
 
         try:
-            await logged('"NVML answers"')
+            await logged('"NVML is open"')
             await made.stop_plugin(kill=True)
             await logged('"contexts are not measured"')
             assert arbiter.poll() is None
             await made.start_plugin()
             await logged('"was": "')
-            before = log.read_text().count('"NVML answers"')
+            before = log.read_text().count('"NVML is open"')
 
             async def again() -> bool:
-                return log.read_text().count('"NVML answers"') > max(1, before - 1)
+                return log.read_text().count('"NVML is open"') > max(1, before - 1)
 
             await until(again)
         finally:

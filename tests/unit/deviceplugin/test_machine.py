@@ -54,7 +54,8 @@ class Driver:
 
     def __init__(self) -> None:
         self.there = True
-        self.hangs: set[str] = set()
+        self.hanging: set[str] = set()
+        self.hangs = 0
         self.silent = False
         self.reopened: list[str] = []
         self.xids: list[Xid] = []
@@ -76,7 +77,7 @@ class Driver:
     def ask(self, request: AnyRequest) -> AnyReply:
         if not self.there:
             raise NvmlAway("driver not loaded")
-        if request.key in self.hangs:
+        if request.key in self.hanging:
             raise NvmlHung(f"GPU {request.key} did not return")
         match request:
             case Count():
@@ -170,12 +171,23 @@ async def test_a_card_of_which_a_call_hangs_is_ill_with_the_reason_and_the_other
     uuid = driver.cards[1].uuid
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
-        driver.hangs.add(uuid)
+        driver.hanging.add(uuid)
         await follower.until(True, False)
         assert follower.machine.failing == f"GPU {uuid} did not return"
-        driver.hangs.clear()
+        driver.hanging.clear()
         await follower.until(True, True)
         assert follower.machine.failing == ""
+
+
+async def test_once_calls_about_two_cards_hung_none_is_fit_for_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        monkeypatch.setattr(machine, "GRACE_S", 60.0)
+        driver.hangs, driver.there = 2, False
+        await follower.until(False, False)
+        driver.hangs, driver.there = 0, True
+        await follower.until(True, True)
 
 
 async def test_where_no_card_answers_for_long_nvml_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from nvml import door as doors
 from nvml import messages as m
 from nvml.client import Client
 from nvml.door import CONNECTIONS, Door
-from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.test_supervisor import wait_for
 
@@ -71,7 +71,7 @@ def hung_up(sock: socket.socket) -> bool:
 def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Asks, door: Door) -> None:
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
-    for error in (NvmlError("refused", 9), NvmlHung("hung"), NvmlAway("away")):
+    for error in (NvmlError("refused", 9), NvmlHung("hung"), NvmlAway("away"), NvmlOpening("opening")):
 
         def fail(_: m.AnyRequest, error: NvmlError = error) -> m.AnyReply:
             raise error

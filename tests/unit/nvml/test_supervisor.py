@@ -16,7 +16,7 @@ import pytest
 from nvml import messages as m
 from nvml import replacing, supervisor
 from nvml.driver import Identity
-from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from nvml.replacing import End
 from nvml.supervisor import Limits, Supervisor
 from tests.built import REPOSITORY
@@ -52,7 +52,7 @@ class Stand:
 
     def start(self, limits: Limits = LIMITS) -> Supervisor:
         self.supervisor = Supervisor(
-            Path("/nonexistent"), limits, released=self.released, tell=self.told.append,
+            Path("/nonexistent"), limits, released=self.released, tell=lambda _, text: self.told.append(text),
             command=[sys.executable, str(DOUBLE), str(self.script)], driver=lambda *_: self.driver,
         )  # fmt: skip
         self.supervisor.start()
@@ -101,6 +101,10 @@ def test_a_call_that_never_returns_costs_the_child_and_is_answered_in_time(stand
     stand.back()
     assert len(stand.children) == 2
     assert stand.supervisor.ends == {End.HUNG: 1}
+    assert stand.supervisor.hangs == 1
+    stand.does()
+    assert nvml.processes(OTHER)
+    assert stand.supervisor.hangs == 0
 
 
 def test_a_gpu_of_which_a_call_hung_is_left_alone_for_a_while_and_the_others_answer(stand: Stand) -> None:
@@ -210,6 +214,20 @@ def test_a_refusal_of_nvml_costs_no_child(stand: Stand) -> None:
     assert type(caught.value) is NvmlError
     assert caught.value.code == 9
     assert len(stand.children) == 1
+
+
+def test_who_asks_before_nvml_was_opened_is_told_so(stand: Stand) -> None:
+    stand.does(Open="slow=0.5")
+    started = stand.start()
+    with pytest.raises(NvmlOpening, match="NVML is being opened"):
+        started.nvml.count()
+    with pytest.raises(NvmlOpening, match="NVML is being opened"):
+        started.await_open(0.01)
+    started.await_open(20)
+    started.reopen("a test wants it")
+    wait_for(lambda: started.ends.total())
+    stand.does()
+    stand.back()
 
 
 def test_a_start_that_never_returns_is_ended_and_tried_again(stand: Stand) -> None:
