@@ -21,7 +21,7 @@ from arbiter.status import StatusSocket
 from arbiter.turns import Turns
 from arbiter.verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.witness import Witness
-from nvml.asking import Nvml
+from nvml.queries import Nvml
 from nvml.supervisor import Limits as NvmlLimits
 from observe import collecting
 from observe.log import log_json

@@ -18,9 +18,9 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway, NvmlError, NvmlOpening
 from nvml.messages import ProcessUsage
+from nvml.queries import Nvml
 
 PERIOD_S: Final = 1.0
 """Specified."""

@@ -9,8 +9,8 @@ from typing import Final
 
 import structlog
 
-from nvml.asking import Nvml
 from nvml.client import Client
+from nvml.queries import Nvml
 from nvml.replacing import End
 from nvml.supervisor import Limits, Supervisor
 from vgpu.enforcement import STALE_S
@@ -21,12 +21,12 @@ _log = structlog.get_logger()
 
 
 @contextmanager
-def nvml_source(door: Path | None, driver_root: Path, limits: Limits) -> Iterator[Callable[[], Nvml]]:
-    """Makes an `Nvml` for each thread that asks. `door`: the socket of the device plugin; None = a child of our own."""
-    if door is not None:
-        yield lambda: Client(door, READ_S).nvml
+def nvml_source(socket: Path | None, driver_root: Path, limits: Limits) -> Iterator[Callable[[], Nvml]]:
+    """Makes an `Nvml` for each thread. `socket`: of the device plugin; None = a child of our own."""
+    if socket is not None:
+        yield lambda: Client(socket, READ_S).nvml
         return
-    supervisor = Supervisor(driver_root, limits, tell=_tell)
+    supervisor = Supervisor(driver_root, limits, report=_report)
     supervisor.start()
     try:
         yield lambda: supervisor.within(READ_S)
@@ -34,6 +34,6 @@ def nvml_source(door: Path | None, driver_root: Path, limits: Limits) -> Iterato
         supervisor.close()
 
 
-def _tell(end: End | None, text: str) -> None:
+def _report(end: End | None, text: str) -> None:
     if end is not None:
         _log.warning("an NVML process was ended", reason=end, why=text)

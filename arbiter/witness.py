@@ -19,9 +19,9 @@ import structlog
 from arbiter import host
 from arbiter.timer import now_s
 from arbiter.turns import Turns
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway, NvmlError
 from nvml.messages import WHOLE, Busy
+from nvml.queries import Nvml
 
 PERIOD_S: Final = 1.0
 """Guessed: NVML's samples are up to a second long."""

@@ -18,11 +18,11 @@ import structlog
 
 from deviceplugin.metrics import Metrics
 from deviceplugin.offer import Offer
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
 from nvml.gather import probe
 from nvml.health import Health
 from nvml.messages import Found, Opened, XidsSeen
+from nvml.queries import Nvml
 from vgpu.contract import NVIDIA_ENV
 from vgpu.inventory import AccessMode, Inventory
 

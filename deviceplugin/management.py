@@ -1,6 +1,6 @@
-"""NVML on this node: the child, and the door at which the arbiter asks it.
+"""NVML on this node: the child, and the server through which the arbiter queries it.
 
-A door that cannot be opened keeps the plugin from nothing: it is tried again, and said so.
+If the server cannot start, the plugin goes on, reports it and tries again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import structlog
 from deviceplugin.files import make_folder
 from deviceplugin.metrics import Metrics
 from deviceplugin.settings import DevicePluginSettings
-from nvml.door import Door
 from nvml.replacing import End
+from nvml.server import Server
 from nvml.supervisor import Limits, Supervisor
 
 RETRY_S: Final = 5.0
 COUNT_S: Final = 1.0
-"""Between looks at what the metrics tell of children."""
+"""Between updates of the metrics."""
 
 log = structlog.get_logger("deviceplugin.nvml")
 
@@ -32,10 +32,10 @@ class Management:
             settings.driver_root,
             Limits(settings.nvml_start_s, settings.nvml_call_s),
             released=settings.nvml_released,
-            tell=_tell,
+            report=_report,
         )
         self.failing = "NVML's socket is not open yet"
-        """Why the arbiter cannot ask; empty when it can."""
+        """Why the arbiter cannot query NVML; empty when it can."""
         self._settings, self._metrics = settings, metrics
         self._counted: dict[End, int] = {}
 
@@ -48,31 +48,31 @@ class Management:
         self.supervisor.close()
 
     async def run(self) -> None:
-        """Keep the door open until cancelled."""
-        door = await self._opened()
+        """Serve until cancelled."""
+        server = await self._opened()
         try:
             while True:
                 self._count()
                 await asyncio.sleep(COUNT_S)
         finally:
-            await asyncio.to_thread(door.close)
+            await asyncio.to_thread(server.close)
 
-    async def _opened(self) -> Door:
+    async def _opened(self) -> Server:
         while True:
             try:
                 make_folder(self._settings.plugin_folder)
-                door = Door(
+                server = Server(
                     self._settings.nvml_socket,
                     self.supervisor,
-                    tell=lambda text: log.warning("NVML's socket", what=text),
+                    report=lambda text: log.warning("NVML's socket", what=text),
                 )
             except OSError as error:
                 self.failing = f"NVML's socket is not open: {error}"
-                log.error("the arbiter cannot ask NVML", error=self.failing, retry_s=RETRY_S)
+                log.error("the arbiter cannot query NVML", error=self.failing, retry_s=RETRY_S)
                 await asyncio.sleep(RETRY_S)
                 continue
             self.failing = ""
-            return door
+            return server
 
     def _count(self) -> None:
         for end, count in self.supervisor.ends.copy().items():
@@ -81,7 +81,7 @@ class Management:
         self._metrics.nvml_abandoned.set(self.supervisor.abandoned)
 
 
-def _tell(end: End | None, text: str) -> None:
+def _report(end: End | None, text: str) -> None:
     if end is None:
         log.info("NVML is open", how=text)
     else:

@@ -21,7 +21,6 @@ from nvml.library import LIBRARY
 from nvml.messages import (
     MOST_PROCESSES,
     REQUEST_BYTES,
-    Answered,
     Answers,
     AnyReply,
     AnyRequest,
@@ -36,9 +35,10 @@ from nvml.messages import (
     Open,
     Opened,
     Processes,
+    ReplyPacket,
     Xids,
     XidsSeen,
-    decode_asked,
+    decode_request,
     encode,
 )
 from nvml.session import opened
@@ -59,8 +59,8 @@ def serve(sock: socket.socket) -> None:
     """Until the other end hangs up. Raises msgspec.MsgspecError for what a supervisor never sends."""
     with Session() as session:
         while packet := sock.recv(REQUEST_BYTES):
-            asked = decode_asked(packet)
-            sock.send(encode(Answered(asked.number, session.answer(asked.request))))
+            received = decode_request(packet)
+            sock.send(encode(ReplyPacket(received.number, session.answer(received.request))))
 
 
 class Session:
@@ -78,7 +78,7 @@ class Session:
         self._open.close()
 
     def answer(self, request: AnyRequest) -> AnyReply:
-        """What NVML says. What goes wrong is an answer, too: it may concern one GPU of many."""
+        """NVML's answer. An error is an answer, too: it may concern one GPU of many."""
         try:
             return self._answer(request)
         except NvmlError as error:
@@ -107,7 +107,7 @@ class Session:
         """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""
         found = self._open.enter_context(opened(driver_root))
         for index in range(probe.count().count):
-            with suppress(nv.NVMLError):  # one that is lost is told of when it is asked
+            with suppress(nv.NVMLError):  # a call about a lost one fails later, with the reason
                 nv.nvmlDeviceGetHandleByIndex(index)
         return Opened(found, mapped(LIBRARY.partition(".so")[0]))
 

@@ -1,13 +1,13 @@
-"""Ask the NVML child of another program, through its door. Waits for nobody longer than it was told to."""
+"""Query the NVML child of another program, through its server. Every call has a time limit."""
 
 from __future__ import annotations
 
 import socket
 from pathlib import Path
 
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway
-from nvml.messages import MALFORMED, REPLY_BYTES, AnyReply, AnyRequest, Asked, Failed, decode_answered, encode
+from nvml.messages import MALFORMED, REPLY_BYTES, AnyReply, AnyRequest, Failed, RequestPacket, decode_reply, encode
+from nvml.queries import Nvml
 
 
 class Client:
@@ -23,7 +23,7 @@ class Client:
         """NVML through this client."""
         return Nvml(self)
 
-    def ask(self, request: AnyRequest) -> AnyReply:
+    def call(self, request: AnyRequest) -> AnyReply:
         """Raises NvmlAway, NvmlHung."""
         try:
             return self._answered(request)
@@ -32,7 +32,7 @@ class Client:
             raise NvmlAway(f"{self._path}: no answer within {self._wait_s:g} s") from None
         except OSError as error:
             self.close()
-            raise NvmlAway(f"{self._path}: {error.strerror or error}: the device plugin serves it") from None
+            raise NvmlAway(f"{self._path}: {error.strerror or error}: the device plugin serves this socket") from None
         except (*MALFORMED, ValueError) as error:
             self.close()
             raise NvmlAway(f"{self._path}: what came is no answer: {str(error)[:200]}") from None
@@ -46,13 +46,13 @@ class Client:
     def _answered(self, request: AnyRequest) -> AnyReply:
         sock = self._connected()
         self._number += 1
-        sock.send(encode(Asked(self._number, request)), socket.MSG_NOSIGNAL)
+        sock.send(encode(RequestPacket(self._number, request)), socket.MSG_NOSIGNAL)
         packet = sock.recv(REPLY_BYTES + 1)
         if not packet:
             raise ConnectionResetError("hung up")
         if len(packet) > REPLY_BYTES:
             raise ValueError(f"more than {REPLY_BYTES} bytes")
-        answered = decode_answered(packet)
+        answered = decode_reply(packet)
         if answered.number != self._number:
             raise ValueError(f"number {answered.number}, not {self._number}")
         if isinstance(answered.reply, Failed):

@@ -1,19 +1,19 @@
-"""What GPUs this machine has: an inventory, asked for GPU by GPU.
+"""What GPUs this machine has: an inventory, gathered GPU by GPU.
 
-Each GPU is a question of its own, so that one that does not answer keeps nobody else waiting, and others may ask in between.
+Each GPU is a call of its own, so that one that does not answer delays no other, and other callers have their turn in between.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway, NvmlError
+from nvml.queries import Nvml
 from vgpu.inventory import AccessMode, Card, Inventory
 
 
 def probe(nvml: Nvml, *, unit_mib: int, access: AccessMode, last: Inventory | None = None) -> Inventory:
-    """Everything NVML tells of this machine's GPUs.
+    """Everything NVML reports of this machine's GPUs.
 
     A card that does not answer now and did in `last` stands as it was, unhealthy. Raises NvmlError when a card that was
     never seen does not answer, or NVML as a whole does not.

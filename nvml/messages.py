@@ -1,6 +1,6 @@
-"""What is asked of the NVML child and what it answers: msgpack, one message a packet (SOCK_SEQPACKET).
+"""Requests to the NVML child and its replies: msgpack, one message a packet (SOCK_SEQPACKET).
 
-The supervisor sends `Asked` to its child and gets `Answered` with the same number. The door takes the requests of `AT_THE_DOOR` from other
+The supervisor sends `RequestPacket` to its child and gets `ReplyPacket` with the same number. The server takes `ServedPacket` from other
 programs of the node. A message that does not decode ends the connection that it came on.
 """
 
@@ -61,7 +61,7 @@ class Xid:
 
 
 class Request(msgspec.Struct, frozen=True, tag=True):
-    """Something to ask. `key`: what it is about, for a call that does not return; requests about a GPU have its UUID. `wants`: in words."""
+    """A request. `key`: what it is about, for a call that does not return; requests about a GPU have its UUID. `wants`: in words."""
 
     wants: ClassVar[str] = "something"
 
@@ -129,7 +129,7 @@ class Computes(OfGpu, frozen=True, tag=True):
 
 
 class Xids(Request, frozen=True, tag=True):
-    """XID events of these GPUs since this was asked last."""
+    """XID events of these GPUs since the last such request."""
 
     wants: ClassVar[str] = "XID events"
 
@@ -204,27 +204,27 @@ class Failed(Reply, frozen=True, tag=True):
 
 AnyRequest = Open | Count | CardAt | Answers | Processes | Computes | Xids
 AnyReply = Opened | Counted | OneCard | Health | Held | Computed | XidsSeen | Failed
-AtTheDoor = Count | Processes | Computes
-"""What other programs may ask. XID events are told once, and belong to the supervisor's program."""
+Served = Count | Processes | Computes
+"""What other programs may request. Each XID event is reported once, to the supervisor's program."""
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
+class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
     number: int
     request: AnyRequest
 
 
-class AskedAtTheDoor(msgspec.Struct, frozen=True, array_like=True):
+class ServedPacket(msgspec.Struct, frozen=True, array_like=True):
     number: int
-    request: AtTheDoor
+    request: Served
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True):
+class ReplyPacket(msgspec.Struct, frozen=True, array_like=True):
     number: int
     reply: AnyReply
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-decode_asked: Final = msgspec.msgpack.Decoder(Asked).decode
-decode_at_the_door: Final = msgspec.msgpack.Decoder(AskedAtTheDoor).decode
-decode_answered: Final = msgspec.msgpack.Decoder(Answered).decode
+decode_request: Final = msgspec.msgpack.Decoder(RequestPacket).decode
+decode_served: Final = msgspec.msgpack.Decoder(ServedPacket).decode
+decode_reply: Final = msgspec.msgpack.Decoder(ReplyPacket).decode
 MALFORMED: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)

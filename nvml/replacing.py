@@ -15,8 +15,8 @@ STEADY_S: Final = 60.0
 """A child that has answered for so long ends a row of failures. Guessed."""
 MOST_ABANDONED: Final = 2
 """Children that cannot be killed, with one driver; then no other is started. Specified."""
-ASK_AGAIN_S: Final = (30.0, 600.0)
-"""A GPU on which a call hung is not asked for the first, doubled each time up to the second. Guessed: each try costs everybody a child."""
+QUARANTINE_S: Final = (30.0, 600.0)
+"""After a call that hung, no call is made about its GPU for the first; doubled each time, up to the second. Guessed: each try costs all callers a child."""
 
 
 class End(StrEnum):
@@ -61,22 +61,22 @@ class _Left:
     pause_s: float
 
 
-class LeftAlone:
+class Quarantine:
     """GPUs on which a call hung, by the key of their requests."""
 
     def __init__(self) -> None:
         self._left: dict[str, _Left] = {}
 
     def hung(self, key: str, why: str, at_s: float) -> str:
-        """A call about it did not return. Answers what to say of it from now on."""
+        """A call about it did not return. Returns the reason that callers are given from now on."""
         before = self._left.get(key)
-        pause_s = ASK_AGAIN_S[0] if before is None else min(2 * before.pause_s, ASK_AGAIN_S[1])
-        text = f"{why}; it is asked again after {pause_s:g} s"
+        pause_s = QUARANTINE_S[0] if before is None else min(2 * before.pause_s, QUARANTINE_S[1])
+        text = f"{why}; the next call follows after {pause_s:g} s"
         self._left[key] = _Left(text, at_s + pause_s, pause_s)
         return text
 
     def why(self, key: str, at_s: float) -> str:
-        """Why it is not asked now; empty when it may be."""
+        """Why no call may be made now; empty when one may."""
         left = self._left.get(key)
         return left.why if left is not None and at_s < left.until_s else ""
 

@@ -1,10 +1,10 @@
-"""Keep one NVML child running, and carry requests to it. NVML may hang, crash or be replaced; who asks is answered in time all the same.
+"""Keep one NVML child running, and carry requests to it. NVML may hang, crash or be replaced; a caller has its answer in time all the same.
 
 One thread does it all: it starts the child, carries one request at a time, and watches. A call that does not return in time costs the child:
 it is killed, or abandoned where it cannot be killed (`nvml.replacing`). The driver is looked at each second, and a child that opened another
 one is replaced. While the file `released` exists there is no child, so that a GPU can be reset.
 
-Nothing here calls NVML. The thread itself never waits longer than a limit, and who asks waits no longer than its own.
+Nothing here calls NVML. The thread itself never waits longer than a limit, and a caller no longer than its own.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from nvml.asking import Nvml
 from nvml.driver import Identity, identity
 from nvml.errors import NvmlAway, NvmlHung, NvmlOpening
 from nvml.messages import (
     MALFORMED,
     REPLY_BYTES,
-    Answered,
     AnyReply,
     AnyRequest,
-    Asked,
     CardAt,
     Failed,
     OfGpu,
     Open,
     Opened,
-    decode_answered,
+    ReplyPacket,
+    RequestPacket,
+    decode_reply,
     encode,
 )
 from nvml.process import COMMAND, END_S, Child, Ended, Wake
-from nvml.replacing import End, LeftAlone, Pauses, too_many
+from nvml.queries import Nvml
+from nvml.replacing import End, Pauses, Quarantine, too_many
 
 START_S: Final = 120.0
 """Specified: without persistence mode eight GPUs take tens of seconds."""
@@ -47,9 +47,9 @@ CALL_S: Final = 10.0
 TICK_S: Final = 1.0
 """Between looks at the driver, at `released` and at abandoned children. Guessed."""
 MOST_WAITING: Final = 64
-"""Requests that wait. Guessed: each thread that asks has one."""
+"""Requests that wait. Guessed: each calling thread has one."""
 SLACK_S: Final = 5.0
-"""Who gives no time of its own waits so much longer than any call may take: for a thread that is no more."""
+"""A caller without a limit of its own waits so much longer than any call may take: the thread may have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class _Abandoned:
 
 
 class Supervisor:
-    """See the module. `tell` hears of each child that opened NVML, and why each went; from the supervisor's thread."""
+    """See the module. `report` is called for each child that opened NVML (None) or was ended, in the supervisor's thread."""
 
     def __init__(
         self, driver_root: Path, limits: Limits | None = None, *, released: Path | None = None,
-        tell: Callable[[End | None, str], None] = lambda *_: None, command: Sequence[str] = COMMAND,
+        report: Callable[[End | None, str], None] = lambda *_: None, command: Sequence[str] = COMMAND,
         driver: Callable[[Path, str], Identity] = identity,
     ) -> None:  # fmt: skip
         self.failing = "NVML is being opened"
@@ -102,7 +102,7 @@ class Supervisor:
         self.hangs = 0
         """Calls about a GPU that did not return, since one did."""
         self._driver_root, self._limits, self._released = driver_root, limits or Limits(), released
-        self._say, self._command, self._look = tell, command, driver
+        self._report, self._command, self._look = report, command, driver
         self._changed = threading.Condition()
         self._calls: deque[_Call] = deque()
         self._closing = False
@@ -120,7 +120,7 @@ class Supervisor:
         self._number = 0
         self._start_at_s = 0.0
         self._abandoned: list[_Abandoned] = []
-        self._pauses, self._left = Pauses(), LeftAlone()
+        self._pauses, self._quarantine = Pauses(), Quarantine()
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
 
     def start(self) -> None:
@@ -173,13 +173,13 @@ class Supervisor:
             self._reopen = why
         self._wake.ring()
 
-    def ask(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply:
-        """The child's answer. Raises NvmlAway, NvmlHung; at once where there is nobody to ask."""
+    def call(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply:
+        """The child's answer. Raises NvmlAway, NvmlHung; at once where no child answers."""
         call = _Call(request)
         with self._changed:
             if self.failing:
                 raise (NvmlAway if self._tried else NvmlOpening)(self.failing)
-            if why := self._left.why(request.key, time.monotonic()):
+            if why := self._quarantine.why(request.key, time.monotonic()):
                 raise NvmlHung(why)
             if len(self._calls) >= MOST_WAITING:
                 raise NvmlAway(f"{len(self._calls)} requests wait for NVML: at most {MOST_WAITING} may")
@@ -257,14 +257,14 @@ class Supervisor:
             self._opened, self.failing = reply, "" if not self._closing else self.failing
             self._starting, self._tried = False, True
             self._changed.notify_all()
-        self._say(None, f"NVML is open, in process {self.pid}")
+        self._report(None, f"NVML is open, in process {self.pid}")
 
     def _serve(self, child: Child) -> None:
         """Wait for a request, at most a tick, and carry it out."""
         if not self._calls:
             packet = self._receive(child, time.monotonic() + TICK_S)
             if packet is not None:
-                raise _Stop(End.MALFORMED, f"the NVML process sent {len(packet)} bytes that nobody asked for")
+                raise _Stop(End.MALFORMED, f"the NVML process sent {len(packet)} bytes without a request")
             return
         call = self._calls.popleft()
         if not call.given_up:
@@ -281,7 +281,7 @@ class Supervisor:
             if of_gpu:
                 self.hangs += 1
                 with self._changed:
-                    why = self._left.hung(request.key, why, time.monotonic())
+                    why = self._quarantine.hung(request.key, why, time.monotonic())
             call.answer(Failed(why, kind="hung"))
             raise _Stop(End.HUNG, why) from None
         except _Stop as stop:
@@ -289,7 +289,7 @@ class Supervisor:
             raise
         if of_gpu:
             self.hangs = 0
-            self._left.answered(request.key)
+            self._quarantine.answered(request.key)
         return reply
 
     def _exchange(self, child: Child, request: AnyRequest, limit_s: float, *, may_stop: bool = False) -> AnyReply:
@@ -297,7 +297,7 @@ class Supervisor:
         self._number += 1
         until_s = time.monotonic() + limit_s
         try:
-            child.send(encode(Asked(self._number, request)))
+            child.send(encode(RequestPacket(self._number, request)))
         except Ended as ended:
             raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
         while (left_s := until_s - time.monotonic()) > 0:
@@ -320,7 +320,7 @@ class Supervisor:
         try:
             if len(packet) > REPLY_BYTES:
                 raise ValueError(f"more than {REPLY_BYTES} bytes")
-            answered: Answered = decode_answered(packet)
+            answered: ReplyPacket = decode_reply(packet)
             if answered.number != self._number:
                 raise ValueError(f"number {answered.number}, not {self._number}")
         except (*MALFORMED, ValueError) as error:
@@ -330,7 +330,7 @@ class Supervisor:
     def _check_driver(self) -> None:
         """Raises _Stop when another one is there than the child has open."""
         if self._driver_changed():
-            self._left.forget()
+            self._quarantine.forget()
             raise _Stop(End.DRIVER, "the driver was replaced")
 
     def _driver_changed(self) -> bool:
@@ -351,10 +351,10 @@ class Supervisor:
         self._start_at_s = time.monotonic() + pause_s
         self.ends[end] += 1
         if not self._closing:
-            self._say(end, why)
+            self._report(end, why)
 
     def _drop(self, why: str) -> str:
-        """No child from now on; everybody who waits is told so. Answers why, with the number of a child that cannot be killed."""
+        """No child from now on; every waiting call fails. Returns the reason, with the pid of a child that cannot be killed."""
         child, self._child = self._child, None
         with self._changed:
             self._opened, self._reopen, self._answers_since_s = None, "", inf
@@ -379,8 +379,8 @@ class _Within:
     supervisor: Supervisor
     wait_s: float
 
-    def ask(self, request: AnyRequest) -> AnyReply:
-        return self.supervisor.ask(request, self.wait_s)
+    def call(self, request: AnyRequest) -> AnyReply:
+        return self.supervisor.call(request, self.wait_s)
 
 
 @contextmanager

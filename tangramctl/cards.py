@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from nvml.asking import Nvml
 from nvml.errors import NvmlError
 from nvml.gather import probe
 from nvml.messages import ProcessUsage
+from nvml.queries import Nvml
 from nvml.supervisor import supervised
 from tangramctl.errors import NoGpu
 from tangramctl.machine import Machine

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from nvml.asking import Nvml
 from nvml.errors import NvmlError
+from nvml.queries import Nvml
 from tangramctl import ask as asking
 from tangramctl import book, cards, service
 from tangramctl.choose import Holding, choose

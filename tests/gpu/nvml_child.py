@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))
 
 from nvml.client import Client
-from nvml.door import Door
 from nvml.errors import NvmlError
 from nvml.gather import probe
+from nvml.server import Server
 from nvml.supervisor import Supervisor
 
 CALLS = 300
@@ -55,7 +55,7 @@ def until_answered(supervisor: Supervisor) -> None:
 
 def main(driver_root: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="nvml-"))
-    supervisor = Supervisor(driver_root, tell=lambda _, text: print(text, file=sys.stderr))
+    supervisor = Supervisor(driver_root, report=lambda _, text: print(text, file=sys.stderr))
     supervisor.start()
     found: dict[str, object] = {"open_ms": round(took_ms(lambda: supervisor.await_open(120)))}
     nvml = supervisor.nvml
@@ -63,10 +63,10 @@ def main(driver_root: Path) -> None:
     found["gpus"] = [card.model for card in cards]
     found["probe_ms"] = round(took_ms(lambda: probe(nvml, unit_mib=1, access="cdi")), 1)
     uuid = cards[0].uuid
-    door = Door(folder / "nvml.sock", supervisor)
+    server = Server(folder / "nvml.sock", supervisor)
     through = Client(folder / "nvml.sock", 3).nvml
-    found["door: processes"] = spread(lambda: (through.processes(uuid), time.sleep(0.006)))
-    found["door: utilisation"] = spread(
+    found["socket: processes"] = spread(lambda: (through.processes(uuid), time.sleep(0.006)))
+    found["socket: utilisation"] = spread(
         lambda: (through.busy(uuid, 0, time.time_ns() // 1000 + 1_000_000), time.sleep(0.006))
     )
     found["health"] = spread(lambda: nvml.answers(uuid))
@@ -78,7 +78,7 @@ def main(driver_root: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     found["back_after_kill_ms"] = round(took_ms(lambda: (time.sleep(0.02), until_answered(supervisor))))
     found["ends"] = dict(supervisor.ends)
-    door.close()
+    server.close()
     supervisor.close()
     print(json.dumps(found, indent=1))
 

@@ -1,4 +1,4 @@
-"""NVML that hangs or goes, seen from outside a real plugin process: the kubelet, /readyz, and an arbiter at the door."""
+"""NVML that hangs or goes, seen from outside a real plugin process: the kubelet, /readyz, and an arbiter that queries it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def ask_until_nobody_answers(client: Client, uuid: str) -> None:
         client.nvml.processes(uuid)
 
 
-async def test_other_programs_ask_through_the_door_and_the_plugin_ends_in_time_while_nvml_hangs(running: Start) -> None:
+async def test_other_programs_query_nvml_and_the_plugin_ends_in_time_while_nvml_hangs(running: Start) -> None:
     async with running("--nvml-call-s", "60") as made:
         assert made.api.inventory
         uuid = inventory_from_json(made.api.inventory).cards[0].uuid

@@ -21,9 +21,9 @@ from arbiter.container import Limits
 from arbiter.contexts import Measuring
 from arbiter.meter import Meter, Reading, Seen
 from arbiter.server import Server
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway
 from nvml.messages import AnyReply, AnyRequest
+from nvml.queries import Nvml
 from vgpu import wire
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
@@ -172,7 +172,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
 class Nobody:
     """Carries no request to any NVML."""
 
-    def ask(self, _: AnyRequest) -> AnyReply:
+    def call(self, _: AnyRequest) -> AnyReply:
         raise NvmlAway("there is no NVML")
 
 

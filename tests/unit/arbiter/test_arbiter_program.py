@@ -119,11 +119,11 @@ import contextlib
 import arbiter.__main__
 from arbiter.__main__ import main
 from arbiter.turns import Turns
-from nvml.asking import Nvml
+from nvml.queries import Nvml
 hung = threading.Barrier(3)
 
 class Hangs:
-    def ask(self, _request):
+    def call(self, _request):
         hung.wait()
         threading.Event().wait()
 

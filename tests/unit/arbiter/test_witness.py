@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 from arbiter import witness
 from arbiter.tenant import Process, TenantTurns
 from arbiter.witness import AHEAD_US, REMEMBERED_US, Witness, add_up, look_since_us, seen_whole
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
 from nvml.messages import AnyReply, AnyRequest, Busy, Computed, Computes
+from nvml.queries import Nvml
 from tests.examples import examples
 from tests.unit.arbiter.conftest import wait_for
 from vgpu.grant import Grant, GrantCard
@@ -51,7 +51,7 @@ class Counts:
 
     busy: Callable[[str, int, int], Busy]
 
-    def ask(self, request: AnyRequest) -> AnyReply:
+    def call(self, request: AnyRequest) -> AnyReply:
         assert isinstance(request, Computes)
         return Computed(self.busy(request.uuid, request.since_us, request.until_us))
 

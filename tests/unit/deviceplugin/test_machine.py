@@ -12,7 +12,6 @@ from deviceplugin import machine
 from deviceplugin.machine import Machine, access_mode
 from deviceplugin.metrics import Metrics
 from deviceplugin.offer import Offer
-from nvml.asking import Nvml
 from nvml.errors import NvmlAway, NvmlHung
 from nvml.messages import (
     Answers,
@@ -28,6 +27,7 @@ from nvml.messages import (
     Xids,
     XidsSeen,
 )
+from nvml.queries import Nvml
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
@@ -74,7 +74,7 @@ class Driver:
         self.reopened.append(why)
         self.silent = False
 
-    def ask(self, request: AnyRequest) -> AnyReply:
+    def call(self, request: AnyRequest) -> AnyReply:
         if not self.there:
             raise NvmlAway("driver not loaded")
         if request.key in self.hanging:

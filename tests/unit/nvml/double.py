@@ -44,14 +44,14 @@ def main(script: Path) -> None:
     said = script.with_suffix(".said").open("a", buffering=1)
     with socket.socket(fileno=0) as sock:
         while packet := sock.recv(m.REQUEST_BYTES):
-            asked = m.decode_asked(packet)
+            asked = m.decode_request(packet)
             kind = type(asked.request).__name__
             print(os.getpid(), kind, file=said)
             act(sock, asked.number, kind, dict(line.split() for line in script.read_text().splitlines()).get(kind, ""))
 
 
 def act(sock: socket.socket, number: int, kind: str, what: str) -> None:
-    answer = m.encode(m.Answered(number, ANSWERS[kind]))
+    answer = m.encode(m.ReplyPacket(number, ANSWERS[kind]))
     match what:
         case "hang":
             threading.Event().wait()
@@ -65,11 +65,11 @@ def act(sock: socket.socket, number: int, kind: str, what: str) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * m.REPLY_BYTES)
             answer = bytes(m.REPLY_BYTES + 1)
         case "other":
-            answer = m.encode(m.Answered(number - 1, ANSWERS[kind]))
+            answer = m.encode(m.ReplyPacket(number - 1, ANSWERS[kind]))
         case "wrong":
-            answer = m.encode(m.Answered(number, m.Health(None)))
+            answer = m.encode(m.ReplyPacket(number, m.Health(None)))
         case "refuse":
-            answer = m.encode(m.Answered(number, m.Failed("NVML says no (9)", 9)))
+            answer = m.encode(m.ReplyPacket(number, m.Failed("NVML says no (9)", 9)))
         case "unasked":
             sock.send(answer)
         case _ if what.startswith("slow="):

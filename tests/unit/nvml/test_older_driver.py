@@ -34,7 +34,7 @@ import msgspec
 import pynvml
 from nvml.child import Session
 from nvml.gather import probe
-from nvml.asking import Nvml
+from nvml.queries import Nvml
 from nvml.errors import NvmlError
 from nvml.messages import Open, Opened
 
@@ -52,12 +52,12 @@ def attempt(step):
         refused.append(str(error))
 
 class InThisProcess:
-    def ask(self, request):
+    def call(self, request):
         return session.answer(request)
 
 def everything():
     nvml = Nvml(InThisProcess())
-    nvml._ask(Open(sys.argv[1]), Opened)
+    nvml._call(Open(sys.argv[1]), Opened)
     uuid = probe(nvml, unit_mib=1, access="cdi").cards[1].uuid
     for step in (nvml.answers, nvml.processes, lambda uuid: nvml.busy(uuid, 0, 10), lambda uuid: nvml.xids((uuid,))):
         attempt(lambda: step(uuid))

@@ -52,7 +52,7 @@ class Stand:
 
     def start(self, limits: Limits = LIMITS) -> Supervisor:
         self.supervisor = Supervisor(
-            Path("/nonexistent"), limits, released=self.released, tell=lambda _, text: self.told.append(text),
+            Path("/nonexistent"), limits, released=self.released, report=lambda _, text: self.told.append(text),
             command=[sys.executable, str(DOUBLE), str(self.script)], driver=lambda *_: self.driver,
         )  # fmt: skip
         self.supervisor.start()
@@ -80,7 +80,7 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setattr(supervisor, "TICK_S", 0.05)
     monkeypatch.setattr(replacing, "PAUSES_S", (0.0, 0.05, 0.1))
-    monkeypatch.setattr(replacing, "ASK_AGAIN_S", (0.5, 1.0))
+    monkeypatch.setattr(replacing, "QUARANTINE_S", (0.5, 1.0))
     made = Stand(tmp_path)
     yield made
     made.supervisor.close()
@@ -94,7 +94,7 @@ def test_a_call_that_never_returns_costs_the_child_and_is_answered_in_time(stand
     begun_s = time.monotonic()
     with pytest.raises(
         NvmlHung,
-        match=rf"^{GPU}: a call of NVML for its processes did not return within 0.3 s; it is asked again after 0.5 s$",
+        match=rf"^{GPU}: a call of NVML for its processes did not return within 0.3 s; the next call follows after 0.5 s$",
     ):
         nvml.processes(GPU)
     assert time.monotonic() - begun_s < 5
@@ -107,7 +107,10 @@ def test_a_call_that_never_returns_costs_the_child_and_is_answered_in_time(stand
     assert stand.supervisor.hangs == 0
 
 
-def test_a_gpu_of_which_a_call_hung_is_left_alone_for_a_while_and_the_others_answer(stand: Stand) -> None:
+def test_a_gpu_of_which_a_call_hung_is_left_alone_for_a_while_and_the_others_answer(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacing, "QUARANTINE_S", (8.0, 16.0))
     nvml = stand.opened().nvml
     stand.does(Processes="hang")
     with pytest.raises(NvmlHung):
@@ -115,7 +118,7 @@ def test_a_gpu_of_which_a_call_hung_is_left_alone_for_a_while_and_the_others_ans
     stand.does()
     stand.back()
     children = list(stand.children)
-    with pytest.raises(NvmlHung, match="asked again after"):
+    with pytest.raises(NvmlHung, match="the next call follows"):
         nvml.answers(GPU)
     assert nvml.processes(OTHER)
     assert stand.children == children, "it was not asked, so no child was lost"

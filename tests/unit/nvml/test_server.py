@@ -1,4 +1,4 @@
-"""The door: who may ask the child through it, and what a peer that misbehaves costs. Nothing, to anybody else."""
+"""Who may query the child through the socket, and what a peer that misbehaves costs: nothing, to anybody else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from nvml import door as doors
 from nvml import messages as m
+from nvml import server as servers
 from nvml.client import Client
-from nvml.door import CONNECTIONS, Door
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
+from nvml.server import CONNECTIONS, Server
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.test_supervisor import wait_for
 
@@ -30,14 +30,14 @@ class Asks:
         self.answer: Callable[[m.AnyRequest], m.AnyReply] = lambda _: m.Held((m.ProcessUsage(7, GPU, 1),))
         self.asked: list[m.AnyRequest] = []
 
-    def ask(self, request: m.AnyRequest, _wait_s: float | None = None) -> m.AnyReply:
+    def call(self, request: m.AnyRequest, _wait_s: float | None = None) -> m.AnyReply:
         self.asked.append(request)
         return self.answer(request)
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="door-"))
+    made = Path(tempfile.mkdtemp(prefix="nvml-"))
     yield made
     shutil.rmtree(made)
 
@@ -48,8 +48,8 @@ def asks() -> Asks:
 
 
 @pytest.fixture
-def door(folder: Path, asks: Asks) -> Iterator[Door]:
-    made = Door(folder / "nvml.sock", asks)
+def server(folder: Path, asks: Asks) -> Iterator[Server]:
+    made = Server(folder / "nvml.sock", asks)
     yield made
     made.close()
 
@@ -68,7 +68,7 @@ def hung_up(sock: socket.socket) -> bool:
         return True
 
 
-def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Asks, door: Door) -> None:
+def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Asks, server: Server) -> None:
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
     for error in (NvmlError("refused", 9), NvmlHung("hung"), NvmlAway("away"), NvmlOpening("opening")):
@@ -83,7 +83,7 @@ def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Ask
     client.close()
 
 
-def test_an_answer_comes_within_50_ms(folder: Path, door: Door) -> None:
+def test_an_answer_comes_within_50_ms(folder: Path, server: Server) -> None:
     client, took_ms = Client(folder / "nvml.sock", 10), []
     for _ in range(100):
         begun_s = time.perf_counter()
@@ -95,17 +95,15 @@ def test_an_answer_comes_within_50_ms(folder: Path, door: Door) -> None:
 
 def test_only_our_own_user_may_connect(folder: Path, asks: Asks) -> None:
     told: list[str] = []
-    door = Door(folder / "nvml.sock", asks, user=os.geteuid() + 1, tell=told.append)
+    server = Server(folder / "nvml.sock", asks, user=os.geteuid() + 1, report=told.append)
     try:
         assert (folder / "nvml.sock").stat().st_mode & 0o777 == 0o600
         with peer(folder) as sock:
             assert hung_up(sock)
-        assert told == [
-            f"NVML's door: process {os.getpid()} is of user {os.geteuid()}: must be of {os.geteuid() + 1} (1 so far)"
-        ]
+        assert told == [f"process {os.getpid()} is of user {os.geteuid()}: must be of {os.geteuid() + 1} (1 so far)"]
         assert not asks.asked
     finally:
-        door.close()
+        server.close()
 
 
 @pytest.mark.parametrize(
@@ -114,14 +112,16 @@ def test_only_our_own_user_may_connect(folder: Path, asks: Asks) -> None:
         b"\xff",
         b"\x92" * 10_000,
         bytes(m.REQUEST_BYTES + 1),
-        m.encode(m.Asked(1, m.Open("/"))),
-        m.encode(m.Asked(1, m.Xids((GPU,)))),
-        m.encode(m.Asked(1, m.Answers(GPU))),
+        m.encode(m.RequestPacket(1, m.Open("/"))),
+        m.encode(m.RequestPacket(1, m.Xids((GPU,)))),
+        m.encode(m.RequestPacket(1, m.Answers(GPU))),
         m.encode([1, {"type": "Processes", "uuid": 5}]),
     ],
-    ids=["no message", "deep", "too long", "opens", "takes events", "asks of health", "wrong type"],
+    ids=["no message", "deep", "too long", "opens", "events", "health", "wrong type"],
 )
-def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(folder: Path, asks: Asks, door: Door, packet: bytes) -> None:
+def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(
+    folder: Path, asks: Asks, server: Server, packet: bytes
+) -> None:
     with peer(folder) as sock:
         sock.send(packet)
         assert hung_up(sock)
@@ -131,7 +131,7 @@ def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(folder: Path, asks: As
     client.close()
 
 
-def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, door: Door) -> None:
+def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, server: Server) -> None:
     inside = [peer(folder) for _ in range(CONNECTIONS)]
     with peer(folder) as sock:
         assert hung_up(sock)
@@ -151,29 +151,29 @@ def answered(client: Client) -> bool:
 
 
 def test_a_peer_that_does_not_read_is_hung_up_on(
-    folder: Path, asks: Asks, door: Door, monkeypatch: pytest.MonkeyPatch
+    folder: Path, asks: Asks, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "SEND_S", 0.2)
-    monkeypatch.setattr(doors, "AT_ONCE", 1e9)
+    monkeypatch.setattr(servers, "SEND_S", 0.2)
+    monkeypatch.setattr(servers, "AT_ONCE", 1e9)
     asks.answer = lambda _: m.Held(tuple(m.ProcessUsage(pid, GPU, 2**40) for pid in range(1000)))
     with peer(folder) as sock:
         sock.settimeout(0.1)
         try:
             for number in range(10_000):
-                sock.send(m.encode(m.Asked(number, m.Processes(GPU))))
+                sock.send(m.encode(m.RequestPacket(number, m.Processes(GPU))))
         except OSError:
             pass
-        wait_for(lambda: door.refused == 1)
+        wait_for(lambda: server.refused == 1)
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
     client.close()
 
 
 def test_a_peer_that_asks_without_end_is_slowed_down_and_others_are_answered(
-    folder: Path, asks: Asks, door: Door, monkeypatch: pytest.MonkeyPatch
+    folder: Path, asks: Asks, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "AT_ONCE", 10.0)
-    monkeypatch.setattr(doors, "A_SECOND", 20.0)
+    monkeypatch.setattr(servers, "AT_ONCE", 10.0)
+    monkeypatch.setattr(servers, "A_SECOND", 20.0)
     begun_s = time.monotonic()
     with peer(folder) as sock:
         stop = threading.Event()
@@ -181,7 +181,7 @@ def test_a_peer_that_asks_without_end_is_slowed_down_and_others_are_answered(
         def flood() -> None:
             number = 0
             while not stop.is_set() and time.monotonic() - begun_s < 1.0:
-                sock.send(m.encode(m.Asked(number, m.Processes(GPU))))
+                sock.send(m.encode(m.RequestPacket(number, m.Processes(GPU))))
                 sock.recv(m.REPLY_BYTES)
                 number += 1
 
@@ -197,9 +197,7 @@ def test_a_peer_that_asks_without_end_is_slowed_down_and_others_are_answered(
     assert len(asks.asked) < 50, "at most 10 at once and 20 a second"
 
 
-def test_a_door_without_a_program_behind_it_and_a_late_answer_are_no_answer(
-    folder: Path, asks: Asks, door: Door
-) -> None:
+def test_a_socket_without_a_program_and_a_late_answer_are_no_answer(folder: Path, asks: Asks, server: Server) -> None:
     with pytest.raises(NvmlAway, match=r"none.sock: No such file or directory"):
         Client(folder / "none.sock", 1).nvml.processes(GPU)
     go_on = threading.Event()
@@ -218,8 +216,8 @@ def test_a_door_without_a_program_behind_it_and_a_late_answer_are_no_answer(
     client.close()
 
 
-@pytest.mark.parametrize("packet", [b"\xff", bytes(m.REPLY_BYTES + 1), m.encode(m.Answered(99, m.Health(None)))])
-def test_a_client_believes_no_program_that_lies_behind_the_door(folder: Path, packet: bytes) -> None:
+@pytest.mark.parametrize("packet", [b"\xff", bytes(m.REPLY_BYTES + 1), m.encode(m.ReplyPacket(99, m.Health(None)))])
+def test_a_client_believes_no_program_that_lies(folder: Path, packet: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(folder / "nvml.sock"))
         listening.listen()
@@ -239,16 +237,16 @@ def test_a_client_believes_no_program_that_lies_behind_the_door(folder: Path, pa
         lying.join(10)
 
 
-def test_a_door_that_is_closed_hangs_up_and_leaves_what_another_program_put_in_its_place(
+def test_a_server_that_is_closed_hangs_up_and_leaves_what_another_program_put_in_its_place(
     folder: Path, asks: Asks
 ) -> None:
-    door = Door(folder / "nvml.sock", asks)
+    server = Server(folder / "nvml.sock", asks)
     with peer(folder) as sock:
-        door.close()
+        server.close()
         assert hung_up(sock)
     assert not (folder / "nvml.sock").exists()
-    first = Door(folder / "nvml.sock", asks)
-    second = Door(folder / "nvml.sock", asks)
+    first = Server(folder / "nvml.sock", asks)
+    second = Server(folder / "nvml.sock", asks)
     first.close()
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)

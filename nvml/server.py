@@ -1,7 +1,7 @@
-"""The door: other programs of the node ask the supervisor's child through a socket in the state folder.
+"""Serve other programs of the node: the arbiter queries the supervisor's child through a socket in the state folder.
 
 Only processes of our own user are let in. Each connection has a thread and one request at a time; there are few, their messages are
-bounded, and who does not read, sends garbage or asks without end is hung up on or slowed down. None of it reaches the child.
+bounded. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it reaches the child.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from nvml.errors import NvmlError
-from nvml.messages import MALFORMED, REQUEST_BYTES, Answered, AnyReply, AnyRequest, Failed, decode_at_the_door, encode
+from nvml.messages import MALFORMED, REQUEST_BYTES, AnyReply, AnyRequest, Failed, ReplyPacket, decode_served, encode
 
 CONNECTIONS: Final = 8
 """The arbiter has two; one that restarts has two more until its old ones are seen to end. Guessed."""
@@ -33,28 +33,28 @@ AGAIN_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
-class Asks(Protocol):
+class Calls(Protocol):
     """The supervisor."""
 
-    def ask(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply: ...
+    def call(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply: ...
 
 
-class Door:
+class Server:
     """Open until `close`. `user`: whose processes may come in. Raises OSError when the socket cannot be made."""
 
     def __init__(
-        self, path: Path, asks: Asks, *, user: int | None = None, tell: Callable[[str], None] = lambda _: None
+        self, path: Path, supervisor: Calls, *, user: int | None = None, report: Callable[[str], None] = lambda _: None
     ) -> None:
         self.refused = 0
         """Connections that were turned away or hung up on."""
-        self._path, self._asks, self._tell = path, asks, tell
+        self._path, self._supervisor, self._report = path, supervisor, report
         self._user = os.geteuid() if user is None else user
         self._listener = _listening(path)
         self._inode = path.stat().st_ino
         self._lock = threading.Lock()
         self._inside: set[socket.socket] = set()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="nvml-door", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="nvml-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Door:
             except OSError as error:
                 if self._closing.wait(AGAIN_S):
                     return
-                self._tell(f"nobody can be let in to NVML now: {error}")
+                self._report(f"no connection can be accepted now: {error}")
                 continue
             if why := self._let_in(sock):
                 self._turn_away(why)
@@ -105,7 +105,7 @@ class Door:
     def _turn_away(self, why: str) -> None:
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # the 1st, 2nd, 4th, 8th: a peer does not fill the log
-            self._tell(f"NVML's door: {why} ({self.refused} so far)")
+            self._report(f"{why} ({self.refused} so far)")
 
     def _serve(self, sock: socket.socket, pid: int) -> None:
         try:
@@ -124,12 +124,12 @@ class Door:
         """Until it hangs up. Raises OSError, MALFORMED."""
         left, at_s = AT_ONCE, time.monotonic()
         while packet := sock.recv(REQUEST_BYTES + 1):
-            asked = decode_at_the_door(packet)
+            received = decode_served(packet)
             try:
-                reply = self._asks.ask(asked.request, WAIT_S)
+                reply = self._supervisor.call(received.request, WAIT_S)
             except NvmlError as error:
                 reply = Failed.of(error)
-            sock.send(encode(Answered(asked.number, reply)), socket.MSG_NOSIGNAL)
+            sock.send(encode(ReplyPacket(received.number, reply)), socket.MSG_NOSIGNAL)
             now_s = time.monotonic()
             left, at_s = min(AT_ONCE, left - 1 + (now_s - at_s) * A_SECOND), now_s
             if left < 0 and self._closing.wait(-left / A_SECOND):

@@ -1,4 +1,4 @@
-"""NVML's answers, through whatever carries a request: a supervisor in this process, or the door of another one."""
+"""Queries to NVML, through whatever carries a request: a supervisor in this process, or the server of another one."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ R = TypeVar("R", bound=AnyReply)
 class Carrier(Protocol):
     """Carries a request to a child."""
 
-    def ask(self, request: AnyRequest) -> AnyReply:
+    def call(self, request: AnyRequest) -> AnyReply:
         """Never waits for long. Raises NvmlAway, NvmlHung."""
 
 
 class Nvml:
-    """Every method raises NvmlError; NvmlHung where this GPU does not answer; NvmlAway where nobody does."""
+    """Every method raises NvmlError; NvmlHung where a call about this GPU does not return; NvmlAway where no child answers."""
 
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
 
     def count(self) -> Counted:
         """How many GPUs there are, and the driver's version."""
-        return self._ask(Count(), Counted)
+        return self._call(Count(), Counted)
 
     def card_at(self, index: int, uuid: str = "") -> Card:
         """The card with this index; its links by the PCI bus of the peer. `uuid`: of the card that was there before."""
-        return self._ask(CardAt(index, uuid), OneCard).card
+        return self._call(CardAt(index, uuid), OneCard).card
 
     def answers(self, uuid: str) -> str | None:
-        """None when the card answers and asks for no reset; else why it does not, for a person."""
-        return self._ask(Answers(uuid), Health).trouble
+        """None when the GPU answers and needs no reset; else the reason, for a person."""
+        return self._call(Answers(uuid), Health).trouble
 
     def processes(self, uuid: str) -> tuple[ProcessUsage, ...]:
         """Every process with a context on the card, by host pid."""
-        return self._ask(Processes(uuid), Held).processes
+        return self._call(Processes(uuid), Held).processes
 
     def busy(self, uuid: str, since_us: int, until_us: int) -> Busy:
         """Who computed on a card after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
-        return self._ask(Computes(uuid, since_us, until_us), Computed).busy
+        return self._call(Computes(uuid, since_us, until_us), Computed).busy
 
     def xids(self, uuids: tuple[str, ...]) -> XidsSeen:
-        """XID events since this was asked last."""
-        return self._ask(Xids(uuids), XidsSeen)
+        """XID events since the last call."""
+        return self._call(Xids(uuids), XidsSeen)
 
-    def _ask(self, request: AnyRequest, kind: type[R]) -> R:
-        reply = self._carrier.ask(request)
+    def _call(self, request: AnyRequest, kind: type[R]) -> R:
+        reply = self._carrier.call(request)
         if isinstance(reply, Failed):
             raise reply.error
         if not isinstance(reply, kind):
