@@ -18,6 +18,7 @@ from arbiter.nvml_source import nvml_source
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
+from arbiter.supervisor import notify_ready
 from arbiter.turns import Turns
 from arbiter.verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.witness import Witness
@@ -26,7 +27,7 @@ from nvml.supervisor import Limits as NvmlLimits
 from observe import collecting
 from observe.log import log_json
 from observe.options import read
-from vgpu.share import Settings
+from vgpu.timing import Settings
 from vgpu.trial import FILE
 
 
@@ -70,7 +71,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     server = Server(settings.grants_dir, _limits(settings, connections), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    http = serve_metrics(server, settings.metrics_host, settings.metrics_port)
+    http = serve_metrics(server, settings.metrics_host, settings.metrics_port, settings.restarts)
     status = StatusSocket(settings.status_socket or grants.parent / "status.sock", server)
     witness = Witness(turns, nvml(), grants, named_in)
     meter.start()
@@ -80,6 +81,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
         "serving", grants=str(settings.grants_dir), metrics_port=http.server_port, directories=len(server.containers)
     )
     collecting.set_aside()
+    notify_ready()
     server.run()
     turns.close()  # first: nobody stays suspended for NVML's sake
     witness.close()

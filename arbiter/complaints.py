@@ -71,3 +71,13 @@ def tell_of_report(grant: str, pid: int, reason: Reason, *, active: bool) -> Non
 def tell_of_no_effect(tenant: TenantTurns) -> None:
     """Its work ends while it is suspended."""
     _log.error("suspends have no effect: new work is held back too", grant=tenant.name)
+
+
+def tell_of_try(tenant: TenantTurns) -> None:
+    """Suspends are tried again on one for which they did not work."""
+    _log.info("tries again to suspend", grant=tenant.name)
+
+
+def tell_of_stall(card: str, seconds: float) -> None:
+    """The arbiter did not run, or its thread of a GPU did not."""
+    _log.warning("the arbiter was stalled: nobody enforced GPU time", gpu=card, seconds=round(seconds, 3))

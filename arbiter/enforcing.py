@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from arbiter.connection import Connection
@@ -26,6 +27,7 @@ class TimeFacts:
     denied: Reason | None = None
     gating_points: float | None = None
     stalled_s: float = 0.0
+    stall_ended_s: float = inf
 
 
 NOTHING: Final = TimeFacts()
@@ -48,11 +50,12 @@ def time_facts(turns: Turns) -> dict[str, TimeFacts]:
                     for process in tenant.processes.values()
                     for card, _ in process.seats
                 ),
-                gated=tenant.joined is not None and tenant.gates,
+                gated=tenant.joined is not None and (tenant.gates or tenant.effect.doubted),
                 partial=tenant.unlisted,
                 denied=tenant.suspending.reason,
                 gating_points=tenant.suspending.gating_points,
                 stalled_s=turns.silent_s(tenant, at_s),
+                stall_ended_s=turns.stalls.ended_s(tenant.depends_on(), at_s) if tenant.joined is not None else inf,
             )
             for name, tenant in turns.tenants.items()
         }
@@ -84,6 +87,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         reading_s=meter.age_s(card.uuid for card in container.grant.cards)
         if meter is not None and container.grant
         else 0.0,
+        stall_ended_s=time.stall_ended_s,
         processes=tuple(processes),
     )
 

@@ -2,6 +2,9 @@
 
 From a message to the call is one wake-up. A gang's other cards are switched by their own threads. What is to be done is asked of
 `Turns`, under its lock; calls to the driver are made without it. Nobody's messages are read for longer than his budget lasts.
+
+The thread knows by when it is due again. Where it comes later it was stalled, and says so before it reads a message: what was done meanwhile
+was done without it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -18,10 +22,11 @@ import structlog
 
 from arbiter.budget import CHANNELS_COST
 from arbiter.connection import BAD_PACKET, Connection, Gone
+from arbiter.pulse import STALL_S
 from arbiter.rehearsal import Rehearsal
 from arbiter.seat import Runs, Seat
 from arbiter.tenant import TenantTurns
-from arbiter.timer import Nap, Timer, now_s
+from arbiter.timer import Nap, Timer
 from vgpu import wire
 from vgpu.errors import BadDocument
 
@@ -48,7 +53,7 @@ class Lane:
 
     def __init__(self, uuid: str, turns: Turns) -> None:
         self.uuid = uuid
-        self._turns = turns
+        self._turns, self._clock = turns, turns.clock
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._timer = Timer()
@@ -60,8 +65,10 @@ class Lane:
         self._deaf: dict[TenantTurns, set[int]] = {}
         """Their descriptors that had something to say."""
         self._stopping = False
-        self.alive_at_s = self._beat_at_s = self._heal_at_s = now_s()
+        self.alive_at_s = self._beat_at_s = self._heal_at_s = self._clock()
         """When the thread came round last."""
+        self._due_s = inf
+        """By when it is to come on; inf = in the driver."""
         self.awake_until_s = 0.0
         """Until then it sleeps for naps only."""
         self._quiet_until_s = 0.0
@@ -74,6 +81,9 @@ class Lane:
             self._epoll.register(fd, select.EPOLLIN)
         self._timer.set(self._beat_at_s + BEAT_S)
         self._thread = threading.Thread(target=self._run, name=f"turns {uuid}", daemon=True)
+
+    def start(self) -> None:
+        """Begin, once."""
         self._thread.start()
 
     def take(self, tenant: TenantTurns, connection: Connection) -> None:
@@ -103,7 +113,8 @@ class Lane:
         """Start everybody here, then end the thread and hang up."""
         self._stopping = True
         os.eventfd_write(self._bell, 1)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         with self._turns.lock:
             for fd, (tenant, connection) in list(self._connections.items()):
                 if tenant.page is None:  # dropped, and its hang-up not seen yet: nobody else knows its seats
@@ -120,10 +131,7 @@ class Lane:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for fd, events in self._wait():
-                    self._ready(fd, events)
-                self._listen_again()
-                self._turn()
+                self.round(self._wait())
         except BaseException:
             _log.critical(
                 "the thread of a card failed: everybody runs, and the arbiter ends", card=self.uuid, exc_info=True
@@ -132,11 +140,48 @@ class Lane:
             raise
 
     def _wait(self) -> list[tuple[int, int]]:
-        while (at_s := now_s()) < self.awake_until_s:
+        while (at_s := self._clock()) < self.awake_until_s:
+            self.comes(at_s)
             self._rehearsal.play(at_s)
             if self._nap.ends_early():
                 break
+        self.comes(self._timer.at_s)
         return self._epoll.poll()
+
+    def round(self, ready: Iterable[tuple[int, int]]) -> None:
+        """Awake: hear what these descriptors have to say, then switch."""
+        self.comes(0.0)
+        for fd, events in ready:
+            self._ready(fd, events)
+        self._listen_again()
+        self._turn()
+
+    def comes(self, due_s: float) -> None:
+        """The thread is here, and due again at that time, or now."""
+        at_s = self._clock()
+        if at_s - self._due_s >= STALL_S:
+            with self._turns.lock:
+                self._stalled(self._due_s, at_s)
+        self._due_s = max(at_s, due_s)
+
+    def _stalled(self, since_s: float, at_s: float) -> None:
+        """Under the lock."""
+        self.alive_at_s = at_s
+        self._turns.stalled(self.uuid, since_s, at_s)
+        self._beat(at_s)
+
+    def _calls(self) -> float:
+        """A call to the driver begins; it takes as long as it takes."""
+        self.comes(inf)
+        return self._clock()
+
+    def _called(self, began_s: float) -> float:
+        """It is back, under the lock. How long the call itself took; where the arbiter was stalled in it, as long as is usual."""
+        self._due_s = self.alive_at_s = at_s = self._clock()
+        if at_s - began_s < STALL_S or (since_s := self._turns.pulse.stalled_since(began_s, at_s)) is None:
+            return at_s - began_s
+        self._stalled(since_s, at_s)
+        return self._turns.share.suspend_s
 
     def _ready(self, fd: int, events: int) -> None:
         if fd == self._bell:
@@ -161,18 +206,19 @@ class Lane:
         tenant, connection = self._connections[fd]
         try:
             for _ in range(PACKETS_A_TURN):
-                if not tenant.budget.may(now_s()):
+                if not tenant.budget.may(self._clock()):
                     self._hold_back(tenant, fd)
                     return
                 received = connection.receive_with_fd()
                 if received is None:
+                    tenant.behind.discard(connection.number)
                     return
                 tenant.budget.spend(CHANNELS_COST if isinstance(received[1], wire.Channels) else 1.0)
                 order = self._turns.orders.of(self.uuid, tenant, received[1])
                 if order is not None:
                     self._stop_and_hear(order, tenant, connection, *received)
                     return
-                self._hear(tenant, connection, *received, now_s())
+                self._hear(tenant, connection, *received, self._clock())
         except Gone:
             self._lose(fd, lives=tenant.page is None)
         except BadDocument as error:
@@ -190,13 +236,13 @@ class Lane:
         message: wire.Message,
     ) -> None:
         """Obey an order, without the lock as at every switch, then do what is done with every message."""
-        at_s = now_s()
         self._turns.lock.release()
         try:
+            at_s = self._calls()
             status = order.tenant.stop(order.seats)
         finally:
             self._turns.lock.acquire()
-        took_s = now_s() - at_s
+        took_s = self._called(at_s)
         self._hear(tenant, connection, fd, message, at_s)
         self._turns.stopped(order.tenant, at_s, status, took_s)
 
@@ -210,8 +256,8 @@ class Lane:
 
     def _complain(self, tenant: TenantTurns, connection: Connection, error: BadDocument) -> None:
         self._turns.counts.bad_packets += 1
-        if now_s() >= self._quiet_until_s:
-            self._quiet_until_s = now_s() + QUIET_S
+        if self._clock() >= self._quiet_until_s:
+            self._quiet_until_s = self._clock() + QUIET_S
             _log.warning(
                 "bad packet on a connection for turns", grant=tenant.name, pid=connection.pid, reason=str(error)
             )
@@ -234,7 +280,7 @@ class Lane:
     def _hold_back(self, tenant: TenantTurns, fd: int) -> None:
         if tenant not in self._held_back:
             self._turns.counts.held_back += 1
-            self._held_back[tenant] = tenant.budget.again_s(now_s())
+            self._held_back[tenant] = tenant.budget.again_s(self._clock())
             self._turns.hush(tenant, unheard=True)
             self.ask_again(self._wake_at_s)
         self._deaf.setdefault(tenant, set()).add(fd)
@@ -244,7 +290,7 @@ class Lane:
         if not self._held_back:
             return
         with self._turns.lock:
-            at_s = now_s()
+            at_s = self._clock()
             for tenant in [tenant for tenant, until_s in self._held_back.items() if until_s <= at_s]:
                 del self._held_back[tenant]
                 self._turns.hush(tenant, unheard=False)
@@ -252,8 +298,12 @@ class Lane:
                     self._epoll.modify(fd, select.EPOLLIN)
 
     def _close_left(self) -> None:
-        for seat in self._lives_on:
-            seat.resume()
+        if self._lives_on:
+            began_s = self._calls()
+            for seat in self._lives_on:
+                seat.resume()
+            with self._turns.lock:
+                self._called(began_s)
         for seat in self._left:
             seat.close()
         self._lives_on, self._left = [], []
@@ -262,7 +312,7 @@ class Lane:
         turns = self._turns
         while True:
             with turns.lock:
-                self.alive_at_s = at_s = now_s()
+                self.alive_at_s = at_s = self._clock()
                 self._beat(at_s)
                 step = turns.step(self.uuid)
                 ill = self._heal(at_s) if step is None else None
@@ -271,16 +321,22 @@ class Lane:
                     self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.next_heal_s(self.uuid))
                     self.ask_again(turns.ask_again_s)
             if step is None:
-                for seat in ill.seats(self.uuid) if ill is not None else ():
-                    if seat.runs is not Runs.OFF:
-                        seat.resume()
+                if ill is not None:
+                    self._start_again(ill)
                 return
             tenant, on = step
-            began_s = now_s()
+            began_s = self._calls()
             status = tenant.switch(self.uuid, on)
             with turns.lock:
-                self.alive_at_s = now_s()
-                turns.switched(tenant, on, status, self.alive_at_s - began_s)
+                turns.switched(tenant, on, status, self._called(began_s))
+
+    def _start_again(self, ill: TenantTurns) -> None:
+        began_s = self._calls()
+        for seat in ill.seats(self.uuid):
+            if seat.runs is not Runs.OFF:
+                seat.resume()
+        with self._turns.lock:
+            self._called(began_s)
 
     def _heal(self, at_s: float) -> TenantTurns | None:
         if at_s - self._heal_at_s < HEAL_S:

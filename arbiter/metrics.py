@@ -38,8 +38,8 @@ _GAUGES: Final = {
 class LedgerCollector(Collector):
     """Metrics of every container, read when they are asked for."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, server: Server, restarts: int = 0) -> None:
+        self._server, self._restarts = server, restarts
 
     def collect(self) -> Iterable[Metric]:
         """Families of one moment."""
@@ -89,9 +89,13 @@ class LedgerCollector(Collector):
             turns = list(turn_metrics.families(self._server.turns, grants))
             total_bad += self._server.bad_packets_before
             total_kills += self._server.kills_before
+        restarts = CounterMetricFamily(
+            "tangram_arbiter_restarts", "times that the arbiter was started again in this container, after it had died"
+        )
+        restarts.add_metric([], self._restarts)
         bad.add_metric([], total_bad)
         kills.add_metric([], total_kills)
-        return [*gauges.values(), connections, unenforced, bad, kills, measures, *turns]
+        return [*gauges.values(), connections, unenforced, bad, kills, restarts, measures, *turns]
 
 
 class _Threads(ThreadingMixIn, WSGIServer):
@@ -116,10 +120,10 @@ def stuck(server: Server, at_s: float) -> str:
     return f"the thread of card {card} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
 
 
-def serve_metrics(server: Server, host: str, port: int) -> WSGIServer:
+def serve_metrics(server: Server, host: str, port: int, restarts: int = 0) -> WSGIServer:
     """Answer /metrics, /healthz and /readyz from a thread of its own. Returns the HTTP server, to be shut down."""
     registry = CollectorRegistry()
-    registry.register(LedgerCollector(server))
+    registry.register(LedgerCollector(server, restarts))
 
     pages = Pages(registry, not_alive=lambda: stuck(server, time.monotonic()))
 

@@ -20,10 +20,12 @@ from vgpu.wire import (
     UNDERSTANDS_DRAINED,
     UNDERSTANDS_GROW,
     UNDERSTANDS_REPORT,
+    UNDERSTANDS_RESUMED,
     UNDERSTANDS_STILL,
     WORDS_AT,
 )
 
+FEATURES: Final = UNDERSTANDS_REPORT | UNDERSTANDS_GROW | UNDERSTANDS_STILL | UNDERSTANDS_DRAINED | UNDERSTANDS_RESUMED
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
 
@@ -40,8 +42,7 @@ class Page:
             os.ftruncate(writable, PAGE_BYTES)
             self._map = mmap.mmap(writable, PAGE_BYTES, mmap.MAP_SHARED)
             self._numbers = memoryview(self._map).cast("Q")
-            features = UNDERSTANDS_REPORT | UNDERSTANDS_GROW | UNDERSTANDS_STILL | UNDERSTANDS_DRAINED
-            self._numbers[WORDS_AT // 8] = features | wait_ms << 32
+            self._numbers[WORDS_AT // 8] = FEATURES | wait_ms << 32
             os.fchmod(writable, 0o444)
             _seal(writable)
             self.fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)

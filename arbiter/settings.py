@@ -118,6 +118,9 @@ class ArbiterSettings(ProgramSettings):
         False,
         description="what check-idle finds has effect: such a container counts as working best-effort; on a GPU honest ones were found, too",
     )
+    restarts: int = Field(
+        0, ge=0, description="how often tangram-arbiter-supervisor has started the arbiter again; it sets this"
+    )
     awake_ms: int = Field(
         100,
         ge=0,

@@ -17,6 +17,7 @@ from arbiter.page import Page
 from arbiter.seat import Runs, Seat
 from vgpu import rm, wire
 from vgpu.decay import Decay
+from vgpu.effect import Effect
 from vgpu.enforcement import NO_CHANNELS_S
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -37,8 +38,13 @@ SEATS_LIMIT: Final = 128
 """Of one process, as many as the library tells of. Each keeps a descriptor of ours."""
 ALL_SEATS_LIMIT: Final = 1024
 """Of one container."""
-INEFFECTIVE_TIMES: Final = 3
-"""So often work must end in one that is stopped, before its new work is held back as well. Guessed."""
+INEFFECTIVE_S: Final = 0.020
+"""Work that ends so long after a suspend was not suspended. Specified: the driver takes one millisecond."""
+EXCUSED_S: Final = 2.0
+"""So long after a silence of ours a process may say that it resumed itself in it. Guessed: it looks every 0.2 s."""
+TRY_AGAIN_S: Final = 10.0
+TRY_AGAIN_MOST_S: Final = 600.0
+"""A suspend that the driver refused is tried again after so long, and after twice as long each time. Guessed."""
 LOOK_MOST_S: Final = 2.0
 """After a longer pause between looks the driver's count does not reach back to the last one, and messages may be unread: then only
 what speaks for the container counts. As far as a look goes back."""
@@ -62,6 +68,8 @@ class Process:
     drained: bool = False
     """What it has to do waits at the gate, and nothing of it is on the GPU."""
     yields: bool = False
+    began_s: float = inf
+    """When its last work began."""
     worked_off: bool = False
     """Its work began when the container had been stopped for long."""
     seats: dict[tuple[int, int], Seat] = field(default_factory=dict)
@@ -116,8 +124,16 @@ class TenantTurns:
         self.complained_at_s = -inf
         self.failures = 0
         """Suspends that the driver refused."""
-        self.ineffective = 0
-        """Suspends during which its work ended all the same."""
+        self.effect = Effect()
+        """What its word says of suspends."""
+        self.behind: set[int] = set()
+        """Connections on which something may wait that was said before what is known now."""
+        self.doubted_at_s = -inf
+        """When it was last known that nobody had told it that we live."""
+        self.resumes = 0
+        """Times that its processes said that they resumed themselves."""
+        self._try_at_s, self._try_wait_s = inf, TRY_AGAIN_S
+        """When the driver is asked again to suspend it, after a refusal, and how long after."""
         self.heals = 0
         self.healing = Healing(at_s)
         self.off_since_s = inf
@@ -131,6 +147,8 @@ class TenantTurns:
         """GPU time that the driver counted of its processes; None = it was not asked yet."""
         self._told_s = self._silent_s = 0.0
         """How long it might run and said that it works; and that it does not."""
+        self._resumed = False
+        """It ran by itself since the last look, for nobody knows how long."""
         self._told_until_s = at_s
         """Up to when that is added up."""
         self._weighed: tuple[float, float, float] | None = None
@@ -170,6 +188,7 @@ class TenantTurns:
             case wire.What.WORK | wire.What.IDLE:
                 process.working, process.drained = activity.what == wire.What.WORK, False
                 process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
+                process.began_s = at_s if process.working else inf
                 self._word()
                 return []
             case wire.What.STILL:
@@ -192,12 +211,14 @@ class TenantTurns:
     def leaves(self, number: int, at_s: float) -> list[Seat]:
         """A process is not heard any more: its seats, which the caller closes."""
         self._add_up(at_s)
+        self.behind.discard(number)
         return list(self.processes.pop(number).seats.values())
 
     def hears(self, at_s: float, *, unheard: bool) -> None:
         """It is not listened to for a while, or is again."""
         self._add_up(at_s)
         self.unheard = unheard
+        self.behind.update(self.processes)
 
     def weigh(self, at_s: float, seen_s: float) -> bool:
         """Since the last look the driver saw its processes compute for so long. Whether the verdict changed."""
@@ -208,7 +229,8 @@ class TenantTurns:
             return False
         self.seen_s = (self.seen_s or 0.0) + seen_s
         passed_s, told_s, silent_s = (now - then for now, then in zip(self._weighed, since, strict=True))
-        if passed_s > LOOK_MOST_S:
+        if passed_s > LOOK_MOST_S or self._resumed:
+            self._resumed = False
             return self.suspicion.look(passed_s, told_s, 0.0)
         self._beyond_s = FADE * self._beyond_s + seen_s - told_s
         self._of_silent_s = FADE * self._of_silent_s + silent_s
@@ -237,9 +259,35 @@ class TenantTurns:
     def stands(self, at_s: float, *, on: bool) -> None:
         """It is on or off from now on, on all of its cards."""
         self._add_up(at_s)
+        if on:
+            self._stood(at_s)
         self.shown_on = on
         self.off_since_s = inf if on else at_s
         self.healing.heard(at_s)
+
+    def _stood(self, at_s: float) -> None:
+        """It was suspended until now: with work that did not end?"""
+        begun_s = min((process.began_s for process in self.processes.values() if process.working), default=inf)
+        seconds = at_s - max(self.off_since_s, begun_s)
+        unread = any(number in self.behind for number, process in self.processes.items() if process.working)
+        if self.shown_on is False and seconds >= INEFFECTIVE_S and not self.gates and not unread:
+            self.effect.stood(seconds)
+        for process in self.processes.values():
+            process.worked_off = False
+
+    def ends(self, number: int, what: wire.What, at_s: float) -> bool:
+        """A process said this. Work that began and ended in a container that has been suspended for long was not suspended: whether that
+        changed the verdict. Of what was said before a stall was over nothing is known."""
+        process = self.processes[number]
+        if number in self.behind or self.gates:
+            process.worked_off = False
+            return False
+        if what is wire.What.WORK:
+            process.worked_off = at_s - self.off_since_s > INEFFECTIVE_S
+        elif what is wire.What.IDLE and process.worked_off and self.shown_on is False:
+            process.worked_off = False
+            return self.effect.ended(at_s)
+        return False
 
     def news(self, at_s: float) -> list[Event]:
         """Whether it has work, when that is not what the policy was told last."""
@@ -311,13 +359,7 @@ class TenantTurns:
     @property
     def gates(self) -> bool:
         """Is its new work held back while it is to be off?"""
-        return (
-            self.denied
-            or bool(self.trouble)
-            or self.partial
-            or bool(self.mute)
-            or self.ineffective >= INEFFECTIVE_TIMES
-        )
+        return self.denied or bool(self.trouble) or self.partial or bool(self.mute) or self.effect.gates
 
     @property
     def drained(self) -> bool:
@@ -337,7 +379,7 @@ class TenantTurns:
             capped_s=usage.capped_s,
             suspends=usage.suspends,
             trouble=self.suspending.why or self.trouble or self._why_partial(),
-            mode="gate" if self.gates else "suspend",
+            mode="gate" if self.gates or self.effect.doubted else "suspend",
             heals=self.heals,
             clearing_s=usage.clearing_s,
             suspended_s=usage.suspended_s,
@@ -346,6 +388,7 @@ class TenantTurns:
             untold=self.suspicion.proven,
             stopped=self.healing.stopped(at_s),
             seen_s=self.seen_s,
+            resumes=self.resumes,
         )
 
     @property
@@ -418,12 +461,45 @@ class TenantTurns:
             return True if Runs.OFF in runs else None
         return False if Runs.ON in runs and not self.trouble else None
 
-    def doubt(self) -> None:
+    def resumed(self, number: int, at_s: float, *, silent: bool) -> bool:
+        """A process says that it resumed itself, as nobody told it that we live. Where that is not so, it is as if a suspend had no effect:
+        whether that changed the verdict. It is suspended again in any case."""
+        self.resumes += 1
+        excused = silent or number in self.behind or at_s - self.doubted_at_s < EXCUSED_S
+        doubted_at_s = self.doubted_at_s
+        self.doubt(at_s)
+        if excused:
+            return False
+        self.doubted_at_s = doubted_at_s
+        return self.effect.ended(at_s)
+
+    def doubt(self, at_s: float) -> None:
         """It may have started what we stopped, as nobody told it that we live; then on all of its cards."""
+        self.off_since_s, self._resumed, self.doubted_at_s = inf, True, at_s
+        self.behind.update(self.processes)
+        self.healing.heard(at_s)
         for process in self.processes.values():
+            process.worked_off = False
             for seat in process.seats.values():
                 if seat.runs is Runs.OFF:
                     seat.runs = Runs.UNSURE
+
+    def refused(self, at_s: float, why: str) -> None:
+        """The driver refused to suspend or resume it. It is asked again later, or when there are other channels."""
+        self.trouble = self.trouble or why
+        self._try_at_s = at_s + self._try_wait_s
+        self._try_wait_s = min(2 * self._try_wait_s, TRY_AGAIN_MOST_S)
+
+    def suspended(self) -> None:
+        """The driver suspended it."""
+        self._try_wait_s = TRY_AGAIN_S
+
+    def tries(self, at_s: float) -> bool:
+        """Whether it is tried from now on if it can be suspended, after it could not for a while."""
+        again = bool(self.trouble) and at_s >= self._try_at_s
+        if again:
+            self.trouble = ""
+        return self.effect.tries(at_s) or again
 
     def changed_channels(self) -> None:
         """What is known of its channels is of others."""

@@ -32,6 +32,11 @@ class Timer:
         self._spec = _TimerSpec()
         self._set_s = inf
 
+    @property
+    def at_s(self) -> float:
+        """When it rings; inf = never."""
+        return self._set_s
+
     def set(self, at_s: float) -> None:
         """Ring at a time of time.monotonic; inf = never. A time that has passed rings at once."""
         if at_s == self._set_s:

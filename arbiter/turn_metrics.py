@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from arbiter.counts import Counts
+from arbiter.pulse import Stalls
 from arbiter.timer import now_s
 from arbiter.turns import Turns
 from vgpu.grant import Grant
@@ -47,6 +48,8 @@ _COUNTS: Final = {
     "turns_bad_packets": "packets that ended a connection for turns",
     "turns_untold_found": "times that a container was found to compute while it said it was idle",
     "turns_decays": "times that a container's reported work ended without a word, as the driver saw nothing of it for a second",
+    "stalls": "times that the arbiter, or its thread of a GPU, was not running for a quarter of a second or more",
+    "stalled_seconds": "time that the arbiter, or its thread of a GPU, was not running: nobody enforced GPU time meanwhile",
 }
 
 
@@ -56,7 +59,11 @@ def families(turns: Turns | None, grants: Mapping[str, Grant]) -> Iterable[Metri
     told = [((g.namespace, g.pod, g.container), statuses[key]) for key, g in grants.items() if key in statuses]
     yield from _of_containers(told)
     counts = turns.counts if turns is not None else Counts()
-    numbers = (counts.switches, counts.failures, counts.held_back, counts.bad_packets, counts.untold, counts.decays)
+    stalls = turns.stalls if turns is not None else Stalls()
+    numbers = (
+        counts.switches, counts.failures, counts.held_back, counts.bad_packets, counts.untold, counts.decays,
+        stalls.count, stalls.seconds,
+    )  # fmt: skip
     for (name, text), number in zip(_COUNTS.items(), numbers, strict=True):
         family = CounterMetricFamily(f"tangram_arbiter_{name}", text)
         family.add_metric([], number)
@@ -91,6 +98,11 @@ def _of_containers(told: list[tuple[tuple[str, str, str], TurnStatus]]) -> Itera
         "times the container was enabled for having worked on without a word, should somebody else have stopped it",
         labels=LABELS,
     )
+    resumes = CounterMetricFamily(
+        "tangram_arbiter_self_resumes",
+        "times the container's processes resumed themselves, as the arbiter gave no sign of life",
+        labels=LABELS,
+    )
     mode = GaugeMetricFamily(
         "tangram_arbiter_turns_mode",
         "1 for how the container is kept off: suspend, or gate where that does not work and its new work is held back",
@@ -101,9 +113,10 @@ def _of_containers(told: list[tuple[tuple[str, str, str], TurnStatus]]) -> Itera
         arrivals.add_metric(place, turn.arrivals)
         suspends.add_metric(place, turn.suspends)
         heals.add_metric(place, turn.heals)
+        resumes.add_metric(place, turn.resumes)
         for name in MODES:
             mode.add_metric((*place, name), int(turn.mode == name))
-    yield from (seen, arrivals, suspends, heals, mode)
+    yield from (seen, arrivals, suspends, heals, resumes, mode)
     for name, text in _GAUGES.items():
         gauge = GaugeMetricFamily(f"tangram_arbiter_turns_{name}", text, labels=LABELS)
         for place, turn in told:

@@ -15,28 +15,38 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from math import inf
 from typing import Final
 
-from arbiter.complaints import tell_of_doubt, tell_of_no_effect, tell_of_no_trial, tell_of_partial, tell_of_trouble
+from arbiter.complaints import (
+    tell_of_doubt,
+    tell_of_no_effect,
+    tell_of_no_trial,
+    tell_of_partial,
+    tell_of_stall,
+    tell_of_trouble,
+    tell_of_try,
+)
 from arbiter.connection import TOO_MANY, Connection
 from arbiter.counts import Counts
 from arbiter.identity import Identity
 from arbiter.lane import Lane
 from arbiter.orders import Orders
 from arbiter.page import Page
+from arbiter.pulse import Pulse, Stalls
 from arbiter.seat import Runs, Seat
-from arbiter.tenant import INEFFECTIVE_TIMES, PROCESSES_LIMIT, Process, TenantTurns
+from arbiter.tenant import PROCESSES_LIMIT, Process, TenantTurns
 from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
-from vgpu.share import Decision, Settings, Share
+from vgpu.share import Decision, Share
 from vgpu.status import TurnStatus
-from vgpu.trace import Event, Join, Leave, Switched
+from vgpu.timing import Settings
+from vgpu.trace import Event, Join, Leave, Stalled, Switched
 from vgpu.trial import Suspending
 
 EVENTS_KEPT: Final = 4096
 """Of the trace, which an admin may ask for. Guessed: some seconds of a busy node."""
-INEFFECTIVE_S: Final = 0.020
-"""Work that ends so long after a suspend was not suspended. Specified: the driver takes one millisecond."""
+SILENT_S: Final = 0.5
+"""A container whose thread has not come round for so long may resume itself. Specified: the library waits 0.6 s."""
 CHECKED_S: Final = 10.0
 """Nothing was compared with the driver's count for so long: it is not checked. Guessed: some looks."""
 
@@ -55,7 +65,10 @@ class Turns:
         copies: bool = False,
         hold_untold: bool = False,
         processes: int = PROCESSES_LIMIT,
+        clock: Callable[[], float] = now_s,
     ) -> None:
+        self.clock = clock
+        self.pulse, self.stalls = Pulse(clock), Stalls()
         self.lock = threading.Lock()
         self.share = Share(settings)
         self.trace: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -81,7 +94,7 @@ class Turns:
             tenant = self.tenants.get(name)
             if tenant is None:
                 tenant = self.tenants[name] = TenantTurns(
-                    name, grant, page, now_s(), copies=self._copies, holds=self._hold_untold
+                    name, grant, page, self.clock(), copies=self._copies, holds=self._hold_untold
                 )
                 self._judge(tenant)
             most = min(self._processes, PROCESSES_LIMIT)
@@ -141,7 +154,7 @@ class Turns:
                 tenant.page.show_turn(off=False)
             tenant.page, tenant.wanted = None, True
             if tenant.joined is not None:
-                self._apply(Leave(now_s(), name))
+                self._apply(Leave(self.clock(), name))
             if tenant.processes:
                 self._lane(tenant.grant.cards[0].uuid).hang_up(tenant)
 
@@ -150,7 +163,7 @@ class Turns:
         with self.lock:
             self._decide()  # what is shown is of now
             return {
-                name: tenant.status(self.share.usage(name), self.share.credit_s(name), now_s())
+                name: tenant.status(self.share.usage(name), self.share.credit_s(name), self.clock())
                 for name, tenant in self.tenants.items()
                 if tenant.joined is not None
             }
@@ -197,6 +210,7 @@ class Turns:
             lanes = list(self._lanes.values())
         for lane in lanes:
             lane.stop()
+        self.pulse.close()
         for seat in self._release_all():
             seat.close()
 
@@ -216,7 +230,8 @@ class Turns:
             self._stay_awake(tenant, at_s + self._awake_s)
         match message:
             case wire.Activity():
-                self._look_for_effect(tenant, connection.number, message.what, at_s)
+                if self._contradicts(tenant, connection.number, message.what, at_s):
+                    tell_of_no_effect(tenant)
                 if tenant.page is not None:
                     for event in tenant.says(connection.number, message, at_s):
                         self._apply(event)
@@ -234,7 +249,7 @@ class Turns:
 
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
-        seats = tenant.leaves(connection.number, now_s())
+        seats = tenant.leaves(connection.number, self.clock())
         tenant.changed_channels()  # what was known may have been of that process's
         self.orders.forget()
         self._know(tenant)
@@ -245,6 +260,12 @@ class Turns:
         self._decide(at_s)
         self.switched(tenant, False, status, took_s)
 
+    def stalled(self, card: str, since_s: float, at_s: float) -> None:
+        """The arbiter was not there for a card."""
+        self.stalls.note(card, since_s, at_s)
+        self._apply(Stalled(max(at_s, self.share.now_s), card, since_s))
+        tell_of_stall(card, at_s - since_s)
+
     def give_orders(self, card: str) -> None:
         """Nothing is to be switched on a card now: what will be when a request comes?"""
         if not self.ending:
@@ -252,7 +273,7 @@ class Turns:
 
     def hush(self, tenant: TenantTurns, *, unheard: bool) -> None:
         """A tenant is not listened to for a while, or is again."""
-        tenant.hears(now_s(), unheard=unheard)
+        tenant.hears(self.clock(), unheard=unheard)
         self._know(tenant)
 
     def step(self, card: str) -> tuple[TenantTurns, bool] | None:
@@ -272,6 +293,8 @@ class Turns:
     def switched(self, tenant: TenantTurns, on: bool, status: int, took_s: float) -> None:
         """A switch was made, or failed: then the tenant is on, and stays so until it tells of its channels anew."""
         self.counts.switches += 1
+        if status == rm.OK and not on:
+            tenant.suspended()
         if status != rm.OK:
             self.counts.failures += not on
             tenant.failures += not on
@@ -319,15 +342,17 @@ class Turns:
             if tenant.page is not None and card in tenant.depends_on():
                 tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
             if gap and card in tenant.depends_on():
-                tenant.doubt()
-                self.orders.forget()
+                self._doubt(tenant)
+            if tenant.tries(self.clock()):
+                tell_of_try(tenant)
+                self._show(tenant, 0.0)
                 self._wake(tenant)
-            if tenant.falls_mute(now_s()):
+            if tenant.falls_mute(self.clock()):
                 self.orders.forget()
                 self._know(tenant)
                 self._show(tenant, 0.0)
                 self._wake(tenant)
-            if tenant.forgets(now_s()):
+            if tenant.forgets(self.clock()):
                 self._doubts(tenant)
                 self._know(tenant)
 
@@ -358,7 +383,7 @@ class Turns:
 
     def _know(self, tenant: TenantTurns, at_s: float | None = None) -> None:
         """Bring what the policy knows of a tenant in step with what it is. One without channels stays: its debts do."""
-        terms, at_s = tenant.terms(), now_s() if at_s is None else at_s
+        terms, at_s = tenant.terms(), self.clock() if at_s is None else at_s
         if tenant.page is None:  # a tenant of the same name may be here by now
             return
         if terms is not None and terms != tenant.joined:
@@ -371,19 +396,19 @@ class Turns:
             for event in tenant.news(at_s):
                 self._apply(event)
 
-    def _look_for_effect(self, tenant: TenantTurns, number: int, what: wire.What, at_s: float) -> None:
-        """Work that began and ended in a tenant that has been stopped for long was not stopped. Copies are not: so it is held
-        back beside being suspended, never instead."""
-        process = tenant.processes[number]
-        if tenant.gates:
-            return
-        if what == wire.What.WORK:
-            process.worked_off = at_s - tenant.off_since_s > INEFFECTIVE_S
-        elif what == wire.What.IDLE and process.worked_off and tenant.shown_on is False:
-            process.worked_off = False
-            tenant.ineffective += 1
-            if tenant.ineffective == INEFFECTIVE_TIMES:
-                tell_of_no_effect(tenant)
+    def _contradicts(self, tenant: TenantTurns, number: int, what: wire.What, at_s: float) -> bool:
+        """Does this word show that suspends have no effect?"""
+        if what is not wire.What.RESUMED:
+            return tenant.ends(number, what, at_s)
+        verdict = tenant.resumed(number, at_s, silent=self.silent_s(tenant, at_s) > SILENT_S)
+        self.orders.forget()
+        self._wake(tenant)
+        return verdict
+
+    def _doubt(self, tenant: TenantTurns) -> None:
+        tenant.doubt(self.clock())
+        self.orders.forget()
+        self._wake(tenant)
 
     def _doubts(self, tenant: TenantTurns) -> None:
         """The verdict on its word has changed."""
@@ -394,14 +419,14 @@ class Turns:
         """May it be suspended, as far as its GPUs and their driver go?"""
         tenant.suspending = self._suspending([card.uuid for card in tenant.grant.cards])
         if tenant.denied:
-            tell_of_trouble(tenant, tenant.suspending.why, now_s())
+            tell_of_trouble(tenant, tenant.suspending.why, self.clock())
         elif tenant.suspending.why:
             tell_of_no_trial(tenant)
 
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""
-        tenant.trouble = tenant.trouble or why
-        tell_of_trouble(tenant, why, now_s())
+        tenant.refused(self.clock(), why)
+        tell_of_trouble(tenant, why, self.clock())
         self._show(tenant, 0.0)
 
     def _show(self, tenant: TenantTurns, took_s: float) -> None:
@@ -423,12 +448,12 @@ class Turns:
             return
         tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
         if on is not tenant.shown_on:
-            at_s = now_s()
+            at_s = self.clock()
             tenant.stands(at_s, on=on)
             self._apply(Switched(at_s, tenant.name, on, took_s, gate=drained))
 
     def _decide(self, at_s: float | None = None) -> None:
-        self._decision = self.share.decide(now_s() if at_s is None else at_s)
+        self._decision = self.share.decide(self.clock() if at_s is None else at_s)
         for name, tenant in self.tenants.items():
             wanted = self.ending or tenant.joined is None or name in self._decision.on
             if wanted != tenant.wanted:
@@ -453,12 +478,14 @@ class Turns:
     def _alive_at_s(self, tenant: TenantTurns) -> float:
         """When the thread that has been silent for longest, of those that read or switch this tenant, came round last."""
         return min(
-            (self._lanes[uuid].alive_at_s for uuid in tenant.depends_on() if uuid in self._lanes), default=now_s()
+            (self._lanes[uuid].alive_at_s for uuid in tenant.depends_on() if uuid in self._lanes), default=self.clock()
         )
 
     def _lane(self, uuid: str) -> Lane:
         if uuid not in self._lanes:
+            self.pulse.start()
             self._lanes[uuid] = Lane(uuid, self)
+            self._lanes[uuid].start()
         return self._lanes[uuid]
 
     def _release_all(self) -> list[Seat]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Final
 
 NO_CHANNELS_S: Final = 2.0
@@ -22,6 +23,10 @@ STALLED_S: Final = 2.0
 """The thread of a GPU comes round five times a second; its containers resume themselves after 0.6 s. Guessed."""
 STALE_S: Final = 3.0
 """NVML is read each second; what it said longer ago says nothing of now. Specified."""
+
+STALL_SHOWN_S: Final = 5.0
+"""A stall that is over is reported for so long: nobody could ask while it lasted. Guessed: the device plugin asks every 0.8 s, and what was
+not enforced meanwhile is even with the share again after three frames."""
 
 GATED_POINTS: Final[Mapping[int, float]] = {580: 3.0}
 """By driver branch: by how many percentage points of the GPU's time launch gating missed a gpu-core at most, for one GPU of which the
@@ -134,8 +139,8 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.ARBITER_STALLED: Row(
         _TIME,
-        "The arbiter's thread of a GPU has made no progress for 2 s; suspended processes resume themselves.",
-        "Look for XIDs and a driver that does not answer; the arbiter restarts when its health check fails.",
+        "The arbiter, or its thread of a GPU, stood still for 2 s or a moment ago; suspended processes resume themselves after 0.6 s.",
+        "Look for a node short of CPU, for XIDs and a driver that does not answer; the arbiter restarts when its health check fails.",
     ),
     Reason.NVML: Row(
         _MEMORY,
@@ -202,6 +207,8 @@ class ContainerFacts:
     """How long the arbiter's thread of one of its GPUs has made no progress."""
     reading_s: float = 0.0
     """How old the last reading of NVML is, of the GPU of which it is oldest."""
+    stall_ended_s: float = inf
+    """How long ago a stall of that thread, or of the whole arbiter, ended."""
     processes: tuple[ProcessFacts, ...] = ()
 
 
@@ -288,7 +295,7 @@ def _of_container(facts: ContainerFacts) -> set[Reason]:
         Reason.CHANNELS_UNLISTED: facts.partial,
         Reason.UNKNOWN_DRIVER: facts.denied is Reason.UNKNOWN_DRIVER,
         Reason.NO_SUSPEND: facts.denied is Reason.NO_SUSPEND and not gating_enforces,
-        Reason.ARBITER_STALLED: facts.stalled_s >= STALLED_S,
+        Reason.ARBITER_STALLED: facts.stalled_s >= STALLED_S or facts.stall_ended_s < STALL_SHOWN_S,
         Reason.NVML: facts.reading_s > STALE_S,
     }
     return {reason for reason, applies in holds.items() if applies}

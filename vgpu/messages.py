@@ -182,6 +182,8 @@ class What(IntEnum):
     """It launched more since it said that it has work, or something other than kernels."""
     DRAINED = 9
     """Launches wait at the gate, and nothing is left of those before. The next WORK ends it."""
+    RESUMED = 10
+    """It resumes its own channels, or has just done so: it was suspended, and the arbiter's heartbeat had stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ The rules, in their order
                between two kernels, and would be switched off and on for each pause. It pays for that time. Whose pauses are longer
                than his work, or than a switch, is not waited for. Who has no work keeps being on or off as it is: a switch costs
                half a millisecond and gains nothing.
+    stalls     While the arbiter stands still nobody switches. What a tenant runs up then makes no debt beyond three frames, costs no turn and
+               is no waiting. Every other debt stays.
 
 Only time on with work is paid for, at its `pace`. A switch is paid by the one who is switched off, as the GPU is his until that is done.
 
@@ -30,38 +32,13 @@ from typing import Final
 
 from vgpu.names import CLASSES
 from vgpu.standing import EWMA, Standing
-from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work
+from vgpu.timing import Settings
+from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Stalled, Switched, Tenant, Work
 from vgpu.usage import Usage
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
 LITTLE_S: Final = 1e-9
 """Below this a time left is rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How the policy behaves. The defaults are for kernels and requests of milliseconds."""
-
-    frame_s: float = 0.050
-    """One round of turns, and the unit of credit. Measured: 20, 50 and 100 ms are equally exact, and 50 costs few switches."""
-    frames_kept: float = 3.0
-    """Credit that can be saved up, in frames. Specified by the design."""
-    turn_least_s: float = 0.005
-    """No turn is shorter, however small the weight. Guessed: ten times the cost of a switch."""
-    grace_s: float = 200e-6
-    """How long after its last work a latency-critical tenant keeps the card. Measured: suits requests with one synchronise."""
-    starve_after_s: float = 1.0
-    """How long anybody with work and credit waits at most. Guessed."""
-    starve_slice_s: float = 0.020
-    """What it then gets. Guessed."""
-    lead_s: float = 0.0015
-    """How long before an announced request the card is cleared. Measured: then the request runs as if alone."""
-    hint_hold_s: float = 0.005
-    """How long an announced request that does not come keeps the card. Guessed."""
-    section_s: float = 1.0
-    """How long an announced section may last without an end. Specified: what a tenant forgets is bounded."""
-    suspend_s: float = 0.0007
-    """Expected time of a suspend before one was measured. Measured on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +86,9 @@ class Share:
 
     def apply(self, event: Event) -> None:
         """Take note of what happened. Events of tenants that are not here are ignored: they crossed with their leaving."""
+        if isinstance(event, Stalled):
+            self._stalled(event)
+            return
         self._advance(event.at_s)
         if isinstance(event, Join):
             self._join(event)
@@ -224,6 +204,32 @@ class Share:
         if event.on:
             state.waits_since_s = None
 
+    def _stalled(self, event: Stalled) -> None:
+        """Where another GPU's thread let time pass meanwhile, it passed as things stand: nobody could be switched."""
+        self._advance(event.since_s)
+        early_s, crowd = self._now_s - event.since_s, self._crowd()
+        before = []
+        for state in self._astir.values():
+            if event.name in state.tenant.cards:
+                runs = state.on and state.active(self._now_s)
+                rate = self._rate(state, crowd) if runs else 0.0
+                before.append(
+                    (
+                        state,
+                        state.credit_s + early_s * max(0.0, rate - state.cap),
+                        state.served - early_s * rate / state.tenant.weight,
+                    )
+                )
+        self._advance(event.at_s)
+        for state, credit_s, served in before:
+            if state.cap:
+                state.credit_s = max(state.credit_s, min(credit_s, -self._credit_most_s(state)))
+            state.served = served
+            if state.waits_since_s is not None:
+                state.waits_since_s = max(
+                    state.waits_since_s, min(event.at_s, state.waits_since_s + event.at_s - event.since_s)
+                )
+
     def _least_served(self, tenant: Tenant) -> float:
         """Of those it will take turns with."""
         here = (state for state in self._astir.values() if state.active(self._now_s))
@@ -240,21 +246,26 @@ class Share:
         for name, state in self._astir.items():
             state.usage.suspended_s += 0.0 if state.on else passed_s
             if state.active(self._now_s):
-                self._pass_active(state, passed_s, max(crowd.get(card, 1) for card in state.tenant.cards))
+                self._pass_active(state, passed_s, self._rate(state, crowd))
                 if state.on and late and self._is_wanted(name) and not late.isdisjoint(state.tenant.cards):
                     state.usage.clearing_s += passed_s
             if state.cap:
                 state.credit_s = min(state.credit_s + state.cap * passed_s, self._credit_most_s(state))
         self._now_s = now_s
 
-    def _pass_active(self, state: Standing, passed_s: float, crowd: int) -> None:
+    @staticmethod
+    def _rate(state: Standing, crowd: dict[str, int]) -> float:
+        """What a second on costs."""
+        return min(1 / max(crowd.get(card, 1) for card in state.tenant.cards), state.tenant.pace)
+
+    def _pass_active(self, state: Standing, passed_s: float, rate: float) -> None:
         if not state.on:
             if self._solvent(state):
                 state.usage.off_s += passed_s
             else:
                 state.usage.capped_s += passed_s
             return
-        paid_s = passed_s * min(1 / crowd, state.tenant.pace)
+        paid_s = passed_s * rate
         state.credit_s -= paid_s if state.cap else 0.0
         state.served += paid_s / state.tenant.weight
         state.usage.on_s += paid_s

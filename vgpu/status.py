@@ -92,6 +92,8 @@ class TurnStatus(msgspec.Struct, frozen=True):
     """Something other than the arbiter seems to stop it again and again: its work ends right after it is enabled anew."""
     seen_s: float | None = None
     """GPU time that the driver counted of its processes; None where it does not tell."""
+    resumes: int = 0
+    """Times that its processes resumed themselves, as the arbiter gave no sign of life."""
 
 
 class UnenforcedStatus(msgspec.Struct, frozen=True):

@@ -88,7 +88,13 @@ class Switched(_Event, frozen=True, tag_field="type", tag=str.lower):
     gate: bool = False
 
 
-Event = Join | Leave | Work | Idle | Hint | Begin | End | Switched
+class Stalled(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """Until now the arbiter was not there for the GPU `name`, though it was due at `since_s`: nobody decided who runs."""
+
+    since_s: float
+
+
+Event = Join | Leave | Work | Idle | Hint | Begin | End | Switched | Stalled
 _decoder = msgspec.json.Decoder(Event)
 
 

@@ -63,6 +63,7 @@ UNDERSTANDS_REPORT: Final = 1
 UNDERSTANDS_GROW: Final = 2
 UNDERSTANDS_STILL: Final = 4
 UNDERSTANDS_DRAINED: Final = 8
+UNDERSTANDS_RESUMED: Final = 16
 """Bits of the features."""
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
@@ -280,8 +281,8 @@ def _channels(
 
 
 def _what(what: int) -> What:
-    if not What.WORK <= what <= What.DRAINED:
-        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.DRAINED}")
+    if not What.WORK <= what <= What.RESUMED:
+        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.RESUMED}")
     return What(what)
 
 

@@ -120,10 +120,21 @@ static bool abandoned(void)
     return page != NULL && atomic_load(&page->off) != 0 && arbiter_is_stale();
 }
 
+/* Once for each silence. Said before, so that no word of the work that runs then comes first, and after, as the arbiter may be back in between. */
+static bool resumed_says(uint64_t beat_ms)
+{
+    return turn_->resumed_beat_ms == beat_ms || !turn_understands(WIRE_UNDERSTANDS_RESUMED) || turn_activity(WIRE_RESUMED, 0);
+}
+
 void turn_watch(void)
 {
-    if (atomic_load(&turn_->wanted) && abandoned())
-        capture_enable_own();
+    if (!atomic_load(&turn_->wanted) || !abandoned())
+        return;
+    uint64_t beat_ms = atomic_load(&atomic_load(&tangram.hot.page)->beat_ms);
+    resumed_says(beat_ms);
+    capture_enable_own();
+    if (resumed_says(beat_ms))
+        turn_->resumed_beat_ms = beat_ms;
 }
 
 bool turn_is_urgent(void)

@@ -21,6 +21,7 @@ struct turn {
     unsigned pause_ms;    /* between tries */
     _Atomic bool urgent;  /* the container is latency-critical, as it was welcomed */
     uint32_t seq;
+    uint64_t resumed_beat_ms; /* the helper's: of the last silence in which we resumed ourselves, the beat before it */
 };
 
 #define TURN_NEVER_MET {.meeting = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .end = {.fd = -1}}

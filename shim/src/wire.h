@@ -41,7 +41,8 @@ enum wire_activity {
     WIRE_YIELD = 6,
     WIRE_END_YIELD = 7,
     WIRE_STILL = 8,
-    WIRE_DRAINED = 9
+    WIRE_DRAINED = 9,
+    WIRE_RESUMED = 10
 };
 
 enum { WIRE_KERNELS_ONLY = 1 }; /* value of WORK and STILL */
@@ -156,7 +157,14 @@ struct wire_report {
 };
 
 /* What the arbiter says of a container's time, and of itself, in the page, WIRE_TURN_AT bytes from its start. */
-enum { WIRE_TURN_AT = 1024, WIRE_UNDERSTANDS_REPORT = 1, WIRE_UNDERSTANDS_GROW = 2, WIRE_UNDERSTANDS_STILL = 4, WIRE_UNDERSTANDS_DRAINED = 8 };
+enum {
+    WIRE_TURN_AT = 1024,
+    WIRE_UNDERSTANDS_REPORT = 1,
+    WIRE_UNDERSTANDS_GROW = 2,
+    WIRE_UNDERSTANDS_STILL = 4,
+    WIRE_UNDERSTANDS_DRAINED = 8,
+    WIRE_UNDERSTANDS_RESUMED = 16
+};
 struct wire_turn {
     _Atomic uint64_t beat_ms;  /* CLOCK_MONOTONIC: the arbiter lives */
     _Atomic uint32_t off;      /* the container is suspended */

@@ -142,7 +142,7 @@ def test_an_arbiter_says_in_the_page_that_it_understands_reports_and_how_long_to
 ) -> None:
     page = node.process().page
     assert page is not None
-    assert struct.unpack_from("<II", page.cast("B"), 1040) == (15, 0)
+    assert struct.unpack_from("<II", page.cast("B"), 1040) == (31, 0)
 
 
 def test_a_grant_that_cannot_be_read_any_more_is_refused(node: Node, server: Server) -> None:

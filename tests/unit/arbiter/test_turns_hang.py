@@ -13,7 +13,7 @@ from arbiter.timer import now_s
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, B, Driver, Tenant, TurnsNode
 from vgpu import wire
-from vgpu.share import Settings
+from vgpu.timing import Settings
 
 SILENCE_S = 0.6
 """After so long the library enables its own channels."""

@@ -239,9 +239,9 @@ def test_channels_of_which_nobody_knows_whether_they_run_are_not_stopped_once_mo
     _, background = a_pair(node)
     with node.turns.lock:
         tenant = node.turns.tenants["be"]
-        tenant.doubt() if driver.off(background) else None
+        tenant.doubt(0.0) if driver.off(background) else None
         tenant.switch(A, on=False)
-        tenant.doubt()
+        tenant.doubt(0.0)
         tenant.switch(A, on=False)
     assert driver.calls_about(background).count(True) == 1
     node.turns._wake(node.turns.tenants["be"])

@@ -15,6 +15,7 @@ from arbiter.turn_metrics import families
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, Driver, TurnsNode
 from vgpu import wire
+from vgpu.effect import TIMES
 from vgpu.grant import Grant, GrantCard
 from vgpu.untold import ENOUGH_S, Doubt
 from vgpu.wire import Activity, What
@@ -262,7 +263,8 @@ def test_what_a_gated_one_says_while_it_is_off_counts() -> None:
     grant = Grant("ns", "a", "uid", "main", (GrantCard(A, 1, 10),), "standard", 2)
     tenant = TenantTurns("a", grant, None, 9.0)
     tenant.processes[1] = Process(1)
-    tenant.ineffective = 3
+    for _ in range(TIMES):
+        tenant.effect.ended(9.0)
     tenant.says(1, Activity(What.WORK), 9.0)
     tenant.stands(9.0, on=False)
     for at in range(10, 20):

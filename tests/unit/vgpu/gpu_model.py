@@ -11,7 +11,8 @@ import random
 from dataclasses import dataclass, field
 from math import inf
 
-from vgpu.share import Decision, Settings, Share
+from vgpu.share import Decision, Share
+from vgpu.timing import Settings
 from vgpu.trace import Event, Hint, Idle, Join, Switched, Tenant, Work
 
 LC, STANDARD, BE = "latency-critical", "standard", "best-effort"

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from tests.examples import examples
 from tests.unit.vgpu.gpu_model import BE, LC, STANDARD, Node, Program, always, requests, share_with, tenant
 from vgpu.errors import BadDocument
-from vgpu.share import Settings, Share
+from vgpu.share import Share
+from vgpu.timing import Settings
 from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work, from_lines, to_lines
 
 # -- caps ---------------------------------------------------------------------------------------------------------------

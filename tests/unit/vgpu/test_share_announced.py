@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.vgpu.gpu_model import BE, LC, Node, Program, always, share_with, tenant
-from vgpu.share import Settings
+from vgpu.timing import Settings
 from vgpu.trace import Begin, End, Hint, Idle, Work
 
 

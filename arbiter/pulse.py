@@ -1,0 +1,93 @@
+"""When the arbiter itself did not run: stopped, frozen, in a paused machine, or without a processor.
+
+A thread of a GPU sees that it comes later than it was due. During a call to the driver it is due at no time, for a call may take long by
+itself. So one thread more does nothing but wake up; what it slept through, the whole process slept through.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+import structlog
+
+STALL_S: Final = 0.25
+"""Later by so much is a stall. Guessed: five frames; a thread of a busy machine comes some milliseconds late."""
+PERIOD_S: Final = 0.1
+"""Between two wake-ups of the pulse. Guessed: less than half a stall."""
+_log = structlog.get_logger()
+
+
+class Pulse:
+    """See the module. Without its thread a stall during a call to the driver counts as the call's own time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._closing = threading.Event()
+        self._due_s = inf
+        self._last = (-inf, -inf)
+        """When the process ran last before the last stall, and when that had ended."""
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Begin, once."""
+        if self._thread.ident is None and not self._closing.is_set():
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                _log.warning("stalls during calls to the driver are not told from slow calls", reason=str(error))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def stalled_since(self, began_s: float, at_s: float) -> float | None:
+        """From when to `at_s` the process did not run; None = it ran, as far as is known. Asked right after what began at `began_s`."""
+        due_s, (since_s, until_s) = self._due_s, self._last
+        if at_s - due_s >= STALL_S:  # this thread is back first
+            return max(began_s, due_s - PERIOD_S)
+        return max(began_s, since_s) if until_s > began_s else None
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self.wake()
+            self._closing.wait(PERIOD_S)
+
+    def wake(self) -> None:
+        """One wake-up."""
+        at_s = self._clock()
+        if at_s - self._due_s >= STALL_S:
+            self._last = self._due_s - PERIOD_S, at_s
+        self._due_s = at_s + PERIOD_S
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One that has ended."""
+
+    since_s: float
+    until_s: float
+
+
+class Stalls:
+    """The last one of each GPU's thread, and how many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self._last: dict[str, Stall] = {}
+
+    def note(self, card: str, since_s: float, until_s: float) -> None:
+        """The thread of a GPU was not there."""
+        self.count += 1
+        self.seconds += until_s - since_s
+        self._last[card] = Stall(since_s, until_s)
+
+    def ended_s(self, cards: Iterable[str], at_s: float) -> float:
+        """How long ago the last stall of any of these ended; inf = there was none."""
+        return min((at_s - self._last[card].until_s for card in cards if card in self._last), default=inf)

@@ -1,0 +1,207 @@
+"""`tangram-arbiter-supervisor`: runs the arbiter, and runs it again when it dies.
+
+The first program of the arbiter's container. The container runtime and the kubelet need seconds to start a container again, and wait
+longer each time. Processes wait for an absent arbiter, so a restart within a second fails none of them.
+
+It decides only when to start: at once after an arbiter that had served, later and later after one that had not. An arbiter that never
+served since this program began is the kubelet's to show: the program ends with its status. Whether the arbiter lives and is ready
+the arbiter's own /healthz says, also while it is absent: nobody answers then.
+
+Standard library only, so that it is small and starts before anything can fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Final, NoReturn
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+PASSED_ON: Final = (*ENDING, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+RESTARTS: Final = "TANGRAM_ARBITER_RESTARTS"
+"""What the arbiter is told in its environment: how often it was started again."""
+FIRST_S: Final = 0.5
+MOST_S: Final = 15.0
+"""Before a start, after an arbiter that had not served; twice as long each time. Guessed."""
+OFTEN: Final = 30
+OFTEN_S: Final = 60.0
+"""So many deaths in so long count as if it had not served. Guessed."""
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class BackOff:
+    """When to start again."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        """Deaths before it served."""
+        self._died_s: deque[float] = deque(maxlen=OFTEN)
+
+    def delay_s(self, at_s: float, *, served: bool) -> float:
+        """After a death at `at_s`."""
+        often = len(self._died_s) == OFTEN and at_s - self._died_s[0] < OFTEN_S
+        self._died_s.append(at_s)
+        if served and not often:
+            self.in_a_row = 0
+            return 0.0
+        self.in_a_row += 1
+        return min(FIRST_S * 2.0 ** min(self.in_a_row - 1, 10), MOST_S)
+
+
+class Supervisor:
+    """Of one program, `command`."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._child = 0
+        self._told = False
+        """To end."""
+        self._served = self._ever_served = False
+        self._restarts = 0
+        self._back_off = BackOff()
+        self._bell, bell = socket.socketpair()
+        self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notes.bind("")  # an abstract name that the kernel chooses
+        for sock in (self._bell, bell, self._notes):
+            sock.setblocking(False)
+        self._rings = bell
+        signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+        for number in PASSED_ON:
+            signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the arbiter leaves behind is reaped here
+
+    def run(self) -> int:
+        """Until told to end, or until it makes no sense: the exit status."""
+        while True:
+            self._start()
+            status = self._wait_for_end()
+            if self._told:
+                return status
+            if not self._ever_served:
+                _say("error", "the arbiter ended before it served", status=status)
+                return status or 1
+            delay_s = self._back_off.delay_s(time.monotonic(), served=self._served)
+            self._restarts += 1
+            _say(
+                "warning",
+                "the arbiter ended and is started again",
+                status=status,
+                restarts=self._restarts,
+                delay_s=delay_s,
+            )
+            if delay_s:
+                _say("error", "the arbiter dies again and again", deaths=self._back_off.in_a_row, delay_s=delay_s)
+            self._pause(delay_s)
+            if self._told:
+                return 0
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self._told = self._told or number in ENDING
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, number)
+
+    def _start(self) -> None:
+        self._hear()
+        self._served = False  # of this one
+        name = os.fsdecode(self._notes.getsockname())
+        environment = {**os.environ, "NOTIFY_SOCKET": "@" + name[1:], RESTARTS: str(self._restarts)}
+        parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # none is lost between the fork and the exec
+        self._child = os.fork()
+        if self._child == 0:
+            self._become(parent, environment)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        if self._told:  # while nobody was there to be told
+            os.kill(self._child, signal.SIGTERM)
+
+    def _become(self, parent: int, environment: dict[str, str]) -> NoReturn:
+        try:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # no arbiter without its supervisor
+            if os.getppid() != parent:
+                os._exit(1)
+            signal.set_wakeup_fd(-1)
+            for number in PASSED_ON:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+            os.execve(self._command[0], self._command, environment)  # noqa: S606 - the arbiter
+        except BaseException as error:  # noqa: BLE001 - this is a copy of the supervisor: it must not go on
+            _say("error", "the arbiter cannot be started", command=self._command[0], reason=str(error))
+        finally:
+            os._exit(127)
+
+    def _wait_for_end(self) -> int:
+        while (status := self._reap()) is None:
+            self._pause(None)
+        return status
+
+    def _reap(self) -> int | None:
+        """Whatever ended. The status of the arbiter, if it was that."""
+        found = None
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self._child:
+                    self._child = 0
+                    code = os.waitstatus_to_exitcode(status)
+                    found = 128 - code if code < 0 else code
+        self._hear()  # it may have served and died in one moment
+        return found
+
+    def _pause(self, seconds: float | None) -> None:
+        """Until a signal or a word of the arbiter's, or, between two of them, for so long."""
+        until_s = None if seconds is None else time.monotonic() + seconds
+        while until_s is None or (left_s := until_s - time.monotonic()) > 0:
+            select.select([self._bell, self._notes], [], [], None if until_s is None else left_s)
+            with contextlib.suppress(BlockingIOError):
+                self._bell.recv(4096)
+            self._hear()
+            if until_s is None or self._told:
+                return
+
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                if b"READY=1" in self._notes.recv(4096).split(b"\n"):
+                    self._served = self._ever_served = True
+
+
+def notify_ready() -> None:
+    """The arbiter serves: say so to whoever started it and waits for that (NOTIFY_SOCKET, as systemd has it)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+
+
+def _say(level: str, event: str, **about: object) -> None:
+    """As the arbiter logs. A log that is gone is no reason to end."""
+    line = {**about, "event": event, "level": level, "timestamp": datetime.now(UTC).isoformat()}
+    with contextlib.suppress(OSError):
+        os.write(2, json.dumps(line).encode() + b"\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Takes the arbiter's arguments."""
+    given = sys.argv[1:] if arguments is None else arguments
+    sys.exit(Supervisor([sys.executable, "-P", "-m", "arbiter", *given]).run())
+
+
+if __name__ == "__main__":
+    main()

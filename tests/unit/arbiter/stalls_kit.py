@@ -1,0 +1,196 @@
+"""A real `Turns` with its GPU's thread, on a simulated clock: the arbiter stops for a while, the GPU and the processes go on.
+
+The thread is not started: the simulation brings it round when it would wake. Calls to the driver take as long as measured on an H200.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+
+from arbiter.lane import Lane
+from arbiter.pulse import Pulse
+from tests.unit.arbiter.turns_kit import A, Driver, Tenant, TurnsNode
+from vgpu import wire
+from vgpu.wire import Activity, What
+
+SUSPEND_S, RESUME_S = 0.0006, 0.0003
+ROUND_S = 50e-6
+"""Of the thread, beside its calls."""
+STALE_S, LOOK_S = 0.6, 0.2
+"""Of the library's watchdog."""
+START_S = 1000.0
+
+
+@dataclass
+class Program:
+    """A process that always has work, or computes for `kernel_s`, waits for that, and pauses."""
+
+    tenant: Tenant
+    cap: float
+    kernel_s: float = inf
+    pause_s: float = 0.0
+    tells: bool = True
+    """Its library tells that it resumed itself."""
+    left_s: float = 0.0
+    again_at_s: float = -inf
+    ran_s: float = 0.0
+    looked_at_s: float = 0.0
+    resumes: int = 0
+
+    def says(self, what: What) -> None:
+        with suppress(BlockingIOError):  # nobody reads: the library drops it, too
+            self.tenant.send(Activity(what))
+
+    @property
+    def page_beat_s(self) -> float:
+        return self.page[wire.TURN_AT // 8] / 1000
+
+    @property
+    def page(self) -> memoryview:
+        return self.tenant.node.pages[self.tenant.name]._numbers
+
+    def starts(self, at_s: float) -> None:
+        if self.left_s == 0 and at_s >= self.again_at_s:
+            self.left_s = self.kernel_s
+            self.says(What.WORK)
+
+    def runs(self, seconds: float, part: float, at_s: float) -> None:
+        self.ran_s += seconds * part
+        self.left_s -= seconds * part
+        if self.left_s <= 1e-9:
+            self.left_s, self.again_at_s = 0.0, at_s + self.pause_s
+            self.says(What.IDLE)
+
+    def next_s(self, at_s: float, part: float) -> float:
+        """When it does something next."""
+        if self.left_s == 0:
+            return max(at_s, self.again_at_s)
+        return at_s + self.left_s / part if part else inf
+
+    def watches(self, driver: Driver, at_s: float) -> None:
+        """As the library does five times a second."""
+        if at_s < self.looked_at_s + LOOK_S:
+            return
+        self.looked_at_s = at_s
+        off = self.page[wire.TURN_AT // 8 + 1] & 1
+        if off and at_s > self.page_beat_s + STALE_S:
+            for what in (1, 2):
+                if self.tells:
+                    self.says(What.RESUMED)
+                if what == 1:
+                    driver.goes_on_by_itself(self.tenant)
+            self.resumes += 1
+
+
+class Simulation:
+    """One GPU, an arbiter that can be stopped, and programs."""
+
+    def __init__(self, driver: Driver, seed: int) -> None:
+        self.driver, self.chance = driver, random.Random(seed)
+        self.now_s = START_S
+        self.node = TurnsNode(clock=lambda: self.now_s, heal_s=0.1)
+        self.pulse = self.node.turns.pulse
+        self.pulse.wake()
+        self.programs: list[Program] = []
+        self.stopped = False
+        self.in_call_s = 0.0
+        """The next call to the driver is interrupted for so long."""
+        driver.before = self._called
+
+    def add(self, name: str, cap: int, kernel_s: float, pause_s: float, *, tells: bool) -> Program:
+        tenant = self.node.tenant(name, core=cap)
+        tenant.sock.setblocking(False)
+        if not self.programs:
+            self.lane._epoll.unregister(self.lane._timer.fd)  # it rings by this machine's clock
+        program = Program(tenant, cap / 100, kernel_s, pause_s, tells, looked_at_s=self.now_s)
+        self.programs.append(program)
+        return program
+
+    @property
+    def lane(self) -> Lane:
+        return self.node.turns._lane(A)
+
+    def run(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while True:
+            self.lane.comes(self.lane._timer.at_s)
+            ready = self.lane._epoll.poll(0)
+            due_s = self.lane._timer.at_s
+            if not ready and self.now_s < due_s:
+                if self.now_s >= until_s:
+                    return
+                self._pass(min(due_s, until_s, self._next_s()))
+                continue
+            self.lane.round([(self.lane._timer.fd, 1), *ready])
+            self._pass_all(self.now_s + ROUND_S)
+
+    def stall(self, seconds: float) -> None:
+        """Now: between two turns of the thread, or in its next call to the driver."""
+        self.lane.comes(self.lane._timer.at_s)
+        self._stop(seconds)
+
+    def stall_in_call(self, seconds: float) -> None:
+        self.in_call_s = seconds
+        for _ in range(200):
+            self.run(0.005)
+            if not self.in_call_s:
+                return
+        raise AssertionError("no call to the driver within a second")
+
+    def _called(self, _client: int, disable: bool) -> None:
+        self._pass_all(self.now_s + (SUSPEND_S if disable else RESUME_S) * self.chance.uniform(0.9, 1.2))
+        if self.in_call_s:
+            seconds, self.in_call_s = self.in_call_s, 0.0
+            self._stop(seconds)
+
+    def _stop(self, seconds: float) -> None:
+        self.stopped = True
+        self._pass_all(self.now_s + seconds)
+        self.stopped = False
+        if self.chance.random() < 0.5:
+            self.pulse.wake()
+
+    def _pass_all(self, until_s: float) -> None:
+        while self.now_s < until_s:
+            self._pass(min(until_s, self._next_s()))
+
+    def _parts(self) -> dict[int, float]:
+        running = [at for at, one in enumerate(self.programs) if one.left_s > 0 and not self.driver.off(one.tenant)]
+        return dict.fromkeys(running, 1 / max(1, len(running)))
+
+    def _next_s(self) -> float:
+        parts = self._parts()
+        times = [one.next_s(self.now_s, parts.get(at, 0.0)) for at, one in enumerate(self.programs)]
+        looks = [one.looked_at_s + LOOK_S for one in self.programs]
+        return max(min(times, default=inf), self.now_s) if self.now_s >= min(looks) else min(*times, *looks)
+
+    def _pass(self, until_s: float) -> None:
+        parts, passed_s = self._parts(), until_s - self.now_s
+        self.now_s = until_s
+        for at, program in enumerate(self.programs):
+            if at in parts:
+                program.runs(passed_s, parts[at], until_s)
+            program.starts(until_s)
+            program.watches(self.driver, until_s)
+        if not self.stopped and until_s >= self.pulse._due_s:
+            self.pulse.wake()
+
+    def close(self) -> None:
+        self.driver.before = None
+        self.node.close()
+
+
+@contextmanager
+def simulation(monkeypatch: pytest.MonkeyPatch, driver: Driver, seed: int) -> Iterator[Simulation]:
+    nothing: Callable[[object], None] = lambda _: None  # noqa: E731
+    monkeypatch.setattr(Lane, "start", nothing)
+    monkeypatch.setattr(Pulse, "start", nothing)
+    made = Simulation(driver, seed)
+    yield made
+    made.close()
