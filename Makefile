@@ -56,10 +56,10 @@ shim: .venv/.synced ## the interception library, the fake driver and their C tes
 sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about two minutes)
 	$(SHIM) sanitized
 
-faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn, ROUNDS=1000 times in the order of SEED=1 (about ten minutes)
+faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn, ROUNDS=1000 times, and stall it STALLS=100 times (SEED=1; half an hour)
 	$(SHIM) lib
 	TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim TANGRAM_FAULT_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
-	$(RUN) pytest tests/integration/turns/test_fault_matrix.py
+	TANGRAM_STALL_ROUNDS=$(or $(STALLS),100) $(RUN) pytest -rP tests/integration/turns/test_fault_matrix.py tests/integration/turns/test_stalls.py
 
 driver-abi: .venv/.synced ## compare the kernel driver's interface with NVIDIA's sources; MIRROR=a clone of open-gpu-kernel-modules
 	@test -n "$(MIRROR)" || { echo "make driver-abi: MIRROR= a git clone of github.com/NVIDIA/open-gpu-kernel-modules, with its tags"; exit 2; }

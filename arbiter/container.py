@@ -197,7 +197,9 @@ class Container:
             self._measured(waiting, uuids[waiting.card] in reading.cards)
         self.spared.take(uuids, reading)
         held = self.contexts.held(self.folder.name, self.ledger, uuids, self._welcomed(), reading)
-        self.kills += overlimit.look(self.lookout, self.grant, reading, held)
+        for kill in overlimit.look(self.lookout, self.grant, reading, held):
+            self.kills += 1
+            self._measuring.kills.add(kill, self._clock())
         self._show()
 
     def _welcomed(self) -> list[Connection]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from arbiter import host
 from arbiter.connection import Connection
 from arbiter.meter import Meter, Reading
+from arbiter.overlimit import Kills
 from vgpu import wire
 from vgpu.guard import Held
 from vgpu.holding import Event
@@ -37,6 +38,7 @@ class Measuring:
     """UUID -> the least that a context made there took: nobody can make it dearer for the others."""
     slack_bytes: int = 0
     """How far a container may be beyond its limit before the guard minds."""
+    kills: Kills = field(default_factory=Kills)
 
     def learn(self, uuid: str, context_bytes: int) -> None:
         """A context was made and measured."""

@@ -1,10 +1,12 @@
 """What the arbiter does when a container is over its limit: it says so, and kills where the policy is to kill.
 
-Whether it is over `vgpu.guard` decides. Events and evictions are the device plugin's, which reads the status.
+Whether it is over `vgpu.guard` decides. Events and evictions are the device plugin's, which reads the status. A kill ends what it is
+for within milliseconds, and the container may be gone as soon: so kills are remembered apart from containers.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 import structlog
@@ -13,26 +15,63 @@ from arbiter import host
 from arbiter.meter import Reading
 from vgpu.grant import Grant
 from vgpu.guard import Excess, Held, Lookout
+from vgpu.status import KillStatus
 
 MIB: Final = 2**20
+REMEMBERED_S: Final = 60.0
+"""The device plugin looks every 0.8 s; it may be restarting. Guessed."""
+REMEMBERED: Final = 256
+"""No more than that. Guessed."""
 _log = structlog.get_logger()
 
 
-def look(lookout: Lookout, grant: Grant, reading: Reading, held: dict[str, list[Held]]) -> int:
-    """Take a reading in and act on it. How many processes were killed."""
+class Kills:
+    """The last ones of a node."""
+
+    def __init__(self) -> None:
+        self._kills: deque[tuple[float, KillStatus]] = deque(maxlen=REMEMBERED)
+
+    def add(self, kill: KillStatus, at_s: float) -> None:
+        """It has just been done."""
+        self._kills.append((at_s, kill))
+
+    def lately(self, at_s: float) -> tuple[KillStatus, ...]:
+        """Of the last minute, oldest first."""
+        return tuple(kill for killed_at_s, kill in self._kills if at_s - killed_at_s < REMEMBERED_S)
+
+
+def look(lookout: Lookout, grant: Grant, reading: Reading, held: dict[str, list[Held]]) -> list[KillStatus]:
+    """Take a reading in and act on it. Which processes were killed."""
     newly = lookout.look({card.uuid: card.mib * MIB for card in grant.cards}, held)
     about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.guard}
     for excess in newly:
         _log.error("a container holds more GPU memory than it was granted", **about, **_told(excess))
     if grant.guard != "kill":
-        return 0
-    kills = 0
+        return []
+    kills = []
     for excess in lookout.excesses:
         seen = reading.seen.get(excess.offender)
-        if excess.uuid in held and seen is not None and host.kill(excess.offender, seen.started):
-            kills += 1
-            _log.error("killed the process that went around its limit", **about, **_told(excess))
+        if excess.uuid not in held or seen is None:
+            continue
+        told = _told(excess)  # while it lives
+        if host.kill(excess.offender, seen.started):
+            kills.append(_kill(grant, excess, seen.started, str(told["command"])))
+            _log.error("killed the process that went around its limit", **about, **told)
     return kills
+
+
+def _kill(grant: Grant, excess: Excess, started: int, command: str) -> KillStatus:
+    return KillStatus(
+        id=f"{excess.offender}-{started}",
+        uid=grant.uid,
+        pod=f"{grant.namespace}/{grant.pod}",
+        container=grant.container,
+        gpu=excess.uuid,
+        pid=excess.offender,
+        command=command,
+        held_bytes=excess.measured_bytes,
+        limit_bytes=excess.limit_bytes,
+    )
 
 
 def _told(excess: Excess) -> dict[str, object]:

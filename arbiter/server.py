@@ -27,6 +27,7 @@ from arbiter.contexts import Measuring
 from arbiter.grant_file import same_place
 from arbiter.turns import Turns
 from arbiter.watch import Watch
+from vgpu.status import KillStatus
 
 ACCEPTS_A_TURN: Final = 16
 """So that many processes that start at once do not keep those that run waiting. Guessed."""
@@ -89,6 +90,10 @@ class Server:
                 self._time_passed(begun_s)
                 self.turned_at_s = self._clock()
         self._close()
+
+    def killed(self) -> tuple[KillStatus, ...]:
+        """Processes that were killed lately for their containers' limits."""
+        return self.measuring.kills.lately(self._clock())
 
     def stop(self) -> None:
         """End `run`. May be called by a signal handler or another thread, again and when it has ended."""

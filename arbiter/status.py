@@ -89,7 +89,8 @@ def status_of(server: Server) -> Status:
         containers = [
             _container(key, server.containers[key], turns.get(key), found[key]) for key in sorted(server.containers)
         ]
-    return Status(tuple(_with_commands(container) for container in containers if container is not None))
+        kills = server.killed()
+    return Status(tuple(_with_commands(container) for container in containers if container is not None), kills=kills)
 
 
 def _container(key: str, container: Container, turn: TurnStatus | None, found: Enforcement) -> ContainerStatus | None:

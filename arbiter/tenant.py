@@ -72,6 +72,8 @@ class Process:
     """When its last work began."""
     worked_off: bool = False
     """Its work began when the container had been stopped for long."""
+    resuming_until_s: float = -inf
+    """It is about to resume its own channels, and nothing follows from its word until it has, or until then."""
     seats: dict[tuple[int, int], Seat] = field(default_factory=dict)
     """By card of the grant and client."""
 
@@ -279,7 +281,7 @@ class TenantTurns:
         """A process said this. Work that began and ended in a container that has been suspended for long was not suspended: whether that
         changed the verdict. Of what was said before a stall was over nothing is known."""
         process = self.processes[number]
-        if number in self.behind or self.gates:
+        if number in self.behind or self.gates or at_s < process.resuming_until_s:
             process.worked_off = False
             return False
         if what is wire.What.WORK:
@@ -461,17 +463,19 @@ class TenantTurns:
             return True if Runs.OFF in runs else None
         return False if Runs.ON in runs and not self.trouble else None
 
-    def resumed(self, number: int, at_s: float, *, silent: bool) -> bool:
-        """A process says that it resumed itself, as nobody told it that we live. Where that is not so, it is as if a suspend had no effect:
+    def resumed(self, number: int, at_s: float, *, about_to: bool, silent: bool) -> bool:
+        """A process says that it resumes itself, as nobody told it that we live. Where that is not so, it is as if a suspend had no effect:
         whether that changed the verdict. It is suspended again in any case."""
-        self.resumes += 1
+        self.resumes += not about_to
+        self.processes[number].resuming_until_s = at_s + EXCUSED_S if about_to else -inf
         excused = silent or number in self.behind or at_s - self.doubted_at_s < EXCUSED_S
         doubted_at_s = self.doubted_at_s
         self.doubt(at_s)
         if excused:
             return False
         self.doubted_at_s = doubted_at_s
-        return self.effect.ended(at_s)
+        self.processes[number].resuming_until_s = -inf
+        return not about_to and self.effect.ended(at_s)
 
     def doubt(self, at_s: float) -> None:
         """It may have started what we stopped, as nobody told it that we live; then on all of its cards."""

@@ -230,7 +230,7 @@ class Turns:
             self._stay_awake(tenant, at_s + self._awake_s)
         match message:
             case wire.Activity():
-                if self._contradicts(tenant, connection.number, message.what, at_s):
+                if self._contradicts(tenant, connection.number, message, at_s):
                     tell_of_no_effect(tenant)
                 if tenant.page is not None:
                     for event in tenant.says(connection.number, message, at_s):
@@ -396,11 +396,12 @@ class Turns:
             for event in tenant.news(at_s):
                 self._apply(event)
 
-    def _contradicts(self, tenant: TenantTurns, number: int, what: wire.What, at_s: float) -> bool:
+    def _contradicts(self, tenant: TenantTurns, number: int, said: wire.Activity, at_s: float) -> bool:
         """Does this word show that suspends have no effect?"""
-        if what is not wire.What.RESUMED:
-            return tenant.ends(number, what, at_s)
-        verdict = tenant.resumed(number, at_s, silent=self.silent_s(tenant, at_s) > SILENT_S)
+        if said.what is not wire.What.RESUMED:
+            return tenant.ends(number, said.what, at_s)
+        silent, about_to = self.silent_s(tenant, at_s) > SILENT_S, bool(said.value & wire.ABOUT_TO)
+        verdict = tenant.resumed(number, at_s, about_to=about_to, silent=silent)
         self.orders.forget()
         self._wake(tenant)
         return verdict

@@ -21,7 +21,16 @@ import structlog
 from kube.objects import Pod
 from vgpu.enforcement import row_of
 from vgpu.errors import BadDocument
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, TurnStatus, decode_status
+from vgpu.status import (
+    CardStatus,
+    ContainerStatus,
+    KillStatus,
+    ProcessCard,
+    ProcessStatus,
+    Status,
+    TurnStatus,
+    decode_status,
+)
 
 EVERY_S: Final = 0.8
 """Between looks. The arbiter's readings are a second apart, so each is seen."""
@@ -34,6 +43,7 @@ COMMAND_LIMIT: Final = 80
 """Characters of a command line in an Event."""
 
 REASON: Final = "OverMemoryLimit"
+KILL: Final = "kill"
 NOTICES: Final = {
     "UntoldWork": (
         "container {} uses the GPU while its processes say they are idle; where the arbiter's hold-untold is on, that counts as "
@@ -103,6 +113,15 @@ def _held(part: ProcessCard) -> int:
     return part.used_bytes + part.context_bytes if part.measured_bytes is None else part.measured_bytes
 
 
+def kill_offence(kill: KillStatus) -> Offence:
+    """A kill as an Event tells it."""
+    note = (
+        f"container {kill.container} held {kill.held_bytes // MIB} MiB of {kill.gpu} and was granted "
+        f"{kill.limit_bytes // MIB} MiB; policy kill: process {kill.pid} ({kill.command[:COMMAND_LIMIT] or 'of unknown name'}) was killed"
+    )
+    return Offence(kill.uid, kill.container, KILL, note)
+
+
 def notices(turn: TurnStatus | None) -> list[str]:
     """Which of `NOTICES` hold."""
     if turn is None:
@@ -154,6 +173,8 @@ class Guard:
         """When each reason of a container was told last; forgotten with its container."""
         self._told: frozenset[tuple[str, str, str]] = frozenset()
         self._noticed: frozenset[tuple[str, str, str]] = frozenset()
+        self._kills: frozenset[str] = frozenset()
+        """Those that were told of, as long as the arbiter lists them."""
         self._trouble = ""
 
     async def run(self) -> None:
@@ -177,7 +198,9 @@ class Guard:
             self._observer.arbiter_silent("unreadable")
             return
         self._trouble = ""
+        told_before = self._told
         self._follow(offences(status))
+        self._follow_kills(status.kills, told_before | self._told)
         self._notice((c.uid, c.container, reason) for c in status.containers for reason in notices(c.turn))
         self._tell_unenforced(status.containers)
 
@@ -194,6 +217,20 @@ class Guard:
             told.add(key)
         self._told = frozenset(told)
         self._observer.over_limit_now(len(found))
+
+    def _follow_kills(self, kills: Iterable[KillStatus], told: frozenset[tuple[str, str, str]]) -> None:
+        """A container that is killed for being over its limit is over it for a moment only, so a look may miss that."""
+        known = set()
+        for kill in kills:
+            pod = self._pod(kill.uid)
+            if pod is None:
+                continue  # the watch may be late: look again
+            known.add(kill.id)
+            if kill.id not in self._kills and (kill.uid, kill.container, KILL) not in told:
+                offence = kill_offence(kill)
+                log.warning("killed over the memory limit", pod=pod.key, uid=pod.uid, note=offence.note)
+                self._observer.over_limit(pod, offence)
+        self._kills = frozenset(known)
 
     def _notice(self, found: Iterable[tuple[str, str, str]]) -> None:
         known = {one: pod for one in found if (pod := self._pod(one[0])) is not None}

@@ -183,7 +183,7 @@ class What(IntEnum):
     DRAINED = 9
     """Launches wait at the gate, and nothing is left of those before. The next WORK ends it."""
     RESUMED = 10
-    """It resumes its own channels, or has just done so: it was suspended, and the arbiter's heartbeat had stopped."""
+    """It is about to resume its own channels, or has just done so: it was suspended, and the arbiter's heartbeat had stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,11 +132,30 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """Empty = nothing is; also what an arbiter without this field says."""
 
 
+class KillStatus(msgspec.Struct, frozen=True):
+    """A process that the arbiter killed because its container was over its limit. The container may be gone since."""
+
+    id: str
+    """Of the process: no other process of this boot has it."""
+    uid: str
+    pod: str
+    """`<namespace>/<name>`"""
+    container: str
+    gpu: str
+    pid: int
+    command: str
+    held_bytes: int
+    """By all processes of the container, as NVML said."""
+    limit_bytes: int
+
+
 class Status(msgspec.Struct, frozen=True):
     """All containers of one arbiter, by key."""
 
     containers: tuple[ContainerStatus, ...]
     version: int = VERSION
+    kills: tuple[KillStatus, ...] = ()
+    """Of the last minute: being over a limit ends with a kill, perhaps before anybody looks."""
 
 
 class _Version(msgspec.Struct):

@@ -67,6 +67,8 @@ UNDERSTANDS_RESUMED: Final = 16
 """Bits of the features."""
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
+ABOUT_TO: Final = 1
+"""Bit of the value of RESUMED: its channels are resumed next; without it they have just been."""
 REASONS_LIMIT: Final = 31
 """Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
 CHANNELS_LIMIT: Final = 64

@@ -121,9 +121,9 @@ static bool abandoned(void)
 }
 
 /* Once for each silence. Said before, so that no word of the work that runs then comes first, and after, as the arbiter may be back in between. */
-static bool resumed_says(uint64_t beat_ms)
+static bool resumed_says(uint64_t beat_ms, uint64_t value)
 {
-    return turn_->resumed_beat_ms == beat_ms || !turn_understands(WIRE_UNDERSTANDS_RESUMED) || turn_activity(WIRE_RESUMED, 0);
+    return turn_->resumed_beat_ms == beat_ms || !turn_understands(WIRE_UNDERSTANDS_RESUMED) || turn_activity(WIRE_RESUMED, value);
 }
 
 void turn_watch(void)
@@ -131,9 +131,9 @@ void turn_watch(void)
     if (!atomic_load(&turn_->wanted) || !abandoned())
         return;
     uint64_t beat_ms = atomic_load(&atomic_load(&tangram.hot.page)->beat_ms);
-    resumed_says(beat_ms);
+    resumed_says(beat_ms, WIRE_ABOUT_TO);
     capture_enable_own();
-    if (resumed_says(beat_ms))
+    if (resumed_says(beat_ms, 0))
         turn_->resumed_beat_ms = beat_ms;
 }
 

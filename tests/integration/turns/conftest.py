@@ -76,9 +76,17 @@ class Program:
 
 
 class Node:
-    """One machine."""
+    """One machine. `arbiter`: where the arbiter's packages are. `grant_text`: how the device plugin writes grants."""
 
-    def __init__(self, library: Path, cards: int = 1) -> None:
+    def __init__(
+        self,
+        library: Path,
+        cards: int = 1,
+        *,
+        arbiter: Path = REPOSITORY,
+        grant_text: Callable[[Grant], str] = grant_to_text,
+    ) -> None:
+        self._arbiter_sources, self._grant_text = arbiter, grant_text
         self.folder = Path(tempfile.mkdtemp(prefix="turns-"))
         lines = [f"card h200 uuid={uuid} context_mib=0" for uuid in CARDS[:cards]]
         self.driver = start_fake_driver("\n".join(lines) + "\n", self.folder)
@@ -108,9 +116,9 @@ class Node:
         env = self.driver.env(LD_PRELOAD=self.kernel, TANGRAM_ARBITER_HOLD_UNTOLD="true")
         with (self.folder / "arbiter.log").open("ab") as log:
             self.arbiter = subprocess.Popen(
-                [sys.executable, "-m", "arbiter", *options], env=env, cwd=REPOSITORY, stderr=log
+                [sys.executable, "-m", "arbiter", *options], env=env, cwd=self._arbiter_sources, stderr=log
             )
-        until((self.folder / "status.sock").exists)
+        until((self.folder / "status.sock").exists, 30)  # a busy machine takes seconds to load a program
         return self.arbiter
 
     def grant(self, name: str, klass: str = "standard", core: int = 0, cards: int = 1, level: int = 2) -> Path:
@@ -120,7 +128,7 @@ class Node:
         shares = tuple(GrantCard(uuid, 1024, core) for uuid in CARDS[:cards])
         grant = Grant("default", name, f"uid-{name}", "main", shares, klass, level)
         fresh = folder / ".grant"
-        fresh.write_text(grant_to_text(grant))
+        fresh.write_text(self._grant_text(grant))
         fresh.rename(folder / "grant")
         until((folder / "arbiter.sock").exists)
         return folder / "grant"

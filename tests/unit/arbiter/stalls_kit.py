@@ -43,9 +43,9 @@ class Program:
     looked_at_s: float = 0.0
     resumes: int = 0
 
-    def says(self, what: What) -> None:
+    def says(self, what: What, value: int = 0) -> None:
         with suppress(BlockingIOError):  # nobody reads: the library drops it, too
-            self.tenant.send(Activity(what))
+            self.tenant.send(Activity(what, value))
 
     @property
     def page_beat_s(self) -> float:
@@ -80,11 +80,11 @@ class Program:
         self.looked_at_s = at_s
         off = self.page[wire.TURN_AT // 8 + 1] & 1
         if off and at_s > self.page_beat_s + STALE_S:
-            for what in (1, 2):
-                if self.tells:
-                    self.says(What.RESUMED)
-                if what == 1:
-                    driver.goes_on_by_itself(self.tenant)
+            if self.tells:
+                self.says(What.RESUMED, wire.ABOUT_TO)
+            driver.goes_on_by_itself(self.tenant)
+            if self.tells:
+                self.says(What.RESUMED)
             self.resumes += 1
 
 

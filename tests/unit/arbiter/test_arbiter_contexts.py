@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,10 @@ import pytest
 
 from arbiter import host
 from arbiter.contexts import Measuring
+from arbiter.meter import Reading, Seen
+from arbiter.overlimit import REMEMBERED_S
 from arbiter.server import Server
+from arbiter.status import status_of
 from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Node, Process, a_grant, wait_for
 from vgpu import wire
 from vgpu.wire import Step
@@ -210,6 +217,27 @@ def test_over_the_limit_twice_is_over_and_policy_report_kills_nobody(node: Node,
     assert sleeper.poll() is None
     sleeper.kill()
     sleeper.wait()
+
+
+def test_a_kill_is_in_the_status_after_the_container_is_gone(node: Node, meter: HandMeter) -> None:
+    """With the process its excess ends, and often the container: nobody may have looked meanwhile."""
+    server = node.start()
+    node.allocate("k", replace(a_grant(), guard="kill"))
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
+        started = host.started_at(sleeper.pid)
+        for _ in range(2):
+            meter._tell(
+                Reading(time.monotonic(), {CARD: {sleeper.pid: 1001 * MIB}}, {sleeper.pid: Seen(started, "k", 0)})
+            )
+        assert sleeper.wait(10) == -signal.SIGKILL
+    meter.says("k")
+    shutil.rmtree(node.folder / "k")
+    wait_for(lambda: not server.containers)
+    (kill,) = status_of(server).kills
+    assert (kill.id, kill.uid, kill.pod, kill.container) == (f"{sleeper.pid}-{started}", "uid-a", "default/a", "main")
+    assert (kill.gpu, kill.command, kill.held_bytes, kill.limit_bytes) == (CARD, "sleep 60", 1001 * MIB, 1000 * MIB)
+    assert server.measuring.kills.lately(time.monotonic() + REMEMBERED_S) == ()
 
 
 MOUNTS = """\

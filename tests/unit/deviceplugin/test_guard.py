@@ -21,6 +21,7 @@ from vgpu.names import GUARDS
 from vgpu.status import (
     CardStatus,
     ContainerStatus,
+    KillStatus,
     ProcessCard,
     ProcessStatus,
     Status,
@@ -101,8 +102,8 @@ class Looking:
         async with await asyncio.start_unix_server(answer, self.socket):
             await self.guard.once()
 
-    async def look_at(self, *containers: ContainerStatus) -> None:
-        await self.look(encode_status(Status(containers)))
+    async def look_at(self, *containers: ContainerStatus, kills: tuple[KillStatus, ...] = ()) -> None:
+        await self.look(encode_status(Status(containers, kills=kills)))
 
 
 @pytest.fixture
@@ -163,6 +164,39 @@ async def test_what_stays_over_is_told_once_and_what_comes_back_again(looking: L
     await looking.look_at(container("a"), container("b"))
     assert [o.uid[-1] for o in looking.told.offences] == ["a", "b", "a"]
     assert looking.told.now == [1, 1, 1, 2, 1, 2]
+
+
+def kill(number: int = 7, of: str = "a") -> KillStatus:
+    return KillStatus(
+        f"{number}-100", f"uid-default-{of}", f"default/{of}", "main", uuid(0), number, "miner", 5000 * MIB, 4096 * MIB
+    )
+
+
+async def test_a_kill_between_two_looks_is_told_once(looking: Looking) -> None:
+    await looking.look_at(container("a", "kill", over=False))
+    for _ in range(3):
+        await looking.look_at(container("a", "kill", over=False), kills=(kill(),))
+    await looking.look_at(kills=(kill(), kill(8)))
+    assert [offence.note for offence in looking.told.offences] == [
+        f"container main held 5000 MiB of {uuid(0)} and was granted 4096 MiB; policy kill: process {pid} (miner) was killed"
+        for pid in (7, 8)
+    ]
+
+
+async def test_a_kill_that_was_told_of_before_it_was_done_is_not_told_again(looking: Looking) -> None:
+    await looking.look_at(container("a", "kill"))
+    await looking.look_at(container("a", "kill", over=False), kills=(kill(),))
+    await looking.look_at(container("a", "kill", over=False), kills=(kill(),))
+    assert len(looking.told.offences) == 1
+
+
+async def test_a_kill_of_a_pod_that_the_watch_brings_late_is_told_late(looking: Looking) -> None:
+    late = looking.known.pop("uid-default-a")
+    await looking.look_at(kills=(kill(),))
+    assert looking.told.offences == []
+    looking.known[late.uid] = late
+    await looking.look_at(kills=(kill(),))
+    assert len(looking.told.offences) == 1
 
 
 async def test_a_policy_that_became_stricter_is_told_again(looking: Looking) -> None:

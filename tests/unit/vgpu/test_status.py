@@ -14,6 +14,7 @@ from vgpu.errors import BadDocument, NewerVersion
 from vgpu.status import (
     CardStatus,
     ContainerStatus,
+    KillStatus,
     ProcessCard,
     ProcessStatus,
     Status,
@@ -33,11 +34,13 @@ TEXT = """
     "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
   "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
     "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0, "clearing_s": 0.0,
-    "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null},
+    "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null, "resumes": 0},
   "memory_state": "enforced", "gpu_time_state": "unenforced",
   "unenforced": [{"reason": "no-channels", "limits": ["gpu-time"], "pids": [7]}]}],
- "version": 1}
-""" % (UUID, UUID)  # noqa: UP031
+ "version": 1,
+ "kills": [{"id": "9-100", "uid": "u", "pod": "default/a", "container": "main", "gpu": "%s", "pid": 9, "command": "python train.py",
+   "held_bytes": 150, "limit_bytes": 100}]}
+""" % (UUID, UUID, UUID)  # noqa: UP031
 STATUS = Status(
     (
         ContainerStatus(
@@ -48,7 +51,8 @@ STATUS = Status(
             gpu_time_state="unenforced",
             unenforced=(UnenforcedStatus("no-channels", ("gpu-time",), (7,)),),
         ),
-    )
+    ),
+    kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100),),
 )  # fmt: skip
 
 
