@@ -18,7 +18,7 @@ from arbiter.nvml_source import nvml_source
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
-from arbiter.supervisor import notify_ready
+from arbiter.supervisor import needed, notify_ready
 from arbiter.turns import Turns
 from arbiter.verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.witness import Witness
@@ -33,6 +33,8 @@ from vgpu.trial import FILE
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until SIGTERM or SIGINT."""
+    if not needed():
+        return
     settings = read(ArbiterSettings, arguments)
     log_json(settings.log_level)
     try:

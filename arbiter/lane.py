@@ -91,6 +91,11 @@ class Lane:
         self._connections[connection.sock.fileno()] = (tenant, connection)
         self._epoll.register(connection.sock.fileno(), select.EPOLLIN)
 
+    def unread(self, tenant: TenantTurns) -> set[int]:
+        """Its connections on which something waits now."""
+        ready = (self._connections[fd] for fd, _ in self._epoll.poll(0) if fd in self._connections)
+        return {connection.number for owner, connection in ready if owner is tenant}
+
     def hang_up(self, tenant: TenantTurns) -> None:
         """The thread sees the hang-up and does the rest."""
         for owner, connection in self._connections.values():

@@ -7,6 +7,8 @@ It decides only when to start: at once after an arbiter that had served, later a
 served since this program began is the kubelet's to show: the program ends with its status. Whether the arbiter lives and is ready
 the arbiter's own /healthz says, also while it is absent: nobody answers then.
 
+To load the arbiter takes a second of a processor, so a spare one is loaded beside the one that serves, and waits to be needed.
+
 Standard library only, so that it is small and starts before anything can fail.
 """
 
@@ -24,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import inf
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -31,6 +34,10 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 PASSED_ON: Final = (*ENDING, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 RESTARTS: Final = "TANGRAM_ARBITER_RESTARTS"
 """What the arbiter is told in its environment: how often it was started again."""
+SPARE: Final = "TANGRAM_ARBITER_SPARE_FD"
+"""Where a spare arbiter reads that it is needed."""
+SPARE_EVERY_S: Final = 10.0
+"""Spares that end by themselves are replaced this often at most. Guessed."""
 FIRST_S: Final = 0.5
 MOST_S: Final = 15.0
 """Before a start, after an arbiter that had not served; twice as long each time. Guessed."""
@@ -66,7 +73,10 @@ class Supervisor:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
-        self._child = 0
+        self._child = self._spare = 0
+        self._spare_word = -1
+        """The end of a pipe at which the spare waits."""
+        self._spare_at_s = -inf
         self._told = False
         """To end."""
         self._served = self._ever_served = False
@@ -118,16 +128,45 @@ class Supervisor:
     def _start(self) -> None:
         self._hear()
         self._served = False  # of this one
+        if self._spare and self._need_spare():
+            return
+        self._child = self._fork({})
+
+    def _need_spare(self) -> bool:
+        """Whether it took note."""
+        word, self._spare_word, self._spare_at_s = self._spare_word, -1, -inf
+        self._child, self._spare = self._spare, 0
+        try:
+            os.write(word, str(self._restarts).encode())
+        except OSError:
+            return False  # it has ended: reaped as any other
+        finally:
+            os.close(word)
+        return True
+
+    def _keep_spare(self) -> None:
+        """One arbiter more, once the one that serves is there: it takes no processor from its start."""
+        now_s = time.monotonic()
+        if self._spare or not self._served or not self._child or self._told or now_s < self._spare_at_s + SPARE_EVERY_S:
+            return
+        self._spare_at_s = now_s
+        reads, self._spare_word = os.pipe()
+        os.set_inheritable(reads, True)
+        self._spare = self._fork({SPARE: str(reads)})
+        os.close(reads)
+
+    def _fork(self, more: dict[str, str]) -> int:
         name = os.fsdecode(self._notes.getsockname())
-        environment = {**os.environ, "NOTIFY_SOCKET": "@" + name[1:], RESTARTS: str(self._restarts)}
+        environment = {**os.environ, "NOTIFY_SOCKET": "@" + name[1:], RESTARTS: str(self._restarts), **more}
         parent = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # none is lost between the fork and the exec
-        self._child = os.fork()
-        if self._child == 0:
+        pid = os.fork()
+        if pid == 0:
             self._become(parent, environment)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         if self._told:  # while nobody was there to be told
-            os.kill(self._child, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
+        return pid
 
     def _become(self, parent: int, environment: dict[str, str]) -> NoReturn:
         try:
@@ -146,7 +185,8 @@ class Supervisor:
 
     def _wait_for_end(self) -> int:
         while (status := self._reap()) is None:
-            self._pause(None)
+            self._keep_spare()
+            self._pause(SPARE_EVERY_S, whole=False)
         return status
 
     def _reap(self) -> int | None:
@@ -161,18 +201,22 @@ class Supervisor:
                     self._child = 0
                     code = os.waitstatus_to_exitcode(status)
                     found = 128 - code if code < 0 else code
+                if pid == self._spare:
+                    self._spare = 0
+                    os.close(self._spare_word)
+                    self._spare_word = -1
         self._hear()  # it may have served and died in one moment
         return found
 
-    def _pause(self, seconds: float | None) -> None:
-        """Until a signal or a word of the arbiter's, or, between two of them, for so long."""
-        until_s = None if seconds is None else time.monotonic() + seconds
-        while until_s is None or (left_s := until_s - time.monotonic()) > 0:
-            select.select([self._bell, self._notes], [], [], None if until_s is None else left_s)
+    def _pause(self, seconds: float, *, whole: bool = True) -> None:
+        """For so long, or until the end is wished; where it is not to be whole, until any signal or word of the arbiter's."""
+        until_s = time.monotonic() + seconds
+        while not (self._told and whole) and (left_s := until_s - time.monotonic()) > 0:
+            select.select([self._bell, self._notes], [], [], left_s)
             with contextlib.suppress(BlockingIOError):
                 self._bell.recv(4096)
             self._hear()
-            if until_s is None or self._told:
+            if not whole:
                 return
 
     def _hear(self) -> None:
@@ -180,6 +224,17 @@ class Supervisor:
             while True:
                 if b"READY=1" in self._notes.recv(4096).split(b"\n"):
                     self._served = self._ever_served = True
+
+
+def needed() -> bool:
+    """For the arbiter, when it is loaded: wait until it is needed, where the supervisor keeps it as a spare. False = it never will be."""
+    fd = os.environ.pop(SPARE, "")
+    if fd:
+        word = os.read(int(fd), 64)
+        os.close(int(fd))
+        os.environ[RESTARTS] = word.decode()
+        return bool(word)
+    return True
 
 
 def notify_ready() -> None:

@@ -295,6 +295,7 @@ class Turns:
         self.counts.switches += 1
         if status == rm.OK and not on:
             tenant.suspended()
+            tenant.behind |= self._lane(tenant.grant.cards[0].uuid).unread(tenant)
         if status != rm.OK:
             self.counts.failures += not on
             tenant.failures += not on

@@ -85,8 +85,11 @@ class Node:
         *,
         arbiter: Path = REPOSITORY,
         grant_text: Callable[[Grant], str] = grant_to_text,
+        module: str = "arbiter",
+        grace_ms: int = 0,
     ) -> None:
         self._arbiter_sources, self._grant_text = arbiter, grant_text
+        self._module, self._grace_ms = module, grace_ms
         self.folder = Path(tempfile.mkdtemp(prefix="turns-"))
         lines = [f"card h200 uuid={uuid} context_mib=0" for uuid in CARDS[:cards]]
         self.driver = start_fake_driver("\n".join(lines) + "\n", self.folder)
@@ -111,12 +114,12 @@ class Node:
             "--metrics-port",
             "0",
             "--grace-ms",
-            "0",
+            str(self._grace_ms),
         ]
         env = self.driver.env(LD_PRELOAD=self.kernel, TANGRAM_ARBITER_HOLD_UNTOLD="true")
         with (self.folder / "arbiter.log").open("ab") as log:
             self.arbiter = subprocess.Popen(
-                [sys.executable, "-m", "arbiter", *options], env=env, cwd=self._arbiter_sources, stderr=log
+                [sys.executable, "-m", self._module, *options], env=env, cwd=self._arbiter_sources, stderr=log
             )
         until((self.folder / "status.sock").exists, 30)  # a busy machine takes seconds to load a program
         return self.arbiter

@@ -20,12 +20,15 @@ from tests.unit.arbiter.conftest import wait_for
 SERVES = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from arbiter.supervisor import notify_ready
+from arbiter.supervisor import needed, notify_ready
 def ends(number, frame):
     print("ends", number, flush=True)
     sys.exit(7)
 signal.signal(signal.SIGTERM, ends)
 signal.signal(signal.SIGHUP, lambda *_: print("hup", flush=True))
+print("loaded", os.getpid(), flush=True)
+if not needed():
+    sys.exit(0)
 {before}
 print("pid", os.getpid(), os.environ["TANGRAM_ARBITER_RESTARTS"], flush=True)
 notify_ready()
@@ -91,6 +94,34 @@ def test_an_arbiter_that_is_killed_is_started_again_and_again_at_once(supervise:
     assert {(event["event"], event["status"], event["delay_s"]) for event in one.events()} == {
         ("the arbiter ended and is started again", 128 + signal.SIGKILL, 0.0)
     }
+
+
+def test_a_spare_one_is_loaded_and_serves_when_it_is_needed(supervise: Callable[..., Supervised]) -> None:
+    one = supervise()
+    first = served(one)
+
+    def loaded() -> list[int]:
+        return [int(line.split()[1]) for line in one.said.read_text().splitlines() if line.startswith("loaded")]
+
+    wait_for(lambda: len(loaded()) == 2, 20)
+    os.kill(first, signal.SIGKILL)
+    assert served(one, 2) == loaded()[1], "the spare, with its own pid"
+    wait_for(lambda: len(loaded()) == 3, 20)
+    spare = loaded()[2]
+    one.process.send_signal(signal.SIGTERM)
+    assert one.ends() == 7
+    wait_for(lambda: not Path(f"/proc/{spare}").exists(), 20)
+
+
+def test_a_spare_that_was_killed_is_missed_by_nobody(supervise: Callable[..., Supervised]) -> None:
+    one = supervise()
+    first = served(one)
+    wait_for(lambda: one.said.read_text().count("loaded") == 2, 20)
+    spare = int(one.said.read_text().split("loaded ")[2].split()[0])
+    os.kill(spare, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{spare}").exists(), 20)
+    os.kill(first, signal.SIGKILL)
+    assert served(one, 2) not in (first, spare)
 
 
 def test_a_signal_is_passed_on_and_the_end_of_the_arbiter_is_its_own_end(supervise: Callable[..., Supervised]) -> None:
