@@ -11,7 +11,6 @@ from arbiter.connection import Connection
 from arbiter.container import Container
 from arbiter.identity import Identity, named
 from arbiter.server import Server
-from arbiter.timer import now_s
 from arbiter.turns import Turns
 from vgpu.enforcement import ContainerFacts, Enforcement, ProcessFacts, Reason, enforcement, reported
 
@@ -42,7 +41,7 @@ def enforcements(server: Server) -> dict[str, Enforcement]:
 def time_facts(turns: Turns) -> dict[str, TimeFacts]:
     """By key."""
     with turns.lock:
-        at_s = now_s()
+        at_s = turns.clock()
         return {
             name: TimeFacts(
                 channels=frozenset(

@@ -468,7 +468,7 @@ class TenantTurns:
         whether that changed the verdict. It is suspended again in any case."""
         self.resumes += not about_to
         self.processes[number].resuming_until_s = at_s + EXCUSED_S if about_to else -inf
-        excused = silent or number in self.behind or at_s - self.doubted_at_s < EXCUSED_S
+        excused = silent or at_s - self.doubted_at_s < EXCUSED_S
         doubted_at_s = self.doubted_at_s
         self.doubt(at_s)
         if excused:

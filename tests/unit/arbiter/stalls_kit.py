@@ -99,8 +99,8 @@ class Simulation:
         self.pulse.wake()
         self.programs: list[Program] = []
         self.stopped = False
-        self.in_call_s = 0.0
-        """The next call to the driver is interrupted for so long."""
+        self.in_call_s = self.after_call_s = 0.0
+        """The next call to the driver is interrupted for so long, before it takes effect or after that."""
         driver.before = self._called
 
     def add(self, name: str, cap: int, kernel_s: float, pause_s: float, *, tells: bool) -> Program:
@@ -136,10 +136,13 @@ class Simulation:
         self._stop(seconds)
 
     def stall_in_call(self, seconds: float) -> None:
-        self.in_call_s = seconds
+        if self.chance.random() < 0.5:
+            self.in_call_s = seconds
+        else:
+            self.after_call_s = seconds
         for _ in range(200):
             self.run(0.005)
-            if not self.in_call_s:
+            if not self.in_call_s and not self.after_call_s:
                 return
         raise AssertionError("no call to the driver within a second")
 
@@ -148,6 +151,13 @@ class Simulation:
         if self.in_call_s:
             seconds, self.in_call_s = self.in_call_s, 0.0
             self._stop(seconds)
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> int:
+        answer = self.driver.ioctl(fd, request, argument)
+        if self.after_call_s:
+            seconds, self.after_call_s = self.after_call_s, 0.0
+            self._stop(seconds)
+        return answer
 
     def _stop(self, seconds: float) -> None:
         self.stopped = True
@@ -192,5 +202,6 @@ def simulation(monkeypatch: pytest.MonkeyPatch, driver: Driver, seed: int) -> It
     monkeypatch.setattr(Lane, "start", nothing)
     monkeypatch.setattr(Pulse, "start", nothing)
     made = Simulation(driver, seed)
+    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
     yield made
     made.close()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import inf
+
 import pytest
 
+from arbiter.enforcing import time_facts
 from arbiter.pulse import STALL_S
+from arbiter.tenant import TRY_AGAIN_S
 from tests.unit.arbiter.stalls_kit import Program, Simulation, simulation
 from tests.unit.arbiter.turns_kit import Driver
+from vgpu.effect import FIRST_S, TIMES
+from vgpu.enforcement import STALL_SHOWN_S, ContainerFacts, ProcessFacts, Reason, enforcement
+from vgpu.wire import ABOUT_TO, What
 
 SEEDS, ROUNDS = 25, 40
 OVER_S = 2.0
@@ -27,7 +35,7 @@ def populate(sim: Simulation) -> None:
             break
         left -= cap
         loops = sim.chance.random() < 0.5
-        kernel_s = sim.chance.uniform(0.003, 0.03) if loops else float("inf")
+        kernel_s = sim.chance.uniform(0.003, 0.03) if loops else inf
         sim.add(f"c{at}", cap, kernel_s, sim.chance.uniform(0.0002, 0.002), tells=sim.chance.random() < 0.7)
     sim.run(0.5)
 
@@ -48,7 +56,7 @@ def compare(sim: Simulation, program: Program, before_s: float, stalled_s: float
     assert (status.mode, status.trouble) == ("suspend", ""), f"{status.mode} {status.trouble}"
     most_s = program.cap * (OVER_S + KEPT_S) + 0.004
     assert had_s <= most_s, f"{had_s:.4f} s are more than {most_s:.4f}"
-    if stalled_s > FORGIVEN_S and program.kernel_s == float("inf"):
+    if stalled_s > FORGIVEN_S and program.kernel_s == inf:
         least_s = program.cap * (OVER_S - KEPT_S - WAITS_S) - 0.004
         assert had_s >= least_s, f"{had_s:.4f} s are less than {least_s:.4f}"
 
@@ -73,3 +81,81 @@ def test_within_two_seconds_of_any_stall_everybody_is_within_its_share_by_suspen
                 except AssertionError as error:
                     about = f"seed {seed}, round {round_}, stalled for {seconds:.3f} s, cap {program.cap}, kernel {program.kernel_s:.4f} s, pause {program.pause_s:.4f} s"
                     raise AssertionError(f"{about}: {error}") from error
+
+
+@pytest.fixture
+def sim(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulation]:
+    with simulation(monkeypatch, driver, 1) as made:
+        yield made
+
+
+def mode(sim: Simulation) -> tuple[str, str]:
+    status = sim.node.status("a")
+    return status.mode, status.trouble
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("kernel_s", [0.003, inf])
+def test_who_resumed_itself_in_a_stall_is_suspended_again(sim: Simulation, kernel_s: float, *, tells: bool) -> None:
+    program = sim.add("a", 10, kernel_s, 0.0005, tells=tells)
+    sim.run(1.0)
+    while not sim.driver.off(program.tenant):
+        sim.run(0.001)
+    sim.stall(2.2)
+    assert program.resumes
+    assert not sim.driver.off(program.tenant)
+    sim.run(0.1)
+    assert sim.driver.off(program.tenant)
+    sim.run(3.0)
+    assert mode(sim) == ("suspend", "")
+    assert bool(sim.node.status("a").resumes) is tells
+
+
+def test_who_says_that_it_resumed_itself_while_the_heart_beats_has_its_launches_held_back_and_is_tried_later(
+    sim: Simulation,
+) -> None:
+    program = sim.add("a", 10, inf, 0.0, tells=True)
+    sim.run(1.0)
+    for _ in range(TIMES):
+        program.says(What.RESUMED, ABOUT_TO)
+        program.says(What.RESUMED)
+        sim.run(0.2)
+    assert mode(sim) == ("gate", "")
+    sim.run(FIRST_S + 0.3)
+    assert mode(sim) == ("gate", ""), "it is being tried"
+    sim.run(2.0)
+    assert mode(sim) == ("suspend", ""), "suspends stopped its work for a second, all together"
+
+
+def test_a_driver_that_refused_once_is_asked_again_after_ten_seconds(sim: Simulation) -> None:
+    program = sim.add("a", 10, inf, 0.0, tells=True)
+    sim.driver.refuse(program.tenant, 0x21)
+    sim.run(2.0)
+    assert mode(sim)[0] == "gate"
+    sim.driver._refused.clear()
+    sim.run(TRY_AGAIN_S - 3.0)
+    assert mode(sim)[0] == "gate"
+    sim.run(2.0)
+    assert mode(sim) == ("suspend", "")
+    before_s = program.ran_s
+    sim.run(2.0)
+    assert program.ran_s - before_s <= 0.1 * (2.0 + KEPT_S) + 0.004
+
+
+def test_a_stall_is_reported_for_five_seconds_after_its_end(sim: Simulation) -> None:
+    sim.add("a", 10, inf, 0.0, tells=True)
+    sim.run(1.0)
+
+    def found() -> set[Reason]:
+        facts = time_facts(sim.node.turns)["a"]
+        known = ContainerFacts(core_percent=10, stall_ended_s=facts.stall_ended_s, processes=(ProcessFacts(7),))
+        return {finding.reason for finding in enforcement(known).findings}
+
+    assert found() == set()
+    sim.stall(0.6)
+    sim.run(STALL_SHOWN_S - 0.1)
+    assert found() == {Reason.ARBITER_STALLED}
+    sim.run(0.2)
+    assert found() == set()
+    assert sim.node.turns.stalls.count == 1
+    assert sim.node.turns.stalls.seconds == pytest.approx(0.6, abs=0.06)
