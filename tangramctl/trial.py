@@ -23,10 +23,9 @@ def try_out(machine: Machine, inventory: Inventory, library: Path) -> None:
     A trial that could not run is made again by the first run of those that share a machine at a time.
     """
     env = machine.driver_env()
-    trier = Trier(
-        machine.root, library.parent / PROGRAM, cards.driver_root(machine), tell=_tell, env=env,
-        again=not book.runs(machine),
-    )  # fmt: skip
+    with machine.locked():  # else it takes what another run has half made for what a dead one left
+        first = not book.runs(machine)
+    trier = Trier(machine.root, library.parent / PROGRAM, cards.driver_root(machine), tell=_tell, env=env, again=first)
     with held(machine.root / "trial.lock", fcntl.LOCK_EX):
         if not trier.untried(inventory):
             return
