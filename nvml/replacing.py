@@ -15,7 +15,7 @@ STEADY_S: Final = 60.0
 """A child that has answered for so long ends a row of failures. Guessed."""
 MOST_ABANDONED: Final = 2
 """Children that cannot be killed, with one driver; then no other is started. Specified."""
-QUARANTINE_S: Final = (30.0, 600.0)
+QUARANTINE_S: Final = (30.0, 120.0)
 """After a call that hung, no call is made about its GPU for the first; doubled each time, up to the second. Guessed: each try costs all callers a child."""
 
 

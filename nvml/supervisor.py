@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -201,6 +201,7 @@ class Supervisor:
                 self._end(stop.end, stop.why)
             except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would leave everybody waiting
                 self._end(End.DIED, f"the supervisor of NVML failed: {type(error).__name__}: {error}")
+                self._wake.wait(TICK_S)
         self._drop("NVML is closed")
 
     def _turn(self) -> None:
@@ -257,7 +258,7 @@ class Supervisor:
             self._opened, self.failing = reply, "" if not self._closing else self.failing
             self._starting, self._tried = False, True
             self._changed.notify_all()
-        self._report(None, f"NVML is open, in process {self.pid}")
+        self._announce(None, f"NVML is open, in process {self.pid}")
 
     def _serve(self, child: Child) -> None:
         """Wait for a request, at most a tick, and carry it out."""
@@ -351,6 +352,10 @@ class Supervisor:
         self._start_at_s = time.monotonic() + pause_s
         self.ends[end] += 1
         if not self._closing:
+            self._announce(end, why)
+
+    def _announce(self, end: End | None, why: str) -> None:
+        with suppress(Exception):  # a log that cannot be written must not end the thread
             self._report(end, why)
 
     def _drop(self, why: str) -> str:

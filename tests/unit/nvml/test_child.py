@@ -19,7 +19,7 @@ from nvml.supervisor import Limits, Supervisor
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
-from tests.unit.nvml.test_supervisor import wait_for
+from tests.unit.nvml.stand import wait_for
 
 __all__ = ["fake_driver"]
 

@@ -20,7 +20,7 @@ from nvml.client import Client
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from nvml.server import CONNECTIONS, Server
 from tests.unit.nvml.double import GPU
-from tests.unit.nvml.test_supervisor import wait_for
+from tests.unit.nvml.stand import wait_for
 
 
 class Asks:

@@ -1,91 +1,25 @@
-"""NVML that hangs, dies, lies or is replaced: who asks is answered in time, and a child is there again."""
+"""NVML that hangs, dies or lies: a caller has its answer in time, and a child is there again."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nvml import messages as m
 from nvml import replacing, supervisor
-from nvml.driver import Identity
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from nvml.replacing import End
 from nvml.supervisor import Limits, Supervisor
-from tests.built import REPOSITORY
 from tests.unit.nvml.double import GPU
+from tests.unit.nvml.stand import OTHER, Stand, stand, wait_for
 
-DOUBLE = Path(__file__).with_name("double.py")
-OTHER = "GPU-00000000-0000-0000-0000-000000000002"
-LIMITS = Limits(start_s=10.0, call_s=0.3, end_s=2.0)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Polls what has no event to wait for."""
-    pause = threading.Event()
-    until_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until_s, "it did not come about in time"
-        pause.wait(0.005)
-
-
-class Stand:
-    """A supervisor whose child does what a test says."""
-
-    def __init__(self, folder: Path) -> None:
-        self.script = folder / "script"
-        self.released = folder / "released"
-        self.driver = Identity((1,), "580", 1)
-        self.told: list[str] = []
-        self.does()
-
-    def does(self, **what: str) -> None:
-        """At which request what, from now on."""
-        self.script.write_text("".join(f"{kind} {act}\n" for kind, act in what.items()))
-
-    def start(self, limits: Limits = LIMITS) -> Supervisor:
-        self.supervisor = Supervisor(
-            Path("/nonexistent"), limits, released=self.released, report=lambda _, text: self.told.append(text),
-            command=[sys.executable, str(DOUBLE), str(self.script)], driver=lambda *_: self.driver,
-        )  # fmt: skip
-        self.supervisor.start()
-        return self.supervisor
-
-    def opened(self, limits: Limits = LIMITS) -> Supervisor:
-        started = self.start(limits)
-        started.await_open(20)
-        return started
-
-    def back(self) -> None:
-        """Return when a child answers again."""
-        wait_for(lambda: not self.supervisor.failing)
-        assert self.supervisor.nvml.count().count == 1
-
-    @property
-    def children(self) -> list[int]:
-        """Every pid that ever was asked something, in order."""
-        said = self.script.with_suffix(".said")
-        return list(dict.fromkeys(int(line.split()[0]) for line in said.read_text().splitlines()))
-
-
-@pytest.fixture
-def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setattr(supervisor, "TICK_S", 0.05)
-    monkeypatch.setattr(replacing, "PAUSES_S", (0.0, 0.05, 0.1))
-    monkeypatch.setattr(replacing, "QUARANTINE_S", (0.5, 1.0))
-    made = Stand(tmp_path)
-    yield made
-    made.supervisor.close()
-    for pid in made.children if made.script.with_suffix(".said").exists() else []:
-        assert not Path(f"/proc/{pid}").exists(), "no child is left, not as a zombie either"
+__all__ = ["stand"]
 
 
 def test_a_call_that_never_returns_costs_the_child_and_is_answered_in_time(stand: Stand) -> None:
@@ -253,130 +187,6 @@ def test_a_driver_that_is_not_there_is_tried_again_after_longer_and_longer_pause
     stand.back()
 
 
-TRACER = """
-import ctypes, sys
-libc = ctypes.CDLL(None, use_errno=True)
-libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-PTRACE_SEIZE, PTRACE_O_TRACEEXIT = 0x4206, 0x40
-print(libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, PTRACE_O_TRACEEXIT), flush=True)
-sys.stdin.read()
-"""
-
-
-class Kept:
-    """A tracer keeps a process at its exit: SIGKILL does not end it, as in an uninterruptible sleep of a driver."""
-
-    def __init__(self, pid: int) -> None:
-        self._tracer = subprocess.Popen(
-            [sys.executable, "-c", TRACER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._tracer.stdout is not None
-        if self._tracer.stdout.readline() != "0\n":
-            self.let_go()
-            pytest.skip("no process may be traced here")
-
-    def let_go(self) -> None:
-        self._tracer.communicate()
-
-
-def hang_for_good(stand: Stand) -> Kept:
-    """The child that answers now hangs, and cannot be killed."""
-    pid = stand.supervisor.pid
-    assert pid is not None
-    kept = Kept(pid)
-    stand.does(Count="hang")
-    with pytest.raises(NvmlHung):
-        stand.supervisor.nvml.count()
-    stand.does()
-    wait_for(lambda: stand.supervisor.abandoned and stand.supervisor.pid != pid)
-    return kept
-
-
-def test_a_child_that_cannot_be_killed_is_abandoned_and_a_third_waits_until_one_ends(stand: Stand) -> None:
-    started = stand.opened(Limits(10.0, 0.3, end_s=0.3))
-    first = hang_for_good(stand)
-    stand.back()
-    second = hang_for_good(stand)
-    wait_for(lambda: "cannot be killed: no other is started until one ends" in started.failing)
-    assert started.abandoned == 2
-    assert len(stand.children) == 2
-    with pytest.raises(NvmlAway, match=r"2 NVML processes \(\d+, \d+\) hang in the driver"):
-        started.nvml.count()
-    first.let_go()
-    stand.back()
-    assert started.abandoned == 1
-    second.let_go()
-    wait_for(lambda: started.abandoned == 0)
-    assert len(stand.children) == 3
-
-
-def test_another_driver_ends_the_wait_for_children_that_cannot_be_killed(stand: Stand) -> None:
-    started = stand.opened(Limits(10.0, 0.3, end_s=0.3))
-    kept = [hang_for_good(stand)]
-    stand.back()
-    kept.append(hang_for_good(stand))
-    wait_for(lambda: "cannot be killed" in started.failing)
-    stand.driver = Identity((1,), "595", 2)
-    stand.back()
-    assert started.abandoned == 2
-    for one in kept:
-        one.let_go()
-    wait_for(lambda: started.abandoned == 0)
-
-
-@pytest.mark.parametrize(
-    "driver", [Identity((2,), "580", 1), Identity((1,), "595", 1), Identity((1,), "580", 2)], ids=["library", "version", "module"]
-)  # fmt: skip
-def test_a_child_that_has_another_driver_open_than_the_one_that_is_there_is_replaced(
-    stand: Stand, driver: Identity
-) -> None:
-    started = stand.opened()
-    stand.does(Processes="hang")
-    with pytest.raises(NvmlHung):
-        started.nvml.processes(GPU)
-    stand.does()
-    stand.back()
-    stand.driver = driver
-    wait_for(lambda: started.ends[End.DRIVER] == 1)
-    stand.back()
-    assert started.nvml.processes(GPU), "what hung with the driver before says nothing of this one"
-    assert len(stand.children) == 3
-
-
-def test_a_driver_that_changes_while_it_is_opened_is_opened_again(stand: Stand) -> None:
-    stand.does(Open="slow=0.5")
-    stand.start()
-    wait_for(lambda: stand.script.with_suffix(".said").exists() and stand.children)
-    stand.driver = Identity((2,), "595", 2)
-    stand.does()
-    wait_for(lambda: stand.supervisor.ends == {End.DRIVER: 1})
-    stand.back()
-
-
-def test_while_nvml_is_released_there_is_no_child(stand: Stand) -> None:
-    started = stand.opened()
-    (pid,) = stand.children
-    stand.released.touch()
-    wait_for(lambda: started.failing.startswith("NVML is released, as the file"))
-    wait_for(lambda: not Path(f"/proc/{pid}").exists())
-    with pytest.raises(NvmlAway, match="remove it when the GPUs may be used again"):
-        started.await_open(0.2)
-    assert len(stand.children) == 1
-    stand.released.unlink()
-    stand.back()
-
-
-def test_a_start_ends_when_nvml_is_released(stand: Stand) -> None:
-    stand.does(Open="hang")
-    started = stand.start(Limits(start_s=60.0))
-    wait_for(lambda: started.pid)
-    stand.released.touch()
-    wait_for(lambda: started.ends == {End.RELEASED: 1})
-    stand.does()
-    stand.released.unlink()
-    stand.back()
-
-
 def test_closing_answers_everybody_at_once_whatever_the_child_does(stand: Stand) -> None:
     started = stand.opened(Limits(10.0, 60.0))
     stand.does(Processes="hang")
@@ -406,6 +216,23 @@ def test_a_program_that_cannot_be_started_is_said_and_tried_again(stand: Stand) 
     with pytest.raises(NvmlAway, match=r"the NVML process cannot be started: .*No such file"):
         stand.supervisor.await_open(20)
     wait_for(lambda: stand.supervisor.ends[End.DIED] >= 3)
+
+
+def test_a_mistake_of_the_supervisor_or_of_its_log_leaves_nobody_waiting(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = stand.opened()
+
+    def fails(*_: object) -> None:
+        raise ValueError("nobody thought of this")
+
+    monkeypatch.setattr(started, "_report", fails)
+    with monkeypatch.context() as patch:
+        patch.setattr(started, "_reap", fails)
+        wait_for(lambda: started.failing == "the supervisor of NVML failed: ValueError: nobody thought of this")
+        with pytest.raises(NvmlAway, match="nobody thought of this"):
+            started.nvml.count()
+    stand.back()
 
 
 def test_more_requests_than_may_wait_are_refused(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
