@@ -27,8 +27,9 @@ from extender.nominating import Nominator, turned_down, unplaced
 from extender.preempting import PreemptionArgs, PreemptionResult, choose
 from extender.remembering import Remembering
 from extender.settings import Settings
+from extender.small import small_pod
 from extender.starvation import Starvation
-from extender.state import State, small_pod
+from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
 from kube.client import Client

@@ -20,7 +20,8 @@ from extender.nominating import Nominator
 from extender.preemption import Preemption, small_pod_of
 from extender.server import scheduler_app
 from extender.settings import Settings
-from extender.state import UNFINISHED, State, small_node
+from extender.small import small_node
+from extender.state import UNFINISHED, State
 from extender.verbs import Verbs
 from kube.cache import Cache, Statistics
 from kube.client import Client, connect

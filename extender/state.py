@@ -9,11 +9,9 @@ Runs in one event loop and never awaits, so that each change is whole before the
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-import msgspec
 import numpy as np
 import structlog
 
@@ -21,10 +19,10 @@ from extender.asks import Asks
 from extender.claims import Claim, Claims, sizes_of
 from extender.orphans import Orphans
 from extender.peers import Peers
-from extender.processors import CPU, Processors, allocatable_milli, asked_milli
+from extender.processors import Processors, allocatable_milli, asked_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
 from extender.reservations import LIFE_S, Reservations, Stage
-from kube.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus
+from kube.objects import Node, Pod
 from vgpu.codec import assignment_from_json, inventory_from_json
 from vgpu.errors import BadAsk, BadDocument, NewerVersion
 from vgpu.fleet import UNKNOWN_CPU, Fleet, Ints
@@ -32,7 +30,7 @@ from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
 from vgpu.names import Names
 from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
-from vgpu.request import PodAsk, asks_for_ours
+from vgpu.request import PodAsk
 from vgpu.snapshot import Free, NodeRecord, PodRecord, Snapshot, Starting
 from vgpu.wishes import Wishes
 
@@ -372,37 +370,3 @@ def _stage(uid: str, orphaned: Collection[str]) -> str:
 def _record(uid: str, claim: Claim, stage: str) -> PodRecord:
     starting = tuple(Starting(resource, quantity, uuids) for (resource, quantity), uuids in claim.sizes.items())
     return PodRecord(uid, claim.key, claim.node, stage, claim.assignment, starting)
-
-
-def small_pod(names: Names) -> Callable[[Pod], Pod]:
-    """What to keep of a pod in the cache. Of pods that have nothing to do with us, hardly anything."""
-
-    def shrink(pod: Pod) -> Pod:
-        meta, spec = pod.metadata, pod.spec
-        annotations = {key: value for key, value in (meta.annotations or {}).items() if names.ours(key)}
-        kept = Metadata(meta.name, meta.namespace, meta.uid, meta.resource_version, annotations=annotations or None)
-        asks = any(
-            asks_for_ours(msgspec.to_builtins(part), names) for part in (*spec.init_containers, *spec.containers)
-        )
-        containers = (spec.containers, spec.init_containers) if asks else ((), ())
-        status = PodStatus(pod.status.phase, pod.status.start_time)
-        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, cpu_milli=asked_milli(spec)), status)
-
-    return shrink
-
-
-def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and processors."""
-
-    def shrink(node: Node) -> Node:
-        meta, text = node.metadata, node.metadata.annotation(names.inventory)
-        kept = Metadata(meta.name, "", meta.uid, meta.resource_version)
-        if text is not None:
-            # thousands of nodes say the same
-            labels = {sys.intern(key): sys.intern(value) for key, value in (meta.labels or {}).items()}
-            kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
-        cpu = (node.status.allocatable or {}).get(CPU)
-        status = NodeStatus({CPU: cpu} if cpu is not None and text is not None else None)
-        return Node(kept, node.spec if text is not None else NodeSpec(), status)
-
-    return shrink

@@ -9,14 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
-import msgspec
 import pytest
 
 from deviceplugin.allocate import Request
@@ -32,15 +30,13 @@ from deviceplugin.prestart import PreStart
 from deviceplugin.server import Service
 from deviceplugin.upkeep import Upkeep, restore
 from kube.objects import Pod
-from tests.builders import pod
 from tests.unit.deviceplugin.builders import inventory, uuid
-from vgpu.codec import assignment_to_json, grant_from_text
-from vgpu.grant import Assignment, GrantCard, Slice
+from tests.unit.deviceplugin.workloads import CORE, MEM, Pods, Process
+from vgpu.codec import grant_from_text
+from vgpu.grant import GrantCard
 from vgpu.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
 
-MEM: Final = DEFAULT.gpu_mem
-CORE: Final = DEFAULT.gpu_core
 CARDS: Final = 2
 UNITS: Final = 16
 CHANGES: Final = (
@@ -70,72 +66,6 @@ def cut_after(changes: int | None) -> Iterator[None]:
         for name in CHANGES:
             patch.setattr(os, name, counted(getattr(os, name)))
         yield
-
-
-@dataclass
-class Pods:
-    """A pod as the kubelet has it."""
-
-    uid: str
-    name: str
-    card: int
-    units: int
-    init_units: int
-    """0 = it has no init container."""
-    core: int = 0
-    phase: str = "Pending"
-    admitted: bool = False
-    initialized: bool = False
-    held: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """(container, resource) -> device IDs, by the kubelet's checkpoint."""
-    mounts: dict[str, Path] = field(default_factory=dict)
-    """Container -> what Allocate answered."""
-    running: str = ""
-
-    @property
-    def containers(self) -> list[tuple[str, int]]:
-        return [*([("setup", self.init_units)] if self.init_units else []), ("main", self.units)]
-
-    def wants(self, container: str, units: int) -> dict[str, int]:
-        return {MEM: units} | ({CORE: self.core} if container == "main" and self.core else {})
-
-    @property
-    def pieces(self) -> dict[str, tuple[Slice, ...]]:
-        return {
-            container: (Slice(uuid(self.card), self.card, units * 1024, self.wants(container, units).get(CORE, 0)),)
-            for container, units in self.containers
-        }
-
-    @property
-    def assignment(self) -> Assignment:
-        return Assignment(self.pieces, frozenset(self.pieces) & {"setup"})
-
-    def seen(self) -> Pod:
-        """As the watch shows it."""
-        made = pod(self.name)
-        for container, units in self.containers:
-            core = self.wants(container, units).get(CORE, 0)
-            made = made.asking(mib=units * 1024, core=core, container=container, init=container == "setup")
-        plain = made.on("n1").assigned(text=assignment_to_json(self.assignment)).plain()
-        plain["metadata"]["uid"] = self.uid
-        plain["status"]["phase"] = self.phase
-        if self.admitted:
-            plain["status"]["startTime"] = "2026-01-01T00:00:00Z"
-        if self.initialized:
-            plain["status"]["conditions"] = [{"type": "Initialized", "status": "True"}]
-        return msgspec.json.decode(msgspec.json.encode(plain), type=Pod)
-
-
-@dataclass(frozen=True)
-class Process:
-    """What a container runs. It outlives its pod when that is deleted by force."""
-
-    of: Pods
-    container: str
-    mount: Path
-    inode: int
-    ids: Mapping[str, frozenset[str]]
-    """Resource -> devices that its pod had when it started."""
 
 
 class Refusal(Exception):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from extender.filtering import filter_nodes
 from extender.processors import Processors, asked_milli, milli
-from extender.state import SAMPLE, State, small_node, small_pod
+from extender.small import small_node, small_pod
+from extender.state import SAMPLE, State
 from extender.wire import FilterArgs
 from kube.objects import Node, Pod, PodSpec
 from tests.builders import PodBuilder, card, node, pod, share

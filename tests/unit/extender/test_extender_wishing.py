@@ -10,7 +10,8 @@ import pytest
 
 from extender.filtering import filter_nodes, prioritize_nodes, spare_nodes
 from extender.peers import Peers
-from extender.state import State, small_node
+from extender.small import small_node
+from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from extender.wishing import MOST_KEYS, wishes_of
 from kube.objects import Node, Pod

@@ -21,10 +21,9 @@ from tangramctl.cluster import UNREADABLE, complaint, snapshot_of
 from tangramctl.explain import STANDING, free_text, met_webhook
 from tests.builders import PodBuilder, card, node, pod, share
 from tests.contract.webhook.pairs import INPUTS, answer, load
-from vgpu.codec import inventory_to_json
 from vgpu.contract import GPUS_ENV
 from vgpu.explain import Nearest, rows_of
-from vgpu.inventory import Inventory, Orphan
+from vgpu.inventory import Inventory
 from vgpu.names import DEFAULT
 from vgpu.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_FEW, TOO_LARGE, Placement, place
 from vgpu.request import Ask, PodAsk, pod_ask
@@ -248,43 +247,6 @@ def test_the_webhooks_pods_are_told_from_those_that_never_met_it() -> None:
             told.append((met_webhook(before, rules.names), met_webhook(after, rules.names), file.name))
     assert len(told) > 20
     assert [name for early, late, name in told if early or not late] == []
-
-
-def with_orphan(name: str) -> Snapshot:
-    """The cluster, where a pod of this name was deleted by force and runs on."""
-    held = Orphan("uid-gone", "default", name, (share(card(0, node="n2"), 30 * 1024, 5),))
-    n2 = Inventory((card(0, node="n2"),), orphans=(held,))
-    return snapshot_of([node("n2").with_text(inventory_to_json(n2)).plain()], [], DEFAULT)
-
-
-def test_room_that_only_a_pod_deleted_by_force_explains_is_said_to_be_its(files: Path) -> None:
-    (files / "snapshot.json").write_bytes(snapshot_to_json(with_orphan("gone")))
-    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=60 * 1024)))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert code == 3
-    assert (
-        "pod default/gone was deleted by force, and its processes still run: they keep GPU 0 (30 GiB and 5 %) of node n2"
-        in said
-    )
-    _, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
-    (orphan,) = json.loads(said)["orphans"]
-    assert (orphan["pod"], orphan["node"], [gpu["mib"] for gpu in orphan["gpus"]]) == (
-        "default/gone",
-        "n2",
-        [30 * 1024],
-    )
-
-
-def test_one_that_the_api_has_lost_is_said_to_run_on_and_its_successor_is_explained(files: Path) -> None:
-    (files / "snapshot.json").write_bytes(snapshot_to_json(with_orphan("p")))
-    code, said, _ = explain("default/p", *of_files(files, "none.json"))
-    assert (code, said.splitlines()[0]) == (
-        0,
-        "pod default/p: it was deleted by force, and its processes still run on node n2",
-    )
-    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=60 * 1024)))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert (code, said.startswith("pod default/p asks for 60 GiB of one GPU and fits no node")) == (3, True)
 
 
 def test_one_that_has_ended_is_said_to(files: Path) -> None:

@@ -1,0 +1,47 @@
+"""What the caches keep of pods and nodes: thousands of them, of which little is ever read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from extender.processors import CPU, asked_milli
+from kube.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus
+from vgpu.names import Names
+from vgpu.request import asks_for_ours
+
+
+def small_pod(names: Names) -> Callable[[Pod], Pod]:
+    """What to keep of a pod in the cache. Of pods that have nothing to do with us, hardly anything."""
+
+    def shrink(pod: Pod) -> Pod:
+        meta, spec = pod.metadata, pod.spec
+        annotations = {key: value for key, value in (meta.annotations or {}).items() if names.ours(key)}
+        kept = Metadata(meta.name, meta.namespace, meta.uid, meta.resource_version, annotations=annotations or None)
+        asks = any(
+            asks_for_ours(msgspec.to_builtins(part), names) for part in (*spec.init_containers, *spec.containers)
+        )
+        containers = (spec.containers, spec.init_containers) if asks else ((), ())
+        status = PodStatus(pod.status.phase, pod.status.start_time)
+        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, cpu_milli=asked_milli(spec)), status)
+
+    return shrink
+
+
+def small_node(names: Names) -> Callable[[Node], Node]:
+    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and processors."""
+
+    def shrink(node: Node) -> Node:
+        meta, text = node.metadata, node.metadata.annotation(names.inventory)
+        kept = Metadata(meta.name, "", meta.uid, meta.resource_version)
+        if text is not None:
+            # thousands of nodes say the same
+            labels = {sys.intern(key): sys.intern(value) for key, value in (meta.labels or {}).items()}
+            kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
+        cpu = (node.status.allocatable or {}).get(CPU)
+        status = NodeStatus({CPU: cpu} if cpu is not None and text is not None else None)
+        return Node(kept, node.spec if text is not None else NodeSpec(), status)
+
+    return shrink

@@ -1,0 +1,53 @@
+"""What `explain` says of pods that were deleted by force and whose processes run on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tangramctl.cluster import snapshot_of
+from tests.builders import card, node, pod, share
+from tests.unit.tangramctl.test_tangramctl_explain import admitted, explain, files, of_files
+from vgpu.codec import inventory_to_json
+from vgpu.inventory import Inventory, Orphan
+from vgpu.names import DEFAULT
+from vgpu.snapshot import Snapshot, snapshot_to_json
+
+__all__ = ["files"]
+
+
+def with_orphan(name: str) -> Snapshot:
+    """The cluster, where a pod of this name was deleted by force and runs on."""
+    held = Orphan("uid-gone", "default", name, (share(card(0, node="n2"), 30 * 1024, 5),))
+    n2 = Inventory((card(0, node="n2"),), orphans=(held,))
+    return snapshot_of([node("n2").with_text(inventory_to_json(n2)).plain()], [], DEFAULT)
+
+
+def test_room_that_only_a_pod_deleted_by_force_explains_is_said_to_be_its(files: Path) -> None:
+    (files / "snapshot.json").write_bytes(snapshot_to_json(with_orphan("gone")))
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=60 * 1024)))
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert code == 3
+    assert (
+        "pod default/gone was deleted by force, and its processes still run: they keep GPU 0 (30 GiB and 5 %) of node n2"
+        in said
+    )
+    _, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
+    (orphan,) = json.loads(said)["orphans"]
+    assert (orphan["pod"], orphan["node"], [gpu["mib"] for gpu in orphan["gpus"]]) == (
+        "default/gone",
+        "n2",
+        [30 * 1024],
+    )
+
+
+def test_one_that_the_api_has_lost_is_said_to_run_on_and_its_successor_is_explained(files: Path) -> None:
+    (files / "snapshot.json").write_bytes(snapshot_to_json(with_orphan("p")))
+    code, said, _ = explain("default/p", *of_files(files, "none.json"))
+    assert (code, said.splitlines()[0]) == (
+        0,
+        "pod default/p: it was deleted by force, and its processes still run on node n2",
+    )
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=60 * 1024)))
+    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert (code, said.startswith("pod default/p asks for 60 GiB of one GPU and fits no node")) == (3, True)
