@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from deviceplugin.upkeep import ENDED_AGE_S, GARBAGE_AGE_S
 from tests.examples import examples
-from tests.unit.deviceplugin.machine import Machine
+from tests.unit.deviceplugin.simulated import Machine
 
 kill_after = st.none() | st.integers(0, 30)
 numbers = st.integers(0, 5)

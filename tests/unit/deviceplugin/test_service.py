@@ -15,7 +15,7 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
 from deviceplugin.server import Service
 from tests.unit.deviceplugin.builders import KnownPods, inventory, share, tenant, uuid
-from tests.unit.deviceplugin.machine import Context, Nobody, Refusal
+from tests.unit.deviceplugin.simulated import Context, Nobody, Refusal
 from vgpu.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
 

@@ -1,4 +1,4 @@
-"""Pods as the kubelet has them, and the processes of their containers: for the node in `machine`."""
+"""Pods as the kubelet has them, and the processes of their containers: for the node in `simulated`."""
 
 from __future__ import annotations
 
