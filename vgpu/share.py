@@ -207,28 +207,14 @@ class Share:
     def _stalled(self, event: Stalled) -> None:
         """Where another GPU's thread let time pass meanwhile, it passed as things stand: nobody could be switched."""
         self._advance(event.since_s)
-        early_s, crowd = self._now_s - event.since_s, self._crowd()
-        before = []
+        early_s, crowd, before = self._now_s - event.since_s, self._crowd(), []
         for state in self._astir.values():
             if event.name in state.tenant.cards:
-                runs = state.on and state.active(self._now_s)
-                rate = self._rate(state, crowd) if runs else 0.0
-                before.append(
-                    (
-                        state,
-                        state.credit_s + early_s * max(0.0, rate - state.cap),
-                        state.served - early_s * rate / state.tenant.weight,
-                    )
-                )
+                rate = self._rate(state, crowd) if state.on and state.active(self._now_s) else 0.0
+                before.append((state, state.before(early_s, rate)))
         self._advance(event.at_s)
-        for state, credit_s, served in before:
-            if state.cap:
-                state.credit_s = max(state.credit_s, min(credit_s, -self._credit_most_s(state)))
-            state.served = served
-            if state.waits_since_s is not None:
-                state.waits_since_s = max(
-                    state.waits_since_s, min(event.at_s, state.waits_since_s + event.at_s - event.since_s)
-                )
+        for state, then in before:
+            state.forgive(then, self._credit_most_s(state), event.since_s, event.at_s)
 
     def _least_served(self, tenant: Tenant) -> float:
         """Of those it will take turns with."""

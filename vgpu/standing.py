@@ -89,6 +89,18 @@ class Standing:
             self.idle_since_s, self.kept_until_s = now_s, now_s + kept_s
         self.working, self.worked_before = False, False
 
+    def before(self, seconds: float, rate: float) -> tuple[float, float]:
+        """Its credit and what it was served so many seconds ago, when each of them has cost it `rate`."""
+        return self.credit_s + seconds * max(0.0, rate - self.cap), self.served - seconds * rate / self.tenant.weight
+
+    def forgive(self, before: tuple[float, float], most_s: float, since_s: float, at_s: float) -> None:
+        """From `since_s` to `at_s` nobody decided: that makes no debt of more than `most_s`, costs no turn and is no waiting."""
+        credit_s, self.served = before
+        if self.cap:
+            self.credit_s = max(self.credit_s, min(credit_s, -most_s))
+        if self.waits_since_s is not None:
+            self.waits_since_s = max(self.waits_since_s, min(at_s, self.waits_since_s + at_s - since_s))
+
     def end_claim(self) -> None:
         """What was announced is over."""
         self.claim_from_s, self.claim_until_s, self.claim_due_s = inf, -inf, inf
