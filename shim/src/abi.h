@@ -128,6 +128,7 @@ typedef struct {
     } allocFlags;
 } CUmemAllocationProp;
 
+#define CU_MEM_CREATE_USAGE_TILE_POOL 0x1
 typedef enum { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 } CUmemAccess_flags;
 typedef struct {
     CUmemLocation location;

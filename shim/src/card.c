@@ -47,11 +47,17 @@ struct card *card_of_device(CUdevice device)
 /* CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN of CUDA 13.5: a part of a device's memory, its number in the low byte. */
 enum { LOCATION_PART_OF_DEVICE = 6 };
 
+bool device_of_location(const CUmemLocation *location, CUdevice *device)
+{
+    bool part = (int)location->type == LOCATION_PART_OF_DEVICE;
+    *device = part ? location->id & 0xff : location->id;
+    return part || location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+}
+
 struct card *card_of_location(const CUmemLocation *location)
 {
-    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return card_of_device(location->id);
-    return (int)location->type == LOCATION_PART_OF_DEVICE ? card_of_device(location->id & 0xff) : NULL;
+    CUdevice device;
+    return device_of_location(location, &device) ? card_of_device(device) : NULL;
 }
 
 static struct card *learn_current_card(void)

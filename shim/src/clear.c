@@ -22,14 +22,14 @@ CUresult clear_now(CUdeviceptr at, uint64_t bytes)
     return rc;
 }
 
-/* The same for memory of a device that need not be the current one, nor have a context yet. */
+/* The same for memory of a device that need not be the current one, nor have a context yet: one is made by our own hook then, which counts it. */
 CUresult clear_on(CUdevice device, CUdeviceptr at, uint64_t bytes)
 {
     CUdevice current;
     CUcontext context;
     if (tangram.driver.cuCtxGetDevice(&current) == CUDA_SUCCESS && current == device)
         return clear_now(at, bytes);
-    CUresult rc = tangram.driver.cuDevicePrimaryCtxRetain(&context, device);
+    CUresult rc = cuDevicePrimaryCtxRetain(&context, device);
     if (rc != CUDA_SUCCESS)
         return rc;
     rc = tangram.driver.cuCtxPushCurrent_v2(context);
@@ -37,7 +37,7 @@ CUresult clear_on(CUdevice device, CUdeviceptr at, uint64_t bytes)
         rc = clear_now(at, bytes);
         tangram.driver.cuCtxPopCurrent_v2(&context);
     }
-    tangram.driver.cuDevicePrimaryCtxRelease_v2(device);
+    cuDevicePrimaryCtxRelease_v2(device);
     return rc;
 }
 

@@ -207,6 +207,7 @@ struct card *current_card(void);
 struct card *card_of_device(CUdevice device);
 struct card *card_of_location(const CUmemLocation *location);
 struct card *card_of_uuid(const uint8_t uuid[16]);
+bool device_of_location(const CUmemLocation *location, CUdevice *device); /* false: it is on none */
 bool device_of_stream(CUstream stream, CUdevice *device);
 
 /* lease.c */

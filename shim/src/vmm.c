@@ -7,9 +7,13 @@
  * not told before it is mapped: it is charged then, to this process as well as to the one that made it. A block that was exported
  * and is released here may live on in a process that imported it and maps nothing: all is measured before its room is free, and
  * once more when that process lets go, for what is measured is charged until the next measure.
+ *
+ * Where the grant says `clear yes` a block is zeroed before its handle is given out: from then on it may be mapped in parts, with any access,
+ * and by another process.
  */
 #include "hook.h"
 #include "memory.h"
+#include "pool.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +23,6 @@ struct block {
     struct card *card;
     bool imported; /* its size grows with what is mapped of it */
     bool exported; /* another process may hold it without our hearing of it */
-    bool clean;    /* nothing of another tenant can be in it */
 };
 
 static struct vmm *const vmm = &tangram.vmm;
@@ -101,12 +104,42 @@ static bool own_handle(uint64_t number, struct block *block)
     return room;
 }
 
+/* Zeroes a new block at an address of ours. */
+static CUresult zero_mapped(struct block *block, CUmemGenericAllocationHandle handle, CUdevice device)
+{
+    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr at;
+    CUresult rc = tangram.driver.cuMemAddressReserve(&at, block->bytes, 0, 0, 0), unmapped = CUDA_SUCCESS;
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = tangram.driver.cuMemMap(at, block->bytes, 0, handle, 0);
+    if (rc == CUDA_SUCCESS) {
+        rc = tangram.driver.cuMemSetAccess(at, block->bytes, &access, 1);
+        if (rc == CUDA_SUCCESS)
+            rc = clear_on(device, at, block->bytes);
+        unmapped = tangram.driver.cuMemUnmap(at, block->bytes);
+    }
+    if (unmapped == CUDA_SUCCESS)
+        tangram.driver.cuMemAddressFree(at, block->bytes);
+    else
+        block->holders++; /* the memory stays, so its charge does */
+    return rc != CUDA_SUCCESS ? rc : unmapped;
+}
+
+static CUresult zero(struct block *block, CUmemGenericAllocationHandle handle, CUdevice device)
+{
+    CUstreamCaptureMode mode = relax(); /* the program may capture here: what is ours is no part of that */
+    CUresult rc = zero_mapped(block, handle, device);
+    relax_end(mode);
+    return rc;
+}
+
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
                             unsigned long long flags)
 {
     NEEDS(cuMemCreate);
     struct card *card = NULL;
-    if (prop != NULL)
+    if (handle != NULL && prop != NULL)
         card = card_of_location(&prop->location);
     if (card == NULL) /* host memory, or a card that is not shared */
         return tangram.driver.cuMemCreate(handle, bytes, prop, flags);
@@ -116,10 +149,18 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *block = (struct block){.bytes = bytes, .holders = 1, .card = card};
-    CUresult rc = tangram.driver.cuMemCreate(handle, bytes, prop, flags);
-    if (rc == CUDA_SUCCESS && !own_handle(*handle, block)) {
-        tangram.driver.cuMemRelease(*handle);
-        rc = CUDA_ERROR_OUT_OF_MEMORY;
+    CUmemGenericAllocationHandle made;
+    CUresult rc = tangram.driver.cuMemCreate(&made, bytes, prop, flags);
+    if (rc == CUDA_SUCCESS) {
+        CUdevice device;
+        if (UNLIKELY(tangram.grant.clear) && prop->allocFlags.usage != CU_MEM_CREATE_USAGE_TILE_POOL && device_of_location(&prop->location, &device))
+            rc = zero(block, made, device); /* tiles are for arrays: nobody can map them, and arrays are handed out as they are */
+        if (rc == CUDA_SUCCESS && !own_handle(made, block))
+            rc = CUDA_ERROR_OUT_OF_MEMORY;
+        if (rc == CUDA_SUCCESS)
+            *handle = made;
+        else
+            tangram.driver.cuMemRelease(made);
     }
     if (rc != CUDA_SUCCESS)
         let_go(block, 1);
@@ -152,7 +193,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
         return rc;
     struct block *block = malloc(sizeof *block);
     if (block != NULL)
-        *block = (struct block){.holders = 1, .card = card, .imported = true, .clean = true};
+        *block = (struct block){.holders = 1, .card = card, .imported = true};
     if (block != NULL && own_handle(*handle, block))
         return rc;
     free(block);
@@ -275,39 +316,6 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     }
     if (!owned)
         let_go(block, 1);
-    return rc;
-}
-
-/* The next mapping of a block that has to be zeroed, at or after *at; marks the block as clean. False: none. */
-static bool take_dirty(uint64_t *at, uint64_t end, uint64_t *bytes)
-{
-    bool found = false;
-    pthread_mutex_lock(&vmm->lock);
-    for (size_t i = first_mapping(*at); i < vmm->mappings && vmm->mapping[i].at < end && !found; i++) {
-        struct mapping *mapping = &vmm->mapping[i];
-        found = mapping->block != NULL && !mapping->block->clean;
-        if (found) {
-            *at = mapping->at;
-            *bytes = mapping->bytes;
-            mapping->block->clean = mapping->bytes >= mapping->block->bytes;
-        }
-    }
-    pthread_mutex_unlock(&vmm->lock);
-    return found;
-}
-
-/* A block can be written only once it is mapped and access is given: that is where it is zeroed. */
-EXPORT CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
-{
-    NEEDS(cuMemSetAccess);
-    CUresult rc = tangram.driver.cuMemSetAccess(at, bytes, access, count);
-    uint64_t dirty = at, length;
-    if (!UNLIKELY(tangram.grant.clear))
-        return rc;
-    while (rc == CUDA_SUCCESS && access[0].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && take_dirty(&dirty, at + bytes, &length)) {
-        rc = clear_on(access[0].location.id, dirty, length);
-        dirty += length;
-    }
     return rc;
 }
 

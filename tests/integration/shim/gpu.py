@@ -289,14 +289,19 @@ def release(handle: int) -> list[int]:
     return [cuda.cuMemRelease(c_uint64(handle))]
 
 
-def map_block(handle: int, mib: int, *, access: bool = True, device: int = 0) -> list[int]:
+def map_block(handle: int, mib: int, *, access: bool = True, device: int = 0, flags: int = 3) -> list[int]:
     """Reserves an address and maps there."""
     at, size = c_uint64(), c_size_t(mib * MIB)
     rc = cuda.cuMemAddressReserve(byref(at), size, c_size_t(0), c_uint64(0), c_uint64(0))
     rc = rc or cuda.cuMemMap(at, size, c_size_t(0), c_uint64(handle), c_uint64(0))
     if access and rc == 0:
-        rc = cuda.cuMemSetAccess(at, size, byref(Access(Location(1, device), 3)), c_size_t(1))
+        rc = give_access(at.value, mib, device, flags)[0]
     return [rc, at.value]
+
+
+def give_access(at: int, mib: int, device: int = 0, flags: int = 3) -> list[int]:
+    access = Access(Location(1, device), flags)
+    return [cuda.cuMemSetAccess(c_uint64(at), c_size_t(mib * MIB), byref(access), c_size_t(1))]
 
 
 def unmap(at: int, mib: int) -> list[int]:

@@ -52,6 +52,29 @@ def test_what_the_program_wrote_survives_a_second_mapping(stage: Stage) -> None:
     assert gpu.must(f"bytes_at({again}, 16)") == "77" * 16
 
 
+def test_a_block_that_is_mapped_for_reading_alone_is_zeroed(stage: Stage) -> None:
+    gpu = worker(stage, clear=True)
+    at = gpu.must("map_block(create(8)[1], 8, flags=1)")
+    assert gpu.must(f"bytes_at({at}, 16)") == CLEAN
+
+
+def test_a_block_that_was_exported_before_it_was_ever_mapped_is_zeroed(stage: Stage) -> None:
+    owner = worker(stage, clear=True)
+    guest = stage.worker(TANGRAM_FAKE_DIRTY="1")
+    _, pid, fd = owner.ask(f"export_block({owner.must('create(8, 0, 1)')})")
+    at = guest.must(f"map_block({guest.must(f'import_block({pid}, {fd})')}, 8)")
+    assert guest.must(f"bytes_at({at}, 16)") == CLEAN
+
+
+def test_what_the_program_wrote_in_a_part_of_a_block_survives_that_access_is_given_again(stage: Stage) -> None:
+    gpu = worker(stage, clear=True)
+    handle = gpu.must("create(8)")
+    at = gpu.must(f"map_block({handle}, 2)")
+    gpu.must(f"fill({at}, 2, 0x77)")
+    gpu.must(f"give_access({at}, 2)")
+    assert gpu.must(f"bytes_at({at}, 16)") == "77" * 16
+
+
 def test_memory_that_another_process_shares_is_not_zeroed(stage: Stage) -> None:
     owner = worker(stage, clear=True)
     guest = stage.worker()

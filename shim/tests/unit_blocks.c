@@ -1,0 +1,175 @@
+/* unit_blocks.c - blocks of cuMemCreate: who pays for them, and what happens where the driver fails in the middle.
+ *
+ * Compiled with the library's own sources, so that the sanitizers see them. The driver is a few functions of this file. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../src/hook.h"
+#include "../src/memory.h"
+
+#undef NDEBUG
+
+enum { CUDA_ERROR_UNKNOWN = 999 };
+
+static struct {
+    unsigned blocks, mapped; /* that there are */
+    uint64_t next;           /* handle or address */
+    const char *fails;       /* the function that fails */
+    CUresult (*meanwhile)(void); /* done by another thread while the driver maps; its answer is the map's */
+} gpu;
+
+static CUresult step(const char *name)
+{
+    return gpu.fails != NULL && strcmp(gpu.fails, name) == 0 ? (CUresult)CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    (void)bytes, (void)prop, (void)flags;
+    *handle = ++gpu.next;
+    gpu.blocks++;
+    return CUDA_SUCCESS;
+}
+static CUresult release(CUmemGenericAllocationHandle handle)
+{
+    (void)handle;
+    CUresult rc = step("cuMemRelease");
+    gpu.blocks -= rc == CUDA_SUCCESS;
+    if (gpu.meanwhile != NULL)
+        gpu.meanwhile();
+    return rc;
+}
+static CUresult import(CUmemGenericAllocationHandle *handle, void *os_handle, CUmemAllocationHandleType type)
+{
+    (void)os_handle, (void)type;
+    return create(handle, 0, NULL, 0);
+}
+static CUresult properties(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+    (void)handle;
+    *prop = (CUmemAllocationProp){.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    return CUDA_SUCCESS;
+}
+static CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    (void)at, (void)bytes, (void)offset, (void)handle, (void)flags;
+    CUresult rc = step("cuMemMap"), (*meanwhile)(void) = gpu.meanwhile;
+    gpu.meanwhile = NULL;
+    if (meanwhile != NULL)
+        rc = meanwhile();
+    gpu.mapped += rc == CUDA_SUCCESS;
+    return rc;
+}
+static CUresult unmap(CUdeviceptr at, size_t bytes)
+{
+    (void)at, (void)bytes;
+    CUresult rc = step("cuMemUnmap");
+    gpu.mapped -= rc == CUDA_SUCCESS;
+    return rc;
+}
+static CUresult address_reserve(CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags)
+{
+    (void)bytes, (void)alignment, (void)wish, (void)flags;
+    *at = UINT64_C(0x7f0000000000);
+    return step("cuMemAddressReserve");
+}
+static CUresult address_free(CUdeviceptr at, size_t bytes)
+{
+    (void)at, (void)bytes;
+    return CUDA_SUCCESS;
+}
+static CUresult set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
+{
+    (void)at, (void)bytes, (void)access, (void)count;
+    return step("cuMemSetAccess");
+}
+static CUresult get_device(CUdevice *device)
+{
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+static CUresult stream_create(CUstream *stream, unsigned int flags)
+{
+    (void)flags;
+    *stream = NULL;
+    return CUDA_SUCCESS;
+}
+static CUresult of_stream(CUstream stream)
+{
+    (void)stream;
+    return CUDA_SUCCESS;
+}
+static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes, CUstream stream)
+{
+    (void)at, (void)value, (void)bytes, (void)stream;
+    return step("cuMemsetD8Async");
+}
+
+/* One card with so much of a lease, and nobody who gives more. */
+static struct card *card_with(uint64_t lease_bytes)
+{
+    struct card *card = &tangram.grant.card[0];
+    tangram.driver.cuMemCreate = create;
+    tangram.driver.cuMemRelease = release;
+    tangram.driver.cuMemImportFromShareableHandle = import;
+    tangram.driver.cuMemGetAllocationPropertiesFromHandle = properties;
+    tangram.driver.cuMemMap = map;
+    tangram.driver.cuMemUnmap = unmap;
+    tangram.driver.cuMemAddressReserve = address_reserve;
+    tangram.driver.cuMemAddressFree = address_free;
+    tangram.driver.cuMemSetAccess = set_access;
+    tangram.driver.cuCtxGetDevice = get_device;
+    tangram.driver.cuStreamCreate = stream_create;
+    tangram.driver.cuStreamSynchronize = of_stream;
+    tangram.driver.cuStreamDestroy_v2 = of_stream;
+    tangram.driver.cuMemsetD8Async = fill;
+    atomic_store(&tangram.hot.driver_found, true);
+    atomic_store(&tangram.grant.state, GRANT_GOOD);
+    tangram.grant.cards = 1;
+    tangram.grant.clear = false;
+    atomic_store(&tangram.device_card[0], card);
+    atomic_store(&card->limit_bytes, 0);
+    atomic_store(&card->unused_bytes, lease_bytes);
+    gpu.fails = NULL;
+    gpu.meanwhile = NULL;
+    return card;
+}
+
+static const CUmemAllocationProp on_card = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static void a_block_that_cannot_be_zeroed_is_refused_and_costs_nothing(void)
+{
+    static const char *const steps[] = {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"};
+    CUmemGenericAllocationHandle handle = 1234;
+    struct card *card = card_with(1000 * MIB);
+    tangram.grant.clear = true;
+    for (unsigned i = 0; i < sizeof steps / sizeof *steps; i++) {
+        gpu.fails = steps[i];
+        assert((int)cuMemCreate(&handle, 400 * MIB, &on_card, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
+        assert(gpu.blocks == 0 && gpu.mapped == 0 && atomic_load(&card->unused_bytes) == 1000 * MIB);
+    }
+    gpu.fails = "cuMemUnmap"; /* it stays where it is, and is paid for */
+    assert((int)cuMemCreate(&handle, 400 * MIB, &on_card, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
+    assert(gpu.mapped == 1 && atomic_load(&card->unused_bytes) == 600 * MIB);
+    gpu.fails = NULL;
+    gpu.mapped = 0;
+}
+
+static void tiles_of_sparse_arrays_are_not_mapped_to_be_zeroed(void)
+{
+    const CUmemAllocationProp tiles = {.location = on_card.location, .allocFlags = {.usage = CU_MEM_CREATE_USAGE_TILE_POOL}};
+    CUmemGenericAllocationHandle handle;
+    card_with(1000 * MIB);
+    tangram.grant.clear = true;
+    gpu.fails = "cuMemMap"; /* as the driver does (580, H100) */
+    assert(cuMemCreate(&handle, 2 * MIB, &tiles, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+}
+
+int main(void)
+{
+    a_block_that_cannot_be_zeroed_is_refused_and_costs_nothing();
+    tiles_of_sparse_arrays_are_not_mapped_to_be_zeroed();
+    puts("ok");
+    return 0;
+}
