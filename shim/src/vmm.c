@@ -264,25 +264,43 @@ static bool own_mapping(uint64_t at, uint64_t bytes, struct block *block)
     return true;
 }
 
-/* Pays for an imported block as far as it is mapped. False: refuse. *extra is what was paid now. */
-static bool pay_for(struct block *block, uint64_t upto, uint64_t *extra)
+static uint64_t charge_of(struct block *block)
 {
-    *extra = 0;
+    pthread_mutex_lock(&vmm->lock);
+    uint64_t bytes = block->bytes;
+    pthread_mutex_unlock(&vmm->lock);
+    return bytes;
+}
+
+/* An imported block is charged as far as it is mapped. Each mapping reserves by itself what goes beyond the charge, and no failure of one
+ * takes anything from another. False: refuse. */
+static bool pay_begin(struct block *block, uint64_t upto, uint64_t *reserved)
+{
+    *reserved = 0;
     if (!block->imported)
         return true;
+    uint64_t charged = charge_of(block), before;
+    do {
+        *reserved = upto > charged ? upto - charged : 0;
+        if (*reserved == 0 || reserve(block->card, *reserved))
+            return true;
+        before = charged;
+        charged = charge_of(block);
+    } while (charged > before); /* another mapping was charged meanwhile: less is needed now */
+    return false;
+}
+
+/* The charge only grows, so what was reserved is enough. */
+static void pay_end(struct block *block, uint64_t upto, uint64_t reserved, bool mapped)
+{
     pthread_mutex_lock(&vmm->lock);
-    if (upto > block->bytes) {
-        *extra = upto - block->bytes;
-        block->bytes = upto; /* before it is paid: another mapping of the same block pays for the rest only */
+    if (mapped && reserved > 0 && upto > block->bytes) {
+        reserved -= upto - block->bytes;
+        block->bytes = upto;
     }
     pthread_mutex_unlock(&vmm->lock);
-    if (*extra == 0 || reserve(block->card, *extra))
-        return true;
-    pthread_mutex_lock(&vmm->lock);
-    block->bytes -= *extra;
-    pthread_mutex_unlock(&vmm->lock);
-    *extra = 0;
-    return false;
+    if (reserved > 0)
+        lease_give_back(block->card, reserved);
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
@@ -292,29 +310,23 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     struct block *block = vmm_hold(handle); /* before the call: a release that passes us must not be the last */
     if (block == NULL)
         return tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
-    uint64_t extra;
-    if (!pay_for(block, offset + bytes, &extra)) {
+    uint64_t reserved;
+    if (!pay_begin(block, offset + bytes, &reserved)) {
         let_go(block, 1);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUresult rc = tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
-    bool owned = false;
     if (rc == CUDA_SUCCESS) {
         pthread_mutex_lock(&vmm->lock);
-        owned = own_mapping(at, bytes, block);
+        bool owned = own_mapping(at, bytes, block);
         pthread_mutex_unlock(&vmm->lock);
         if (!owned) {
             tangram.driver.cuMemUnmap(at, bytes);
             rc = CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
-    if (!owned && extra > 0) {
-        pthread_mutex_lock(&vmm->lock);
-        block->bytes -= extra;
-        pthread_mutex_unlock(&vmm->lock);
-        lease_give_back(block->card, extra);
-    }
-    if (!owned)
+    pay_end(block, offset + bytes, reserved, rc == CUDA_SUCCESS);
+    if (rc != CUDA_SUCCESS)
         let_go(block, 1);
     return rc;
 }

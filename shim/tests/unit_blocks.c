@@ -137,6 +137,43 @@ static struct card *card_with(uint64_t lease_bytes)
     return card;
 }
 
+static CUmemGenericAllocationHandle imported;
+
+static CUresult another_maps_it_and_this_one_fails(void)
+{
+    assert(cuMemMap(UINT64_C(0x7f0000000000), 500 * MIB, 0, imported, 0) == CUDA_SUCCESS);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+static size_t others_bytes;
+static CUresult another_maps_it(void)
+{
+    return cuMemMap(UINT64_C(0x7f0000000000), others_bytes, 0, imported, 0);
+}
+
+static void a_mapping_that_fails_leaves_that_of_another_thread_paid(void)
+{
+    struct card *card = card_with(1000 * MIB);
+    assert(cuMemImportFromShareableHandle(&imported, NULL, (CUmemAllocationHandleType)1) == CUDA_SUCCESS);
+    gpu.meanwhile = another_maps_it_and_this_one_fails;
+    assert(cuMemMap(UINT64_C(0x7e0000000000), 500 * MIB, 0, imported, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+    assert(gpu.mapped == 1 && atomic_load(&card->unused_bytes) == 500 * MIB);
+    assert(cuMemUnmap(UINT64_C(0x7f0000000000), 500 * MIB) == CUDA_SUCCESS && cuMemRelease(imported) == CUDA_SUCCESS);
+    assert(gpu.mapped == 0 && gpu.blocks == 0 && atomic_load(&card->unused_bytes) == 1000 * MIB);
+}
+
+static void two_threads_that_map_one_block_pay_for_it_once(size_t one_bytes, size_t other_bytes)
+{
+    struct card *card = card_with(1000 * MIB);
+    others_bytes = other_bytes;
+    assert(cuMemImportFromShareableHandle(&imported, NULL, (CUmemAllocationHandleType)1) == CUDA_SUCCESS);
+    gpu.meanwhile = another_maps_it;
+    assert(cuMemMap(UINT64_C(0x7e0000000000), one_bytes, 0, imported, 0) == CUDA_SUCCESS);
+    assert(gpu.mapped == 2 && atomic_load(&card->unused_bytes) == 500 * MIB);
+    assert(cuMemRelease(imported) == CUDA_SUCCESS && cuMemUnmap(UINT64_C(0x7f0000000000), other_bytes) == CUDA_SUCCESS);
+    assert(atomic_load(&card->unused_bytes) == 500 * MIB);
+    assert(cuMemUnmap(UINT64_C(0x7e0000000000), one_bytes) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == 1000 * MIB);
+}
+
 static const CUmemAllocationProp on_card = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 static void a_block_that_cannot_be_zeroed_is_refused_and_costs_nothing(void)
 {
@@ -168,6 +205,9 @@ static void tiles_of_sparse_arrays_are_not_mapped_to_be_zeroed(void)
 
 int main(void)
 {
+    a_mapping_that_fails_leaves_that_of_another_thread_paid();
+    two_threads_that_map_one_block_pay_for_it_once(400 * MIB, 500 * MIB);
+    two_threads_that_map_one_block_pay_for_it_once(500 * MIB, 400 * MIB);
     a_block_that_cannot_be_zeroed_is_refused_and_costs_nothing();
     tiles_of_sparse_arrays_are_not_mapped_to_be_zeroed();
     puts("ok");
