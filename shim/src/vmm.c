@@ -94,12 +94,19 @@ void vmm_let_go(struct block *block)
     let_go(block, 1);
 }
 
+/* Locked. False when it cannot be remembered. */
+static bool add_handle(uint64_t number, struct block *block)
+{
+    if (!room_for_one((void **)&vmm->handle, vmm->handles, &vmm->handles_room, sizeof *vmm->handle))
+        return false;
+    vmm->handle[vmm->handles++] = (struct handle){number, 1, block};
+    return true;
+}
+
 static bool own_handle(uint64_t number, struct block *block)
 {
     pthread_mutex_lock(&vmm->lock);
-    bool room = room_for_one((void **)&vmm->handle, vmm->handles, &vmm->handles_room, sizeof *vmm->handle);
-    if (room)
-        vmm->handle[vmm->handles++] = (struct handle){number, 1, block};
+    bool room = add_handle(number, block);
     pthread_mutex_unlock(&vmm->lock);
     return room;
 }
@@ -216,17 +223,16 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     pthread_mutex_unlock(&vmm->lock);
 
     CUresult rc = tangram.driver.cuMemRelease(handle);
-    if (rc == CUDA_SUCCESS) {
+    if (block == NULL)
+        return rc;
+    pthread_mutex_lock(&vmm->lock);
+    if (rc != CUDA_SUCCESS && (known = find(handle)) != NULL && known->block == block)
+        known->count++;
+    else if (rc != CUDA_SUCCESS)
+        add_handle(handle, block); /* without memory for that it is charged until the process ends */
+    pthread_mutex_unlock(&vmm->lock);
+    if (rc == CUDA_SUCCESS)
         let_go(block, 1);
-    } else if (block != NULL) {
-        pthread_mutex_lock(&vmm->lock);
-        known = find(handle);
-        if (known != NULL)
-            known->count++;
-        else
-            vmm->handle[vmm->handles++] = (struct handle){handle, 1, block}; /* the place it had is still there */
-        pthread_mutex_unlock(&vmm->lock);
-    }
     return rc;
 }
 
@@ -243,12 +249,15 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     if (known != NULL) {
         known->count++;
         known->block->holders++;
-    } else if (mapping != NULL && (uintptr_t)at - mapping->at < mapping->bytes && mapping->block != NULL &&
-               room_for_one((void **)&vmm->handle, vmm->handles, &vmm->handles_room, sizeof *vmm->handle)) {
-        vmm->handle[vmm->handles++] = (struct handle){*handle, 1, mapping->block};
-        mapping->block->holders++;
+    } else if (mapping != NULL && (uintptr_t)at - mapping->at < mapping->bytes && mapping->block != NULL) {
+        if (add_handle(*handle, mapping->block))
+            mapping->block->holders++;
+        else
+            rc = CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&vmm->lock);
+    if (rc != CUDA_SUCCESS) /* what we cannot count, we do not hand out */
+        tangram.driver.cuMemRelease(*handle);
     return rc;
 }
 

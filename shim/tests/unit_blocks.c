@@ -174,7 +174,32 @@ static void two_threads_that_map_one_block_pay_for_it_once(size_t one_bytes, siz
     assert(cuMemUnmap(UINT64_C(0x7e0000000000), one_bytes) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == 1000 * MIB);
 }
 
+enum { HANDLES = 64 }; /* the first room for them */
 static const CUmemAllocationProp on_card = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static CUmemGenericAllocationHandle made[HANDLES + 1];
+
+static CUresult another_takes_the_place(void)
+{
+    gpu.meanwhile = NULL;
+    return cuMemCreate(&made[HANDLES], 2 * MIB, &on_card, 0);
+}
+
+static void a_handle_that_the_driver_does_not_release_stays_known(void)
+{
+    struct card *card = card_with(1000 * MIB);
+    for (unsigned i = 0; i < HANDLES; i++)
+        assert(cuMemCreate(&made[i], 2 * MIB, &on_card, 0) == CUDA_SUCCESS);
+    assert(tangram.vmm.handles == tangram.vmm.handles_room);
+    gpu.fails = "cuMemRelease";
+    gpu.meanwhile = another_takes_the_place;
+    assert((int)cuMemRelease(made[3]) == CUDA_ERROR_UNKNOWN);
+    assert(tangram.vmm.handles == HANDLES + 1 && tangram.vmm.handles <= tangram.vmm.handles_room);
+    gpu.fails = NULL;
+    for (unsigned i = 0; i <= HANDLES; i++)
+        assert(cuMemRelease(made[i]) == CUDA_SUCCESS);
+    assert(gpu.blocks == 0 && atomic_load(&card->unused_bytes) == 1000 * MIB);
+}
+
 static void a_block_that_cannot_be_zeroed_is_refused_and_costs_nothing(void)
 {
     static const char *const steps[] = {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"};
@@ -205,6 +230,7 @@ static void tiles_of_sparse_arrays_are_not_mapped_to_be_zeroed(void)
 
 int main(void)
 {
+    a_handle_that_the_driver_does_not_release_stays_known();
     a_mapping_that_fails_leaves_that_of_another_thread_paid();
     two_threads_that_map_one_block_pay_for_it_once(400 * MIB, 500 * MIB);
     two_threads_that_map_one_block_pay_for_it_once(500 * MIB, 400 * MIB);
