@@ -246,11 +246,11 @@ static bool is_one_left(void)
     return left;
 }
 
-static void context_died(CUcontext context, struct card *card)
+static void context_died(CUcontext context, struct card *card, const struct table_moment *before)
 {
     activity_context_ended(context, !is_one_left());
     warm_context_ended(context);
-    table_forget_context(context, card); /* none is named PENDING: of a primary context whose handle nobody asked for, arrays stay */
+    table_forget_context(context, card, before); /* none is named PENDING: of a primary context whose handle nobody asked for, arrays stay */
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&contexts_->beginning);
     if (card != NULL)
@@ -266,9 +266,11 @@ static void context_died(CUcontext context, struct card *card)
         pthread_mutex_lock(&contexts_->lock);                                                                                  \
         struct card *card = forget(context); /* first: the driver may give the handle out again at once */                    \
         pthread_mutex_unlock(&contexts_->lock);                                                                                \
+        struct table_moment before;                                                                                            \
+        table_now(&before);                                                                                                    \
         CUresult rc = tangram.driver.name(context);                                                                            \
         if (rc == CUDA_SUCCESS)                                                                                                \
-            context_died(context, card);                                                                                       \
+            context_died(context, card, &before);                                                                              \
         else if (card != NULL)                                                                                                 \
             remember(context, card);                                                                                           \
         return rc;                                                                                                             \
@@ -336,23 +338,25 @@ static bool is_active(CUdevice device)
 }
 
 /* After a call that may have ended the device's primary context. */
-static void primary_look(CUdevice device)
+static void primary_look(CUdevice device, const struct table_moment *before)
 {
     struct card *card = charged_card(device);
     CUcontext context = primary_of(device);
     if (card == NULL || context == NULL || is_active(device))
         return;
     if (atomic_compare_exchange_strong(&contexts_->primary[device], &context, NULL))
-        context_died(context, card);
+        context_died(context, card, before);
 }
 
 #define MAY_END_PRIMARY(name)                                                                                                  \
     EXPORT CUresult name(CUdevice device)                                                                                      \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
+        struct table_moment before;                                                                                            \
+        table_now(&before);                                                                                                    \
         CUresult rc = tangram.driver.name(device);                                                                             \
         if (rc == CUDA_SUCCESS)                                                                                                \
-            primary_look(device);                                                                                              \
+            primary_look(device, &before);                                                                                     \
         return rc;                                                                                                             \
     }
 
@@ -380,10 +384,12 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resource
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
 {
     NEEDS(cuGreenCtxDestroy);
+    struct table_moment before;
+    table_now(&before);
     CUresult rc = tangram.driver.cuGreenCtxDestroy(context);
     for (CUdevice device = 0; rc == CUDA_SUCCESS && device < CONTEXT_DEVICES; device++)
         if (atomic_load_explicit(&contexts_->primary[device], memory_order_relaxed) != NULL)
-            primary_look(device);
+            primary_look(device, &before);
     return rc;
 }
 

@@ -88,10 +88,17 @@ enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNE
 
 #define PLACED ((uint64_t)1)
 
+struct slot {
+    struct owned owned; /* .at 0: empty */
+    uint64_t buffer;    /* the driver's number of this memory, which it gives out once; 0 = it was not asked */
+    uint64_t serial;    /* within the shard: of two entries under one key the later one's is higher */
+};
+
 struct shard {
     pthread_mutex_t lock;
-    struct owned *slot;
+    struct slot *slot;
     size_t slots, used;
+    _Atomic uint64_t serial; /* of the entry that was made last */
 } __attribute__((aligned(64)));
 
 struct block; /* vmm.c */
@@ -226,8 +233,13 @@ bool table_disown(uint64_t at, struct owned *was);
 bool table_find(uint64_t at, struct owned *found);
 void table_forget_all(void);
 /* After the driver destroyed a context of that card (NULL: of any card), or reset it: whatever died with it is not counted any
- * more. Call it after the driver's success, without locks. */
-void table_forget_context(CUcontext context, struct card *card);
+ * more. `before` is the moment before the driver was called: what is known by the context's handle and is younger is another context's, to
+ * which the driver gave that handle. Call it after the driver's success, without locks. */
+struct table_moment {
+    uint64_t serial[SHARDS];
+};
+void table_now(struct table_moment *moment);
+void table_forget_context(CUcontext context, struct card *card, const struct table_moment *before);
 
 /* pool.c, late.c: in a forked child */
 void pools_forget_all(void);

@@ -40,10 +40,10 @@ static size_t home(uint64_t at, size_t slots)
     return (size_t)(mix(at) >> 30) & (slots - 1);
 }
 
-static void place(struct owned *slot, size_t slots, struct owned entry)
+static void place(struct slot *slot, size_t slots, struct slot entry)
 {
-    size_t i = home(entry.at, slots);
-    while (slot[i].at != 0)
+    size_t i = home(entry.owned.at, slots);
+    while (slot[i].owned.at != 0)
         i = (i + 1) & (slots - 1);
     slot[i] = entry;
 }
@@ -51,11 +51,11 @@ static void place(struct owned *slot, size_t slots, struct owned entry)
 static bool grow(struct shard *shard)
 {
     size_t slots = shard->slots ? shard->slots * 2 : FIRST_SLOTS;
-    struct owned *slot = calloc(slots, sizeof *slot);
+    struct slot *slot = calloc(slots, sizeof *slot);
     if (slot == NULL)
         return false;
     for (size_t i = 0; i < shard->slots; i++)
-        if (shard->slot[i].at != 0)
+        if (shard->slot[i].owned.at != 0)
             place(slot, slots, shard->slot[i]);
     free(shard->slot);
     shard->slot = slot;
@@ -64,31 +64,52 @@ static bool grow(struct shard *shard)
 }
 
 /* Locked. NULL when it is not there. */
-static struct owned *seek(struct shard *shard, uint64_t at)
+static struct slot *seek(struct shard *shard, uint64_t at)
 {
     if (shard->used == 0)
         return NULL;
     size_t i = home(at, shard->slots);
-    while (shard->slot[i].at != 0 && shard->slot[i].at != at)
+    while (shard->slot[i].owned.at != 0 && shard->slot[i].owned.at != at)
         i = (i + 1) & (shard->slots - 1);
-    return shard->slot[i].at == at ? &shard->slot[i] : NULL;
+    return shard->slot[i].owned.at == at ? &shard->slot[i] : NULL;
+}
+
+static unsigned kind_of(const struct owned *entry)
+{
+    return (unsigned)(entry->at >> 59);
+}
+
+/* Plain memory, and what another process's is mapped to: the address. 0: it is something else. */
+static CUdeviceptr address_of(const struct owned *entry)
+{
+    return kind_of(entry) == 0 ? entry->at : kind_of(entry) == OWNED_IPC ? OWNED_AS(OWNED_IPC, entry->at) : 0;
+}
+
+static CUresult ask_buffer(CUdeviceptr at, uint64_t *buffer)
+{
+    *buffer = 0;
+    return tangram.driver.cuPointerGetAttribute(buffer, CU_POINTER_ATTRIBUTE_BUFFER_ID, at);
 }
 
 /* False when there is no memory to remember it in, or the pointer is NULL. */
 bool table_own(struct owned entry)
 {
     struct shard *shard = shard_of(mix(entry.at));
+    struct slot made = {.owned = entry};
     struct owned dead = {.at = 0};
     if (entry.at == 0)
         return false;
+    if (address_of(&entry) != 0 && (kind_of(&entry) != 0 || entry.of == NULL)) /* pools outlive contexts */
+        ask_buffer(address_of(&entry), &made.buffer);
     pthread_mutex_lock(&shard->lock);
-    struct owned *old = seek(shard, entry.at);
+    struct slot *old = seek(shard, entry.at);
     bool room = old != NULL || (shard->used + 1) * 4 <= shard->slots * 3 || grow(shard);
+    made.serial = atomic_fetch_add_explicit(&shard->serial, 1, memory_order_relaxed) + 1;
     if (old != NULL) {
-        dead = *old;
-        *old = entry;
+        dead = old->owned;
+        *old = made;
     } else if (room) {
-        place(shard->slot, shard->slots, entry);
+        place(shard->slot, shard->slots, made);
         shard->used++;
     }
     pthread_mutex_unlock(&shard->lock);
@@ -100,14 +121,14 @@ bool table_own(struct owned entry)
 static void close_gap(struct shard *shard, size_t gap)
 {
     size_t mask = shard->slots - 1;
-    for (size_t i = (gap + 1) & mask; shard->slot[i].at != 0; i = (i + 1) & mask) {
-        size_t from = home(shard->slot[i].at, shard->slots);
+    for (size_t i = (gap + 1) & mask; shard->slot[i].owned.at != 0; i = (i + 1) & mask) {
+        size_t from = home(shard->slot[i].owned.at, shard->slots);
         if (((i - from) & mask) >= ((i - gap) & mask)) { /* its home is at or before the gap */
             shard->slot[gap] = shard->slot[i];
             gap = i;
         }
     }
-    shard->slot[gap].at = 0;
+    shard->slot[gap].owned.at = 0;
     shard->used--;
 }
 
@@ -118,78 +139,97 @@ bool table_disown(uint64_t at, struct owned *was)
     if (at == 0)
         return false;
     pthread_mutex_lock(&shard->lock);
-    struct owned *slot = seek(shard, at);
+    struct slot *slot = seek(shard, at);
     if (slot != NULL) {
-        *was = *slot;
+        *was = slot->owned;
         close_gap(shard, (size_t)(slot - shard->slot));
     }
     pthread_mutex_unlock(&shard->lock);
     return slot != NULL;
 }
 
+/* Takes out this entry, and none that another thread made under its key since it was read. */
+static bool disown_same(struct shard *shard, const struct slot *entry)
+{
+    pthread_mutex_lock(&shard->lock);
+    struct slot *slot = seek(shard, entry->owned.at);
+    bool same = slot != NULL && slot->serial == entry->serial;
+    if (same)
+        close_gap(shard, (size_t)(slot - shard->slot));
+    pthread_mutex_unlock(&shard->lock);
+    return same;
+}
+
 bool table_find(uint64_t at, struct owned *found)
 {
     struct shard *shard = shard_of(mix(at));
     pthread_mutex_lock(&shard->lock);
-    struct owned *slot = at != 0 ? seek(shard, at) : NULL;
+    struct slot *slot = at != 0 ? seek(shard, at) : NULL;
     if (slot != NULL)
-        *found = *slot;
+        *found = slot->owned;
     pthread_mutex_unlock(&shard->lock);
     return slot != NULL;
 }
 
-static unsigned kind_of(const struct owned *entry)
+/* Of plain memory the driver is asked: it is gone when its address is nobody's, or other memory's by now. */
+static bool is_gone(const struct slot *entry)
 {
-    return (unsigned)(entry->at >> 59);
+    uint64_t buffer;
+    CUresult rc = ask_buffer(address_of(&entry->owned), &buffer);
+    return rc == CUDA_ERROR_INVALID_VALUE || (rc == CUDA_SUCCESS && entry->buffer != 0 && buffer != entry->buffer);
 }
 
-/* Did it die with the context? Pools belong to the device and outlive contexts. Of plain memory the driver is asked, so that
- * nothing need be noted when it is allocated. Arrays cannot be asked for when they are gone, so they say whose they were. */
-static bool is_dead(const struct owned *entry, CUcontext context)
+/* Did it die with the context? Pools belong to the device and outlive contexts. Arrays cannot be asked for when they are gone, so they say
+ * whose they were. */
+static bool is_dead(const struct slot *entry, CUcontext context, uint64_t before)
 {
-    int type;
-    switch (kind_of(entry)) {
+    const struct owned *owned = &entry->owned;
+    switch (kind_of(owned)) {
     case 0:
-    case OWNED_IPC: {
-        CUdeviceptr at = kind_of(entry) == 0 ? entry->at : OWNED_AS(OWNED_IPC, entry->at);
-        return tangram.driver.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == CUDA_ERROR_INVALID_VALUE;
-    }
+    case OWNED_IPC:
+        return is_gone(entry);
     case OWNED_ARRAY:
     case OWNED_MIPMAP:
     case OWNED_MODULE:
     case OWNED_THERE:
     case OWNED_USED:
-        return entry->of == (void *)context;
+        return entry->serial <= before && owned->of == (void *)context;
     case OWNED_STACK:
     case OWNED_HEAP:
-        return entry->at == OWNED_AS(kind_of(entry), (uintptr_t)context);
+        return entry->serial <= before && owned->at == OWNED_AS(kind_of(owned), (uintptr_t)context);
     default:
         return false;
     }
 }
 
-static size_t copy_of_shard(struct shard *shard, struct owned **entries)
+static size_t copy_of_shard(struct shard *shard, struct slot **entries)
 {
     size_t count = 0;
     pthread_mutex_lock(&shard->lock);
     *entries = malloc(shard->used * sizeof **entries + 1);
     for (size_t i = 0; i < shard->slots && *entries != NULL; i++)
-        if (shard->slot[i].at != 0)
+        if (shard->slot[i].owned.at != 0)
             (*entries)[count++] = shard->slot[i];
     pthread_mutex_unlock(&shard->lock);
     return count;
 }
 
-void table_forget_context(CUcontext context, struct card *card)
+void table_now(struct table_moment *moment)
+{
+    for (unsigned i = 0; i < SHARDS; i++)
+        moment->serial[i] = atomic_load_explicit(&tangram.shard[i].serial, memory_order_relaxed);
+}
+
+void table_forget_context(CUcontext context, struct card *card, const struct table_moment *before)
 {
     atomic_fetch_add(&tangram.contexts_gone, 1);
     for (unsigned i = 0; i < SHARDS; i++) {
-        struct owned *entries, was;
+        struct slot *entries;
         size_t count = copy_of_shard(&tangram.shard[i], &entries);
         for (size_t j = 0; j < count; j++)
-            if ((card == NULL || entries[j].card == card) && is_dead(&entries[j], context) &&
-                table_disown(entries[j].at, &was))
-                bury(&was);
+            if ((card == NULL || entries[j].owned.card == card) && is_dead(&entries[j], context, before->serial[i]) &&
+                disown_same(&tangram.shard[i], &entries[j]))
+                bury(&entries[j].owned);
         free(entries);
     }
     pools_may_have_shrunk(card);

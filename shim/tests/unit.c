@@ -120,6 +120,80 @@ static void the_table_agrees_with_an_array(void)
     assert(!table_own((struct owned){.bytes = 1}) && !table_disown(0, &was));
 }
 
+/* The driver's numbers of memory: what is at an address now. */
+static uint64_t buffer_there;
+static const struct owned *own_meanwhile; /* by another thread, while the driver is asked */
+
+static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr at)
+{
+    (void)at;
+    assert(attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID);
+    const struct owned *meanwhile = own_meanwhile;
+    struct owned was;
+    own_meanwhile = NULL;
+    if (meanwhile != NULL) {
+        buffer_there = 3;
+        assert(table_disown(meanwhile->at, &was) && table_own(*meanwhile));
+        return CUDA_ERROR_INVALID_VALUE; /* it was asked while nothing was there */
+    }
+    memcpy(data, &buffer_there, sizeof buffer_there);
+    return buffer_there == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+static struct card *card_of_the_table(void)
+{
+    static struct card card;
+    atomic_store(&card.unused_bytes, 0);
+    tangram.driver.cuPointerGetAttribute = pointer_attribute;
+    return &card;
+}
+
+static void forget(uintptr_t context, struct card *card)
+{
+    struct table_moment before;
+    table_now(&before);
+    table_forget_context((CUcontext)context, card, &before);
+}
+
+static const uint64_t address = UINT64_C(0x7f1234000000);
+
+static void memory_is_forgotten_with_its_context_though_its_address_is_taken_again(void)
+{
+    struct card *card = card_of_the_table();
+    struct owned was;
+    buffer_there = 1;
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
+    forget(8, card);
+    assert(atomic_load(&card->unused_bytes) == 0); /* it was another context's */
+    buffer_there = 2;                              /* of a node of a graph, which is in no table */
+    forget(8, card);
+    assert(atomic_load(&card->unused_bytes) == 10 * MIB && !table_disown(address, &was));
+}
+
+static void what_another_thread_owns_meanwhile_is_not_forgotten(void)
+{
+    struct card *card = card_of_the_table();
+    struct owned was, other = {.at = address, .bytes = 4 * MIB, .card = card};
+    buffer_there = 1;
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
+    own_meanwhile = &other;
+    forget(8, card);
+    assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&card->unused_bytes) == 0);
+}
+
+static void an_array_of_the_next_context_of_that_handle_is_not_forgotten(void)
+{
+    const uint64_t of_old = OWNED_AS(OWNED_ARRAY, 0x1000), of_new = OWNED_AS(OWNED_ARRAY, 0x2000);
+    struct card *card = card_of_the_table();
+    struct table_moment before;
+    struct owned was;
+    assert(table_own((struct owned){of_old, 4 * MIB, card, (void *)8}));
+    table_now(&before);
+    assert(table_own((struct owned){of_new, 6 * MIB, card, (void *)8}));
+    table_forget_context((CUcontext)8, card, &before);
+    assert(!table_disown(of_old, &was) && table_disown(of_new, &was) && was.bytes == 6 * MIB);
+}
+
 static unsigned pools_listed(void)
 {
     unsigned count = 0;
@@ -182,6 +256,9 @@ int main(void)
 {
     grants();
     the_table_agrees_with_an_array();
+    memory_is_forgotten_with_its_context_though_its_address_is_taken_again();
+    what_another_thread_owns_meanwhile_is_not_forgotten();
+    an_array_of_the_next_context_of_that_handle_is_not_forgotten();
     a_destroyed_pool_leaves_its_place_to_the_next();
     every_lock_is_free_in_a_forked_child();
     puts("ok");
