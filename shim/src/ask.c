@@ -316,17 +316,19 @@ enum link_answer link_hold(struct card *card, struct wire_shared *said)
     return answer;
 }
 
-/* After the first context was made or the last is gone. */
+/* After the first context was made or the last is gone. An arbiter that was late with a measure is not waited for again until it has sent
+ * something. */
 void link_context_end(struct card *card, enum wire_step step, bool wait)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     if (is_connected() && !link_is_silent() && atomic_load(&card->wire) >= 0) {
         uint32_t seq = link_next_seq() | WIRE_SEQ_CONTEXT;
+        wait = wait && !atomic_load(&link_->measures_late);
         if (wait)
             link_->measured = (struct awaited){.seq = seq};
-        if (link_say_context(card, step, seq) && wait)
-            answered_in_time(&link_->measured, MEASURE_MS);
+        if (link_say_context(card, step, seq) && wait && !answered_in_time(&link_->measured, MEASURE_MS))
+            atomic_store(&link_->measures_late, true);
     }
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);

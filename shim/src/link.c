@@ -7,7 +7,7 @@
  *     away        nobody listens, or the connection ended. Who asks waits until it has been away for `wait_ms` of the page; all
  *                 threads share that wait, and after it each is refused at once until the arbiter is back.
  *     silent      it is connected, or has taken our connection, and says nothing for SILENT_MS. That is noticed once: from then on, until
- *                 a packet comes, who asks is refused at once.
+ *                 a packet comes, who asks is refused at once. A measure that does not come for MEASURE_MS is noticed once, too.
  *     turning us away   it answers HELLO with an ERROR. Who asks is refused at once; the helper goes on trying.
  * What is leased stays usable in all of them.
  */
@@ -171,6 +171,7 @@ static void lost(void)
     link_->stage = LINK_APART;
     link_->ended++;
     atomic_store(&link_->silent, false);
+    atomic_store(&link_->measures_late, false);
     atomic_store(&link_->given_seq, 0); /* the next arbiter is told what there is */
     if (was_connected) {
         link_->lost_at_ms = now_ms();
@@ -205,6 +206,7 @@ void link_read(void)
     bool good = wire_receive(&link_->end, &link_->packet, &passed);
     if (good) {
         atomic_store(&link_->silent, false);
+        atomic_store(&link_->measures_late, false);
         good = link_->stage == LINK_GREETED ? answered_hello(&link_->packet, passed) : link_handle(&link_->packet);
     }
     if (passed >= 0)
@@ -298,7 +300,7 @@ bool link_connected_in_time(void)
 
 bool link_is_silent(void)
 {
-    if (atomic_load(&link_->silent) && !link_->reading && !link_->pumping)
+    if ((atomic_load(&link_->silent) || atomic_load(&link_->measures_late)) && !link_->reading && !link_->pumping)
         link_pump(0); /* nobody else would see that it speaks again */
     return atomic_load(&link_->silent);
 }

@@ -56,6 +56,7 @@ struct link {
     unsigned pause_ms;      /* between tries */
     bool turned_away;       /* it answered HELLO with an ERROR: nobody waits for it any more */
     _Atomic bool silent;    /* it is there and has not answered in time: nobody waits until a packet comes */
+    _Atomic bool measures_late; /* the same of a measure, which it may be long about: for that nobody waits until a packet comes */
     uint64_t promised_bytes;    /* what the arbiter keeps for a context on its first card; 0 = nothing */
     uint64_t promised_until_ms; /* so long we rely on it */
     uint32_t seq;

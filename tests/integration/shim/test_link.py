@@ -91,6 +91,21 @@ def test_a_stopped_arbiter_is_noticed_once(own_stage: Stage) -> None:
     wait_for(lambda: probe.alloc(900) == 0)
 
 
+def test_a_stopped_arbiter_delays_one_release_of_an_exported_block_and_not_each(own_stage: Stage) -> None:
+    gpu = own_stage.worker()
+    blocks = [gpu.must("create(2, handles=1)") for _ in range(8)]
+    for block in blocks:
+        assert gpu.ask(f"export_block({block})")[0] == 0
+    own_stage.signal_arbiter(signal.SIGSTOP)
+    gpu.must(f"release({blocks[0]})")
+    began = time.monotonic()
+    for block in blocks[1:]:
+        gpu.must(f"release({block})")
+    assert took_s(began) < SOON_S
+    own_stage.signal_arbiter(signal.SIGCONT)
+    wait_for(lambda: own_stage.status().cards[0].used_bytes == 0)
+
+
 def test_a_process_that_starts_beside_a_stopped_arbiter_is_refused_once_slowly_and_then_at_once(
     own_stage: Stage,
 ) -> None:
