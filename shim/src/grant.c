@@ -239,7 +239,7 @@ static bool slurp(const char *path, char *text, size_t *length)
     return got >= 0 && *length <= TEXT_LIMIT;
 }
 
-/* The one thing that is done when the library is loaded: later the program may have locked itself out of its own files. */
+/* When the library is loaded: later the program may have locked itself out of its own files. */
 __attribute__((constructor)) static void look_for_the_mount(void)
 {
     struct stat there;

@@ -1,18 +1,48 @@
 /* warn.c - the lines that the library writes to a process's stderr: one for each kind of trouble, again after a minute at the earliest.
- * TANGRAM_DEBUG=1 says more. */
+ * TANGRAM_DEBUG=1 says more.
+ *
+ * A daemon may close its standard files, and a file of its own gets number 2. So descriptor 2 is written to only while it is the file that it was
+ * when the program started: device and inode tell. What cannot be enforced is in the arbiter's status all the same. */
 #include "process.h"
 
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { AGAIN_MS = 60000 }; /* specified */
 
+static struct {
+    bool open;
+    dev_t device;
+    ino_t inode;
+} stderr_; /* as it was */
+
+__attribute__((constructor)) static void look_at_stderr(void)
+{
+    struct stat there;
+    int saved = errno;
+    stderr_.open = fstat(STDERR_FILENO, &there) == 0;
+    if (stderr_.open) {
+        stderr_.device = there.st_dev;
+        stderr_.inode = there.st_ino;
+    }
+    errno = saved;
+}
+
+static bool stderr_is_the_same(void)
+{
+    struct stat there;
+    return stderr_.open && fstat(STDERR_FILENO, &there) == 0 && there.st_dev == stderr_.device && there.st_ino == stderr_.inode;
+}
+
 static void write_line(const char *head, const char *format, va_list values)
 {
     char line[512];
+    if (!stderr_is_the_same())
+        return;
     int used = snprintf(line, sizeof line, "%s", head);
     int tail = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, values);
     if (tail <= 0)

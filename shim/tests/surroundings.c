@@ -3,6 +3,7 @@
  * CASE        what happens, in a container of 1000 MiB
  * closed F    with 0, 1 and 2 closed takes 10 MiB; writes to file F the code, and how many of 0, 1 and 2 go to the arbiter,
  *             and how many others do
+ * reused F  2 is closed and file F gets that number; then as "sandbox early", whose warning must not come into F
  * full        after CUDA is up no descriptor is left: takes 10 MiB, then again with descriptors
  * sandbox W   seccomp allows the library no socket, from before or after CUDA is up (W = early, late): takes 10 MiB twice
  * secure      the code of 2000 MiB and whether the library is in the process: for a program that the loader distrusts
@@ -71,6 +72,16 @@ static int no_sockets(void)
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
+static int reused(const char *path)
+{
+    close(STDERR_FILENO);
+    if (open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644) != STDERR_FILENO)
+        return 1;
+    int filtered = no_sockets();
+    printf("%d %d\n", filtered, (int)gpu_begin());
+    return 0;
+}
+
 static void sandbox(bool early)
 {
     int filtered = early ? no_sockets() : 0, up = (int)gpu_begin();
@@ -98,6 +109,8 @@ int main(int count, char **words)
     take_routes();
     if (strcmp(what, "closed") == 0 && count > 2)
         return closed(words[2]);
+    if (strcmp(what, "reused") == 0 && count > 2)
+        return reused(words[2]);
     if (strcmp(what, "full") == 0)
         full();
     else if (strcmp(what, "sandbox") == 0 && count > 2)

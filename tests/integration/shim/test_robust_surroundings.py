@@ -39,6 +39,12 @@ def test_where_the_library_may_not_have_a_socket_memory_is_refused_with_one_warn
     assert ran.errors.count("\n") == 1
 
 
+def test_a_file_of_the_programs_that_got_the_number_of_stderr_stays_its_own(stage: Stage, tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    ran = run(stage, "surroundings", "reused", str(file))
+    assert (ran.status, ran.codes, file.read_text()) == (0, [0, OUT_OF_MEMORY], "")
+
+
 def in_its_own_mounts(stage: Stage, *steps: str, user: int | None = None) -> Ran:
     """Shell steps as root in a mount namespace of their own, where nothing that they mount is seen from outside."""
     script = " && ".join(["mount --make-rprivate /", *steps])
