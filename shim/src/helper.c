@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     STATEMENT_MS = 1000, /* use is told, and surplus returned, at most this often; guessed */
@@ -27,28 +28,29 @@ enum {
 static struct link *const link_ = &tangram.link;
 
 static struct { /* the end of the program */
-    _Atomic bool watched, ended, inside;
+    _Atomic bool watched, ended;
+    _Atomic pid_t inside; /* whose helper is in a call of the driver's: a child that is forked meanwhile has no helper to wait for */
 } end_;
 
 static bool driver_enter(void)
 {
-    atomic_store(&end_.inside, true);
+    atomic_store(&end_.inside, getpid());
     if (!atomic_load(&end_.ended))
         return true;
-    atomic_store(&end_.inside, false);
+    atomic_store(&end_.inside, 0);
     return false;
 }
 
 static void driver_leave(void)
 {
-    atomic_store(&end_.inside, false);
+    atomic_store(&end_.inside, 0);
 }
 
 static void program_ends(void)
 {
     struct timespec moment = {0, 100000};
     atomic_store(&end_.ended, true);
-    for (uint64_t until_ms = now_ms() + END_MS; atomic_load(&end_.inside) && now_ms() < until_ms;)
+    for (uint64_t until_ms = now_ms() + END_MS; atomic_load(&end_.inside) == getpid() && now_ms() < until_ms;)
         nanosleep(&moment, NULL);
 }
 

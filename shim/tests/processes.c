@@ -5,14 +5,16 @@
  * fork     the parent has no CUDA yet, forks, then both take 400 MiB
  * vfork    holds 600 MiB, a child of vfork takes 300 after exec, another 600
  * exec     holds 600 MiB, then becomes a new program that takes 900
+ * ends     the library's thread asks a driver that takes a second to answer: prints how many of 20 forked children took half a second to exit
  * many     32 children at once take 40 MiB each and keep it until the last has tried: prints how many got it
  */
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gpu.h"
 
-enum { CHILDREN = 32 };
+enum { CHILDREN = 32, ENDS = 20 };
 
 static int ended(pid_t child)
 {
@@ -54,6 +56,38 @@ static void after_exec(const char *program)
         printf("%d\n", own);
     else
         execl(program, program, "take", "900", (char *)NULL);
+}
+
+static unsigned now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned)(now.tv_sec * 1000 + now.tv_nsec / 1000000);
+}
+
+static void ends(void)
+{
+    CUmodule module;
+    CUfunction slow;
+    int code = (int)gpu_begin(), late = 0;
+    if (code == 0)
+        code = (int)p_cuModuleLoadData(&module, "//fake slow us=20000000\n.entry slow() {}\n");
+    if (code == 0)
+        code = (int)p_cuModuleGetFunction(&slow, module, "slow");
+    if (code == 0)
+        code = (int)p_cuLaunchKernel(slow, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    for (int i = 0; i < ENDS; i++) {
+        unsigned begun_ms = now_ms();
+        pid_t child = fork();
+        if (child == 0)
+            exit(0);
+        ended(child);
+        late += now_ms() - begun_ms >= 500;
+        nanosleep(&(struct timespec){0, 70000000}, NULL); /* so that some are forked while the thread asks */
+    }
+    printf("%d %d\n", code, late);
+    fflush(stdout);
+    _exit(0);
 }
 
 static int keep(int ready, int go)
@@ -104,6 +138,8 @@ int main(int count, char **words)
         after_vfork(words[0]);
     else if (strcmp(what, "exec") == 0)
         after_exec(words[0]);
+    else if (strcmp(what, "ends") == 0)
+        ends();
     else if (strcmp(what, "many") == 0)
         many();
     else

@@ -15,6 +15,10 @@ def test_a_program_started_by_vfork_counts_beside_its_parent(stage: Stage) -> No
     assert run(stage, "processes", "vfork").codes == children + parent
 
 
+def test_a_forked_child_exits_at_once_though_the_librarys_thread_is_in_a_slow_call_of_the_drivers(stage: Stage) -> None:
+    assert run(stage, "processes", "ends", TANGRAM_FAKE_FAULTS="hang cuStreamQuery seconds=1").codes == [0, 0]
+
+
 def test_exec_gives_back_what_the_program_before_held(stage: Stage) -> None:
     assert run(stage, "processes", "exec").codes == [0]
 
