@@ -221,6 +221,10 @@ void link_read(void)
 /* Locked on entry and exit: one step of whoever reads in the helper's place, until a deadline. */
 void link_pump(uint64_t deadline_ms)
 {
+    if (process_is_guest()) {
+        link_wait_until(deadline_ms);
+        return;
+    }
     link_->pumping = true;
     bool there = link_try();
     uint64_t now = now_ms(), until_ms = there || deadline_ms < link_->again_ms ? deadline_ms : link_->again_ms;
@@ -284,6 +288,8 @@ static bool connected_in(uint64_t most_ms)
             until_ms = begun_ms + most_ms;
         if (now_ms() >= until_ms && (looked || link_->reading))
             return false;
+        if (!link_->reading && process_is_guest()) /* it cannot bring that about */
+            return false;
         looked = true;
         if (link_->reading || link_->pumping)
             link_wait_until(until_ms);
@@ -320,7 +326,7 @@ bool link_wait(void)
 void link_have_helper(void)
 {
     set_up();
-    if (link_->threaded || link_->pumping || now_ms() < link_->thread_again_ms) /* who pumps makes it when it has its answer */
+    if (link_->threaded || link_->pumping || process_is_guest() || now_ms() < link_->thread_again_ms) /* who pumps makes it when it has its answer */
         return;
     bool made = helper_start();
     if (!made) {

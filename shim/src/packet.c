@@ -25,7 +25,7 @@ static bool is_there(const struct wire_end *end)
 
 bool wire_is_ours(const struct wire_end *end)
 {
-    return end->pid == getpid() && is_there(end);
+    return process_owns(end->pid) && is_there(end);
 }
 
 /* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
@@ -35,6 +35,8 @@ bool wire_connect(struct wire_end *end, const char *path)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct stat there;
     *end = WIRE_NO_END;
+    if (process_is_guest()) /* its descriptors may be its own */
+        return false;
     if (strlen(path) >= sizeof address.sun_path)
         return false;
     strcpy(address.sun_path, path);

@@ -2,11 +2,16 @@
  *
  * A child has no reader thread, and its parent's socket and memory are not its own: it starts from nothing and meets the
  * arbiter anew at its first CUDA call. The driver's functions and the grant stay as they are.
+ *
+ * A process that was cloned with CLONE_VM is no copy: the memory, its books and its connection are the parent's and stay so. Such a guest asks
+ * over that connection as a thread of the parent would, and neither connects nor reads nor starts the helper: its descriptors and threads may
+ * be its own, and end with it. The two are told apart by a word that the kernel clears in a copy (Linux 4.14; before, a guest is taken for a fork).
  */
 #include "process.h"
 
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -44,9 +49,48 @@ struct tangram tangram = {
 
 static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
 
+enum { WORD_BYTES = 4096, WIPEONFORK = 18 }; /* specified: MADV_WIPEONFORK, which older headers lack */
+
+/* When the library is loaded, for the parent may clone before either of them comes here. */
+__attribute__((constructor)) static void note_whose_memory_this_is(void)
+{
+    int saved = errno;
+    if (atomic_load(&tangram.pid) == 0) {
+        void *word = mmap(NULL, WORD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (word != MAP_FAILED && madvise(word, WORD_BYTES, WIPEONFORK) != 0) {
+            munmap(word, WORD_BYTES);
+            word = MAP_FAILED;
+        }
+        if (word != MAP_FAILED) {
+            atomic_store((_Atomic uint32_t *)word, 1);
+            atomic_store(&tangram.unforked, (_Atomic uint32_t *)word);
+        }
+        atomic_store(&tangram.pid, getpid());
+    }
+    errno = saved;
+}
+
+static bool is_no_copy(void)
+{
+    _Atomic uint32_t *word = atomic_load_explicit(&tangram.unforked, memory_order_relaxed);
+    return word != NULL && atomic_load_explicit(word, memory_order_relaxed) != 0;
+}
+
+bool process_owns(pid_t pid)
+{
+    return pid == getpid() || (pid == atomic_load_explicit(&tangram.pid, memory_order_relaxed) && is_no_copy());
+}
+
+bool process_is_guest(void)
+{
+    return atomic_load_explicit(&tangram.pid, memory_order_relaxed) != getpid() && is_no_copy();
+}
+
 static void in_child(void)
 {
     order_forget();
+    if (atomic_load(&tangram.unforked) != NULL)
+        atomic_store(atomic_load(&tangram.unforked), 1);
     atomic_store(&tangram.pid, getpid());
     atomic_store(&tangram.states, 0);
     tangram.setup = unlocked;
@@ -98,10 +142,8 @@ void process_check(void)
 {
     if (__register_atfork != NULL && !atomic_exchange(&tangram.forks_watched, true))
         __register_atfork(NULL, NULL, in_child, __dso_handle);
-    pid_t known = atomic_load_explicit(&tangram.pid, memory_order_relaxed), self = getpid();
-    if (known == 0)
-        atomic_store(&tangram.pid, self);
-    else if (known != self)
+    note_whose_memory_this_is();
+    if (!process_owns(atomic_load_explicit(&tangram.pid, memory_order_relaxed)))
         in_child();
 }
 

@@ -1,6 +1,6 @@
 /* process.h - everything the library keeps in a process: one struct, `tangram`.
  *
- * Nothing is set up when the library is loaded. The driver's functions are found at the first call of a hook, the grant is
+ * When the library is loaded it notes what the program may change before it is first needed, and sets nothing up. The driver's functions are found at the first call of a hook, the grant is
  * read when a hook first asks which card is meant, and the arbiter is met when memory is first asked for.
  *
  * Locks are held for short steps of our own and never while the driver is called. While several are held they are taken in the order of
@@ -78,7 +78,7 @@ struct grant {
 
 /* Something that holds device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
 struct owned {
-    uint64_t at; /* 0 = empty slot */
+    uint64_t at;
     uint64_t bytes; /* charged; of linear memory that shares a page, its size; of an array that does, its place | PLACED */
     struct card *card;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
@@ -150,6 +150,7 @@ struct tangram {
     pthread_mutex_t setup;
     _Atomic bool management_found, forks_watched;
     _Atomic pid_t pid;                        /* whose memory this is; 0 = not noted yet */
+    _Atomic(_Atomic uint32_t *) unforked;     /* a word that the kernel clears in the copy that a fork makes; NULL where it cannot */
     _Atomic uint32_t states;                  /* a bit a reason: what cannot be enforced here. state.c */
     _Atomic uint64_t warned_ms[WARNINGS];     /* when each kind was written last; 0 = never. warn.c */
     bool mounted; /* the grant was there when the program started */
@@ -283,6 +284,8 @@ void graphics_seen(void);
 
 /* process.c, warn.c */
 void process_check(void); /* watches forks, and notices one that passed the watch by */
+bool process_owns(pid_t pid); /* is this still the memory that process had, and no copy? */
+bool process_is_guest(void); /* another process, which shares this memory */
 bool thread_start(void *(*run)(void *));
 void warn(enum warning kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void debug(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -6,15 +6,20 @@
  * vfork    holds 600 MiB, a child of vfork takes 300 after exec, another 600
  * exec     holds 600 MiB, then becomes a new program that takes 900
  * ends     the library's thread asks a driver that takes a second to answer: prints how many of 20 forked children took half a second to exit
+ * shares W holds 600 MiB, a process that shares its memory takes 300, then 300, then itself 100 and 1. W = files: it shares descriptors, too
+ * first    a process that shares its memory takes 100 MiB before it has CUDA, then itself 1000
  * many     32 children at once take 40 MiB each and keep it until the last has tried: prints how many got it
  */
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "gpu.h"
 
-enum { CHILDREN = 32, ENDS = 20 };
+enum { CHILDREN = 32, ENDS = 20, STACK = 1 << 18 };
 
 static int ended(pid_t child)
 {
@@ -90,6 +95,51 @@ static void ends(void)
     _exit(0);
 }
 
+struct guest {
+    size_t mib[2];
+    int code[2];
+};
+
+static int guest(void *given)
+{
+    struct guest *guest = given;
+    for (int i = 0; i < 2; i++)
+        guest->code[i] = guest->mib[i] == 0 ? 0 : (int)gpu_take(guest->mib[i]);
+    return 0;
+}
+
+/* A process of its own in this one's memory, as sandboxes and runtimes without threads make them. */
+static void run_guest(struct guest *of, int (*what)(void *), int flags)
+{
+    static char stack[STACK] __attribute__((aligned(64)));
+    int child = clone(what, stack + STACK, CLONE_VM | SIGCHLD | flags, of);
+    if (child < 0 || ended(child) != 0)
+        of->code[0] = of->code[1] = -1;
+}
+
+static void shares(bool files)
+{
+    struct guest of = {.mib = {300, 300}};
+    int own = gpu_hold(600);
+    run_guest(&of, guest, files ? CLONE_FILES : 0);
+    int fits = (int)gpu_take(100), over = (int)gpu_take(1);
+    printf("%d %d %d %d %d\n", own, of.code[0], of.code[1], fits, over);
+}
+
+static int first_guest(void *given)
+{
+    struct guest *guest = given;
+    guest->code[0] = gpu_hold(100);
+    return 0;
+}
+
+static void shares_first(void)
+{
+    struct guest of = {.code = {-1}};
+    run_guest(&of, first_guest, CLONE_FILES);
+    printf("%d %d\n", of.code[0] == 0, gpu_hold(1000));
+}
+
 static int keep(int ready, int go)
 {
     char byte = (char)gpu_hold(40);
@@ -140,6 +190,10 @@ int main(int count, char **words)
         after_exec(words[0]);
     else if (strcmp(what, "ends") == 0)
         ends();
+    else if (strcmp(what, "shares") == 0)
+        shares(count > 2 && strcmp(words[2], "files") == 0);
+    else if (strcmp(what, "first") == 0)
+        shares_first();
     else if (strcmp(what, "many") == 0)
         many();
     else

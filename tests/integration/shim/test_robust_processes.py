@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.shim.conftest import OUT_OF_MEMORY, Stage
 from tests.integration.shim.robust import run
 
@@ -17,6 +19,16 @@ def test_a_program_started_by_vfork_counts_beside_its_parent(stage: Stage) -> No
 
 def test_a_forked_child_exits_at_once_though_the_librarys_thread_is_in_a_slow_call_of_the_drivers(stage: Stage) -> None:
     assert run(stage, "processes", "ends", TANGRAM_FAKE_FAULTS="hang cuStreamQuery seconds=1").codes == [0, 0]
+
+
+@pytest.mark.parametrize("descriptors", ["files", "copied"])
+def test_a_process_that_shares_its_parents_memory_counts_with_it(stage: Stage, descriptors: str) -> None:
+    ran = run(stage, "processes", "shares", descriptors, seconds=20)
+    assert (ran.codes, ran.errors) == ([0, 0, OUT_OF_MEMORY, 0, OUT_OF_MEMORY], "")
+
+
+def test_a_process_in_its_parents_memory_that_comes_first_is_refused_and_leaves_the_parent_its_limit(stage: Stage) -> None:
+    assert run(stage, "processes", "first", seconds=20).codes == [0, 0]
 
 
 def test_exec_gives_back_what_the_program_before_held(stage: Stage) -> None:
