@@ -346,8 +346,9 @@ class Lane:
     def _heal(self, at_s: float) -> TenantTurns | None:
         if at_s - self._heal_at_s < HEAL_S:
             return None
-        self._heal_at_s = at_s
-        return self._turns.heal(self.uuid, at_s)
+        ill = self._turns.heal(self.uuid, at_s)
+        self._heal_at_s = at_s if ill is not None else self._heal_at_s
+        return ill
 
     def _beat(self, at_s: float) -> None:
         if at_s - self._beat_at_s >= BEAT_S:

@@ -265,7 +265,7 @@ class TenantTurns:
             self._stood(at_s)
         self.shown_on = on
         self.off_since_s = inf if on else at_s
-        self.healing.heard(at_s)
+        self.healing.stands(at_s, on=on)
 
     def _stood(self, at_s: float) -> None:
         """It was suspended until now: with work that did not end?"""
@@ -347,7 +347,11 @@ class TenantTurns:
 
     def tells_work(self) -> bool:
         """Has any of its processes work, as they say and nothing contradicts? What is not listened to may say so."""
-        return self.unheard or (not self.decay.ended and any(process.working for process in self.processes.values()))
+        return self.unheard or (not self.decay.ended and self.says_work())
+
+    def says_work(self) -> bool:
+        """Has any of its processes work, by its own word? Work that the driver does not see stands still, perhaps."""
+        return any(process.working for process in self.processes.values())
 
     def working(self) -> bool:
         """Does it count as having work? Always, when its word does not count."""

@@ -313,7 +313,7 @@ class Turns:
             if (
                 tenant.wanted
                 and not tenant.denied
-                and tenant.tells_work()
+                and tenant.says_work()
                 and at_s >= tenant.healing.due_s(card, self._heal_s)
                 and tenant.seats(card)
             ):
@@ -328,7 +328,7 @@ class Turns:
         if not self._heal_s:
             return inf
         ill = (
-            t.healing for t in self.tenants.values() if t.wanted and not t.denied and t.tells_work() and t.seats(card)
+            t.healing for t in self.tenants.values() if t.wanted and not t.denied and t.says_work() and t.seats(card)
         )
         return min((healing.due_s(card, self._heal_s) for healing in ill), default=inf)
 

@@ -66,7 +66,7 @@ static bool all_zero(const void *at, size_t bytes)
 
 static uint32_t slot_of(uint32_t client)
 {
-    return client & (FAKE_SLOTS - 1); /* the fake libcuda names its client after its slot */
+    return client & (FAKE_SLOTS - 1); /* the fake libcuda names its client after its slot and its process */
 }
 
 static struct fake_kernel_object *entry_of(struct fake_slot *of, uint32_t client, uint32_t handle)

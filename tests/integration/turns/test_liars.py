@@ -73,3 +73,15 @@ def test_somebody_else_stopped_a_tenants_channels_and_it_runs_again(node: Node):
     ran = node.ran_us(victim)
     until(lambda: not node.held(victim) and node.ran_us(victim) > ran)
     assert node.turn("victim").heals >= 1
+
+
+def test_somebody_else_stopped_the_channels_of_a_tenant_under_a_core_limit_and_it_runs_again(node: Node):
+    """Its own share suspends it twenty times a second: that must not count as a sign of life."""
+    victim = node.run("victim", core=20)
+    victim.do("work_on(2000)")
+    until(lambda: node.turn("victim").suspends > 5)
+    node.driver.ctl("disable", victim.process.pid)
+    until(lambda: node.turn("victim").heals >= 1)
+    ran = node.ran_us(victim)
+    until(lambda: node.ran_us(victim) > ran + 200_000)
+    assert not node.misuses()

@@ -17,7 +17,7 @@ from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, B, Driver, Tenant, TurnsNode, open_descriptors
 from vgpu import wire
 from vgpu.healing import PROOF
-from vgpu.wire import Activity, Channels, What
+from vgpu.wire import KERNELS_ONLY, Activity, Channels, What
 
 
 @pytest.fixture
@@ -313,6 +313,29 @@ def test_somebody_else_stopped_a_tenant_that_should_run_and_it_is_started_again(
     assert driver.off(one)
     wait_for(lambda: not driver.off(one), 0.5)
     assert node.turns.tenants["a"].heals >= 1
+
+
+def test_somebody_else_stopped_a_tenant_under_a_core_limit_and_it_is_started_again(node: TurnsNode, driver: Driver):
+    """The cap suspends and resumes it all the time, which heals nothing: the driver counts."""
+    one = node.tenant("a", core=20)
+    one.works()
+    wait_for(lambda: node.status("a").suspends > 2)
+    driver.stop_behind_its_back(one)
+    wait_for(lambda: node.turns.tenants["a"].heals >= 1, 5)
+    wait_for(lambda: not driver.off(one), 1)
+
+
+def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: TurnsNode, driver: Driver):
+    """Perhaps it is not seen because somebody else stopped it, more often than it was healed meanwhile."""
+    one = node.tenant("a")
+    one.send(Activity(What.WORK, KERNELS_ONLY))
+    wait_for(lambda: node.seats("a") == 1 and node.status("a").working)
+    with node.turns.lock:
+        node.turns.tenants["a"].decay.ended = True
+        heals = node.turns.counts.heals
+    assert not node.status("a").working
+    driver.stop_behind_its_back(one)
+    wait_for(lambda: node.turns.counts.heals > heals and not driver.off(one), 2)
 
 
 def test_who_is_stopped_by_somebody_else_again_and_again_is_named(

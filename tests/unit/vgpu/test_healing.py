@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
@@ -109,3 +110,29 @@ def test_kernels_of_many_lengths_are_nobodys_doing(spans: list[tuple[float, floa
 )
 def test_kernels_that_take_turns_are_nobodys_doing(cycle: list[float]) -> None:
     assert not lives(cycle * 200, stopped=False).stopped(0.0)
+
+
+def slices(healing: Healing, count: int) -> list[float]:
+    """One under a gpu-core of 20 %, silent from its first slice on: after how much time of its own it is healed."""
+    times = []
+    for frame in range(count):
+        begins_s, ends_s = frame * 0.05, frame * 0.05 + 0.01
+        healing.stands(begins_s, on=True)
+        while (at_s := max(begins_s, healing.due_s("a", FIRST_S))) < ends_s:
+            healing.healed("a", at_s, FIRST_S)
+            times.append(round(frame * 0.01 + at_s - begins_s, 3))
+        healing.stands(ends_s, on=False)
+        assert healing.due_s("a", FIRST_S) == inf, "nobody is healed while it is suspended"
+    return times
+
+
+def test_who_is_suspended_again_and_again_is_healed_after_as_much_time_of_its_own() -> None:
+    assert slices(Healing(0.0), 100) == heals(Healing(0.0), "a", 1.0) == [0.1, 0.3, 0.7]
+
+
+def test_a_word_begins_anew_also_between_two_slices() -> None:
+    healing = Healing(0.0)
+    healing.stands(0.09, on=False)
+    healing.heard(1.0)
+    healing.stands(2.0, on=True)
+    assert heals(healing, "a", 2.5) == [2.1, 2.3]
