@@ -6,6 +6,10 @@
  * clean up to the launch before the wait began, on all its streams. Every launch has a number, and noting it is a full barrier: a launch
  * either sees that the arbiter believes us idle and tells it, or is seen by the one who is about to say so.
  *
+ * What the arbiter was told is a state, not an event: `told` is what it knows. A packet that does not fit into the socket, because the arbiter
+ * does not keep up, leaves `told` as it was. The next launch or wait tries again, and so does the thread of turn.c until it is said. What the
+ * program announces comes after that, so that a flood of hints displaces nothing.
+ *
  * Each context has a default stream of its own, and a context may lie on another card: what is known of one says nothing of another.
  * Nothing is asked while the calling thread or the stream captures: that would end the capture. Work that nobody waits for is
  * found by the thread of turn.c, which looks while we are told to work and nothing is launched.
@@ -22,11 +26,28 @@ enum { IDLE_GAP_US = 1000, /* specified */ STILL_MS = 300, /* guessed: well with
 
 static struct activity *const activity_ = &tangram.activity;
 
-/* Held: telling. */
-static void say(enum wire_activity what)
+/* Held: telling. False: it is to be said again. */
+static bool say(enum wire_activity what)
 {
     const bool unseen = atomic_load(&activity_->others) || atomic_load(&activity_->foreign);
-    turn_activity(what, unseen ? 0 : WIRE_KERNELS_ONLY);
+    const bool said = turn_activity(what, unseen || what == WIRE_IDLE ? 0 : WIRE_KERNELS_ONLY) != TURN_FULL;
+    if (!said)
+        atomic_store(&activity_->full, true);
+    return said;
+}
+
+/* Held: telling. An arbiter that is away is told when it is back. */
+static void say_work(void)
+{
+    const bool said = say(WIRE_WORK);
+    atomic_store(&activity_->unsaid, !said);
+    atomic_store(&tangram.hot.told, said);
+}
+
+/* Is there work of which the end is to be found? */
+static bool is_counted(void)
+{
+    return atomic_load_explicit(&tangram.hot.told, memory_order_relaxed) || atomic_load_explicit(&activity_->unsaid, memory_order_relaxed);
 }
 
 static void tell_work(void)
@@ -34,10 +55,8 @@ static void tell_work(void)
     struct quiet quiet = quiet_begin();
     turn_meet();
     pthread_mutex_lock(&activity_->telling);
-    if (!atomic_load(&tangram.hot.told)) {
-        atomic_store(&tangram.hot.told, true);
-        say(WIRE_WORK);
-    }
+    if (!atomic_load(&tangram.hot.told))
+        say_work();
     pthread_mutex_unlock(&activity_->telling);
     capture_tell(); /* a context that was made since the last time has its channels by now */
     quiet_end(quiet);
@@ -124,9 +143,10 @@ static void say_drained(bool drained)
 {
     if (atomic_load(&activity_->drained) == drained || !atomic_load(&tangram.hot.told))
         return;
-    if (!drained)
-        say(WIRE_WORK);
-    atomic_store(&activity_->drained, drained && turn_activity(WIRE_DRAINED, 0));
+    if (drained)
+        atomic_store(&activity_->drained, turn_activity(WIRE_DRAINED, 0) == TURN_SAID); /* asked again at the next look */
+    else if (say(WIRE_WORK))
+        atomic_store(&activity_->drained, false);
 }
 
 /* Held back, a container is not to pay for the time: the arbiter is told while nothing of it is on the GPU. */
@@ -192,23 +212,65 @@ static bool too_soon(void)
     return true;
 }
 
-/* All streams were done a moment ago. `told` falls before the last look, so that a launch in between is seen by one of us. */
+/* Held: telling. `told` falls before the last look, so that a launch in between is seen by one of us. Work that the arbiter was never told of
+ * ends without a word. */
+static void say_idle(void)
+{
+    const bool told = atomic_exchange(&tangram.hot.told, false);
+    if (!all_clean()) {
+        atomic_store(&tangram.hot.told, told);
+    } else if (told && !say(WIRE_IDLE)) {
+        atomic_store(&tangram.hot.told, true);
+    } else {
+        atomic_store(&activity_->idle_later, false);
+        atomic_store(&activity_->unsaid, false);
+        atomic_store(&activity_->others, false);
+    }
+}
+
+/* All streams were done a moment ago. */
 static void tell_idle(void)
 {
     pthread_mutex_lock(&activity_->telling);
-    if (atomic_load(&tangram.hot.told) && atomic_load(&activity_->waiting) == 0 && !too_soon()) {
-        atomic_store(&tangram.hot.told, false);
-        if (all_clean()) {
-            atomic_store(&activity_->others, false);
-            turn_activity(WIRE_IDLE, 0);
-        } else
-            atomic_store(&tangram.hot.told, true);
-    }
+    if (is_counted() && atomic_load(&activity_->waiting) == 0 && !too_soon())
+        say_idle();
     pthread_mutex_unlock(&activity_->telling);
+}
+
+/* Held: telling. How things stand, after a packet did not fit. False: the next one did not either. */
+static bool say_again(void)
+{
+    const bool waits = atomic_load(&activity_->waiting) > 0;
+    atomic_store(&activity_->full, false);
+    if (is_counted() && !waits && all_clean())
+        say_idle();
+    else if (atomic_load(&activity_->unsaid))
+        say_work();
+    else if (atomic_load(&activity_->drained) && !waits)
+        say_drained(false);
+    else if (atomic_load(&tangram.hot.told) && turn_understands(WIRE_UNDERSTANDS_STILL))
+        say(WIRE_STILL);
+    return !atomic_load(&activity_->full);
+}
+
+bool activity_announce(enum wire_activity what, uint64_t value)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&activity_->telling);
+    bool said = (!atomic_load(&activity_->full) || say_again()) && turn_activity(what, value) == TURN_SAID;
+    pthread_mutex_unlock(&activity_->telling);
+    quiet_end(quiet);
+    return said;
 }
 
 bool activity_tell_later(void)
 {
+    if (atomic_load(&activity_->full)) {
+        pthread_mutex_lock(&activity_->telling);
+        say_again();
+        pthread_mutex_unlock(&activity_->telling);
+        return true;
+    }
     if (!atomic_exchange(&activity_->idle_later, false))
         return false;
     if (all_clean())
@@ -218,7 +280,7 @@ bool activity_tell_later(void)
 
 void activity_something_synced(void)
 {
-    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
+    if (!is_counted())
         return;
     struct quiet quiet = quiet_begin();
     if (all_done())
@@ -228,7 +290,7 @@ void activity_something_synced(void)
 
 struct activity_before activity_sync_begins(CUstream stream, int ptds)
 {
-    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
+    if (!is_counted())
         return (struct activity_before){0};
     stream_context_check();
     struct stream_name name = stream_name(stream, ptds);
@@ -241,7 +303,7 @@ struct activity_before activity_sync_begins(CUstream stream, int ptds)
 
 struct activity_before activity_context_sync_begins(CUcontext context)
 {
-    if (!atomic_load_explicit(&tangram.hot.told, memory_order_relaxed))
+    if (!is_counted())
         return (struct activity_before){0};
     stream_context_check();
     CUcontext named = context == NULL ? stream_context_now() : stream_context_named(context);
@@ -263,7 +325,7 @@ void activity_stream_ends(CUstream stream)
     struct activity_stream *of = (uintptr_t)stream > 2 ? stream_find(name) : NULL;
     if (of == NULL)
         return;
-    if (activity_is_told()) {
+    if (is_counted()) {
         struct quiet quiet = quiet_begin();
         CUstreamCaptureMode mode = relax();
         if (!stream_done(of) && !is_capturing(stream))
@@ -346,7 +408,7 @@ static void tell_still(void)
 
 void activity_look(void)
 {
-    if (!atomic_load(&tangram.hot.told))
+    if (!is_counted())
         return;
     uint64_t launches = atomic_load(&activity_->launches);
     bool quiet = launches == activity_->looked_at;
@@ -365,8 +427,9 @@ void activity_arbiter_is_new(void)
 {
     pthread_mutex_lock(&activity_->telling);
     atomic_store(&activity_->drained, false);
-    if (atomic_load(&tangram.hot.told))
-        say(WIRE_WORK);
+    atomic_store(&activity_->full, false);
+    if (is_counted())
+        say_work();
     pthread_mutex_unlock(&activity_->telling);
 }
 

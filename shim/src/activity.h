@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "wire.h"
 
 enum {
     ACTIVITY_STREAMS = 256, /* places of the first table */
@@ -36,6 +37,8 @@ struct activity {
     uint64_t idle_told_us; /* guarded by telling */
     _Atomic bool others;   /* something other than a kernel was launched since idleness was told; written with telling held */
     _Atomic bool drained;  /* all that is left waits at the gate, and that was told; guarded by telling */
+    _Atomic bool unsaid;   /* there is work, and the arbiter could not be told yet: `told` is what it knows; written with telling held */
+    _Atomic bool full;     /* what it knows of our work is not how things stand, for want of room in the socket; the same */
     _Atomic bool foreign;  /* and events of other processes were opened */
     _Atomic bool idle_later; /* there was nothing to do, and that was not told so soon after the last time */
     uint64_t looked_at;   /* launches at the last look; the helper alone */
@@ -74,10 +77,14 @@ void activity_stream_ends(CUstream stream);
 /* With their context, which the driver destroyed. last: there is no other. */
 void activity_context_ended(CUcontext context, bool last);
 
+/* What the program announces, which has no state that could be said later: not before the arbiter knows how things stand. False when
+ * nobody was told. */
+bool activity_announce(enum wire_activity what, uint64_t value);
+
 /* For turn.c. */
 bool activity_is_told(void);
 void activity_look(void);           /* has work ended that was never waited for? */
-bool activity_tell_later(void);     /* tell what it was too soon for, if it is still true; false = there was nothing */
+bool activity_tell_later(void);     /* tell what it was too soon for, or had no room, if it is still true; false = there was nothing */
 void activity_watch(void);
 void activity_arbiter_is_new(void);
 void activity_forget(void);         /* in a forked child */

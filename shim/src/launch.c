@@ -117,26 +117,26 @@ WAITS(cuEventQuery, (CUevent event), event)
 EXPORT int tangram_hint(uint64_t microseconds)
 {
     warm_up();
-    return turn_activity(WIRE_HINT, microseconds) ? 0 : -1;
+    return activity_announce(WIRE_HINT, microseconds) ? 0 : -1;
 }
 
 EXPORT int tangram_begin(void)
 {
     warm_up();
-    return turn_activity(WIRE_BEGIN_SECTION, 0) ? 0 : -1;
+    return activity_announce(WIRE_BEGIN_SECTION, 0) ? 0 : -1;
 }
 
 EXPORT int tangram_end(void)
 {
-    return turn_activity(WIRE_END_SECTION, 0) ? 0 : -1;
+    return activity_announce(WIRE_END_SECTION, 0) ? 0 : -1;
 }
 
 EXPORT int tangram_yield_begin(void)
 {
-    return turn_activity(WIRE_YIELD, 0) ? 0 : -1;
+    return activity_announce(WIRE_YIELD, 0) ? 0 : -1;
 }
 
 EXPORT int tangram_yield_end(void)
 {
-    return turn_activity(WIRE_END_YIELD, 0) ? 0 : -1;
+    return activity_announce(WIRE_END_YIELD, 0) ? 0 : -1;
 }

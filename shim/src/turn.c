@@ -9,6 +9,7 @@
  */
 #include "launching.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -175,14 +176,20 @@ static uint32_t wire_of(const uint8_t uuid[16])
     return card == NULL ? UINT32_MAX : card->at;
 }
 
-static bool send_now(enum wire_type type, const void *body, uint32_t body_bytes, int fd)
+static enum turn_said send_now(enum wire_type type, const void *body, uint32_t body_bytes, int fd)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&turn_->lock);
-    bool sent = turn_->stage == LINK_CONNECTED && wire_send_fd(&turn_->end, type, ++turn_->seq, body, body_bytes, fd);
+    enum turn_said said = TURN_AWAY;
+    if (turn_->stage == LINK_CONNECTED) {
+        if (wire_send_fd(&turn_->end, type, ++turn_->seq, body, body_bytes, fd))
+            said = TURN_SAID;
+        else if (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM)
+            said = TURN_FULL;
+    }
     pthread_mutex_unlock(&turn_->lock);
     quiet_end(quiet);
-    return sent;
+    return said;
 }
 
 bool turn_channels(const struct capture_channels *of, int fd)
@@ -195,7 +202,7 @@ bool turn_channels(const struct capture_channels *of, int fd)
                                      .flags = (of->unlisted ? WIRE_UNLISTED : 0) | (of->fresh ? WIRE_FRESH : 0)};
     memcpy(channels.compute, of->compute, sizeof channels.compute);
     memcpy(channels.copy, of->copy, sizeof channels.copy);
-    return send_now(WIRE_CHANNELS, &channels, sizeof channels, fd);
+    return send_now(WIRE_CHANNELS, &channels, sizeof channels, fd) == TURN_SAID;
 }
 
 bool turn_understands(uint32_t feature)
@@ -203,7 +210,7 @@ bool turn_understands(uint32_t feature)
     return (link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & feature) != 0;
 }
 
-bool turn_activity(enum wire_activity what, uint64_t value)
+enum turn_said turn_activity(enum wire_activity what, uint64_t value)
 {
     struct wire_activity_said said = {.what = (uint32_t)what, .value = value};
     return send_now(WIRE_ACTIVITY, &said, sizeof said, -1);

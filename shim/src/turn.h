@@ -24,6 +24,13 @@ struct turn {
     uint64_t resumed_beat_ms; /* the helper's: of the last silence in which we resumed ourselves, the beat before it */
 };
 
+/* What became of a message about work. */
+enum turn_said {
+    TURN_AWAY, /* there is no arbiter: it is told how things stand when it is back */
+    TURN_SAID,
+    TURN_FULL /* it is there and does not keep up: to be said again */
+};
+
 #define TURN_NEVER_MET {.meeting = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .end = {.fd = -1}}
 
 /* There are channels: keep the connection from here on. */
@@ -40,7 +47,7 @@ void turn_meet(void);
 /* False when the arbiter is away. fd = -1: these channels are gone. */
 bool turn_channels(const struct capture_channels *channels, int fd);
 bool turn_understands(uint32_t feature); /* the arbiter, as its page says */
-bool turn_activity(enum wire_activity what, uint64_t value);
+enum turn_said turn_activity(enum wire_activity what, uint64_t value);
 
 /* Asks now and then whether nothing of the process is on the GPU. */
 void turn_wait_for_gate(bool (*drained)(void));

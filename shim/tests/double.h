@@ -48,6 +48,12 @@ int order(const void *a, const void *b); /* of numbers, for qsort */
 void a_process_that_draws_is_told_from_one_that_computes(void);
 void idleness_is_told_once_a_millisecond(bool urgent);
 void idleness_that_ended_is_not_told_later(void);
+void work_that_did_not_fit_is_said_by_the_next_launch(void);
+void work_that_did_not_fit_is_said_when_nothing_is_launched(void);
+void work_that_did_not_fit_and_has_ended_is_not_said(void);
+void idleness_that_did_not_fit_is_said_later(bool urgent);
+void what_else_was_launched_and_did_not_fit_is_said_later(void);
+void a_flood_of_hints_displaces_no_work(void);
 void contexts_are_told_apart(void);
 void copies_are_work(void);
 void the_book_agrees_with_a_slow_one_also_on_garbage(void);

@@ -299,6 +299,13 @@ int main(void)
     idleness_is_told_once_a_millisecond(false);
     idleness_is_told_once_a_millisecond(true);
     idleness_that_ended_is_not_told_later();
+    work_that_did_not_fit_is_said_by_the_next_launch();
+    work_that_did_not_fit_is_said_when_nothing_is_launched();
+    work_that_did_not_fit_and_has_ended_is_not_said();
+    idleness_that_did_not_fit_is_said_later(false);
+    idleness_that_did_not_fit_is_said_later(true);
+    what_else_was_launched_and_did_not_fit_is_said_later();
+    a_flood_of_hints_displaces_no_work();
     contexts_are_told_apart();
     copies_are_work();
     the_book_agrees_with_a_slow_one_also_on_garbage();

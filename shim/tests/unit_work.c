@@ -91,3 +91,119 @@ void idleness_that_ended_is_not_told_later(void)
     assert(idles == 0 && activity_is_told());
     activity_forget();
 }
+
+/* The arbiter does not read: nothing fits into its socket any more. */
+static void fill_up(void)
+{
+    while (turn_activity(WIRE_HINT, 1) == TURN_SAID)
+        continue;
+}
+
+/* The first that comes after all hints; 0 = nothing. */
+static uint32_t first_said(void)
+{
+    struct {
+        struct wire_header header;
+        struct wire_activity_said said;
+    } packet;
+    while (recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet)
+        if (packet.said.what != WIRE_HINT)
+            return packet.said.what;
+    return 0;
+}
+
+static void begin(void)
+{
+    fresh();
+    activity_forget();
+    activity_watch();
+    atomic_store(&tangram.turn.urgent, true);
+}
+
+static void end(void)
+{
+    while (first_said() != 0)
+        continue;
+    activity_forget();
+}
+
+void work_that_did_not_fit_is_said_by_the_next_launch(void)
+{
+    begin();
+    fill_up();
+    activity_launch((CUstream)0x1000, 0);
+    activity_launch((CUstream)0x1000, 0);
+    assert(!activity_is_told() && first_said() == 0);
+    activity_launch((CUstream)0x1000, 0);
+    assert(activity_is_told() && first_said() == WIRE_WORK && first_said() == 0);
+    assert(activity_tell_later()); /* once more what was said meanwhile does no harm */
+    assert(activity_is_told() && first_said() != WIRE_IDLE && !activity_tell_later());
+    end();
+}
+
+void work_that_did_not_fit_is_said_when_nothing_is_launched(void)
+{
+    begin();
+    fill_up();
+    activity_launch((CUstream)0x1000, 0);
+    assert(activity_tell_later() && !activity_is_told() && first_said() == 0);
+    assert(activity_tell_later() && activity_is_told() && first_said() == WIRE_WORK);
+    assert(!activity_tell_later());
+    end();
+}
+
+void work_that_did_not_fit_and_has_ended_is_not_said(void)
+{
+    begin();
+    fill_up();
+    launch_and_wait((CUstream)0x1000);
+    assert(!activity_is_told() && first_said() == 0);
+    assert(activity_tell_later() && !activity_is_told() && first_said() == 0);
+    assert(!activity_tell_later());
+    launch_and_wait((CUstream)0x1000);
+    assert(first_said() == WIRE_WORK && first_said() == WIRE_IDLE && first_said() == 0);
+    end();
+}
+
+void idleness_that_did_not_fit_is_said_later(bool urgent)
+{
+    begin();
+    atomic_store(&tangram.turn.urgent, urgent);
+    activity_launch((CUstream)0x1000, 0);
+    assert(first_said() == WIRE_WORK);
+    fill_up();
+    activity_synced(activity_sync_begins((CUstream)0x1000, 0));
+    assert(activity_is_told() && first_said() == 0);
+    assert(activity_tell_later() && !activity_is_told() && first_said() == WIRE_IDLE);
+    assert(!activity_tell_later());
+    end();
+}
+
+void what_else_was_launched_and_did_not_fit_is_said_later(void)
+{
+    static _Atomic uint64_t page[WIRE_PAGE_BYTES / 8];
+    begin();
+    tangram.link.page = page;
+    atomic_store(&page[(WIRE_TURN_AT + offsetof(struct wire_turn, features)) / 8], WIRE_UNDERSTANDS_STILL);
+    activity_launch((CUstream)0x1000, 0);
+    assert(first_said() == WIRE_WORK);
+    fill_up();
+    activity_other((CUstream)0x1000, 0);
+    assert(first_said() == 0 && activity_tell_later() && first_said() == WIRE_STILL && !activity_tell_later());
+    tangram.link.page = NULL;
+    end();
+}
+
+void a_flood_of_hints_displaces_no_work(void)
+{
+    begin();
+    while (activity_announce(WIRE_HINT, 1))
+        continue;
+    activity_launch((CUstream)0x1000, 0);
+    char packet[64];
+    assert(!activity_is_told() && recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0); /* room for one */
+    assert(!activity_announce(WIRE_HINT, 1) && activity_is_told());
+    assert(first_said() == WIRE_WORK);
+    assert(activity_announce(WIRE_HINT, 1));
+    end();
+}

@@ -1,0 +1,57 @@
+"""An arbiter that does not keep up with its messages: what does not fit into the socket is said later, so that it knows how things stand in the end."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.integration.turns.conftest import Node, Program, until
+
+LC = "latency-critical"
+FILL = "[None for _ in iter(lambda: library.tangram_hint(ctypes.c_uint64(1)), -1)][:0]"
+"""Until the socket is full."""
+
+
+@pytest.fixture
+def program(node: Node) -> Program:
+    return node.run("one", LC, core=20)
+
+
+def is_working(node: Node) -> bool:
+    turn = node.turn("one")
+    assert turn is not None
+    return turn.working
+
+
+def with_a_full_socket(node: Node, program: Program, *expressions: str) -> None:
+    node.arbiter.send_signal(signal.SIGSTOP)
+    try:
+        program.do(FILL)
+        for expression in expressions:
+            program.do(expression)
+    finally:
+        node.arbiter.send_signal(signal.SIGCONT)
+
+
+def test_work_that_did_not_fit_into_the_socket_is_capped_all_the_same(node: Node, program: Program) -> None:
+    with_a_full_socket(node, program, "launch(20_000_000)")
+    until(lambda: is_working(node))
+    until(lambda: node.held(program))
+    assert is_working(node)
+    assert not node.misuses()
+
+
+def test_idleness_that_did_not_fit_into_the_socket_frees_the_gpu(node: Node, program: Program) -> None:
+    program.do("launch(300_000)")
+    until(lambda: is_working(node))
+    with_a_full_socket(node, program, "wait()")
+    until(lambda: not is_working(node))
+    assert not node.misuses()
+
+
+def test_a_burst_of_short_requests_leaves_what_comes_after_it_known(node: Node, program: Program) -> None:
+    """Each is a WORK and an IDLE, and some of them are lost."""
+    with_a_full_socket(node, program, "len([(launch(1), wait()) for _ in range(600)])", "launch(20_000_000)")
+    until(lambda: is_working(node) and node.held(program))
+    assert not node.misuses()
