@@ -365,7 +365,19 @@ MAY_END_PRIMARY(cuDevicePrimaryCtxRelease_v2)
 MAY_END_PRIMARY(cuDevicePrimaryCtxReset)
 MAY_END_PRIMARY(cuDevicePrimaryCtxReset_v2)
 
-/* A green context keeps the device's primary context alive and lives inside it. */
+/* Of a device with a green context, which keeps the primary one alive: to retain it makes none. */
+static CUcontext handle_under_green(CUdevice device)
+{
+    CUcontext context = NULL;
+    if (!HAS(cuDevicePrimaryCtxRetain) || !HAS(cuDevicePrimaryCtxRelease_v2) ||
+        tangram.driver.cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS)
+        return NULL;
+    tangram.driver.cuDevicePrimaryCtxRelease_v2(device);
+    return context;
+}
+
+/* A green context keeps the device's primary context alive and lives inside it. Without the handle of that nobody could ask whether work has
+ * ended, or forget what died with it. */
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {
     NEEDS(cuGreenCtxCreate);
@@ -377,7 +389,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resource
     if (!primary_begin(device, card, &first))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuGreenCtxCreate(context, resources, device, flags);
-    primary_settle(device, card, rc, NULL, first);
+    primary_settle(device, card, rc, rc == CUDA_SUCCESS && primary_of(device) == PENDING ? handle_under_green(device) : NULL, first);
     return rc;
 }
 

@@ -88,6 +88,30 @@ def fill_in_thread() -> None:
     thread.join()
 
 
+def launch_and_fill(us: int, stream: int = 0) -> None:
+    """A kernel and a fill, which nobody waits for."""
+    at = ctypes.c_uint64()
+    check(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(4096)))
+    launch(us, stream)
+    check(cuda.cuMemsetD8Async(at, 1, ctypes.c_size_t(4096), ctypes.c_void_p(stream)))
+
+
+def go_green() -> None:
+    """From now on there is no context but a green one."""
+    global function
+    resource, description, made, now = (ctypes.c_char * 512)(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    of_multiprocessors, default_stream = 1, 1
+    check(cuda.cuCtxDestroy_v2(context))
+    check(cuda.cuDeviceGetDevResource(0, ctypes.byref(resource), of_multiprocessors))
+    check(cuda.cuDevResourceGenerateDesc(ctypes.byref(description), ctypes.byref(resource), 1))
+    check(cuda.cuGreenCtxCreate(ctypes.byref(made), description, 0, default_stream))
+    check(cuda.cuCtxFromGreenCtx(ctypes.byref(now), made))
+    check(cuda.cuCtxSetCurrent(now))
+    check(cuda.cuModuleLoadData(ctypes.byref(module), SPIN))
+    function = ctypes.c_void_p()
+    check(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"spin"))
+
+
 def launch_now_and_then(us: int, period_s: float) -> Callable[[], None]:
     """From another thread, which waits for nothing. Returns what ends it."""
     over = threading.Event()

@@ -61,6 +61,15 @@ def test_a_stream_that_is_destroyed_with_work_in_it_has_work_until_that_has_ende
     assert not node.misuses()
 
 
+def test_work_in_a_green_context_that_nobody_waits_for_ends(node: Node, program: Program) -> None:
+    """It is the only context. A fill, as the driver's count ends kernels."""
+    program.do("go_green()")
+    program.do("launch_and_fill(200_000, stream())")
+    until(lambda: is_working(node))
+    until(lambda: not is_working(node), 2)
+    assert not node.misuses()
+
+
 def test_work_that_ends_with_an_error_has_ended(node: Node, program: Program) -> None:
     """It stays with the process: no stream is ever answered with success again."""
     program.do("launch(100_000)")
