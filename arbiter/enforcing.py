@@ -13,6 +13,7 @@ from arbiter.identity import Identity, named
 from arbiter.server import Server
 from arbiter.turns import Turns
 from vgpu.enforcement import ContainerFacts, Enforcement, ProcessFacts, Reason, enforcement, reported
+from vgpu.names import CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
     return ContainerFacts(
         grant_readable=container.readable,
         core_percent=max((card.core_percent for card in container.grant.cards), default=0) if container.grant else 0,
+        best_effort=container.grant is not None and container.grant.klass == CLASSES[-1],
         gated=time.gated,
         partial=time.partial,
         denied=time.denied,

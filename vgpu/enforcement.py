@@ -114,7 +114,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.GATED: Row(
         _TIME,
-        "The arbiter delays the container's kernel launches instead of suspending it; its gpu-core is not exact.",
+        "The arbiter delays the container's kernel launches instead of suspending it; its gpu-core is not exact, and a best-effort container gives way late.",
         "Look for another reason of the same container, which says why it cannot be suspended.",
     ),
     Reason.MPS: Row(
@@ -210,6 +210,8 @@ class ContainerFacts:
     stall_ended_s: float = inf
     """How long ago a stall of that thread, or of the whole arbiter, ended."""
     processes: tuple[ProcessFacts, ...] = ()
+    best_effort: bool = False
+    """It gives way to everybody: that limits its GPU time, also without a gpu-core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ def _gating_enforces(facts: ContainerFacts) -> bool:
 def _of_container(facts: ContainerFacts) -> set[Reason]:
     gating_enforces = _gating_enforces(facts)
     holds = {
-        Reason.GATED: facts.gated and facts.core_percent > 0 and not gating_enforces,
+        Reason.GATED: facts.gated and (facts.core_percent > 0 or facts.best_effort) and not gating_enforces,
         Reason.CHANNELS_UNLISTED: facts.partial,
         Reason.UNKNOWN_DRIVER: facts.denied is Reason.UNKNOWN_DRIVER,
         Reason.NO_SUSPEND: facts.denied is Reason.NO_SUSPEND and not gating_enforces,

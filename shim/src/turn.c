@@ -108,10 +108,21 @@ void turn_read(void)
     activity_arbiter_is_new();
 }
 
+/* The heart beats while its number changes. What it says is of the arbiter's clock: in a time namespace ours is another. */
 static bool arbiter_is_stale(void)
 {
     struct wire_turn *page = atomic_load(&tangram.hot.page);
-    return page != NULL && now_ms() > atomic_load(&page->beat_ms) + STALE_MS;
+    if (page == NULL)
+        return false;
+    uint64_t now = now_ms(), beat = atomic_load(&page->beat_ms);
+    if (beat == 0) /* it has never beaten */
+        return true;
+    if (beat != atomic_load(&turn_->beat)) {
+        atomic_store(&turn_->beat_seen_ms, now);
+        atomic_store(&turn_->beat, beat);
+        return false;
+    }
+    return now > atomic_load(&turn_->beat_seen_ms) + STALE_MS;
 }
 
 /* We are suspended and the one who did it does not show that it lives. */
@@ -124,12 +135,15 @@ static bool abandoned(void)
 /* Once for each silence. Said before, so that no word of the work that runs then comes first, and after, as the arbiter may be back in between. */
 static bool resumed_says(uint64_t beat_ms, uint64_t value)
 {
-    return turn_->resumed_beat_ms == beat_ms || !turn_understands(WIRE_UNDERSTANDS_RESUMED) || turn_activity(WIRE_RESUMED, value);
+    return turn_->resumed_beat_ms == beat_ms || !turn_understands(WIRE_UNDERSTANDS_RESUMED) || turn_activity(WIRE_RESUMED, value) == TURN_SAID;
 }
 
 void turn_watch(void)
 {
-    if (!atomic_load(&turn_->wanted) || !abandoned())
+    if (!atomic_load(&turn_->wanted))
+        return;
+    arbiter_is_stale(); /* also while we run: how old a beat is shows only to who has seen it come */
+    if (!abandoned())
         return;
     uint64_t beat_ms = atomic_load(&atomic_load(&tangram.hot.page)->beat_ms);
     resumed_says(beat_ms, WIRE_ABOUT_TO);

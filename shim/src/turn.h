@@ -21,7 +21,9 @@ struct turn {
     unsigned pause_ms;    /* between tries */
     _Atomic bool urgent;  /* the container is latency-critical, as it was welcomed */
     uint32_t seq;
-    uint64_t resumed_beat_ms; /* the helper's: of the last silence in which we resumed ourselves, the beat before it */
+    uint64_t resumed_beat_ms;      /* the helper's: of the last silence in which we resumed ourselves, the beat before it */
+    _Atomic uint64_t beat;         /* as the page showed it last */
+    _Atomic uint64_t beat_seen_ms; /* when it had changed, by our clock; written before `beat` */
 };
 
 /* What became of a message about work. */

@@ -166,7 +166,7 @@ enum {
     WIRE_UNDERSTANDS_RESUMED = 16
 };
 struct wire_turn {
-    _Atomic uint64_t beat_ms;  /* CLOCK_MONOTONIC: the arbiter lives */
+    _Atomic uint64_t beat_ms;  /* changes while the arbiter lives: CLOCK_MONOTONIC, of its time namespace; 0 = it has not beaten yet */
     _Atomic uint32_t off;      /* the container is suspended */
     _Atomic uint32_t gate;     /* new work is to wait */
     _Atomic uint32_t features; /* of this arbiter; 0 from one that is older than the word */

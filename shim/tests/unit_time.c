@@ -306,6 +306,8 @@ int main(void)
     idleness_that_did_not_fit_is_said_later(true);
     what_else_was_launched_and_did_not_fit_is_said_later();
     a_flood_of_hints_displaces_no_work();
+    a_heart_beats_while_its_number_changes(1);
+    a_heart_beats_while_its_number_changes(now_ms() + 1000000);
     contexts_are_told_apart();
     copies_are_work();
     the_book_agrees_with_a_slow_one_also_on_garbage();

@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "../src/launching.h"
 #include "double.h"
@@ -205,5 +206,30 @@ void a_flood_of_hints_displaces_no_work(void)
     assert(!activity_announce(WIRE_HINT, 1) && activity_is_told());
     assert(first_said() == WIRE_WORK);
     assert(activity_announce(WIRE_HINT, 1));
+    end();
+}
+
+/* In a time namespace the arbiter's clock is another than ours. */
+void a_heart_beats_while_its_number_changes(uint64_t first)
+{
+    static struct wire_turn page;
+    begin();
+    make_device(CLIENT, DEVICE);
+    make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 2);
+    atomic_store(&page.off, 1);
+    atomic_store(&tangram.hot.page, &page);
+    for (uint64_t beat = 0; beat < 4; beat++) {
+        atomic_store(&page.beat_ms, first + beat);
+        turn_watch();
+        usleep(200000);
+    }
+    assert(kernel.enables == 0); /* nobody resumes what the arbiter keeps suspended */
+    usleep(500000);
+    turn_watch();
+    assert(kernel.enables > 0);
+    atomic_store(&tangram.hot.page, NULL);
+    capture_tell();
+    while (next_told().any)
+        continue;
     end();
 }

@@ -48,7 +48,7 @@ FACTS = st.builds(
         st.sampled_from([None, 2.0, 9.0]),
         st.booleans(),
     ),
-    *(st.floats(0, 10), st.booleans(), st.lists(PROCESSES, max_size=3).map(tuple)),
+    *(st.floats(0, 10), st.booleans(), st.lists(PROCESSES, max_size=3).map(tuple), st.booleans()),
 )
 
 
@@ -134,6 +134,13 @@ def test_the_last_process_takes_every_reason_with_it(reason: Reason) -> None:
 ])  # fmt: skip
 def test_what_is_short_of_a_cause_is_none(facts: ContainerFacts) -> None:
     assert enforcement(facts) == ENFORCED
+
+
+def test_a_best_effort_container_is_not_gated_silently() -> None:
+    """It requested no gpu-core, and gives way late all the same."""
+    found = enforcement(replace(FINE, gated=True, best_effort=True))
+    assert (found.gpu_time, [one.reason for one in found.findings]) == (State.UNENFORCED, [Reason.GATED])
+    assert enforcement(replace(FINE, best_effort=True)) == ENFORCED
 
 
 def test_no_channels_is_not_said_of_a_process_whose_own_reason_says_more() -> None:
