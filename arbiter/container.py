@@ -197,10 +197,16 @@ class Container:
             self._measured(waiting, uuids[waiting.card] in reading.cards)
         self.spared.take(uuids, reading)
         held = self.contexts.held(self.folder.name, self.ledger, uuids, self._welcomed(), reading)
+        self._charge_unconnected()
         for kill in overlimit.look(self.lookout, self.grant, reading, held):
             self.kills += 1
             self._measuring.kills.add(kill, self._clock())
         self._show()
+
+    def _charge_unconnected(self) -> None:
+        """What processes hold that cannot come back, or that go around the library, is lent to nobody else."""
+        for card, of in enumerate(self.grant.cards if self.grant is not None else ()):
+            self._tell(self.ledger.charge_unconnected(card, self.contexts.unconnected_bytes(of.uuid), self._clock()))
 
     def _welcomed(self) -> list[Connection]:
         """Asked anew after each thing said, since who cannot be told is dropped."""
@@ -335,6 +341,8 @@ class Container:
             self._handed_over.append(connection)
             return
         self.ledger.join(connection.number)
+        if self.contexts.met(connection.pid):
+            self._charge_unconnected()
         promised_mib = self._promise(connection) if connection.for_context and len(cards) == 1 else 0
         self._show()
         connection.send(0, wire.Welcome(cards, promised_mib), self._page.fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from arbiter import host
 from arbiter.connection import Connection
@@ -13,6 +14,9 @@ from vgpu import wire
 from vgpu.guard import Held
 from vgpu.holding import Event
 from vgpu.ledger import Ledger
+
+IN_A_ROW: Final = 2
+"""Readings after which a process that is not connected counts. Guessed: they are a second apart, and a process ends within one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,10 @@ class Contexts:
 
     def __init__(self) -> None:
         self.strangers: dict[str, dict[int, int]] = {}
-        """UUID -> pid -> bytes of processes of this container that never connected, in the last reading."""
+        """UUID -> pid -> bytes of processes of this container that are not connected, in the last reading."""
+        self._readings: dict[int, int] = {}
+        """In how many readings in a row each of them was seen, those that belong to the arbiter's first one at least twice."""
+        self._first = True
         self._waiting: dict[tuple[int, int], Waiting] = {}
         """By process and card: who asks again has the answer to the last."""
 
@@ -119,7 +126,34 @@ class Contexts:
                 else:
                     self.strangers[uuid][pid] = measured
                 found[uuid].append(Held(pid, measured, explained))
+        self._count(reading)
         return found
+
+    def _count(self, reading: Reading) -> None:
+        """One reading may know of a process that is just ending, whose connection is closed by then: two in a row do not. At an arbiter's start
+        one is enough, as nothing is lent yet and whoever connects is met. An MPS server runs the work of others."""
+        before = IN_A_ROW - 1 if self._first else 0
+        self._first = self._first and not reading.cards
+        self._readings = {
+            pid: self._readings.get(pid, before) + 1
+            for held in self.strangers.values()
+            for pid in held
+            if pid not in reading.seen or not reading.seen[pid].mps_server
+        }
+
+    def unconnected(self) -> tuple[int, ...]:
+        """Host pids of processes of this container that hold GPU memory and are not connected."""
+        return tuple(sorted(pid for pid, readings in self._readings.items() if readings >= IN_A_ROW))
+
+    def unconnected_bytes(self, uuid: str) -> int:
+        """What they hold of a card."""
+        return sum(self.strangers.get(uuid, {}).get(pid, 0) for pid in self.unconnected())
+
+    def met(self, pid: int) -> bool:
+        """It is connected from now on. Whether it was not before, as far as readings go."""
+        for held in self.strangers.values():
+            held.pop(pid, None)
+        return self._readings.pop(pid, None) is not None
 
     def listed(
         self, ledger: Ledger, card: int, uuid: str, connections: Iterable[Connection]

@@ -75,6 +75,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         for connection in container.connections.values()
         if connection.welcomed
     )
+    unconnected = (ProcessFacts(pid=pid, unconnected=True) for pid in container.contexts.unconnected())
     return ContainerFacts(
         grant_readable=container.readable,
         core_percent=max((card.core_percent for card in container.grant.cards), default=0) if container.grant else 0,
@@ -89,7 +90,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         if meter is not None and container.grant
         else 0.0,
         stall_ended_s=time.stall_ended_s,
-        processes=tuple(processes),
+        processes=(*processes, *unconnected),
     )
 
 

@@ -6,6 +6,7 @@ mounted at /run/tangram in its mount namespace: a directory of the grants folder
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -14,6 +15,10 @@ from typing import Final
 MOUNT_POINT: Final = "/run/tangram"
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 MPS_SERVER: Final = b"nvidia-cuda-mps"
+LIBRARY_THREAD: Final = "tangram"
+"""What the library calls its thread. Specified: shim/src/helper.c."""
+THREADS_LOOKED_AT: Final = 256
+"""A process can have any number. Guessed: the library starts its own with the first context."""
 COMMAND_CHARACTERS: Final = 200
 _STOPPED: Final = frozenset("TtZXx")
 """States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
@@ -59,9 +64,19 @@ def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
 
 def grant_of(pid: int, grants: Path) -> str | None:
     """Name of the directory in `grants` that is mounted in its namespace; None also for another folder that is named alike."""
-    mounted = mounted_at(_read(pid, "mountinfo").decode(errors="replace"))
+    mounted = mounted_at(mounts_of(pid))
     ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
     return key_under(mounted, ours)
+
+
+def mounts_of(pid: int) -> str:
+    """What is mounted where the process can see it. One that changed its root sees no grant any more: then what the library's thread sees, which
+    keeps the root that it started with."""
+    mountinfo = _read(pid, "mountinfo").decode(errors="replace")
+    if mounted_at(mountinfo) is not None:
+        return mountinfo
+    texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _threads(pid, LIBRARY_THREAD))
+    return next((text for text in texts if mounted_at(text) is not None), mountinfo)
 
 
 def key_under(mounted: tuple[str, str] | None, grants: tuple[str, str] | None) -> str | None:
@@ -135,7 +150,7 @@ def stranger(pid: int, folder: str, key: str, *, mount_needed: bool) -> str | No
     """
     if pid == 0:
         return None
-    mountinfo = _read(pid, "mountinfo").decode(errors="replace")
+    mountinfo = mounts_of(pid)
     theirs = grant_in(mountinfo, folder)
     if theirs is not None and theirs != key:
         return f"this socket is another container's: yours is in {theirs}"
@@ -165,6 +180,16 @@ def kill(pid: int, started: int) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+def _threads(pid: int, name: str) -> list[str]:
+    """Folders in /proc of its threads that are called so, of the first `THREADS_LOOKED_AT`."""
+    try:
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            threads = [f"{pid}/task/{entry.name}" for entry in itertools.islice(entries, THREADS_LOOKED_AT)]
+    except OSError:
+        return []
+    return [thread for thread in threads if _read(thread, "comm") == f"{name}\n".encode()]
 
 
 def _stat(pid: int) -> list[str]:

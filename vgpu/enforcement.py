@@ -64,6 +64,7 @@ class Reason(StrEnum):
     UNKNOWN_DRIVER = "unknown-driver"
     NO_SUSPEND = "no-suspend"
     SILENT_PROCESS = "silent-process"
+    UNCONNECTED = "unconnected"
     ARBITER_STALLED = "arbiter-stalled"
     NVML = "nvml"
     UNKNOWN_REASON = "unknown-reason"
@@ -137,6 +138,11 @@ TABLE: Final[Mapping[Reason, Row]] = {
         "A process holds a lease and has not answered the arbiter's recall for 2 s; its siblings cannot use that memory.",
         "Resume the process if it is stopped, else end it.",
     ),
+    Reason.UNCONNECTED: Row(
+        _MEMORY | _TIME,
+        "A process of the container holds GPU memory and is not connected to the arbiter, so nothing is refused to it and its GPU time is not limited.",
+        "Start the program with the library and without going around it; it needs its file descriptors and the socket in /run/tangram also later.",
+    ),
     Reason.ARBITER_STALLED: Row(
         _TIME,
         "The arbiter, or its thread of a GPU, stood still for 2 s or a moment ago; suspended processes resume themselves after 0.6 s.",
@@ -172,7 +178,7 @@ _WHY_NO_CHANNELS: Final = frozenset({Reason.NO_THREAD, Reason.CHANNELS_UNLISTED,
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """One connected process. `pid` is the host's, 0 where it is not known."""
+    """One process that is connected, or that NVML sees in the container. `pid` is the host's, 0 where it is not known."""
 
     pid: int
     reported: frozenset[Reason] = frozenset()
@@ -183,6 +189,8 @@ class ProcessFacts:
     """How long it has owed the answer to a recall while it holds a lease; None = it owes none."""
     mps: bool = False
     """NVML lists it as a client of an MPS server."""
+    unconnected: bool = False
+    """NVML counts memory for it, and it is not connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +282,8 @@ def _of_process(process: ProcessFacts, facts: ContainerFacts) -> set[Reason]:
         reasons.discard(Reason.NO_CHANNELS)
     if process.recall_s is not None and process.recall_s >= SILENT_S:
         reasons.add(Reason.SILENT_PROCESS)
+    if process.unconnected:
+        reasons.add(Reason.UNCONNECTED)
     return reasons
 
 

@@ -113,6 +113,8 @@ class CardBook:
     context_bytes: int = 0
     room_bytes: int = 0
     """Beside the contexts, were there no bound to it."""
+    unconnected_bytes: int = 0
+    """Of processes of the container that are not connected."""
     promises: dict[int, Promise] = field(default_factory=dict)
     """By process."""
 

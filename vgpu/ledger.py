@@ -2,8 +2,8 @@
 
 One ledger serves one grant: its cards, the processes connected to it (named by any number), and what each has leased. It is
 pure: calls bring what happened and the time, and return what is to be told to whom. Nothing is ever leased beyond the limit.
-Two things can bring the sum above it, and then nothing more is leased until it is below again: what a process re-states after
-the arbiter came back, and contexts that grow (`context`), which nobody can refuse.
+Three things can bring the sum above it, and then nothing more is leased until it is below again: what a process re-states after
+the arbiter came back, contexts that grow (`context`), and what processes hold that never connected. Nobody can refuse those.
 
 An ask that does not fit is held while the other processes are asked to return what they do not use. All of them are asked at
 once, each for all that is missing: what comes back too much is unused anyway, and one round is all that a waiting allocation
@@ -287,6 +287,12 @@ class Ledger:
             card.limit_bytes = limit
         return self._decide_all(now_s)
 
+    def charge_unconnected(self, card: int, amount_bytes: int, now_s: float) -> list[Event]:
+        """Processes of the container that are not connected hold so much, as NVML counts it: nobody can refuse that."""
+        of = self._cards[card]
+        fell, of.unconnected_bytes = amount_bytes < of.unconnected_bytes, amount_bytes
+        return self._decide(card, now_s) if fell else []
+
     def unleased_bytes(self, card: int) -> int:
         """What no process holds, for allocations or contexts, and is not kept beside a context."""
         of = self._cards[card]
@@ -402,7 +408,7 @@ class Ledger:
         return min(room_bytes, card.limit_bytes // ROOM_SHARE)
 
     def _taken_bytes(self, card: CardBook) -> int:
-        held_bytes = card.leased_bytes + card.context_bytes + card.shared.charged_bytes
+        held_bytes = card.leased_bytes + card.context_bytes + card.shared.charged_bytes + card.unconnected_bytes
         return held_bytes + self._kept_bytes(card, card.room_bytes)
 
     def _free_bytes(self, number: int) -> int:

@@ -64,6 +64,7 @@ CAUSES = {
     Reason.UNKNOWN_DRIVER: replace(FINE, denied=Reason.UNKNOWN_DRIVER),
     Reason.NO_SUSPEND: replace(FINE, denied=Reason.NO_SUSPEND),
     Reason.SILENT_PROCESS: with_process(recall_s=SILENT_S),
+    Reason.UNCONNECTED: with_process(unconnected=True),
     Reason.ARBITER_STALLED: replace(FINE, stalled_s=STALLED_S),
     Reason.NVML: replace(FINE, reading_s=STALE_S + 0.1),
 }
