@@ -27,7 +27,9 @@ def test_a_process_that_shares_its_parents_memory_counts_with_it(stage: Stage, d
     assert (ran.codes, ran.errors) == ([0, 0, OUT_OF_MEMORY, 0, OUT_OF_MEMORY], "")
 
 
-def test_a_process_in_its_parents_memory_that_comes_first_is_refused_and_leaves_the_parent_its_limit(stage: Stage) -> None:
+def test_a_process_in_its_parents_memory_that_comes_first_is_refused_and_leaves_the_parent_its_limit(
+    stage: Stage,
+) -> None:
     assert run(stage, "processes", "first", seconds=20).codes == [0, 0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -91,14 +92,13 @@ def test_a_process_that_changed_its_root_is_known_by_the_librarys_thread(monkeyp
     """That keeps the root which it started with."""
     texts = {f"{os.getpid()}": "", f"{os.getpid()}/task/7": ROOT, f"{os.getpid()}/task/8": MOUNTED}
     monkeypatch.setattr(host, "_read", lambda of, name: texts.get(str(of), "").encode() if name == "mountinfo" else b"")
-    monkeypatch.setattr(host, "_threads", lambda pid, name: [f"{pid}/task/7", f"{pid}/task/8"])
+    monkeypatch.setattr(host, "_threads", lambda pid, _: [f"{pid}/task/7", f"{pid}/task/8"])
     assert host.stranger(os.getpid(), "grants", "k", mount_needed=True) is None
     assert "another container's" in str(host.stranger(os.getpid(), "grants", "other", mount_needed=True))
 
 
 def test_the_threads_of_a_name_are_found() -> None:
-    with open("/proc/self/comm") as comm:
-        name = comm.read().rstrip("\n")
+    name = Path("/proc/self/comm").read_text().rstrip("\n")
     assert f"{os.getpid()}/task/{os.getpid()}" in host._threads(os.getpid(), name)
     assert host._threads(os.getpid(), "nobody's name") == []
     assert host._threads(LOST, name) == []
