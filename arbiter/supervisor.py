@@ -36,6 +36,8 @@ RESTARTS: Final = "TANGRAM_ARBITER_RESTARTS"
 """What the arbiter is told in its environment: how often it was started again."""
 SPARE: Final = "TANGRAM_ARBITER_SPARE_FD"
 """Where a spare arbiter reads that it is needed."""
+READY: Final = b"READY=1"
+LOADED: Final = b"STATUS=loaded"
 SPARE_EVERY_S: Final = 10.0
 """Spares that end by themselves are replaced this often at most. Guessed."""
 FIRST_S: Final = 0.5
@@ -222,14 +224,18 @@ class Supervisor:
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                if b"READY=1" in self._notes.recv(4096).split(b"\n"):
+                words = self._notes.recv(4096)
+                if words == READY:
                     self._served = self._ever_served = True
+                elif words == LOADED:
+                    _say("info", "a spare arbiter is loaded")
 
 
 def needed() -> bool:
     """For the arbiter, when it is loaded: wait until it is needed, where the supervisor keeps it as a spare. False = it never will be."""
     fd = os.environ.pop(SPARE, "")
     if fd:
+        _notify(LOADED)
         word = os.read(int(fd), 64)
         os.close(int(fd))
         os.environ[RESTARTS] = word.decode()
@@ -239,10 +245,14 @@ def needed() -> bool:
 
 def notify_ready() -> None:
     """The arbiter serves: say so to whoever started it and waits for that (NOTIFY_SOCKET, as systemd has it)."""
+    _notify(READY)
+
+
+def _notify(words: bytes) -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+            sock.sendto(words, "\0" + address[1:] if address.startswith("@") else address)
 
 
 def _say(level: str, event: str, **about: object) -> None:

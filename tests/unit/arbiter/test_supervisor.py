@@ -52,13 +52,22 @@ class Supervised:
         with self.said.open("wb") as out, self.log.open("wb") as err:
             self.process = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=REPOSITORY, stdout=out, stderr=err)
 
+    def lines(self) -> list[list[str]]:
+        """Words of those that are written whole."""
+        return [line.split() for line in self.said.read_text().split("\n")[:-1]]
+
     def starts(self) -> list[tuple[int, int]]:
         """Pid and number of restarts, of each that served."""
-        lines = [line.split() for line in self.said.read_text().splitlines()]
-        return [(int(line[1]), int(line[2])) for line in lines if line[0] == "pid"]
+        return [(int(line[1]), int(line[2])) for line in self.lines() if line[0] == "pid"]
+
+    def loaded(self) -> list[int]:
+        """Pids of all that were loaded."""
+        return [int(line[1]) for line in self.lines() if line[0] == "loaded"]
 
     def events(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        """Those that are more than information."""
+        told = (json.loads(line) for line in self.log.read_text().splitlines())
+        return [event for event in told if event["level"] != "info"]
 
     def ends(self) -> int:
         return self.process.wait(20)
@@ -100,14 +109,11 @@ def test_a_spare_one_is_loaded_and_serves_when_it_is_needed(supervise: Callable[
     one = supervise()
     first = served(one)
 
-    def loaded() -> list[int]:
-        return [int(line.split()[1]) for line in one.said.read_text().splitlines() if line.startswith("loaded")]
-
-    wait_for(lambda: len(loaded()) == 2, 20)
+    wait_for(lambda: len(one.loaded()) == 2 and "a spare arbiter is loaded" in one.log.read_text(), 20)
     os.kill(first, signal.SIGKILL)
-    assert served(one, 2) == loaded()[1], "the spare, with its own pid"
-    wait_for(lambda: len(loaded()) == 3, 20)
-    spare = loaded()[2]
+    assert served(one, 2) == one.loaded()[1], "the spare, with its own pid"
+    wait_for(lambda: len(one.loaded()) == 3, 20)
+    spare = one.loaded()[2]
     one.process.send_signal(signal.SIGTERM)
     assert one.ends() == 7
     wait_for(lambda: not Path(f"/proc/{spare}").exists(), 20)
@@ -116,8 +122,8 @@ def test_a_spare_one_is_loaded_and_serves_when_it_is_needed(supervise: Callable[
 def test_a_spare_that_was_killed_is_missed_by_nobody(supervise: Callable[..., Supervised]) -> None:
     one = supervise()
     first = served(one)
-    wait_for(lambda: one.said.read_text().count("loaded") == 2, 20)
-    spare = int(one.said.read_text().split("loaded ")[2].split()[0])
+    wait_for(lambda: len(one.loaded()) == 2, 20)
+    spare = one.loaded()[1]
     os.kill(spare, signal.SIGKILL)
     wait_for(lambda: not Path(f"/proc/{spare}").exists(), 20)
     os.kill(first, signal.SIGKILL)
