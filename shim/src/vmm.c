@@ -111,6 +111,18 @@ static bool own_handle(uint64_t number, struct block *block)
     return room;
 }
 
+/* Locked. False when it cannot be remembered. */
+static bool own_mapping(uint64_t at, uint64_t bytes, struct block *block)
+{
+    if (!room_for_one((void **)&vmm->mapping, vmm->mappings, &vmm->mappings_room, sizeof *vmm->mapping))
+        return false;
+    size_t i = first_mapping(at);
+    memmove(&vmm->mapping[i + 1], &vmm->mapping[i], (vmm->mappings - i) * sizeof *vmm->mapping);
+    vmm->mapping[i] = (struct mapping){at, bytes, block};
+    vmm->mappings++;
+    return true;
+}
+
 /* Zeroes a new block at an address of ours. */
 static CUresult zero_mapped(struct block *block, CUmemGenericAllocationHandle handle, CUdevice device)
 {
@@ -126,10 +138,14 @@ static CUresult zero_mapped(struct block *block, CUmemGenericAllocationHandle ha
             rc = clear_on(device, at, block->bytes);
         unmapped = tangram.driver.cuMemUnmap(at, block->bytes);
     }
-    if (unmapped == CUDA_SUCCESS)
+    if (unmapped == CUDA_SUCCESS) {
         tangram.driver.cuMemAddressFree(at, block->bytes);
-    else
-        block->holders++; /* the memory stays, so its charge does */
+    } else { /* the memory stays, so its charge does */
+        pthread_mutex_lock(&vmm->lock);
+        block->holders++;
+        own_mapping(at, block->bytes, block);
+        pthread_mutex_unlock(&vmm->lock);
+    }
     return rc != CUDA_SUCCESS ? rc : unmapped;
 }
 
@@ -259,18 +275,6 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     if (rc != CUDA_SUCCESS) /* what we cannot count, we do not hand out */
         tangram.driver.cuMemRelease(*handle);
     return rc;
-}
-
-/* Locked. False when it cannot be remembered. */
-static bool own_mapping(uint64_t at, uint64_t bytes, struct block *block)
-{
-    if (!room_for_one((void **)&vmm->mapping, vmm->mappings, &vmm->mappings_room, sizeof *vmm->mapping))
-        return false;
-    size_t i = first_mapping(at);
-    memmove(&vmm->mapping[i + 1], &vmm->mapping[i], (vmm->mappings - i) * sizeof *vmm->mapping);
-    vmm->mapping[i] = (struct mapping){at, bytes, block};
-    vmm->mappings++;
-    return true;
 }
 
 static uint64_t charge_of(struct block *block)
