@@ -59,6 +59,7 @@ class Reason(StrEnum):
     UNKNOWN_FUNCTION = "unknown-function"
     CHANNELS_UNLISTED = "channels-unlisted"
     NO_UUID = "no-uuid"
+    NO_PAGE = "no-page"
     GATED = "gated"
     MPS = "mps"
     UNKNOWN_DRIVER = "unknown-driver"
@@ -112,6 +113,11 @@ TABLE: Final[Mapping[Reason, Row]] = {
         _TIME,
         "The driver does not name the GPU of a process's channels, so the arbiter cannot suspend them.",
         "Compare the driver version with the support matrix.",
+    ),
+    Reason.NO_PAGE: Row(
+        _TIME,
+        "A process had no file descriptor left when the arbiter restarted, so its kernel launches do not wait where the arbiter delays them.",
+        "Raise the limit of open files, or close some; the library then connects anew within a second.",
     ),
     Reason.GATED: Row(
         _TIME,
@@ -169,6 +175,7 @@ REPORTED: Final[Mapping[int, Reason]] = {
     4: Reason.UNKNOWN_FUNCTION,
     5: Reason.CHANNELS_UNLISTED,
     6: Reason.NO_UUID,
+    7: Reason.NO_PAGE,
 }
 """What a library may report, by the number on the wire. Specified: `enum wire_reason` of shim/src/wire.h."""
 

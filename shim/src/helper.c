@@ -10,6 +10,7 @@
 #include "process.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -107,13 +108,25 @@ static void state_things(struct rounds *rounds)
     pthread_mutex_unlock(&link_->lock);
     if (!good)
         link_read(); /* finds out that the connection is over */
+    reserve_fill();
+    link_look_for_page();
+    turn_look_for_page();
     rounds->statement_ms = now_ms() + STATEMENT_MS;
+}
+
+/* The program may change its root later: the socket is then where it was for this thread alone, which keeps its own from here on. It keeps nobody
+ * from unmounting the folder that the program was in. */
+static void keep_root(void)
+{
+    if (unshare(CLONE_FS) != 0 || tangram.grant.socket[0] != '/' || chdir("/") != 0)
+        debug("the library's thread keeps the program's root and folder");
 }
 
 static void *helper(void *unused)
 {
     (void)unused;
-    prctl(PR_SET_NAME, "tangram"); /* for who looks at the program's threads */
+    prctl(PR_SET_NAME, "tangram"); /* for who looks at the program's threads, as the arbiter does */
+    keep_root();
     take_over();
     for (struct rounds rounds = {.statement_ms = now_ms() + STATEMENT_MS};;) {
         pthread_mutex_lock(&link_->lock);

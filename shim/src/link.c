@@ -79,10 +79,16 @@ bool link_say_context(struct card *card, enum wire_step step, uint32_t seq)
 
 static void map_page(int fd)
 {
-    void *old = (void *)(uintptr_t)atomic_load(&link_->page);
-    void *page = mmap(old, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | (old ? MAP_FIXED : 0), fd, 0);
+    void *page = wire_map_page((void *)(uintptr_t)atomic_load(&link_->page), fd);
     if (page != MAP_FAILED)
         atomic_store(&link_->page, (const _Atomic uint64_t *)page);
+    link_->blind = fd < 0;
+}
+
+/* The first page is needed to know what the arbiter understands. A later one tells nothing that limits memory. */
+static bool can_be_welcomed(int page_fd)
+{
+    return page_fd >= 0 || atomic_load(&link_->page) != NULL;
 }
 
 /* Locked. What this process has of a card, said to an arbiter that may be new. */
@@ -131,7 +137,7 @@ static bool greet(uint32_t flags)
         return false;
     link_->pause_ms = link_->pause_ms == 0 ? RETRY_FIRST_MS : link_->pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : link_->pause_ms * 2;
     link_->again_ms = now + link_->pause_ms;
-    if (!wire_connect(&link_->end, tangram.grant.socket))
+    if (!wire_connect(&link_->end, tangram.grant.socket, link_->pause_ms > RETRY_ENDING_MS))
         return false;
     if (!wire_send(&link_->end, WIRE_HELLO, 1, &hello, sizeof hello)) {
         wire_close(&link_->end);
@@ -184,7 +190,7 @@ static void lost(void)
 /* The first packet on a connection. */
 static bool answered_hello(const struct wire_packet *packet, int passed)
 {
-    bool good = packet->header.type == WIRE_WELCOME && passed >= 0;
+    bool good = packet->header.type == WIRE_WELCOME && can_be_welcomed(passed);
     if (packet->header.type == WIRE_ERROR)
         warn(WARN_TURNED_AWAY, "the arbiter turns this process away (%.*s): GPU memory is refused", (int)sizeof packet->body.error.text,
              packet->body.error.text);
@@ -197,7 +203,19 @@ static bool answered_hello(const struct wire_packet *packet, int passed)
         link_->turned_away = packet->header.type == WIRE_ERROR;
     }
     pthread_mutex_unlock(&link_->lock);
+    if (good)
+        reserve_fill();
     return good;
+}
+
+void link_look_for_page(void)
+{
+    if (!link_->blind || !wire_has_room())
+        return;
+    pthread_mutex_lock(&link_->lock);
+    if (link_->stage == LINK_CONNECTED)
+        lost();
+    pthread_mutex_unlock(&link_->lock);
 }
 
 void link_read(void)

@@ -25,6 +25,14 @@ struct wire_end {
 };
 #define WIRE_NO_END ((struct wire_end){.fd = -1})
 
+/* Sockets for when none can be made: one for each connection. */
+enum { RESERVE_SOCKETS = 2, RETRY_ENDING_MS = 10 }; /* pauses of so long are over before the reserve is used: an arbiter that is just ending may still listen; guessed */
+struct reserve {
+    pthread_mutex_t lock; /* the innermost */
+    struct wire_end spare[RESERVE_SOCKETS];
+};
+#define RESERVE_EMPTY {.lock = PTHREAD_MUTEX_INITIALIZER, .spare = {{.fd = -1}, {.fd = -1}}}
+
 /* A packet whose answer a thread waits for. */
 struct awaited {
     uint32_t seq; /* 0 = none */
@@ -68,6 +76,7 @@ struct link {
     struct wire_process *listed; /* where the process list goes that is waited for */
     uint32_t listed_room, listed_count;
     struct wire_packet packet;              /* of whoever reads: one at a time */
+    bool blind; /* there was no descriptor for the page: what it shows is not known */
     const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire card */
 };
 
@@ -84,8 +93,17 @@ struct link {
 #define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
 #define WIRE_SEQ_GROW UINT32_C(0x08000000)
 
+/* reserve.c */
+void reserve_fill(void);
+bool reserve_take(struct wire_end *end);
+void reserve_give_back(struct wire_end *end); /* one that could not be connected; closes what there is no place for */
+void reserve_forget(void);                    /* in a forked child */
+
 /* packet.c */
-bool wire_connect(struct wire_end *end, const char *path);
+bool wire_socket(struct wire_end *end); /* connected to nothing yet */
+bool wire_has_room(void);               /* is there a descriptor left? */
+void *wire_map_page(void *at, int fd);  /* over the one before, if there is one; fd = -1: one that shows nothing. MAP_FAILED */
+bool wire_connect(struct wire_end *end, const char *path, bool reserve); /* reserve: by a socket of reserve.c, where none can be made */
 bool wire_is_ours(const struct wire_end *end);
 void wire_close(struct wire_end *end); /* its number is closed only while it is this socket's */
 bool wire_readable(const struct wire_end *end, uint64_t ms);
@@ -97,6 +115,7 @@ bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *p
 void link_greet(void);          /* sends HELLO and waits for nothing */
 bool link_wait(void);           /* until connected, as long as an arbiter that is there may take */
 void link_forget(void);         /* in a forked child */
+void link_look_for_page(void);  /* by the one who reads, now and then: connects anew where there is a descriptor for the page by now */
 bool link_has_helper(void);     /* false: what is not needed is returned at once, for nobody would answer a recall */
 uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page; 0 before the first WELCOME */
 

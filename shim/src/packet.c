@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <limits.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -30,16 +31,62 @@ bool wire_is_ours(const struct wire_end *end)
 
 /* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
  * the descriptor table, which costs a process of several threads 5 to 20 ms (measured). */
-bool wire_connect(struct wire_end *end, const char *path)
+bool wire_connect(struct wire_end *end, const char *path, bool reserve)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct stat there;
     *end = WIRE_NO_END;
     if (process_is_guest()) /* its descriptors may be its own */
         return false;
     if (strlen(path) >= sizeof address.sun_path)
         return false;
     strcpy(address.sun_path, path);
+    bool made = wire_socket(end);
+    if (!made && (!reserve || !reserve_take(end)))
+        return false;
+    if (connect(end->fd, (const struct sockaddr *)&address, sizeof address) == 0)
+        return true;
+    if (made)
+        wire_close(end);
+    else
+        reserve_give_back(end);
+    return false;
+}
+
+bool wire_has_room(void)
+{
+    struct wire_end end;
+    bool room = wire_socket(&end);
+    if (room)
+        wire_close(&end);
+    return room;
+}
+
+/* What an arbiter understands is kept: the next one does, too. */
+static void *map_nothing(void *at)
+{
+    struct wire_turn *turn = at == NULL ? NULL : (struct wire_turn *)(void *)((char *)at + WIRE_TURN_AT);
+    uint32_t features = turn == NULL ? 0 : atomic_load(&turn->features), wait_ms = turn == NULL ? 0 : atomic_load(&turn->wait_ms);
+    void *page = mmap(at, WIRE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at != NULL ? MAP_FIXED : 0), -1, 0);
+    if (page == MAP_FAILED)
+        return page;
+    turn = (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT);
+    atomic_store(&turn->features, features);
+    atomic_store(&turn->wait_ms, wait_ms);
+    mprotect(page, WIRE_PAGE_BYTES, PROT_READ);
+    return page;
+}
+
+void *wire_map_page(void *at, int fd)
+{
+    if (fd < 0)
+        return map_nothing(at);
+    return mmap(at, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd, 0);
+}
+
+bool wire_socket(struct wire_end *end)
+{
+    struct stat there;
+    *end = WIRE_NO_END;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && fd <= STDERR_FILENO) { /* the program closed those: what it writes there must not come to us */
         int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -48,7 +95,7 @@ bool wire_connect(struct wire_end *end, const char *path)
     }
     if (fd < 0)
         return false;
-    if (fstat(fd, &there) != 0 || connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
+    if (fstat(fd, &there) != 0) {
         close(fd);
         return false;
     }
@@ -145,7 +192,7 @@ static bool well_formed(const struct wire_packet *packet, size_t got)
 }
 
 /* False when the peer hung up or what came is no packet of this protocol. A descriptor that came along is in *passed_fd,
- * else that is -1. */
+ * else that is -1, also where none was left for it. */
 bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd)
 {
     union {
@@ -167,5 +214,5 @@ bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *p
     struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
     if (passed != NULL && passed->cmsg_level == SOL_SOCKET && passed->cmsg_type == SCM_RIGHTS)
         memcpy(passed_fd, CMSG_DATA(passed), sizeof(int));
-    return (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 && well_formed(packet, (size_t)got);
+    return (message.msg_flags & MSG_TRUNC) == 0 && well_formed(packet, (size_t)got);
 }

@@ -32,6 +32,7 @@ struct tangram tangram = {
     .asking = PTHREAD_MUTEX_INITIALIZER,
     .bounding = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
+    .reserve = RESERVE_EMPTY,
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
     .pages = {.busy = ATOMIC_FLAG_INIT},
     .array_pages = {.busy = ATOMIC_FLAG_INIT},
@@ -115,6 +116,7 @@ static void in_child(void)
     atomic_fetch_add(&tangram.contexts_gone, 1);
 
     link_forget();
+    reserve_forget();
     contexts_forget_all();
     bounds_forget_all();
     capture_forget_all();

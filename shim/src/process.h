@@ -177,6 +177,7 @@ struct tangram {
     _Atomic bool late_code; /* an image is loaded whose code comes later: code.c */
     _Atomic unsigned graphs; /* executable graphs that allocate */
     struct holds holds;
+    struct reserve reserve;
     struct capture capture;
     struct turn turn;
     struct activity activity;

@@ -31,13 +31,18 @@ static struct turn *const turn_ = &tangram.turn;
 
 static void map_page(int fd)
 {
-    if (atomic_load(&tangram.hot.page) != NULL) /* the arbiter was restarted: the place stays, the page is its new one */
-        mmap((char *)atomic_load(&tangram.hot.page) - WIRE_TURN_AT, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
-    else {
-        void *page = mmap(NULL, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
-        if (page != MAP_FAILED)
-            atomic_store(&tangram.hot.page, (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT));
-    }
+    struct wire_turn *old = atomic_load(&tangram.hot.page); /* the arbiter was restarted: the place stays, the page is its new one */
+    void *page = wire_map_page(old == NULL ? NULL : (char *)old - WIRE_TURN_AT, fd);
+    if (page != MAP_FAILED)
+        atomic_store(&tangram.hot.page, (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT));
+    turn_->blind = fd < 0;
+    state_set(WIRE_NO_PAGE, turn_->blind);
+}
+
+/* Without a page launches do not wait at the gate, which is reported. Channels are suspended as ever, and resumed when the connection ends. */
+static bool can_be_welcomed(int page_fd)
+{
+    return page_fd >= 0 || atomic_load(&tangram.hot.page) != NULL;
 }
 
 /* Locked. */
@@ -49,7 +54,7 @@ static void greet(void)
         return;
     turn_->pause_ms = turn_->pause_ms == 0 ? RETRY_FIRST_MS : turn_->pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : turn_->pause_ms * 2;
     turn_->again_ms = now + turn_->pause_ms;
-    if (!wire_connect(&turn_->end, tangram.grant.socket))
+    if (!wire_connect(&turn_->end, tangram.grant.socket, turn_->pause_ms > RETRY_ENDING_MS))
         return;
     if (wire_send(&turn_->end, WIRE_HELLO, 1, &hello, sizeof hello))
         turn_->stage = LINK_GREETED;
@@ -88,7 +93,7 @@ void turn_read(void)
     struct wire_packet *packet = malloc(sizeof *packet);
     int passed = -1;
     bool good = packet != NULL && turn_->stage == LINK_GREETED && wire_receive(&turn_->end, packet, &passed) &&
-                packet->header.type == WIRE_WELCOME && passed >= 0;
+                packet->header.type == WIRE_WELCOME && can_be_welcomed(passed);
     if (good) {
         map_page(passed);
         atomic_store(&turn_->urgent, packet->body.welcome.cards > 0 && packet->body.welcome.card[0].klass == LATENCY_CRITICAL);
@@ -130,6 +135,12 @@ static bool abandoned(void)
 {
     struct wire_turn *page = atomic_load(&tangram.hot.page);
     return page != NULL && atomic_load(&page->off) != 0 && arbiter_is_stale();
+}
+
+void turn_look_for_page(void)
+{
+    if (turn_->blind && turn_->stage == LINK_CONNECTED && wire_has_room())
+        lost();
 }
 
 /* Once for each silence. Said before, so that no word of the work that runs then comes first, and after, as the arbiter may be back in between. */

@@ -20,6 +20,7 @@ struct turn {
     uint64_t again_ms;    /* not before then is the arbiter tried again */
     unsigned pause_ms;    /* between tries */
     _Atomic bool urgent;  /* the container is latency-critical, as it was welcomed */
+    bool blind; /* there was no descriptor for the page; who reads alone */
     uint32_t seq;
     uint64_t resumed_beat_ms;      /* the helper's: of the last silence in which we resumed ourselves, the beat before it */
     _Atomic uint64_t beat;         /* as the page showed it last */
@@ -42,6 +43,7 @@ void turn_start(void);
 int turn_try(void);
 void turn_read(void);
 void turn_watch(void);
+void turn_look_for_page(void); /* now and then: connects anew where there is a descriptor for the page by now */
 
 /* Where there is no helper: one try to connect, and a look whether the connection has ended, by a thread that has something to tell. */
 void turn_meet(void);

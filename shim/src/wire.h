@@ -60,7 +60,8 @@ enum wire_reason {
     WIRE_UNKNOWN_FUNCTION = 4, /* the driver has a newer form of a function that takes memory or launches, or lacks one that tells of memory */
     WIRE_UNLISTED_CHANNELS = 5,
     WIRE_NO_UUID = 6,         /* a channel whose GPU the driver does not name */
-    WIRE_REASONS = 7
+    WIRE_NO_PAGE = 7,         /* no descriptor was left for the arbiter's page: launches do not wait at its gate */
+    WIRE_REASONS = 8
 };
 
 enum wire_step { WIRE_BEGIN = 1, WIRE_DONE = 2, WIRE_GONE = 3, WIRE_GROW = 4, WIRE_GROWN = 5 };

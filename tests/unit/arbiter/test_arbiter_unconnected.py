@@ -92,7 +92,7 @@ def test_a_process_that_changed_its_root_is_known_by_the_librarys_thread(monkeyp
     """That keeps the root which it started with."""
     texts = {f"{os.getpid()}": "", f"{os.getpid()}/task/7": ROOT, f"{os.getpid()}/task/8": MOUNTED}
     monkeypatch.setattr(host, "_read", lambda of, name: texts.get(str(of), "").encode() if name == "mountinfo" else b"")
-    monkeypatch.setattr(host, "_threads", lambda pid, _: [f"{pid}/task/7", f"{pid}/task/8"])
+    monkeypatch.setattr(host, "_threads", lambda pid, _name: [f"{pid}/task/7", f"{pid}/task/8"])
     assert host.stranger(os.getpid(), "grants", "k", mount_needed=True) is None
     assert "another container's" in str(host.stranger(os.getpid(), "grants", "other", mount_needed=True))
 
