@@ -25,6 +25,7 @@ CUresult graph_new(CUgraph *made, enum handle_kind kind)
 static void append(CUgraph graph, CUgraphNode node)
 {
     SCOPED tables = hold(&cuda.lock);
+    node->graph = graph;
     *graph->last = node;
     graph->last = &node->next;
     graph->nodes++;
@@ -61,12 +62,35 @@ CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made)
     return CUDA_SUCCESS;
 }
 
+static struct work kernel_of(CUfunction function)
+{
+    return (struct work){.type = CU_GRAPH_NODE_TYPE_KERNEL, .function = function, .local = function->local, .runtime = function->runtime};
+}
+
 CUresult node_kernel(CUgraph graph, CUfunction function, void **parameters, void **extra, CUgraphNode *made)
 {
     CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_VALUE);
-    struct work work = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .local = function->local, .runtime = function->runtime};
+    struct work work = kernel_of(function);
     TRY(function_ns(function, parameters, extra, &work.ns));
     return node_add(graph, work, made);
+}
+
+/* The node is one of the graph that was instantiated; the executable graph has a copy of it at the same place. */
+EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *how)
+{
+    TRY(handle_ok(exec, HANDLE_EXEC, CUDA_ERROR_INVALID_VALUE));
+    TRY(handle_ok(node, HANDLE_NODE, CUDA_ERROR_INVALID_VALUE));
+    CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
+    CUfunction function = how->func != NULL ? how->func : (CUfunction)how->kern;
+    CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_VALUE);
+    CUgraphNode copy = ((CUgraph)exec)->first;
+    for (CUgraphNode before = node->graph->first; before != node && before != NULL && copy != NULL; before = before->next)
+        copy = copy->next;
+    CHECK(copy != NULL && copy->work.type == CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
+    const uint64_t ns = copy->work.ns;
+    copy->work = kernel_of(function);
+    copy->work.ns = ns;
+    return CUDA_SUCCESS;
 }
 
 /* An address now, memory at launch. */

@@ -211,6 +211,7 @@ CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **phy
 /* graph.c: what a node does when its graph runs. A child is copied when its node is added. */
 struct work {
     CUgraphNodeType type;
+    CUfunction function;
     uint64_t ns, local; /* of a kernel */
     bool runtime;
     CUdeviceptr at; /* of an allocation or a free */
@@ -219,6 +220,7 @@ struct work {
 struct CUgraphNode_st {
     struct handle handle;
     struct work work;
+    CUgraph graph;
     CUgraphNode next;
 };
 CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made); /* made may be NULL */
