@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.granularity import arrays, code, errors, limits, linear, modules, others
+from bench.granularity import arrays, code, errors, limits, linear, managed, modules, others
 from bench.granularity.driver import HEADER, Rows
 
 PARTS = {
@@ -40,6 +40,7 @@ PARTS = {
     "others": others.others,
     "streams": others.streams,
     "sharing": others.sharing,
+    "managed": managed.managed,
     "errors": errors.errors,
     "green": errors.green,
 }

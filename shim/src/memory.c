@@ -21,12 +21,13 @@ bool reserve(struct card *card, uint64_t bytes)
            (atomic_load(&card->limit_bytes) >= bytes && pools_reclaim(card) && lease_reserve(card, bytes));
 }
 
-bool taking_begin(struct taking *taking, struct card *card, uint64_t bytes)
+bool taking_begin(struct taking *taking, struct card *card, enum linear what, uint64_t bytes)
 {
-    *taking = (struct taking){.card = card, .bytes = pages_rounded(bytes > 0 ? bytes : 1)};
+    const void *group = what == MANAGED ? (const void *)&card->closed : card; /* two addresses of the card's own */
+    *taking = (struct taking){.card = card, .group = group, .bytes = pages_rounded(bytes > 0 ? bytes : 1)};
     uint64_t most = taking->bytes < PAGE ? PAGE : taking->bytes;
     bool paid = lease_take(card, most);
-    if (!paid && taking->bytes < PAGE && !card->closed && pages_fit(&tangram.pages, card, taking->bytes))
+    if (!paid && taking->bytes < PAGE && !card->closed && pages_fit(&tangram.pages, group, taking->bytes))
         return true;
     if (paid || reserve(card, most))
         taking->reserved = most;
@@ -48,7 +49,7 @@ static CUresult undo(CUdeviceptr at, struct card *card, uint64_t charged)
 /* What the request is charged, now that its address is known. False: there was no room in a page after all, and none is left. */
 static bool taking_settle(const struct taking *taking, CUdeviceptr at)
 {
-    bool fresh = pages_put(&tangram.pages, taking->card, at, taking->bytes);
+    bool fresh = pages_put(&tangram.pages, taking->group, at, taking->bytes);
     if (!fresh && taking->reserved > 0)
         lease_give_back(taking->card, taking->reserved);
     if (!fresh || taking->reserved > 0 || reserve(taking->card, PAGE))
@@ -85,7 +86,7 @@ CUresult taking_end_pitch(struct taking *taking, CUresult rc, CUdeviceptr at, ui
     if (rc != CUDA_SUCCESS || pitch <= planned)
         return taking_end(taking, rc, at);
     struct taking wider; /* another driver, another rule */
-    if (__builtin_mul_overflow(pitch, rows, &bytes) || !taking_begin(&wider, taking->card, bytes))
+    if (__builtin_mul_overflow(pitch, rows, &bytes) || !taking_begin(&wider, taking->card, PLAIN, bytes))
         return undo(at, taking->card, taking->reserved);
     taking_cancel(taking);
     return taking_end(&wider, rc, at);
@@ -152,28 +153,25 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
     if (card == NULL) /* this card is not shared: stay out of the way */
         return tangram.driver.cuMemAlloc_v2(at, bytes);
     struct taking taking;
-    if (!taking_begin(&taking, card, bytes))
+    if (!taking_begin(&taking, card, PLAIN, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAlloc_v2(at, bytes);
     return cleared(taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0), at, bytes);
 }
 
 /* Charged in full where it is made, wherever its pages are: a card that is oversubscribed through managed memory would slow its
- * neighbours down. Its pages come from the driver zeroed. */
+ * neighbours down. The GPU takes it page by page at the first touch, by the rules of plain memory. Its pages come from the driver zeroed. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned int flags)
 {
     NEEDS(cuMemAllocManaged);
     struct card *card = current_card();
     if (card == NULL)
         return tangram.driver.cuMemAllocManaged(at, bytes, flags);
-    if (!reserve(card, bytes))
+    struct taking taking;
+    if (!taking_begin(&taking, card, MANAGED, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocManaged(at, bytes, flags);
-    if (rc == CUDA_SUCCESS && !table_own((struct owned){.at = *at, .bytes = bytes, .card = card}))
-        return undo(*at, card, bytes);
-    if (rc != CUDA_SUCCESS)
-        lease_give_back(card, bytes);
-    return rc;
+    return taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned int element)
@@ -184,7 +182,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width,
         return tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
     struct taking taking;
     uint64_t bytes, planned = pitch_planned(width);
-    if (planned < width || __builtin_mul_overflow(planned, height, &bytes) || !taking_begin(&taking, card, bytes))
+    if (planned < width || __builtin_mul_overflow(planned, height, &bytes) || !taking_begin(&taking, card, PLAIN, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
     bool taken = rc == CUDA_SUCCESS;

@@ -19,10 +19,12 @@ bool reserve(struct card *card, uint64_t bytes);
 /* One call that takes linear memory: begin it, call the driver, end it. */
 struct taking {
     struct card *card;
+    const void *group; /* small requests of one group share pages */
     uint64_t bytes;    /* as the driver rounds them: less than a page, or whole pages */
     uint64_t reserved; /* 0: a page that is charged already has room */
 };
-bool taking_begin(struct taking *taking, struct card *card, uint64_t bytes); /* false: refuse the call */
+enum linear { PLAIN, MANAGED }; /* their requests never share a page (measured) */
+bool taking_begin(struct taking *taking, struct card *card, enum linear what, uint64_t bytes); /* false: refuse the call */
 void taking_cancel(const struct taking *taking);
 CUresult taking_end(const struct taking *taking, CUresult rc, CUdeviceptr at);
 /* The driver took rows of that pitch; `planned` is what was expected, and reserved. */

@@ -20,7 +20,7 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *at, unsigned int bytes)
     if (card == NULL)
         return tangram.driver.cuMemAlloc(at, bytes);
     struct taking taking;
-    if (!taking_begin(&taking, card, bytes))
+    if (!taking_begin(&taking, card, PLAIN, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAlloc(at, bytes);
     return cleared(taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0), at, bytes);
@@ -35,7 +35,7 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *at, unsigned int *pitch, unsigne
         return tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
     struct taking taking;
     uint64_t planned = pitch_planned(width);
-    if (!taking_begin(&taking, card, planned * height))
+    if (!taking_begin(&taking, card, PLAIN, planned * height))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuMemAllocPitch(at, pitch, width, height, element);
     bool taken = rc == CUDA_SUCCESS;

@@ -1,7 +1,7 @@
 /* memory.c - device memory by cuMemAlloc and its kin.
  *
  * The card loses pages of 2 MiB, as a real one does: small requests share them (pages.c), larger ones have their own.
- * Managed memory is counted in pages of its own, too, at the call. The addresses come from the arena (arena.c).
+ * Managed memory shares none with plain memory, and is counted at the call. The addresses come from the arena (arena.c).
  */
 #include "internal.h"
 
@@ -97,7 +97,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned flags)
 {
     FAULT(cuMemAllocManaged, bytes);
     CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
-    return alloc(SPAN_MANAGED, PAGES_OWN, at, bytes);
+    return alloc(SPAN_MANAGED, PAGES_MANAGED, at, bytes);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned element)

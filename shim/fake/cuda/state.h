@@ -43,7 +43,7 @@ struct CUstream_st {
 
 /* Where memory is: in pages of its own, or in blocks that small requests of its kind share (pages.c); memory of different
  * kinds never shares a block. What is of a pool is counted there. */
-enum pages { PAGES_OWN, PAGES_POOL, PAGES_LINEAR, PAGES_ARRAYS, PAGES_MODULES, PAGES_KINDS };
+enum pages { PAGES_OWN, PAGES_POOL, PAGES_LINEAR, PAGES_MANAGED, PAGES_ARRAYS, PAGES_MODULES, PAGES_KINDS };
 
 /* losses.c: what a context loses beside what is allocated in it. */
 enum loss { LOSS_CONTEXT, LOSS_HEAP, LOSS_RUNTIME, LOSS_STREAMS, LOSSES };

@@ -277,6 +277,25 @@ def test_managed_memory_is_charged_in_full(stage: Stage) -> None:
     assert gpu.free_mib() == 1000
 
 
+@pytest.mark.parametrize(("kib", "count", "lost_mib"), [(4, 2000, 8), (1025, 100, 200), (2049, 100, 400)])
+def test_managed_memory_is_charged_by_the_pages_that_the_gpu_loses(
+    stage: Stage, kib: int, count: int, lost_mib: int
+) -> None:
+    """Small requests share pages, none with plain memory; two of more than half a page do not fit in one."""
+    gpu = stage.worker()
+    gpu.must("alloc(0.001)")
+    gpu.must(f"[max(managed({kib} / 1024)[0] for _ in range({count}))]")
+    assert 1000 - gpu.free_mib() == stage.true_mib(gpu) == lost_mib + 2
+
+
+def test_managed_memory_of_small_requests_ends_at_the_limit(stage: Stage) -> None:
+    gpu = stage.worker()
+    gpu.must("[0, *(managed(1.1) for _ in range(499))]")
+    assert [gpu.ask("managed(1.1)")[0] for _ in range(2)] == [0, OUT_OF_MEMORY]
+    assert gpu.ask("managed(0.5)")[0] == 0, "in a page that is charged already"
+    assert stage.true_mib(gpu) <= 1000
+
+
 def test_with_several_devices_each_call_is_charged_to_the_context_it_is_made_in(stage: Stage) -> None:
     stage.grant((CARDS[0], 1000), (CARDS[1], 300))
     gpu = stage.worker(device=0)
