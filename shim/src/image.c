@@ -1,12 +1,14 @@
 /* image.c - reads the images that modules are loaded from: cubin (ELF), fatbin (a list of cubins and PTX for several kinds of GPU), PTX.
  *
  * Two numbers are wanted: what the variables take, which the driver allocates when it loads the module, and what the code can take at
- * most. The driver itself trusts the sizes that an image states, and gets no length with it, so they are trusted here as well. Of a fatbin
+ * most. The driver itself trusts the sizes that an image in memory states, and gets no length with it, so they are trusted here as well; of a
+ * file the length is known, and nothing behind it is read. Of a fatbin
  * it takes one part: a cubin for the GPU's major version and no later minor one, else PTX that is not newer. Of those the largest
  * counts; where it is compressed it is unpacked to be read. Forms: ELF-64 with NVIDIA's machine number 190; the fatbin container as the
  * toolkit's own tools print it. Code takes at most twice its bytes (a function of more than half a page has pages of its own, measured: bench/granularity), and less than its text in PTX.
  */
 #include "image.h"
+#include "ptx.h"
 #include "unpack.h"
 
 #include <ctype.h>
@@ -107,105 +109,21 @@ static struct image_needs of_cubin(const unsigned char *image, uint64_t length)
     return needs;
 }
 
-static const char *skip_blanks(const char *at)
+static struct image_needs of_ptx(const char *text, uint64_t length)
 {
-    for (;;) {
-        while (isspace((unsigned char)*at))
-            at++;
-        if (at[0] == '/' && at[1] == '/')
-            at += strcspn(at, "\n");
-        else if (at[0] == '/' && at[1] == '*')
-            at = strstr(at, "*/") != NULL ? strstr(at, "*/") + 2 : at + strlen(at);
-        else
-            return at;
-    }
-}
-
-/* .b8 .u32 .f64 .v4 ...: bytes of a type, or how many of them a vector has. */
-static uint64_t type_bytes(const char *at, bool *vector)
-{
-    *vector = at[1] == 'v';
-    unsigned long bits = isalpha((unsigned char)at[1]) ? strtoul(at + 2 + (at[2] == 'f'), NULL, 10) : 0;
-    return *vector ? bits : bits / 8;
-}
-
-/* Behind `.global`: [.attribute] [.align N] [.v4] .type name [N][M] [= {...}], more names; one number for all of it. */
-static uint64_t of_declaration(const char *at)
-{
-    uint64_t bytes = 1, total = 0, one = 0;
-    for (at = skip_blanks(at); *at != '\0' && *at != ';' && *at != '='; at = skip_blanks(at)) {
-        if (strncmp(at, ".align", 6) == 0) {
-            at = skip_blanks(at + 6);
-            at += strspn(at, "0123456789");
-        } else if (*at == '.') {
-            bool vector;
-            uint64_t of = type_bytes(at, &vector);
-            if (of > 0)
-                bytes *= of;
-            at += 1 + strcspn(at + 1, " \t\r\n.;=");
-        } else if (*at == '[') {
-            char *end;
-            uint64_t count = strtoull(skip_blanks(at + 1), &end, 0);
-            if (__builtin_mul_overflow(one, count, &one))
-                return UINT64_MAX;
-            at = *end == ']' ? end + 1 : end + strcspn(end, "];");
-            at += *at == ']';
-        } else if (*at == ',') {
-            total = sum(total, one);
-            at++;
-        } else {
-            one = bytes;
-            at += 1 + strcspn(at + 1, " \t\r\n[,;=");
-        }
-    }
-    return sum(total, one);
-}
-
-/* `.global` begins a word: in `ld.global` it does not. What is declared `.extern` is another module's. */
-static uint64_t variables_of_ptx(const char *text)
-{
-    uint64_t bytes = 0;
-    for (const char *at = text; (at = strstr(at, ".global")) != NULL; at += 7) {
-        const char *line = at;
-        while (line > text && line[-1] != '\n' && line[-1] != ';' && line[-1] != '}')
-            line--;
-        bool word = (at == text || isspace((unsigned char)at[-1]) || strchr(";}/", at[-1]) != NULL) && isspace((unsigned char)at[7]);
-        bool elsewhere = false, comment = false;
-        for (const char *before = line; before < at; before++) {
-            elsewhere = elsewhere || strncmp(before, ".extern", 7) == 0;
-            comment = comment || strncmp(before, "//", 2) == 0;
-        }
-        if (word && !elsewhere && !comment)
-            bytes = sum(bytes, of_declaration(at + 7));
-    }
-    return bytes;
-}
-
-static struct image_needs of_ptx(const char *text)
-{
-    struct image_needs needs = of_text(strlen(text));
-    needs.variables = variables_of_ptx(text);
-    needs.known = true;
-    needs.heap = strstr(text, " vprintf") != NULL || strstr(text, " malloc") != NULL;
-    return needs;
-}
-
-/* The text of a part ends with the part, perhaps without a zero. */
-static struct image_needs of_ptx_part(const unsigned char *text, uint64_t length)
-{
-    char *copy = strndup((const char *)text, length);
-    struct image_needs needs = of_text(length);
-    if (copy != NULL)
-        needs = of_ptx(copy);
-    free(copy);
-    return needs;
+    const struct ptx_needs needs = ptx_read(text, length);
+    struct image_needs of = of_text(strnlen(text, length));
+    of.variables = needs.variables;
+    of.known = needs.known;
+    of.heap = needs.heap;
+    return of;
 }
 
 static struct image_needs of_content(unsigned kind, const unsigned char *content, uint64_t length)
 {
     if (kind == FATBIN_CUBIN && length >= SELFMAG && memcmp(content, ELFMAG, SELFMAG) == 0)
         return of_cubin(content, length);
-    return kind == FATBIN_PTX ? of_ptx_part(content, length) : of_text(length);
+    return kind == FATBIN_PTX ? of_ptx((const char *)content, length) : of_text(length);
 }
 
 /* Of a part that cannot be unpacked only the length is known. */
@@ -254,49 +172,79 @@ static void most_of(struct image_needs *most, const struct image_needs *needs)
     most->heap = most->heap || needs->heap;
 }
 
-static struct image_needs of_fatbin(const unsigned char *image, unsigned capability)
+/* One part, if it lies before `end`. Of its header the older form has no more than what is before `reserved`; one of no bytes ends the parts. */
+static bool part_at(const unsigned char *image, uint64_t at, uint64_t end, struct part *part)
+{
+    const size_t least = offsetof(struct part, reserved);
+    *part = (struct part){.kind = 0};
+    if (!holds(end, at, least))
+        return false;
+    memcpy(part, image + at, least);
+    if (part->header_bytes == 0)
+        return true;
+    if (part->header_bytes < least || !holds(end, at, part->header_bytes))
+        return false;
+    memcpy(part, image + at, part->header_bytes < sizeof *part ? least : sizeof *part);
+    return holds(end, at + part->header_bytes, part->bytes);
+}
+
+/* A part that is cut off ends what can be read: then it is not known what the driver finds there. */
+static struct image_needs of_fatbin(const unsigned char *image, uint64_t length, unsigned capability)
 {
     struct fatbin header;
     struct image_needs most = {.known = true};
     enum suits best = NOT_AT_ALL;
+    if (!holds(length, 0, sizeof header))
+        return (struct image_needs){.known = false};
     memcpy(&header, image, sizeof header);
-    uint64_t at = header.header_bytes, end = header.header_bytes + header.bytes;
-    for (unsigned i = 0; i < FATBIN_PARTS_MOST && at + offsetof(struct part, reserved) <= end; i++) {
-        struct part part = {.kind = 0};
-        uint32_t header_bytes;
-        memcpy(&header_bytes, image + at + offsetof(struct part, header_bytes), sizeof header_bytes);
-        if (header_bytes == 0)
+    uint64_t at = header.header_bytes, end = sum(at, header.bytes);
+    bool whole = end <= length;
+    end = whole ? end : length;
+    struct part part = {.header_bytes = 1};
+    for (unsigned i = 0; at < end && part.header_bytes != 0; i++) {
+        if (i == FATBIN_PARTS_MOST || !part_at(image, at, end, &part)) {
+            whole = false;
             break;
-        memcpy(&part, image + at, header_bytes < sizeof part ? offsetof(struct part, reserved) : sizeof part);
+        }
+        if (part.header_bytes == 0)
+            break;
         enum suits well = suits(&part, capability);
         if (well > best)
             most = (struct image_needs){.known = true};
         if (well >= best && well != NOT_AT_ALL) {
-            struct image_needs needs = of_part(&part, image + at + header_bytes);
+            struct image_needs needs = of_part(&part, image + at + part.header_bytes);
             best = well;
             most_of(&most, &needs);
         }
-        at += header_bytes + part.bytes;
+        at += part.header_bytes + part.bytes;
     }
-    return best == NOT_AT_ALL && capability != 0 ? of_fatbin(image, 0) : most; /* the driver may know better: then any */
+    most.known = most.known && whole;
+    return best == NOT_AT_ALL && capability != 0 ? of_fatbin(image, length, 0) : most; /* the driver may know better: then any */
 }
 
-struct image_needs image_read(const void *image, unsigned capability)
+static bool is_text(const char *image, uint64_t length)
+{
+    const size_t most = length < sizeof(uint32_t) ? (size_t)length : sizeof(uint32_t);
+    return strnlen(image, most) == sizeof(uint32_t) && isascii(*image) && (isspace((unsigned char)*image) || *image == '.' || *image == '/');
+}
+
+struct image_needs image_read(const void *image, uint64_t length, unsigned capability)
 {
     uint32_t magic;
     if (image == NULL)
         return (struct image_needs){.known = true};
-    if (strncmp(image, ELFMAG, SELFMAG) == 0)
-        return of_cubin(image, UINT64_MAX);
-    if (strnlen(image, sizeof magic) == sizeof magic && isascii(*(const char *)image) &&
-        (isspace(*(const unsigned char *)image) || *(const char *)image == '.' || *(const char *)image == '/'))
-        return of_ptx(image);
+    if (holds(length, 0, SELFMAG) && strncmp(image, ELFMAG, SELFMAG) == 0)
+        return of_cubin(image, length);
+    if (is_text(image, length))
+        return of_ptx(image, length);
+    if (!holds(length, 0, sizeof magic))
+        return (struct image_needs){.known = false};
     memcpy(&magic, image, sizeof magic);
-    if (magic == WRAPPER_MAGIC) {
+    if (magic == WRAPPER_MAGIC && length == IMAGE_UNSTATED) { /* its pointers are of this process, so it is in no file */
         struct wrapper wrapper;
         memcpy(&wrapper, image, sizeof wrapper);
         image = wrapper.data;
         memcpy(&magic, image, sizeof magic);
     }
-    return magic == FATBIN_MAGIC ? of_fatbin(image, capability) : (struct image_needs){.known = false};
+    return magic == FATBIN_MAGIC ? of_fatbin(image, length, capability) : (struct image_needs){.known = false};
 }

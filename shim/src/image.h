@@ -13,8 +13,10 @@ struct image_needs {
     bool heap;          /* a kernel calls printf or malloc */
 };
 
-/* The image is a cubin, a fatbin or PTX, as the driver takes it: without a length. Of a fatbin the parts count that a GPU of that compute
+#define IMAGE_UNSTATED UINT64_MAX
+
+/* The image is a cubin, a fatbin or PTX, of so many bytes; IMAGE_UNSTATED: as the driver takes it, without a length. Of a fatbin the parts count that a GPU of that compute
  * capability (90 for 9.0) would take; 0: all. */
-struct image_needs image_read(const void *image, unsigned capability);
+struct image_needs image_read(const void *image, uint64_t length, unsigned capability);
 
 #endif

@@ -74,10 +74,15 @@ static bool begin_needs(struct card *card, struct image_needs needs, struct load
     return false;
 }
 
-static bool begin(struct card *card, const void *image, struct loading *loading)
+static bool begin_image(struct card *card, const void *image, uint64_t length, struct loading *loading)
 {
     *loading = (struct loading){.card = NULL};
-    return card == NULL || image == NULL || begin_needs(card, image_read(image, capability()), loading);
+    return card == NULL || image == NULL || begin_needs(card, image_read(image, length, capability()), loading);
+}
+
+static bool begin(struct card *card, const void *image, struct loading *loading)
+{
+    return begin_image(card, image, IMAGE_UNSTATED, loading);
 }
 
 /* False: undo what the driver loaded. */
@@ -93,7 +98,7 @@ static bool end(const struct loading *loading, CUresult rc, enum owned_kind kind
     return placing_end(&loading->placing, rc, OWNED_AS(kind, (uintptr_t)handle));
 }
 
-/* The whole file, of `*bytes`, a page of zeros behind it so that a text ends. NULL: it cannot be read. */
+/* The whole file, of `*bytes`. NULL: it cannot be read. */
 static void *file_read(const char *path, size_t *bytes)
 {
     struct stat about;
@@ -102,7 +107,7 @@ static void *file_read(const char *path, size_t *bytes)
     void *at = MAP_FAILED;
     size_t done = 0;
     if (fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0) {
-        *bytes = (size_t)about.st_size + PAGE;
+        *bytes = (size_t)about.st_size;
         at = mmap(NULL, *bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
     for (ssize_t got = 1; at != MAP_FAILED && done < (size_t)about.st_size && got > 0; done += got > 0 ? (size_t)got : 0)
@@ -130,7 +135,7 @@ static bool begin_file(struct card *card, const char *path, struct loading *load
     void *image = file_read(path, &bytes);
     if (image == NULL)
         return begin_needs(card, (struct image_needs){.known = false}, loading);
-    const bool room = begin(card, image, loading);
+    const bool room = begin_image(card, image, bytes, loading);
     munmap(image, bytes);
     return room;
 }

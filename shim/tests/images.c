@@ -20,9 +20,9 @@ static void unpack(int how, uint64_t room, const unsigned char *data, uint64_t l
     free(out);
 }
 
-static void read_image(unsigned capability, const unsigned char *data)
+static void read_image(unsigned capability, const unsigned char *data, uint64_t length)
 {
-    const struct image_needs needs = image_read(data, capability);
+    const struct image_needs needs = image_read(data, length, capability);
     const uint64_t numbers[] = {needs.variables, needs.code, needs.function, needs.known, needs.heap};
     fwrite(numbers, sizeof numbers, 1, stdout);
 }
@@ -37,7 +37,7 @@ int main(void)
         if (data == NULL || fread(data, 1, numbers[1], stdin) != numbers[1])
             return 1;
         if (how == 'i')
-            read_image((unsigned)numbers[0], data);
+            read_image((unsigned)numbers[0], data, numbers[1]);
         else
             unpack(how, numbers[0], data, numbers[1]);
         free(data);

@@ -185,3 +185,105 @@ def test_a_compressed_cubin_that_lies_about_itself_is_read_within_its_bytes(read
         lying[random.randrange(16, len(lying))] = random.choice((0, 255, random.randrange(256)))
     needs = reader.needs(fatbin(part(CUBIN, 90, zstd(3)(bytes(lying)), 0x8000, len(lying))))
     assert needs.known in (0, 1)
+
+
+# PTX as compilers and people write it, with anything between its words that means nothing.
+
+NAMES = st.from_regex(r"[a-z_$][a-z0-9_$]{0,6}", fullmatch=True)
+QUIET = st.text(st.sampled_from("abc .;,{}()[]=<>#0x1\\\"'/*\t"), max_size=20)
+"""Of comments and strings: what the words of PTX are made of, above all."""
+BLANKS = st.one_of(
+    st.sampled_from(["", " ", "\n", "\t "]),
+    QUIET.map(lambda text: f"/*{text.replace('*/', '')}*/".replace("**/", "*/")).filter(
+        lambda text: text.find("*/", 2) == len(text) - 2
+    ),
+    QUIET.map(lambda text: f"//{text}\n"),
+)
+TYPES = {".b8": 1, ".u16": 2, ".s32": 4, ".f32": 4, ".b64": 8, ".f64": 8, ".b128": 16}
+COUNTS = st.recursive(
+    st.integers(0, 4000).flatmap(
+        lambda n: st.sampled_from([(str(n), n), (f"0x{n:x}", n), (f"{n}U", n), (f"0b{n:b}", n), (f"0{n:o}", n)])
+    ),
+    lambda one: st.builds(
+        lambda left, sign, right: (
+            f"({left[0]}{sign}{right[0]})",
+            left[1] * right[1] if sign == "*" else left[1] + right[1],
+        ),
+        one,
+        st.sampled_from("*+"),
+        one,
+    ),
+    max_leaves=3,
+)
+OTHERS = st.one_of(
+    st.sampled_from([
+        [".extern", ".global", ".b8", "e", "[", "9000000", "]", ";"], [".file", "1", '"a/*b//c .global .b8 x[7];"'],
+        [".version", "8.0"], [".pragma", '"nounroll"', ";"], [".shared", ".b8", "s", "[", "77", "]", ";"],
+        [".visible", ".entry", "k", "(", ".param", ".u64", ".ptr", ".global", "p", ")", "{", "ld.global.u32", "%r1", ",", "[", "%rd1", "]", ";", "}"],
+    ])
+)  # fmt: skip
+
+
+@st.composite
+def ptx(draw: st.DrawFn) -> tuple[str, int]:
+    """A text, and the bytes of its variables."""
+    words, total = [".version", "8.0"], 0
+    for _ in range(draw(st.integers(0, 5))):
+        if draw(st.booleans()):
+            words += draw(OTHERS)
+            continue
+        kind = draw(st.sampled_from(list(TYPES)))
+        words += [*draw(st.sampled_from([[], [".visible"], [".weak"], [".common"]])), ".global", kind]
+        names = draw(st.lists(st.tuples(NAMES, COUNTS, st.integers(0, 4)), min_size=1, max_size=3))
+        for at, (name, (count, value), elements) in enumerate(names):
+            words += [","] * (at > 0) + [name, "["]
+            if elements > 0:  # as many as the initialiser has
+                listed = ",".join(draw(st.sampled_from(["1", "{2, 3}", "f(4)"])) for _ in range(elements))
+                words += ["]", "=", "{", listed, "}"]
+                total += TYPES[kind] * elements
+            else:
+                words += [count, "]"]
+                total += TYPES[kind] * value
+        words += [";"]
+    between = [draw(BLANKS) for _ in words]
+    apart = (one + (" " if one == "" or one[-1] not in "\n\t /" else "") for one in between)
+    return " " + "".join(word + blank for word, blank in zip(words, apart, strict=True)), total
+
+
+@given(made=ptx())
+def test_the_variables_of_a_text_are_read_whatever_stands_between_its_words(reader: Reader, made: tuple[str, int]):
+    text, total = made
+    needs = reader.needs(text.encode() + b"\0")
+    assert (needs.variables, needs.known) == (total, 1)
+
+
+@given(
+    made=ptx(),
+    junk=st.lists(st.tuples(st.integers(0, 2000), st.sampled_from(list('"/*\\\n.;(){}[]=#<0')))),
+    cut=st.integers(0, 2000),
+)
+def test_a_large_variable_behind_any_damage_is_seen_or_the_text_is_unknown(
+    reader: Reader, made: tuple[str, int], junk: list[tuple[int, str]], cut: int
+):
+    """Damage may open a comment or a string; the variable stands on a line of its own behind the end of any comment."""
+    text = made[0][: cut or None]
+    for at, mark in junk:
+        text = text[: at % len(text)] + mark + text[at % len(text) :]
+    needs = reader.needs(f"{text}\n/**/;\n.visible .global .b8 large[{GIB}];\n".encode())
+    assert needs.variables >= GIB or not needs.known or ".extern" in text
+
+
+@given(made=ptx(), before=st.integers(0, 10))
+def test_a_text_without_an_end_is_read_within_its_bytes(reader: Reader, made: tuple[str, int], before: int):
+    needs = reader.needs(made[0][: len(made[0]) - before].encode())
+    assert needs.known in (0, 1)
+
+
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from([CUBIN, PTX]))
+def test_a_damaged_image_is_read_within_its_bytes(reader: Reader, seed: int, kind: int):
+    random = Random(seed)
+    image = bytearray(fatbin((kind, 90, IMAGES[kind])) if random.random() < 0.5 else IMAGES[kind])
+    for _ in range(random.randint(0, 8)):
+        image[random.randrange(len(image))] = random.choice((0, 255, random.randrange(256)))
+    del image[random.randint(4, 2 * len(image)) :]
+    assert reader.needs(bytes(image)).known in (0, 1)
