@@ -21,9 +21,11 @@ typedef enum {
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_DEINITIALIZED = 4,
     CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_SHARED_OBJECT_INIT_FAILED = 303,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
     CUDA_ERROR_NOT_SUPPORTED = 801
 } CUresult;
 
@@ -238,6 +240,14 @@ typedef struct {
     CUkernel kern;
     CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
+typedef CUDA_KERNEL_NODE_PARAMS CUDA_KERNEL_NODE_PARAMS_v3;
+typedef struct {
+    CUfunction func;
+    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    void **kernelParams, **extra;
+} CUDA_KERNEL_NODE_PARAMS_v1;
+typedef enum { CU_GRAPH_EXEC_UPDATE_SUCCESS = 0 } CUgraphExecUpdateResult;
+typedef struct CUgraphExecUpdateResultInfo_opaque CUgraphExecUpdateResultInfo; /* passed through */
 typedef enum { CUDA_GRAPH_INSTANTIATE_SUCCESS = 0 } CUgraphInstantiateResult;
 typedef struct {
     cuuint64_t flags;
@@ -247,11 +257,28 @@ typedef struct {
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
 enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
 typedef enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10 } CUgraphNodeType;
+typedef struct {
+    CUgraphNodeType type;
+    int reserved0[3];
+    union {
+        CUDA_KERNEL_NODE_PARAMS_v3 kernel;
+        struct {
+            CUgraph graph;
+            int ownership;
+        } graph;
+        char asBytes[232];
+    };
+    long long reserved2;
+} CUgraphNodeParams;
 typedef enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 } CUgraphMem_attribute;
 
 typedef enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 } CUstreamCaptureStatus;
 typedef enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 } CUstreamCaptureMode;
-typedef enum { CU_POINTER_ATTRIBUTE_BUFFER_ID = 7 } CUpointer_attribute;
+typedef enum {
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_BUFFER_ID = 7,
+    CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17
+} CUpointer_attribute;
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
 
 typedef enum { CU_GET_PROC_ADDRESS_SUCCESS = 0 } CUdriverProcAddressQueryResult;

@@ -74,10 +74,10 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
         return rc;                                                                                                             \
     }
 
-ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * at, size_t bytes, CUstream stream), (from = pool_of_stream(stream), true), false,
-            at, bytes, stream)
-ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUstream stream), (from = pool_of_stream(stream), true), true,
-            at, bytes, stream)
+ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * at, size_t bytes, CUstream stream), pool_of_stream(stream, &from), false, at, bytes,
+            stream)
+ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUstream stream), pool_of_stream(stream, &from), true, at,
+            bytes, stream)
 ALLOC_ASYNC(cuMemAllocFromPoolAsync, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream),
             pool_of_handle(pool, &from), false, at, bytes, pool, stream)
 ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * at, size_t bytes, CUmemoryPool pool, CUstream stream),

@@ -60,14 +60,34 @@ struct card *card_of_location(const CUmemLocation *location)
     return device_of_location(location, &device) ? card_of_device(device) : NULL;
 }
 
-static struct card *learn_current_card(void)
+bool is_drivers_answer(CUresult rc)
+{
+    return rc == CUDA_ERROR_INVALID_VALUE || rc == CUDA_ERROR_NOT_INITIALIZED || rc == CUDA_ERROR_DEINITIALIZED || rc == CUDA_ERROR_INVALID_DEVICE ||
+           rc == CUDA_ERROR_INVALID_CONTEXT || rc == CUDA_ERROR_INVALID_HANDLE || rc == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* What cannot be told apart may be one of ours, and is not unlimited. The driver is asked again at the next call. */
+static struct card *unknown_card(CUresult rc)
+{
+    if (grant_ready() == GRANT_NONE)
+        return NULL;
+    warn(WARN_NO_UUID, "the driver does not say which GPU is current (error %d): its memory is refused", (int)rc);
+    tangram.grant.closed.closed = true;
+    return &tangram.grant.closed;
+}
+
+/* `known`: this is the answer until the context changes. */
+static struct card *learn_current_card(bool *known)
 {
     CUdevice device;
     int devices = 0;
-    if (tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
-        return NULL; /* no context: the driver's own error is the answer */
+    CUresult rc = tangram.driver.cuCtxGetDevice(&device);
+    *known = rc == CUDA_SUCCESS;
+    if (rc != CUDA_SUCCESS)
+        return is_drivers_answer(rc) ? NULL : unknown_card(rc);
     struct card *card = card_of_device(device);
-    if (tangram.driver.cuDeviceGetCount(&devices) == CUDA_SUCCESS && devices == 1)
+    *known = card != &tangram.grant.closed;
+    if (*known && tangram.driver.cuDeviceGetCount(&devices) == CUDA_SUCCESS && devices == 1)
         atomic_store_explicit(&tangram.only_card, card ? card : &tangram.unshared, memory_order_release);
     return card;
 }
@@ -92,27 +112,30 @@ struct card *current_card(void)
         context = NULL;
     if (context != NULL && context == seen.context && gone == seen.contexts_gone)
         return seen.card;
-    seen.card = learn_current_card();
-    seen.context = context;
+    bool known;
+    struct card *card = learn_current_card(&known);
+    seen.card = card;
+    seen.context = known ? context : NULL; /* nothing is known of no context */
     seen.contexts_gone = gone;
-    return seen.card;
+    return card;
 }
 
 /* The device whose pool a stream allocates from. Streams 0 to 2 are the default ones of the current context. */
-bool device_of_stream(CUstream stream, CUdevice *device)
+CUresult device_of_stream(CUstream stream, CUdevice *device)
 {
     CUcontext context;
     if (atomic_load_explicit(&tangram.only_card, memory_order_acquire) != NULL) {
         *device = 0;
-        return true;
+        return CUDA_SUCCESS;
     }
     if ((uintptr_t)stream <= 2)
-        return tangram.driver.cuCtxGetDevice(device) == CUDA_SUCCESS;
+        return tangram.driver.cuCtxGetDevice(device);
     if (HAS(cuStreamGetDevice))
-        return tangram.driver.cuStreamGetDevice(stream, device) == CUDA_SUCCESS;
-    if (tangram.driver.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
-        tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-        return false;
-    bool known = tangram.driver.cuCtxGetDevice(device) == CUDA_SUCCESS;
-    return tangram.driver.cuCtxPopCurrent_v2(&context) == CUDA_SUCCESS && known;
+        return tangram.driver.cuStreamGetDevice(stream, device);
+    CUresult rc = tangram.driver.cuStreamGetCtx(stream, &context);
+    if (rc != CUDA_SUCCESS || (rc = tangram.driver.cuCtxPushCurrent_v2(context)) != CUDA_SUCCESS)
+        return rc;
+    rc = tangram.driver.cuCtxGetDevice(device);
+    CUresult popped = tangram.driver.cuCtxPopCurrent_v2(&context);
+    return rc != CUDA_SUCCESS ? rc : popped;
 }

@@ -42,7 +42,11 @@ bool late_free(const struct owned *was, CUstream stream, bool per_thread)
     return true;
 }
 
-enum { CUDA_ERROR_NOT_READY_YET = 600 };
+/* The stream is there, or the event went with its context, and the memory with it. An error that the context has keeps its memory. */
+static bool is_over(CUresult rc)
+{
+    return rc == CUDA_SUCCESS || is_drivers_answer(rc);
+}
 
 /* The list is taken whole, so that no lock of ours is held while the driver is asked. */
 bool late_settle(bool *left)
@@ -58,12 +62,12 @@ bool late_settle(bool *left)
     CUstreamCaptureMode mode = relax();
     for (struct late *late = list, *next; late != NULL; late = next) {
         next = late->next;
-        if ((int)tangram.driver.cuEventQuery(late->event) == CUDA_ERROR_NOT_READY_YET) {
+        if (!is_over(tangram.driver.cuEventQuery(late->event))) {
             *last = late;
             last = &late->next;
             continue;
         }
-        tangram.driver.cuEventDestroy_v2(late->event); /* passed, or gone with its context */
+        tangram.driver.cuEventDestroy_v2(late->event);
         memory_gone(&late->was);
         came = true;
         free(late);

@@ -69,14 +69,18 @@ struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card)
     return pool;
 }
 
-struct pool *pool_of_stream(CUstream stream)
+bool pool_of_stream(CUstream stream, struct pool **pool)
 {
     CUdevice device;
     CUmemoryPool handle;
-    if (!device_of_stream(stream, &device) || tangram.driver.cuDeviceGetMemPool(&handle, device) != CUDA_SUCCESS)
-        return NULL;
-    struct pool *pool = pool_known(handle);
-    return pool != NULL ? pool : pool_met(handle, device, card_of_device(device));
+    CUresult rc = device_of_stream(stream, &device);
+    *pool = NULL;
+    if (rc == CUDA_SUCCESS)
+        rc = tangram.driver.cuDeviceGetMemPool(&handle, device);
+    if (rc != CUDA_SUCCESS)
+        return is_drivers_answer(rc);
+    *pool = pool_known(handle);
+    return *pool != NULL || (*pool = pool_met(handle, device, card_of_device(device))) != NULL;
 }
 
 struct pool *pool_of_graphs(CUdevice device)

@@ -31,7 +31,8 @@ struct growth {
 
 #define NO_DEVICE ((CUdevice)-1)
 
-struct pool *pool_of_stream(CUstream stream);
+/* The pool that a stream allocates from; NULL: the driver's own error is the answer. False: it cannot be told who pays. */
+bool pool_of_stream(CUstream stream, struct pool **pool);
 struct pool *pool_of_graphs(CUdevice device);
 struct pool *pool_known(CUmemoryPool handle);                                         /* NULL: it was not met yet */
 struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card); /* NULL: there is no memory to note it */

@@ -86,6 +86,13 @@ struct owned {
 enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY, OWNED_CODE, OWNED_LATE, OWNED_VARIABLES, OWNED_THERE, OWNED_USED };
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
 
+#define OWNED_HANDLE(at) ((at) & (((uint64_t)1 << 59) - 1))
+
+struct owned_list { /* taken out of the table */
+    struct owned *entry;
+    size_t count, room;
+};
+
 #define PLACED ((uint64_t)1)
 
 struct slot {
@@ -205,6 +212,8 @@ void *next_definition(const char *name);
 void *hook_for_name(const char *name);
 void *hook_for_address(const char *symbol, void *at);
 bool hook_has_base(const char *base);
+bool hook_is_newer_form(const char *name); /* of a function that is hooked in other forms, by its own name */
+void newer_form(const char *symbol);       /* reports one. procaddr.c */
 
 /* grant.c */
 enum grant_state grant_ready(void);
@@ -217,7 +226,8 @@ struct card *card_of_device(CUdevice device);
 struct card *card_of_location(const CUmemLocation *location);
 struct card *card_of_uuid(const uint8_t uuid[16]);
 bool device_of_location(const CUmemLocation *location, CUdevice *device); /* false: it is on none */
-bool device_of_stream(CUstream stream, CUdevice *device);
+CUresult device_of_stream(CUstream stream, CUdevice *device);
+bool is_drivers_answer(CUresult rc); /* to a question of ours: the program's own call fails with it, too */
 
 /* lease.c */
 bool lease_reserve(struct card *card, uint64_t bytes);
@@ -233,6 +243,9 @@ uint64_t lease_chunk_bytes(struct card *card);
 bool table_own(struct owned entry);
 bool table_disown(uint64_t at, struct owned *was);
 bool table_find(uint64_t at, struct owned *found);
+/* Takes out what `is_its` says, and adds it to the list, as far as there is memory for it. */
+void table_take(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list);
+bool owned_list_add(struct owned_list *list, const struct owned *entry);
 void table_forget_all(void);
 /* After the driver destroyed a context of that card (NULL: of any card), or reset it: whatever died with it is not counted any
  * more. `before` is the moment before the driver was called: what is known by the context's handle and is younger is another context's, to

@@ -281,3 +281,19 @@ def test_stderr_that_is_closed_stops_nothing(bare_stage: Stage) -> None:
         env=bare_stage.env(), stdout=subprocess.PIPE, text=True, check=True, timeout=30,
     )  # fmt: skip
     assert done.stdout.split() == ["0", "2", "0"]
+
+
+@pytest.mark.parametrize("fault", ["fail cuCtxGetDevice nth=1 error=999", "fail cuCtxGetDevice nth=2 error=999"])
+def test_a_gpu_that_the_driver_fails_to_name_once_is_not_unlimited_from_then_on(stage: Stage, fault: str) -> None:
+    gpu = stage.worker(TANGRAM_FAKE_FAULTS=fault)
+    codes = [gpu.ask(f"alloc({mib})")[0] for mib in (1001, 1001, 1001, 50, 951)]
+    assert codes == [OUT_OF_MEMORY, OUT_OF_MEMORY, OUT_OF_MEMORY, 0, OUT_OF_MEMORY]
+    assert stage.true_mib(gpu) == 50
+
+
+def test_a_gpu_that_the_driver_never_names_gives_nothing(stage: Stage) -> None:
+    gpu = stage.worker(TANGRAM_FAKE_FAULTS="fail cuCtxGetDevice error=999")
+    assert [gpu.ask(way)[0] for way in ("alloc(50)", "managed(50)", "array(1024, 1024)")] == [OUT_OF_MEMORY] * 3
+    assert gpu.ask("stream_alloc(50)")[0] != 0
+    assert stage.true_mib(gpu) == 0
+    assert "does not say which GPU is current" in gpu.end()
