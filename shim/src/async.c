@@ -1,25 +1,20 @@
 /* async.c - memory ordered by a stream, from the device's own pool or one of the program's, in both stream flavours.
  *
  * The pool pays (pool.c). Inside a capture nothing is taken yet: such an allocation becomes a node of a graph, and is counted
- * when the graph is launched (graph.c). Nothing here waits for a stream, but for one case: a pool that grew past what could be
- * paid for gives the allocation back, and has to wait for the stream to do so.
+ * when the graph is launched (graph.c). Another thread may end a capture, or begin one, between our question and the call: so what
+ * came back is asked what it is, and memory is paid for whatever the stream was before. Nothing here waits for a stream, but for one
+ * case: a pool that grew past what could be paid for gives the allocation back, and has to wait for it to do so.
  */
 #include "hook.h"
 #include "memory.h"
 #include "pool.h"
 
-static CUresult free_in_order(CUdeviceptr at, CUstream stream, bool per_thread)
+/* Not in the stream's order: a capture that has begun since would make a node of that. */
+static CUresult undo(struct pool *pool, CUdeviceptr at)
 {
-    return per_thread ? tangram.driver.cuMemFreeAsync_ptsz(at, stream) : tangram.driver.cuMemFreeAsync(at, stream);
-}
-
-static CUresult undo(struct pool *pool, CUdeviceptr at, CUstream stream, bool per_thread)
-{
-    free_in_order(at, stream, per_thread);
-    if (per_thread && HAS(cuStreamSynchronize_ptsz))
-        tangram.driver.cuStreamSynchronize_ptsz(stream);
-    else
-        tangram.driver.cuStreamSynchronize(stream);
+    CUstreamCaptureMode mode = relax();
+    tangram.driver.cuMemFree_v2(at);
+    relax_end(mode);
     pool_trim(pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -34,11 +29,28 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
         return rc;
     if (!paid || !table_own((struct owned){*at, bytes, pool->card, pool})) {
         pool_freed(pool);
-        return undo(pool, *at, stream, per_thread);
+        return undo(pool, *at);
     }
     if (UNLIKELY(tangram.grant.clear))
         clear_in_order(*at, bytes, stream, per_thread);
     return rc;
+}
+
+/* A node of a graph is of no pool that a program can name. A pointer that cannot be asked for is taken for memory. */
+static bool is_memory(const struct pool *pool, CUdeviceptr at)
+{
+    CUmemoryPool its = NULL;
+    CUresult rc = tangram.driver.cuPointerGetAttribute(&its, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at);
+    return rc != CUDA_SUCCESS ? !is_drivers_answer(rc) : its == atomic_load(&pool->handle);
+}
+
+/* The stream was capturing, and nothing was taken for the call. */
+static CUresult settle_captured(CUresult rc, struct pool *pool, CUdeviceptr *at, size_t bytes, CUstream stream, bool per_thread)
+{
+    struct growth growth = {.pool = pool};
+    if (rc == CUDA_SUCCESS && pool != NULL && pool->card != NULL && UNLIKELY(is_memory(pool, *at)))
+        return settle_async(rc, &growth, at, bytes, stream, per_thread);
+    return clear_captured(rc, at, bytes, stream, per_thread);
 }
 
 /* find_pool sets `from`; false: it cannot be told who pays. */
@@ -49,11 +61,11 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
         struct growth growth;                                                                                                  \
         if (grant_ready() == GRANT_NONE)                                                                                       \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
-        if (UNLIKELY(capturing(stream, per_thread)))                                                                           \
-            return clear_captured(tangram.driver.name(__VA_ARGS__), at, bytes, stream, per_thread);                            \
         struct pool *from = NULL;                                                                                              \
         if (!(find_pool))                                                                                                      \
             return CUDA_ERROR_INVALID_VALUE;                                                                                   \
+        if (UNLIKELY(capturing(stream, per_thread)))                                                                           \
+            return settle_captured(tangram.driver.name(__VA_ARGS__), from, at, bytes, stream, per_thread);                     \
         if (from == NULL || from->card == NULL || bytes == 0)                                                                  \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
         if (!growth_begin(&growth, from, bytes))                                                                               \

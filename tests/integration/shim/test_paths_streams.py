@@ -193,3 +193,41 @@ def test_stream_ordered_memory_is_refused_with_out_of_memory(stage: Stage, suffi
     assert gpu.ask(f"stream_alloc(1001, 0, '{suffix}')")[0] == OUT_OF_MEMORY
     assert gpu.ask(f"stream_alloc(1000, 0, '{suffix}')")[0] == 0
     assert gpu.ask(f"stream_alloc(1, 0, '{suffix}')")[0] == OUT_OF_MEMORY
+
+
+SLOW = "hang cuMemAllocAsync seconds=1"
+
+
+def test_memory_that_is_allocated_while_a_capture_ends_is_charged(stage: Stage) -> None:
+    """It was to be a node of the graph when the library looked, and is memory."""
+    gpu = stage.worker(TANGRAM_FAKE_FAULTS=SLOW)
+    rc, at, stream = gpu.ask("__import__('captures').ended(300)")
+    assert rc == 0
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (300, 700)
+    gpu.must(f"stream_free({at}, {stream})")
+    gpu.must(f"stream_sync({stream})")
+    assert gpu.free_mib() == 1000
+
+
+def test_memory_that_does_not_fit_is_not_had_by_a_capture_that_ends(stage: Stage) -> None:
+    gpu = stage.worker(TANGRAM_FAKE_FAULTS=SLOW)
+    assert gpu.ask("__import__('captures').ended(2000)")[0] == OUT_OF_MEMORY
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_a_capture_that_begins_while_memory_is_allocated_takes_none(stage: Stage) -> None:
+    gpu = stage.worker(TANGRAM_FAKE_FAULTS=SLOW)
+    assert gpu.ask("__import__('captures').begun(300)")[0] == 0
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
+
+
+def test_an_error_of_the_event_gives_no_memory_back_that_a_stream_still_uses(stage: Stage) -> None:
+    gpu = stage.worker(TANGRAM_FAKE_FAULTS="fail cuEventQuery nth=1 error=999")
+    stream = gpu.must("stream_new()")
+    at = gpu.must("alloc(900)")
+    gpu.must(f"busy(300, {stream})")
+    gpu.must(f"stream_free({at}, {stream})")
+    assert gpu.ask("alloc(500)")[0] == OUT_OF_MEMORY
+    assert gpu.free_mib() == 100
+    gpu.must(f"stream_sync({stream})")
+    assert gpu.free_mib() == 1000
