@@ -9,9 +9,11 @@
 #include "memory.h"
 #include "pool.h"
 
+#include <stdlib.h>
+
 enum { LOCAL_BYTES = 3 /* CUfunction_attribute */, UNIT = 8 * 1024, MOST = 0xffff /* units: half a GiB */, FUNCTION_MOST = 2048 /* units: 16 MiB, a million instructions; guessed */ };
 
-/* Of an image that is loaded lazily, in `of` of its entry: what its code takes, what its largest function, and what was held in which
+/* Of an image that is loaded lazily, in `of` of its entry, with the library that a module was made of in `bytes`: what its code takes, what its largest function, and what was held in which
  * period, in units. */
 struct late {
     uint16_t bound, function, held, period;
@@ -34,18 +36,54 @@ static uint16_t units_of(uint64_t bytes, uint64_t most)
     return (uint16_t)(units < most ? units : most);
 }
 
-void code_loads_late(const void *image, uint64_t bytes, uint64_t function_bytes)
+static void loads_late(const void *image, const void *library, uint64_t bytes, uint64_t function_bytes)
 {
     struct late late = {.bound = units_of(bytes, MOST), .function = units_of(function_bytes, FUNCTION_MOST)};
-    if (bytes > 0 && table_own((struct owned){OWNED_AS(OWNED_CODE, (uintptr_t)image), 0, NULL, packed(late)}))
+    struct owned entry = {OWNED_AS(OWNED_CODE, (uintptr_t)image), (uintptr_t)library, NULL, packed(late)};
+    if (bytes > 0 && table_own(entry))
         atomic_store(&tangram.late_code, true);
 }
 
-void code_unloaded(const void *image)
+void code_loads_late(const void *image, uint64_t bytes, uint64_t function_bytes)
 {
+    loads_late(image, NULL, bytes, function_bytes);
+}
+
+/* A function, a kernel, or a module that was made of a library: its entry names the image. */
+static bool is_of(const struct owned *entry, const void *image)
+{
+    switch ((enum owned_kind)(entry->at >> 59)) {
+    case OWNED_FUNCTION:
+    case OWNED_CODE: return entry->bytes == (uintptr_t)image;
+    case OWNED_LATE: return entry->of == image;
+    default: return false;
+    }
+}
+
+struct owned_list code_forget(const void *image)
+{
+    struct owned_list list = {.count = 0};
     struct owned was;
-    if (atomic_load(&tangram.late_code))
-        table_disown(OWNED_AS(OWNED_CODE, (uintptr_t)image), &was);
+    bool late = atomic_load(&tangram.late_code);
+    if (image == NULL || (!late && !atomic_load(&tangram.hot.noted)))
+        return list;
+    if (late && table_disown(OWNED_AS(OWNED_CODE, (uintptr_t)image), &was))
+        owned_list_add(&list, &was);
+    table_take(is_of, image, &list);
+    for (size_t i = 0, count = list.count; i < count; i++)
+        if (list.entry[i].at >> 59 == OWNED_CODE && list.entry[i].bytes == (uintptr_t)image)
+            table_take(is_of, (const void *)(uintptr_t)OWNED_HANDLE(list.entry[i].at), &list);
+    return list;
+}
+
+void code_forgotten(struct owned_list list, CUresult rc)
+{
+    for (size_t i = 0; i < list.count; i++)
+        if (rc != CUDA_SUCCESS)
+            table_own(list.entry[i]);
+        else if (list.entry[i].at >> 59 == OWNED_LATE)
+            kernel_gone(&list.entry[i]);
+    free(list.entry);
 }
 
 /* A call that may load something of the image. False: refuse it. After it: bound_end of *card. */
@@ -83,25 +121,39 @@ static void note_late(enum comes_late what, const void *function, const void *im
         atomic_store(&tangram.hot.noted, true);
 }
 
-static void note_function(CUfunction function)
+/* A kernel belongs to no context; its local memory is the same on every card of a kind. Asking for it loads nothing (measured). A driver
+ * that lacks the function is reported. */
+bool code_local(const void *function, enum kernel_handle what, int *local)
 {
-    int local = 0;
-    if (grant_ready() == GRANT_GOOD &&
-        tangram.driver.cuFuncGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, function) == CUDA_SUCCESS)
-        stack_note(function, local);
-}
-
-/* A kernel belongs to no context; its local memory is the same on every card of a kind. Asking for it loads nothing (measured). */
-static void note_kernel(CUkernel kernel, CUlibrary library)
-{
-    int local = 0;
     CUdevice device = 0;
-    if (grant_ready() != GRANT_GOOD)
-        return;
+    *local = 0;
+    if (what == OF_FUNCTION) {
+        CUresult rc = tangram.driver.cuFuncGetAttribute(local, (CUfunction_attribute)LOCAL_BYTES, (CUfunction)(uintptr_t)function);
+        return rc == CUDA_SUCCESS || !HAS(cuFuncGetAttribute);
+    }
     if (tangram.driver.cuCtxGetDevice(&device) != CUDA_SUCCESS)
         device = 0;
-    if (tangram.driver.cuKernelGetAttribute(&local, (CUfunction_attribute)LOCAL_BYTES, kernel, device) == CUDA_SUCCESS)
-        stack_note(kernel, local);
+    CUresult rc = tangram.driver.cuKernelGetAttribute(local, (CUfunction_attribute)LOCAL_BYTES, (CUkernel)(uintptr_t)function, device);
+    return rc == CUDA_SUCCESS || !HAS(cuKernelGetAttribute);
+}
+
+static void note(const void *function, enum kernel_handle what, const void *image)
+{
+    int local;
+    if (grant_ready() == GRANT_GOOD)
+        stack_note(function, what, image, code_local(function, what, &local) ? local : LOCAL_UNKNOWN);
+}
+
+static void note_function(CUfunction function, const void *image)
+{
+    note(function, OF_FUNCTION, image);
+}
+
+static void note_kernel(CUkernel kernel, CUlibrary library)
+{
+    if (grant_ready() != GRANT_GOOD)
+        return;
+    note(kernel, OF_KERNEL, library);
     note_late(LATE_KERNEL, kernel, library);
 }
 
@@ -139,6 +191,15 @@ static void kernel_end(const struct kernel_use *use, CUresult rc)
         kernel_used(use->kernel, use->context);
 }
 
+/* The library of a kernel that is deep or comes late; NULL: of another, whose functions are neither. */
+static const void *library_of(CUkernel kernel)
+{
+    struct owned found;
+    if (table_find(OWNED_AS(OWNED_LATE, (uintptr_t)kernel), &found))
+        return found.of;
+    return table_find(OWNED_AS(OWNED_FUNCTION, (uintptr_t)kernel), &found) ? (const void *)(uintptr_t)found.bytes : NULL;
+}
+
 EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
     NEEDS(cuKernelGetFunction);
@@ -148,7 +209,7 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     CUresult rc = tangram.driver.cuKernelGetFunction(function, kernel);
     kernel_end(&use, rc);
     if (rc == CUDA_SUCCESS)
-        note_function(*function);
+        note_function(*function, library_of(kernel));
     return rc;
 }
 
@@ -194,7 +255,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
     CUresult rc = tangram.driver.cuModuleGetFunction(function, module, name);
     bound_end(card);
     if (rc == CUDA_SUCCESS)
-        note_function(*function);
+        note_function(*function, module);
     return rc;
 }
 
@@ -207,7 +268,7 @@ EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int r
     CUresult rc = tangram.driver.cuModuleEnumerateFunctions(functions, room, module);
     bound_end(card);
     for (unsigned at = 0; rc == CUDA_SUCCESS && at < room && functions[at] != NULL; at++) {
-        note_function(functions[at]);
+        note_function(functions[at], module);
         note_late(LATE_FUNCTION, functions[at], module);
     }
     return rc;
@@ -223,7 +284,7 @@ EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
     CUresult rc = tangram.driver.cuLibraryGetModule(module, library);
     bound_end(card);
     if (rc == CUDA_SUCCESS && atomic_load(&tangram.late_code) && table_find(OWNED_AS(OWNED_CODE, (uintptr_t)library), &found))
-        code_loads_late(*module, (uint64_t)unpacked(found.of).bound * UNIT, (uint64_t)unpacked(found.of).function * UNIT);
+        loads_late(*module, library, (uint64_t)unpacked(found.of).bound * UNIT, (uint64_t)unpacked(found.of).function * UNIT);
     return rc;
 }
 

@@ -89,6 +89,17 @@ bool kernel_is_used(const struct owned *kernel, CUcontext context)
     return is_there(kernel->of, context, &found) && table_find(pair(OWNED_USED, (const void *)(uintptr_t)kernel->at, context), &found);
 }
 
+void kernel_gone(const struct owned *kernel)
+{
+    struct owned was;
+    const size_t room = contexts_list(NULL, 0);
+    CUcontext *context = malloc(room * sizeof *context + 1);
+    const size_t count = context == NULL ? 0 : contexts_list(context, room);
+    for (size_t i = 0; i < count && i < room; i++)
+        table_disown(pair(OWNED_USED, (const void *)(uintptr_t)kernel->at, context[i]), &was);
+    free(context);
+}
+
 void kernel_used(struct owned kernel, CUcontext context)
 {
     if (context == atomic_load(&tangram.contexts.first)) {

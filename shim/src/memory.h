@@ -51,12 +51,19 @@ static inline bool kernel_refused(CUfunction function)
 {
     return UNLIKELY(atomic_load_explicit(&tangram.hot.noted, memory_order_relaxed)) && !(code_fits(function) && stack_fits(function));
 }
-void stack_note(const void *function, int local); /* of a function or kernel: bytes of local memory */
+/* Of a function or kernel of that image: bytes of local memory. LOCAL_UNKNOWN: the driver did not say; it is asked again before a launch. */
+enum { LOCAL_UNKNOWN = -1 };
+enum kernel_handle { OF_FUNCTION, OF_KERNEL };
+void stack_note(const void *function, enum kernel_handle what, const void *image, int local);
+/* code.c. False: the driver does not say. */
+bool code_local(const void *function, enum kernel_handle what, int *local);
 uint64_t stack_of_calls(void);
 
 /* code.c: an image was loaded whose code comes when it is first used, so many bytes at most, and for one function; or it is gone. */
 void code_loads_late(const void *image, uint64_t bytes, uint64_t function_bytes);
-void code_unloaded(const void *image);
+/* What is known of an image's functions, taken out before the driver lets go of them, as it may give their handles out again at once. */
+struct owned_list code_forget(const void *image);
+void code_forgotten(struct owned_list list, CUresult rc); /* the driver's answer: what was not unloaded is put back */
 
 
 /* library.c: an image was loaded as a library, whose variables come to each context in which a kernel of it is used, or is gone. */
@@ -67,6 +74,7 @@ bool library_begin(const void *library, CUcontext context, struct placing *placi
 void library_end(const void *library, const struct placing *placing, CUresult rc);
 /* Whose code comes with its first use is known as OWNED_LATE; `of` is its library or module, `bytes` one of these. */
 enum comes_late { LATE_KERNEL, LATE_KERNEL_USED /* in the first context */, LATE_FUNCTION };
+void kernel_gone(const struct owned *kernel); /* its uses are forgotten */
 bool kernel_is_used(const struct owned *kernel, CUcontext context);
 void kernel_used(struct owned kernel, CUcontext context);
 

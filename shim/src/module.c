@@ -185,9 +185,9 @@ LOADS(cuLibraryLoadFromFile, library, OWNED_LIBRARY, cuLibraryUnload,
         NEEDS(name);                                                                                                           \
         struct owned was;                                                                                                      \
         bool ours = table_disown(OWNED_AS(kind, (uintptr_t)handle), &was);                                                     \
+        struct owned_list functions = code_forget(handle);                                                                     \
         CUresult rc = tangram.driver.name(handle);                                                                             \
-        if (rc == CUDA_SUCCESS)                                                                                                \
-            code_unloaded(handle);                                                                                             \
+        code_forgotten(functions, rc);                                                                                         \
         if (rc == CUDA_SUCCESS && (kind) == OWNED_LIBRARY)                                                                     \
             library_unloaded(handle);                                                                                          \
         if (ours)                                                                                                              \

@@ -21,6 +21,9 @@ enum {
     STACK_OF_CONTEXT = 1024 /* measured: no kernel of less local memory makes a new context larger */
 };
 
+static const uint64_t UNKNOWN = UINT32_MAX; /* bytes of local memory that the driver does not state */
+enum { KERNEL = 1 };                        /* beside them: the handle is a CUkernel */
+
 static uint64_t resident_threads(void)
 {
     CUdevice device;
@@ -58,12 +61,15 @@ struct depth {
     uint64_t charged;
 };
 
+/* False: it cannot be told what the context has. */
 static bool depth_of(enum owned_kind kind, struct card *card, uint64_t now, struct depth *depth)
 {
     CUcontext context = NULL;
     struct owned entry;
-    if (card == NULL || tangram.driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL)
-        return false;
+    *depth = (struct depth){.card = NULL};
+    CUresult rc = tangram.driver.cuCtxGetCurrent(&context);
+    if (rc != CUDA_SUCCESS || context == NULL) /* of none: the driver's own error is the answer */
+        return rc == CUDA_SUCCESS || is_drivers_answer(rc);
     *depth = (struct depth){card, OWNED_AS(kind, (uintptr_t)context), now, 0};
     if (table_find(depth->key, &entry)) {
         depth->made_with = (uintptr_t)entry.of;
@@ -105,7 +111,12 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     struct depth depth;
     enum owned_kind kind = (int)limit == STACK_SIZE ? OWNED_STACK : OWNED_HEAP;
     bool takes = (int)limit == STACK_SIZE || (int)limit == HEAP_SIZE;
-    if (!takes || !depth_of(kind, current_card(), limit_now((int)limit), &depth))
+    struct card *card = takes ? current_card() : NULL;
+    if (card == NULL)
+        return tangram.driver.cuCtxSetLimit(limit, value);
+    if (!depth_of(kind, card, limit_now((int)limit), &depth))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (depth.card == NULL)
         return tangram.driver.cuCtxSetLimit(limit, value);
     uint64_t charged = beyond(kind, value, &depth), more = charged > depth.charged ? charged - depth.charged : 0;
     if (charged == UINT64_MAX || !reserve(depth.card, more))
@@ -118,14 +129,36 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     return rc;
 }
 
+/* Of a function that is noted. False: the driver does not say, and it may need any stack. */
+static bool local_of(CUfunction function, const struct owned *noted, uint64_t *local)
+{
+    enum kernel_handle what = (uintptr_t)noted->of & KERNEL ? OF_KERNEL : OF_FUNCTION;
+    int now = 0;
+    *local = (uintptr_t)noted->of >> 1;
+    if (*local != UNKNOWN)
+        return true;
+    if (!code_local(function, what, &now))
+        return false;
+    stack_note(function, what, (const void *)(uintptr_t)noted->bytes, now);
+    *local = (uint64_t)(now > 0 ? now : 0);
+    return true;
+}
+
 bool stack_fits(CUfunction function)
 {
     struct owned noted;
     struct depth depth;
-    if (!table_find(OWNED_AS(OWNED_FUNCTION, (uintptr_t)function), &noted))
+    uint64_t local, now;
+    struct card *card;
+    if (!table_find(OWNED_AS(OWNED_FUNCTION, (uintptr_t)function), &noted) || (card = current_card()) == NULL)
         return true;
-    uint64_t local = (uintptr_t)noted.of, now = limit_now(STACK_SIZE);
-    if (local <= now || !depth_of(OWNED_STACK, current_card(), now, &depth))
+    if (!local_of(function, &noted, &local))
+        return false;
+    if (local <= (now = limit_now(STACK_SIZE)))
+        return true;
+    if (!depth_of(OWNED_STACK, card, now, &depth))
+        return false;
+    if (depth.card == NULL)
         return true;
     uint64_t charged = beyond(OWNED_STACK, local, &depth);
     if (charged <= depth.charged) /* paid for by a launch that has not come back, or that the driver refused */
@@ -136,17 +169,18 @@ bool stack_fits(CUfunction function)
     return true;
 }
 
-/* A function that is noted twice, or unloaded and its handle given out anew, is noted as it is now. */
-void stack_note(const void *function, int local)
+/* A function that is noted twice is noted as it is now. Its image is in `bytes`, and what kind of handle it is in the lowest bit of `of`. */
+void stack_note(const void *function, enum kernel_handle what, const void *image, int local)
 {
     struct owned was;
     uint64_t key = OWNED_AS(OWNED_FUNCTION, (uintptr_t)function);
-    if (local <= STACK_OF_CONTEXT) {
+    if (local != LOCAL_UNKNOWN && local <= STACK_OF_CONTEXT) {
         if (UNLIKELY(atomic_load_explicit(&tangram.hot.noted, memory_order_relaxed)))
             table_disown(key, &was);
         return;
     }
-    if (table_own((struct owned){key, 0, NULL, (void *)(uintptr_t)local}))
+    uintptr_t word = (local == LOCAL_UNKNOWN ? (uintptr_t)UNKNOWN : (uintptr_t)local) << 1 | (what == OF_KERNEL ? KERNEL : 0);
+    if (table_own((struct owned){key, (uintptr_t)image, NULL, (void *)word}))
         atomic_store(&tangram.hot.noted, true);
 }
 

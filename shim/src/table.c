@@ -243,3 +243,33 @@ void table_forget_all(void)
         tangram.shard[i].slots = tangram.shard[i].used = 0;
     }
 }
+
+bool owned_list_add(struct owned_list *list, const struct owned *entry)
+{
+    if (list->count == list->room) {
+        size_t room = list->room > 0 ? list->room * 2 : 16;
+        struct owned *larger = realloc(list->entry, room * sizeof *larger);
+        if (larger == NULL)
+            return false;
+        list->entry = larger;
+        list->room = room;
+    }
+    list->entry[list->count++] = *entry;
+    return true;
+}
+
+void table_take(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list)
+{
+    struct owned was;
+    for (unsigned i = 0; i < SHARDS; i++) {
+        struct shard *shard = &tangram.shard[i];
+        const size_t first = list->count;
+        pthread_mutex_lock(&shard->lock);
+        for (size_t j = 0; j < shard->slots; j++)
+            if (shard->slot[j].at != 0 && is_its(&shard->slot[j], what) && !owned_list_add(list, &shard->slot[j]))
+                break;
+        pthread_mutex_unlock(&shard->lock);
+        for (size_t j = first; j < list->count; j++)
+            table_disown(list->entry[j].at, &was);
+    }
+}

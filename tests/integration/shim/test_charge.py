@@ -91,3 +91,19 @@ def test_a_launch_that_makes_the_stacks_grow_is_paid_for_or_refused(build: Path)
     """Also where a call fails half-way: the library's own unit test plays the driver. It reads images as well."""
     done = subprocess.run([build / "tests/unit_code"], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_a_kernel_whose_local_memory_the_driver_does_not_state_is_not_launched(stage: Stage) -> None:
+    gpu = stage.bare_worker(TANGRAM_FAKE_FAULTS="fail cuFuncGetAttribute error=999")
+    gpu.must("use()")
+    assert gpu.ask("deep(65536)")[0] == OUT_OF_MEMORY
+    assert stage.true_mib(gpu) <= 1000
+    gpu.must("alloc(100)")
+
+
+def test_a_kernel_whose_local_memory_the_driver_states_later_is_launched_then(stage: Stage) -> None:
+    gpu = stage.bare_worker(TANGRAM_FAKE_FAULTS="fail cuFuncGetAttribute nth=1 error=999")
+    gpu.must("use()")
+    gpu.must("deep(64)")
+    assert gpu.ask("deep(65536)")[0] == OUT_OF_MEMORY
+    assert stage.true_mib(gpu) <= 1000
