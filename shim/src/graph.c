@@ -6,6 +6,9 @@
  * that was launched since the last trim has its memory mapped and is never refused for want of it: such a refusal would end
  * a program that did nothing new. Graphs that share their memory, as they ran one after another, may so need more when they are launched
  * at once, and pass the limit (docs/limits.md). A process whose graphs allocate nothing pays one load a launch.
+ *
+ * Kernels are looked at where a graph is instantiated and where an executable one is given others: what would make the driver grow
+ * stacks that do not fit is refused there, for no launch of ours sees it. An update changes no allocation node.
  */
 #include "hook.h"
 #include "launching.h"
@@ -28,7 +31,7 @@ struct need {
 
 struct graph {
     unsigned kernels; /* nodes */
-    bool refused;     /* one of them does not fit */
+    bool refused;     /* one of them does not fit, or the driver does not say what it is */
     unsigned needs;
     struct need need[DEVICES_LIMIT];
 };
@@ -52,23 +55,30 @@ static bool add_node(struct graph *sum, CUgraphNode node)
     return true;
 }
 
-/* False: the stacks that the kernel makes the driver grow, or its code, do not fit. */
-static bool add_kernel(struct graph *sum, CUgraphNode node)
+static CUfunction kernel_of(CUfunction function, CUkernel kernel)
+{
+    return function != NULL ? function : (CUfunction)(void *)kernel;
+}
+
+static void add_kernel(struct graph *sum, CUgraphNode node)
 {
     CUDA_KERNEL_NODE_PARAMS how = {.func = NULL};
     sum->kernels++;
-    if (!atomic_load(&tangram.hot.noted) || tangram.driver.cuGraphKernelNodeGetParams_v2(node, &how) != CUDA_SUCCESS)
-        return true;
-    sum->refused = sum->refused || kernel_refused(how.func != NULL ? how.func : (CUfunction)(void *)how.kern);
-    return true;
+    if (!atomic_load(&tangram.hot.noted) || !HAS(cuGraphKernelNodeGetParams_v2)) /* a driver that lacks it is reported */
+        return;
+    CUresult rc = tangram.driver.cuGraphKernelNodeGetParams_v2(node, &how);
+    sum->refused = sum->refused || rc != CUDA_SUCCESS || kernel_refused(kernel_of(how.func, how.kern));
 }
 
-/* False when the graph could not be read: then it is not known what it takes. */
+/* False when the graph could not be read: then it is not known what it takes. Where the driver would take it all the same, it is refused. */
 static bool add_up(struct graph *sum, CUgraph graph, unsigned depth)
 {
     size_t count = 0;
-    if (depth > DEPTH_LIMIT || tangram.driver.cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS)
+    CUresult rc = depth > DEPTH_LIMIT ? CUDA_ERROR_NOT_SUPPORTED : tangram.driver.cuGraphGetNodes(graph, NULL, &count);
+    if (rc != CUDA_SUCCESS) {
+        sum->refused = sum->refused || !is_drivers_answer(rc);
         return false;
+    }
     CUgraphNode *node = malloc(count * sizeof *node + 1);
     bool good = node != NULL && (count == 0 || tangram.driver.cuGraphGetNodes(graph, node, &count) == CUDA_SUCCESS);
     for (size_t i = 0; i < count && good; i++) {
@@ -77,13 +87,14 @@ static bool add_up(struct graph *sum, CUgraph graph, unsigned depth)
         if (tangram.driver.cuGraphNodeGetType(node[i], &type) != CUDA_SUCCESS)
             good = false;
         else if (type == CU_GRAPH_NODE_TYPE_KERNEL)
-            good = add_kernel(sum, node[i]);
+            add_kernel(sum, node[i]);
         else if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
             good = add_node(sum, node[i]);
         else if (type == CU_GRAPH_NODE_TYPE_GRAPH && HAS(cuGraphChildGraphNodeGetGraph))
             good = tangram.driver.cuGraphChildGraphNodeGetGraph(node[i], &child) == CUDA_SUCCESS && add_up(sum, child, depth + 1);
     }
     free(node);
+    sum->refused = sum->refused || !good; /* it has nodes: it is a graph */
     return good;
 }
 
@@ -129,7 +140,7 @@ static bool make_begin(struct making *making, CUgraph graph, bool uploads)
         return false;
     bool known = add_up(sum, graph, 0); /* a graph that cannot be read is not a graph: the driver's error is the answer */
     struct card *card = known && sum->kernels > NODES_FREE ? current_card() : NULL;
-    bool fits = !(known && sum->refused) && bound_begin(card, (uint64_t)sum->kernels * NODE_BYTES);
+    bool fits = !sum->refused && bound_begin(card, (uint64_t)sum->kernels * NODE_BYTES);
     making->card = fits ? card : NULL;
     if (fits && known && sum->needs > 0 && (!uploads || begin(sum, making->growth))) {
         making->graph = sum;
@@ -215,6 +226,48 @@ RUN(cuGraphLaunch, false)
 RUN(cuGraphLaunch_ptsz, true)
 RUN(cuGraphUpload, false)
 RUN(cuGraphUpload_ptsz, true)
+
+/* What an executable graph is to run instead. False: refuse it. */
+static bool kernels_fit(CUgraph graph)
+{
+    if (!atomic_load(&tangram.hot.noted) || grant_ready() == GRANT_NONE || !HAS(cuGraphGetNodes) || !HAS(cuGraphNodeGetType))
+        return true;
+    struct graph *sum = calloc(1, sizeof *sum);
+    if (sum == NULL)
+        return false;
+    add_up(sum, graph, 0);
+    bool fits = !sum->refused;
+    free(sum);
+    return fits;
+}
+
+static bool node_fits(const CUgraphNodeParams *how)
+{
+    if (how == NULL)
+        return true;
+    if (how->type == CU_GRAPH_NODE_TYPE_KERNEL)
+        return !kernel_refused(kernel_of(how->kernel.func, how->kernel.kern));
+    return how->type != CU_GRAPH_NODE_TYPE_GRAPH || kernels_fit(how->graph.graph);
+}
+
+#define UPDATE(name, params, fits, ...)                                                                                        \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        return (fits) ? tangram.driver.name(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                           \
+    }
+
+UPDATE(cuGraphExecUpdate, (CUgraphExec exec, CUgraph graph, CUgraphNode *error, CUgraphExecUpdateResult *result),
+       kernels_fit(graph), exec, graph, error, result)
+UPDATE(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *result), kernels_fit(graph), exec,
+       graph, result)
+UPDATE(cuGraphExecKernelNodeSetParams, (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *how),
+       how == NULL || !kernel_refused(how->func), exec, node, how)
+UPDATE(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *how),
+       how == NULL || !kernel_refused(kernel_of(how->func, how->kern)), exec, node, how)
+UPDATE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraph graph), kernels_fit(graph), exec, node,
+       graph)
+UPDATE(cuGraphExecNodeSetParams, (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *how), node_fits(how), exec, node, how)
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {

@@ -93,6 +93,33 @@ def test_a_launch_that_makes_the_stacks_grow_is_paid_for_or_refused(build: Path)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+WAYS = ("cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2")
+
+
+def test_an_explicit_node_of_a_deep_kernel_is_refused_when_the_graph_is_instantiated(stage: Stage) -> None:
+    gpu = stage.worker()
+    assert gpu.ask("__import__('kernels').made(65536)")[0] == OUT_OF_MEMORY
+    assert stage.true_mib(gpu) <= 1000
+    gpu.must("__import__('kernels').made(64)")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_executable_graph_is_not_given_a_kernel_whose_stack_does_not_fit(stage: Stage, way: str) -> None:
+    gpu = stage.worker()
+    assert gpu.ask(f"__import__('kernels').updated(64, 65536, {way!r})")[0] == OUT_OF_MEMORY
+    assert stage.true_mib(gpu) <= 1000
+    gpu.must(f"__import__('kernels').updated(64, 128, {way!r})")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_stack_of_a_kernel_that_an_executable_graph_is_given_is_charged(stage: Stage, way: str) -> None:
+    gpu = stage.worker()
+    before = gpu.free_mib()
+    gpu.must(f"__import__('kernels').updated(64, 4096, {way!r})")
+    assert stage.true_mib(gpu) > 0
+    assert before - gpu.free_mib() >= stage.true_mib(gpu)
+
+
 def test_a_kernel_whose_local_memory_the_driver_does_not_state_is_not_launched(stage: Stage) -> None:
     gpu = stage.bare_worker(TANGRAM_FAKE_FAULTS="fail cuFuncGetAttribute error=999")
     gpu.must("use()")
