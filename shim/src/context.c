@@ -393,12 +393,24 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resource
     return rc;
 }
 
+/* The last detach ends a context. What was allocated in it stays counted: whether it was the last the driver does not say. */
+EXPORT CUresult cuCtxDetach(CUcontext context)
+{
+    NEEDS(cuCtxDetach);
+    CUresult rc = tangram.driver.cuCtxDetach(context);
+    if (rc == CUDA_SUCCESS)
+        atomic_fetch_add(&tangram.contexts_gone, 1);
+    return rc;
+}
+
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
 {
     NEEDS(cuGreenCtxDestroy);
     struct table_moment before;
     table_now(&before);
     CUresult rc = tangram.driver.cuGreenCtxDestroy(context);
+    if (rc == CUDA_SUCCESS)
+        atomic_fetch_add(&tangram.contexts_gone, 1); /* the handle of its context, too, may be given out again */
     for (CUdevice device = 0; rc == CUDA_SUCCESS && device < CONTEXT_DEVICES; device++)
         if (atomic_load_explicit(&contexts_->primary[device], memory_order_relaxed) != NULL)
             primary_look(device, &before);
