@@ -4,7 +4,8 @@
  * not ours is not called but jumped to, with the registers and the stack as they came; libc then sees the caller itself, and
  * a chain of interposers works as it does without us.
  *
- * An explicit handle is answered with a hook only when what it holds is the driver's function, not another interposer's.
+ * An explicit handle is answered with a hook only when what it holds is the driver's function, not another interposer's. A newer form of
+ * a function that we hook is the driver's own, as it is by cuGetProcAddress, and reported.
  */
 #include "process.h"
 
@@ -29,10 +30,16 @@ struct route tangram_route(void *handle, const char *name)
     if (name == NULL || handle == RTLD_NEXT || handle == RTLD_DEFAULT || real == NULL)
         return route;
     void *hook = hook_for_name(name);
-    if (hook == NULL)
+    const bool newer = hook == NULL && hook_is_newer_form(name);
+    if (hook == NULL && !newer)
         return route;
     route.answered = 1;
     route.to = real(handle, name);
+    if (newer) {
+        if (route.to != NULL && is_driver_symbol(route.to, "libcuda.so"))
+            newer_form(name);
+        return route;
+    }
     const char *library = name[0] == 'n' ? "libnvidia-ml.so" : "libcuda.so";
     if (route.to != NULL && is_driver_symbol(route.to, library))
         route.to = hook;

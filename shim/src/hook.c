@@ -85,6 +85,32 @@ void *hook_for_address(const char *symbol, void *at)
     return NULL;
 }
 
+/* The length of a name without _v2 and the like, and without the mark of the per-thread default stream. */
+static size_t base_length(const char *name)
+{
+    size_t length = strlen(name);
+    if (length > 5 && (strcmp(name + length - 5, "_ptsz") == 0 || strcmp(name + length - 5, "_ptds") == 0))
+        length -= 5;
+    size_t digits = length;
+    while (digits > 2 && name[digits - 1] >= '0' && name[digits - 1] <= '9')
+        digits--;
+    return digits < length && digits > 2 && name[digits - 1] == 'v' && name[digits - 2] == '_' ? digits - 2 : length;
+}
+
+bool hook_is_newer_form(const char *name)
+{
+    const size_t length = base_length(name);
+    if (name[0] != 'c' || name[1] != 'u' || name[length] == '\0')
+        return false;
+    bool known = false;
+    for (unsigned i = 0; i < HOOKS; i++) {
+        if (strcmp(hooks[i].name, name) == 0)
+            return false;
+        known = known || (strlen(hooks[i].base) == length && strncmp(hooks[i].base, name, length) == 0);
+    }
+    return known;
+}
+
 bool hook_has_base(const char *base)
 {
     for (unsigned i = 0; i < HOOKS; i++)

@@ -7,15 +7,19 @@
 #include "hook.h"
 #include "process.h"
 
+void newer_form(const char *symbol)
+{
+    state_set(WIRE_UNKNOWN_FUNCTION, true);
+    warn(WARN_NEWER_FUNCTION, "this driver has a newer %s than this version knows: memory taken through it is not counted", symbol);
+}
+
 static void exchange(const char *symbol, void **at)
 {
     void *hook = hook_for_address(symbol, *at);
     if (hook != NULL)
         *at = hook;
-    else if (hook_has_base(symbol)) {
-        state_set(WIRE_UNKNOWN_FUNCTION, true);
-        warn(WARN_NEWER_FUNCTION, "this driver has a newer %s than this version knows: memory taken through it is not counted", symbol);
-    }
+    else if (hook_has_base(symbol))
+        newer_form(symbol);
 }
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **at, int version, cuuint64_t flags)
