@@ -90,6 +90,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         if meter is not None and container.grant
         else 0.0,
         stall_ended_s=time.stall_ended_s,
+        over_limit_pids=tuple(excess.offender for excess in container.lookout.excesses),
         processes=(*processes, *unconnected),
     )
 

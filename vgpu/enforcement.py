@@ -68,6 +68,7 @@ class Reason(StrEnum):
     UNCONNECTED = "unconnected"
     ARBITER_STALLED = "arbiter-stalled"
     NVML = "nvml"
+    OVER_LIMIT = "over-limit"
     UNKNOWN_REASON = "unknown-reason"
 
 
@@ -159,6 +160,11 @@ TABLE: Final[Mapping[Reason, Row]] = {
         "NVML has not answered for 3 s, so the memory of new contexts is not counted and the container is not found over its limit.",
         "Look at /readyz of the device plugin, which says why NVML does not answer, and run nvidia-smi on the node.",
     ),
+    Reason.OVER_LIMIT: Row(
+        _MEMORY,
+        "NVML counted more GPU memory for the container than its limit, in two readings in a row.",
+        "Look for processes that do not load the library; arbiter.guard.policy decides whether the arbiter ends them.",
+    ),
     Reason.UNKNOWN_REASON: Row(
         _MEMORY | _TIME,
         "A newer library reports a reason that this arbiter does not know.",
@@ -224,6 +230,8 @@ class ContainerFacts:
     """How old the last reading of NVML is, of the GPU of which it is oldest."""
     stall_ended_s: float = inf
     """How long ago a stall of that thread, or of the whole arbiter, ended."""
+    over_limit_pids: tuple[int, ...] = ()
+    """The process to deal with on each GPU on which the container is over its limit now (`vgpu.guard`); it need not be connected."""
     processes: tuple[ProcessFacts, ...] = ()
     best_effort: bool = False
     """It gives way to everybody: that limits its GPU time, also without a gpu-core."""
@@ -247,11 +255,10 @@ class Enforcement:
 
 
 def enforcement(facts: ContainerFacts) -> Enforcement:
-    """The one function that decides. A container without processes uses no GPU: nothing is unenforced then."""
-    if not facts.processes:
-        return Enforcement(_state((), facts), _state((), facts))
+    """The one function that decides. A container that has no process and holds no memory uses no GPU: nothing is unenforced then."""
     of_processes = [(reason, process.pid) for process in facts.processes for reason in _of_process(process, facts)]
-    of_container = _of_container(facts)
+    of_processes += [(Reason.OVER_LIMIT, pid) for pid in facts.over_limit_pids]
+    of_container = _of_container(facts) if facts.processes else set()
     findings = tuple(
         Finding(reason, tuple(sorted({pid for one, pid in of_processes if one is reason and pid})))
         for reason in Reason

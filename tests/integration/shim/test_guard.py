@@ -139,6 +139,11 @@ def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
     bypass = statically(measured, raw, 1500) if way == "static" else unloaded(measured, 1500)
     bypasses.append(bypass)
     wait_for(lambda: measured.status().over)
+    status = measured.status()
+    assert status.memory_state == "unenforced"
+    assert [(one.reason, one.pids) for one in status.unenforced if "memory" in one.limits] == [
+        ("over-limit", (bypass.pid,))
+    ]
     held = {process.pid: process.cards[0].measured_bytes for process in measured.status().processes}
     expected_mib = 1500 if way == "static" else 1500 + CONTEXT_MIB
     assert held == {worker.pid: (CONTEXT_MIB + 100) * MIB, bypass.pid: expected_mib * MIB}
@@ -148,6 +153,7 @@ def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
     assert bypass.process.poll() is None, "the policy is to report"
     bypass.close()
     wait_for(lambda: not measured.status().over)
+    assert measured.status().memory_state == "enforced"
     assert alive(worker)
 
 
@@ -186,5 +192,7 @@ def test_another_containers_excess_is_not_this_ones(
     worker = measured.worker()
     bypasses.append(statically(other, raw, 1500))
     wait_for(lambda: other.status().over)
+    assert other.status().memory_state == "unenforced", "no process of it is connected"
     assert not measured.status().over
+    assert measured.status().memory_state == "enforced"
     assert [process.pid for process in measured.status().processes] == [worker.pid]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,12 @@ FACTS = st.builds(
         st.sampled_from([None, 2.0, 9.0]),
         st.booleans(),
     ),
-    *(st.floats(0, 10), st.booleans(), st.lists(PROCESSES, max_size=3).map(tuple), st.booleans()),
+    stalled_s=st.floats(0, 10),
+    reading_s=st.floats(0, 10),
+    stall_ended_s=st.just(inf) | st.floats(0, 10),
+    over_limit_pids=st.lists(st.integers(1, 5), max_size=2).map(tuple),
+    processes=st.lists(PROCESSES, max_size=3).map(tuple),
+    best_effort=st.booleans(),
 )
 
 
@@ -67,6 +73,7 @@ CAUSES = {
     Reason.UNCONNECTED: with_process(unconnected=True),
     Reason.ARBITER_STALLED: replace(FINE, stalled_s=STALLED_S),
     Reason.NVML: replace(FINE, reading_s=STALE_S + 0.1),
+    Reason.OVER_LIMIT: replace(FINE, over_limit_pids=(7,)),
 }
 
 
@@ -124,9 +131,22 @@ def test_a_grant_that_cannot_be_read_any_more_refuses_what_is_not_unenforced(rea
     assert State.UNENFORCED in (found.memory, found.gpu_time)
 
 
-@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("reason", [one for one in Reason if one is not Reason.OVER_LIMIT])
 def test_the_last_process_takes_every_reason_with_it(reason: Reason) -> None:
     assert enforcement(replace(CAUSES[reason], processes=())) == ENFORCED
+
+
+def test_a_container_over_its_limit_is_unenforced_whether_or_not_a_process_of_it_is_connected() -> None:
+    for processes in ((), (PROCESS,)):
+        found = enforcement(replace(FINE, over_limit_pids=(9, 4, 9), processes=processes))
+        assert (found.memory, found.gpu_time) == (State.UNENFORCED, State.ENFORCED)
+        assert found.findings == (Finding(Reason.OVER_LIMIT, (4, 9)),)
+
+
+def test_a_container_over_its_limit_whose_grant_cannot_be_read_is_unenforced_while_it_lasts() -> None:
+    facts = replace(FINE, grant_readable=False, processes=())
+    assert enforcement(replace(facts, over_limit_pids=(4,))).memory is State.UNENFORCED
+    assert enforcement(facts).memory is State.REFUSED
 
 
 @pytest.mark.parametrize("facts", [
