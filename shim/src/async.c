@@ -36,7 +36,8 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
     return rc;
 }
 
-/* A node of a graph is of no pool that a program can name. A pointer that cannot be asked for is taken for memory. */
+/* A node of a graph is of no pool that a program can name: driver 580 knows no such pointer before the graph is launched, and names no pool
+ * then (measured on the H200). A pointer that cannot be asked for is taken for memory. */
 static bool is_memory(const struct pool *pool, CUdeviceptr at)
 {
     CUmemoryPool its = NULL;

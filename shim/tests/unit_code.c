@@ -363,8 +363,50 @@ static void a_launch_that_grows_the_stacks_is_paid_for_or_refused(void)
     assert(cuLaunchGrid(abyss, 1, 1) == CUDA_SUCCESS);
 }
 
+static CUresult unloaded;
+static CUresult unload(CUmodule module)
+{
+    (void)module;
+    return unloaded;
+}
+
+static size_t noted(void)
+{
+    size_t count = 0;
+    for (unsigned i = 0; i < SHARDS; i++)
+        count += tangram.shard[i].used;
+    return count;
+}
+
+static void what_is_noted_of_functions_ends_with_their_module(void)
+{
+    CUmodule module = (CUmodule)(uintptr_t)0x5000;
+    CUfunction function;
+    h200(UINT64_C(200) << 20);
+    tangram.driver.cuModuleUnload = unload;
+    const size_t before = noted();
+    local = 65536;
+    assert(cuModuleGetFunction(&function, module, "one") == CUDA_SUCCESS && cuModuleGetFunction(&function, module, "another") == CUDA_SUCCESS);
+    code_loads_late(module, 1 << 20, 1 << 16);
+    assert(noted() == before + 3);
+    unloaded = CUDA_ERROR_INVALID_VALUE;
+    assert(cuModuleUnload(module) == CUDA_ERROR_INVALID_VALUE && noted() == before + 3);
+    unloaded = CUDA_SUCCESS;
+    assert(cuModuleUnload((CUmodule)(uintptr_t)0x6000) == CUDA_SUCCESS && noted() == before + 3);
+    assert(cuModuleUnload(module) == CUDA_SUCCESS && noted() == before);
+}
+
+static void a_newer_form_of_a_hooked_function_is_known_by_its_name(void)
+{
+    assert(hook_is_newer_form("cuMemAlloc_v3") && hook_is_newer_form("cuMemAllocAsync_v2_ptsz") && hook_is_newer_form("cuMemAllocAsync_v12"));
+    assert(!hook_is_newer_form("cuMemAlloc") && !hook_is_newer_form("cuMemAlloc_v2") && !hook_is_newer_form("cuMemAllocAsync_ptsz"));
+    assert(!hook_is_newer_form("cuStreamBeginCapture_v2") && !hook_is_newer_form("cuMem_v2") && !hook_is_newer_form("nvmlInit_v3"));
+    assert(!hook_is_newer_form("cu") && !hook_is_newer_form("") && !hook_is_newer_form("cu_v2") && !hook_is_newer_form("cuMemAlloc_v"));
+}
+
 int main(void)
 {
+    a_newer_form_of_a_hooked_function_is_known_by_its_name();
     ptx_states_its_variables();
     ptx_that_is_not_understood_is_unknown();
     damaged_images_are_read_within_their_length();
@@ -373,6 +415,7 @@ int main(void)
     an_image_states_what_its_code_takes_at_most();
     a_fatbin_states_the_most_that_one_of_its_parts_takes();
     a_launch_that_grows_the_stacks_is_paid_for_or_refused();
+    what_is_noted_of_functions_ends_with_their_module();
     puts("ok");
     return 0;
 }
