@@ -260,16 +260,12 @@ bool owned_list_add(struct owned_list *list, const struct owned *entry)
 
 void table_take(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list)
 {
-    struct owned was;
     for (unsigned i = 0; i < SHARDS; i++) {
-        struct shard *shard = &tangram.shard[i];
-        const size_t first = list->count;
-        pthread_mutex_lock(&shard->lock);
-        for (size_t j = 0; j < shard->slots; j++)
-            if (shard->slot[j].at != 0 && is_its(&shard->slot[j], what) && !owned_list_add(list, &shard->slot[j]))
-                break;
-        pthread_mutex_unlock(&shard->lock);
-        for (size_t j = first; j < list->count; j++)
-            table_disown(list->entry[j].at, &was);
+        struct slot *entries;
+        size_t count = copy_of_shard(&tangram.shard[i], &entries);
+        for (size_t j = 0; j < count; j++)
+            if (is_its(&entries[j].owned, what) && owned_list_add(list, &entries[j].owned) && !disown_same(&tangram.shard[i], &entries[j]))
+                list->count--;
+        free(entries);
     }
 }
