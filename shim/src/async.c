@@ -25,6 +25,8 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
     if (rc == CUDA_SUCCESS)
         atomic_fetch_add(&pool->live, 1);
     bool paid = growth_end(growth);
+    if (rc != CUDA_SUCCESS && !paid) /* a call that failed, and left the pool larger */
+        pool_trim(pool);
     if (rc != CUDA_SUCCESS)
         return rc;
     if (!paid || !table_own((struct owned){*at, bytes, pool->card, pool})) {
@@ -49,9 +51,9 @@ static bool is_memory(const struct pool *pool, CUdeviceptr at)
 static CUresult settle_captured(CUresult rc, struct pool *pool, CUdeviceptr *at, size_t bytes, CUstream stream, bool per_thread)
 {
     struct growth growth = {.pool = pool};
-    if (rc == CUDA_SUCCESS && pool != NULL && pool->card != NULL && UNLIKELY(is_memory(pool, *at)))
-        return settle_async(rc, &growth, at, bytes, stream, per_thread);
-    return clear_captured(rc, at, bytes, stream, per_thread);
+    if (pool == NULL || pool->card == NULL || bytes == 0 || (rc == CUDA_SUCCESS && !is_memory(pool, *at)))
+        return clear_captured(rc, at, bytes, stream, per_thread);
+    return settle_async(rc, &growth, at, bytes, stream, per_thread);
 }
 
 /* find_pool sets `from`; false: it cannot be told who pays. */
