@@ -95,7 +95,7 @@ def test_the_ports_that_are_named_are_those_that_are_listened_on(helm: Helm) -> 
             assert named <= set_ports
 
 
-@pytest.mark.parametrize(("component", "program"), [("plugin", "deviceplugin"), ("extender", "extender"), ("webhook", "webhook"), ("arbiter", "arbiter")])  # fmt: skip
-def test_the_commands_are_the_projects_entry_points(helm: Helm, component: str, program: str) -> None:
-    assert helm.objects().container(component)["command"] == [f"tangram-{program}"]
-    assert callable(importlib.import_module(f"{program}.__main__").main)
+@pytest.mark.parametrize(("component", "command", "module"), [("plugin", "tangram-deviceplugin", "deviceplugin.__main__"), ("extender", "tangram-extender", "extender.__main__"), ("webhook", "tangram-webhook", "webhook.__main__"), ("arbiter", "tangram-arbiter-supervisor", "arbiter.supervisor")])  # fmt: skip
+def test_the_commands_are_the_projects_entry_points(helm: Helm, component: str, command: str, module: str) -> None:
+    assert helm.objects().container(component)["command"] == [command]
+    assert callable(importlib.import_module(module).main)
