@@ -44,7 +44,7 @@ MOUNTS = {
     "/opt/torch": os.environ.get("TANGRAM_TORCH_HOME", "/opt/torch"),
 }
 IMAGE = os.environ.get("TANGRAM_TORCH_IMAGE", "localhost/tangram-workload:dev")
-TRIALS = f"/var/lib/tangram/{FILE}"
+TRIALS = f"/var/lib/tangram/plugin/{FILE}"
 """The node's verdicts, in its containers."""
 
 PROGRAM = """

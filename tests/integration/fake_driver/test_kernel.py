@@ -124,8 +124,8 @@ def kernel(driver: FakeDriver) -> tuple[int, str, list[dict[str, int]]]:
 class Handles:
     """What the fake libcuda names its objects; the real one's differ from process to process."""
 
-    def __init__(self, slot: int, group: int = 0) -> None:
-        self.client = 0xC1D00000 | slot
+    def __init__(self, of: Process, slot: int = 0, group: int = 0) -> None:
+        self.client = 0xC1D00000 | of.process.pid << 10 & 0xFFC00 | slot
         self.subdevice = 0x5C000001
         self.compute = [0x5C000000 + 0x1000 + group * 0x10 + 1 + at for at in range(8)]
         self.copy = [0x5C000000 + 0x100 + group * 0x10 + 1 + at for group in range(3) for at in range(4)]
@@ -160,7 +160,8 @@ def test_a_context_has_eight_compute_channels_and_twelve_for_copies(driver, star
 
 
 def test_a_suspended_process_stops_in_mid_kernel_and_goes_on_where_it_was(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     one.do("launch(300_000)")
     assert one.do(names.switch(names.compute, True)) == 0
     ran = kernel(driver)[2][0]["ran_us"]
@@ -176,7 +177,8 @@ def test_a_suspended_process_stops_in_mid_kernel_and_goes_on_where_it_was(driver
 
 
 def test_disables_are_counted_and_extra_enables_are_harmless(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     for disable in (False, True, True, False):
         assert one.do(names.switch(names.compute, disable)) == 0
     assert kernel(driver)[2][0]["held"] == 1
@@ -186,7 +188,8 @@ def test_disables_are_counted_and_extra_enables_are_harmless(driver, start):
 
 
 def test_a_process_that_somebody_else_disabled_is_held_until_it_is_enabled(driver, start):
-    one, other, names = start(), start(), Handles(0)
+    one, other = start(), start()
+    names = Handles(one)
     one.do("launch(100_000)")
     driver.ctl("disable", one.process.pid)
     first, second = kernel(driver)[2]
@@ -205,7 +208,8 @@ def test_who_has_no_channels_cannot_be_disabled(driver):
 
 
 def test_a_bad_handle_leaves_those_before_it_disabled(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     assert one.do(names.switch([*names.compute, 0x12345], True)) == BAD_HANDLE
     misuses, words, [process] = kernel(driver)
     assert (misuses, process["held"], process["enables_owed"]) == (1, 1, 8)
@@ -213,7 +217,8 @@ def test_a_bad_handle_leaves_those_before_it_disabled(driver, start):
 
 
 def test_copy_channels_do_not_hold_the_compute(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     assert one.do(names.switch(names.copy, True)) == 0
     assert kernel(driver)[2][0]["held"] == 0
 
@@ -223,7 +228,8 @@ def test_one_that_was_sent_the_descriptor_can_suspend_even_a_stopped_process(dri
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        one, names = start(str(path)), Handles(0)
+        one = start(str(path))
+        names = Handles(one)
         one.say("send()")
         connection, _ = listener.accept()
         with connection:
@@ -266,7 +272,8 @@ print(rm.status(argument))
     ],
 )
 def test_every_byte_of_a_list_is_checked(driver, start, offset, value, says):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     code = f"bad(rm.disable_parameters({names.client}, {names.compute}, disable=True), {offset}, {value}, {names.client}, {names.subdevice})"
     assert one.do(code) == BAD_ARGUMENT
     misuses, words, [process] = kernel(driver)
@@ -276,7 +283,8 @@ def test_every_byte_of_a_list_is_checked(driver, start, offset, value, says):
 
 
 def test_destroying_a_suspended_context_lets_the_process_go(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     one.do(names.switch(names.compute, True))
     assert one.do("cuda.cuCtxDestroy_v2(context)") == 0
     assert one.do("cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)") == 0
@@ -291,7 +299,8 @@ def test_a_process_without_the_double_works_as_before(driver, worker):
 
 
 def test_a_scripted_suspend_answers_success_and_changes_nothing(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     driver.ctl("fault", "suspend-without-effect")
     assert one.do(names.switch(names.compute, disable=True)) == 0
     _, _, (process,) = kernel(driver)
@@ -310,7 +319,8 @@ def test_a_counting_kernel_counts_until_it_ends(driver, start):
 
 
 def test_the_counter_stands_still_from_the_suspend_to_the_resume(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     one.do("count(10_000_000)")
     one.do("past(10)")
     for _ in range(5):
@@ -320,7 +330,8 @@ def test_the_counter_stands_still_from_the_suspend_to_the_resume(driver, start):
 
 
 def test_the_counter_goes_on_if_the_suspend_has_no_effect(driver, start):
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     driver.ctl("fault", "suspend-without-effect")
     one.do("count(10_000_000)")
     one.do("past(10)")
@@ -335,7 +346,8 @@ def test_a_counter_that_is_no_pinned_memory_ends_the_kernel_in_an_error(driver, 
 
 def test_a_longer_form_of_the_allocation_makes_the_same_objects(driver, start):
     driver.ctl("fault", "alloc-form")
-    one, names = start(), Handles(0)
+    one = start()
+    names = Handles(one)
     misuses, words, [process] = kernel(driver)
     assert (misuses, words, process["channels"]) == (0, "", 20)
     assert one.do(names.switch(names.compute, disable=True)) == 0

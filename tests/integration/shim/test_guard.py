@@ -142,7 +142,8 @@ def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
     status = measured.status()
     assert status.memory_state == "unenforced"
     assert [(one.reason, one.pids) for one in status.unenforced if "memory" in one.limits] == [
-        ("over-limit", (bypass.pid,))
+        ("unconnected", (bypass.pid,)),
+        ("over-limit", (bypass.pid,)),
     ]
     held = {process.pid: process.cards[0].measured_bytes for process in measured.status().processes}
     expected_mib = 1500 if way == "static" else 1500 + CONTEXT_MIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,7 +13,7 @@ import pytest
 
 from vgpu.grant import Assignment, Slice
 from vgpu.inventory import Card, Inventory
-from vgpu.snapshot import VERSION, NodeRecord, PodRecord, Snapshot, snapshot_to_json
+from vgpu.snapshot import NodeRecord, PodRecord, Snapshot, snapshot_to_json
 
 ROOT = Path(__file__).parents[3]
 CARDS = [f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2)]
@@ -149,10 +150,10 @@ def test_a_pod_that_fits_nowhere_ends_with_3_and_the_reason_of_each_node(snapsho
 
 
 def test_a_snapshot_of_a_newer_version_is_refused(snapshot: Path) -> None:
-    snapshot.write_text(snapshot.read_text().replace(f'"v":{VERSION}', '"v":9', 1))
+    snapshot.write_text(re.sub(r'"v":\d', '"v":9', snapshot.read_text(), count=1))
     done = simulate("--snapshot", snapshot, "--gpu-mem", "8Gi")
     assert done.returncode == 2
-    assert "of version 9: this Tangram reads versions 1 to 2" in done.stderr
+    assert "of version 9: this Tangram reads versions 1 to 3" in done.stderr
 
 
 def test_a_snapshot_that_is_not_there_is_named_once(tmp_path: Path) -> None:
