@@ -58,6 +58,9 @@ class Driver(Protocol):
     @property
     def nvml(self) -> Nvml: ...
 
+    @property
+    def closed(self) -> bool: ...
+
     def await_open(self, wait_s: float) -> Opened:
         """Raises NvmlAway."""
 
@@ -90,12 +93,15 @@ class Machine:
         return self._away or next(iter(self._hung.values()), "")
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or until the driver is closed."""
         while True:
             try:
                 opened = await asyncio.to_thread(self._driver.await_open, OPEN_WAIT_S)
                 await self._follow(access_mode(self._wanted, opened.found, os.environ), opened)
             except (NvmlError, OSError) as error:
+                # the plugin ends: a TaskGroup loses a cancellation that comes beside an error (Python before 3.13)
+                if self._driver.closed:
+                    return
                 self._fails(error)
                 await asyncio.sleep(RETRY_S)
 

@@ -154,6 +154,11 @@ class Supervisor:
         return len(self._abandoned)
 
     @property
+    def closed(self) -> bool:
+        """`close` was called: nobody is answered any more."""
+        return self._closing
+
+    @property
     def pid(self) -> int | None:
         """Of the child, where there is one."""
         child = self._child

@@ -57,6 +57,7 @@ class Driver:
         self.hanging: set[str] = set()
         self.hangs = 0
         self.silent = False
+        self.closed = False
         self.reopened: list[str] = []
         self.xids: list[Xid] = []
         self.cards = inventory(2).cards
@@ -212,3 +213,28 @@ async def test_an_xid_makes_its_card_ill_until_it_has_answered(monkeypatch: pyte
         async with asyncio.timeout(20):
             await until(lambda: len(seen) >= 2)
         assert seen[:2] == [(driver.cards[0].uuid,), ()]
+
+
+async def test_a_stop_that_comes_while_nvml_fails_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that is ended closes NVML, too: both come at once."""
+    running: list[asyncio.Task[None]] = []
+    driver = Driver()
+
+    async def fail(_: object, __: object) -> None:
+        await asyncio.sleep(0)
+        driver.closed = True
+        raise NvmlAway("NVML is closed")
+
+    async def stop(_: object, __: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running[0].cancel()
+
+    monkeypatch.setattr(Machine, "_listen", fail)
+    monkeypatch.setattr(Machine, "_ask", stop)
+    follower = Following(driver, monkeypatch)
+    running.append(asyncio.create_task(follower.machine.run()))
+    done, _ = await asyncio.wait(running, timeout=2)
+    running[0].cancel()
+    assert done
