@@ -2,9 +2,11 @@
 #define _GNU_SOURCE
 #include "fault.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define FORMS                                                                                                                  \
     "none | fail FUNCTION [nth=N] [size=BYTES] [error=CURESULT] | hang FUNCTION seconds=N | missing FUNCTION | "              \
@@ -30,6 +32,16 @@ bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind)
         if (page->fault[i].kind == kind)
             return true;
     return false;
+}
+
+bool fault_hang(const struct fake_fault *fault, const char *function)
+{
+    if (fault->kind != FAULT_HANG || strcmp(fault->function, function) != 0)
+        return false;
+    struct timespec left = {.tv_sec = (time_t)fault->seconds};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        continue;
+    return true;
 }
 
 /* Whether anything can go wrong with that function as the fault says; a fault without effect would let a test pass for nothing. */

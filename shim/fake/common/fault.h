@@ -17,6 +17,9 @@ enum faultable {
 /* False: refused, with a sentence in why that names what was found and what is allowed. */
 bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room);
 
+/* Waits as long as the fault says, if it lets that function hang. False: it does not. */
+bool fault_hang(const struct fake_fault *fault, const char *function);
+
 /* Whether the page has a fault of that kind. */
 bool fault_of_page(const struct fake_page *page, enum fake_fault_kind kind);
 

@@ -9,10 +9,8 @@
 #include "hide.h"
 #include "internal.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 static const char *const names[] = {
 #define F(function) #function,
@@ -54,14 +52,8 @@ static struct fake_fault *fault_at(const struct client *client, uint32_t number)
 
 static CUresult apply(struct fake_fault *fault, const char *function, uint64_t bytes)
 {
-    if ((fault->kind != FAULT_FAIL && fault->kind != FAULT_HANG) || strcmp(fault->function, function) != 0)
+    if (fault_hang(fault, function) || fault->kind != FAULT_FAIL || strcmp(fault->function, function) != 0)
         return CUDA_SUCCESS;
-    if (fault->kind == FAULT_HANG) {
-        struct timespec left = {.tv_sec = (time_t)fault->seconds};
-        while (nanosleep(&left, &left) != 0 && errno == EINTR)
-            continue;
-        return CUDA_SUCCESS;
-    }
     if (fault->bytes != 0 && fault->bytes != bytes)
         return CUDA_SUCCESS;
     const uint64_t number = atomic_fetch_add(&fault->calls, 1) + 1;
