@@ -1,8 +1,8 @@
 /* surroundings.c - processes that have little: no standard files, no descriptors left, no right to a socket. Prints codes, one line.
  *
  * CASE        what happens, in a container of 1000 MiB
- * closed F    with 0, 1 and 2 closed takes 10 MiB; writes to file F the code, and how many of 0, 1 and 2 go to the arbiter,
- *             and how many others do
+ * closed F    with 0, 1 and 2 closed takes 10 MiB and waits for the library's two connections; writes to file F the code, how many
+ *             of 0, 1 and 2 go to the arbiter, and how many others do
  * reused F  2 is closed and file F gets that number; then as "sandbox early", whose warning must not come into F
  * full        after CUDA is up no descriptor is left: takes 10 MiB, then again with descriptors
  * sandbox W   seccomp allows the library no socket, from before or after CUDA is up (W = early, late): takes 10 MiB twice
@@ -30,14 +30,22 @@ static bool goes_to_arbiter(int fd)
     return getpeername(fd, (struct sockaddr *)&peer, &length) == 0 && strstr(peer.sun_path, "arbiter.sock") != NULL;
 }
 
+static int connections(int first, int last)
+{
+    int count = 0;
+    for (int fd = first; fd <= last; fd++)
+        count += goes_to_arbiter(fd);
+    return count;
+}
+
 static int closed(const char *path)
 {
     for (int fd = 0; fd <= 2; fd++)
         close(fd);
-    int code = gpu_hold(10), standard = 0, others = 0;
-    for (int fd = 0; fd < 64; fd++)
-        if (goes_to_arbiter(fd))
-            *(fd <= 2 ? &standard : &others) += 1;
+    int code = gpu_hold(10);
+    for (int ms = 0; ms < 10000 && connections(0, 63) < 2; ms++) /* the second is made by the library's thread, once there are channels */
+        usleep(1000);
+    int standard = connections(0, 2), others = connections(3, 63);
     int out = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     return dprintf(out, "%d %d %d\n", code, standard, others) > 0 ? 0 : 1;
 }

@@ -20,7 +20,7 @@ def test_nothing_of_ours_becomes_a_standard_file(stage: Stage, tmp_path: Path) -
     out = tmp_path / "out"
     assert run(stage, "surroundings", "closed", str(out)).status == 0
     code, standard, others = map(int, out.read_text().split())
-    assert (code, standard, others) == (0, 0, 1)
+    assert (code, standard, others) == (0, 0, 2)
 
 
 def test_without_a_descriptor_memory_is_refused_and_with_one_it_comes(stage: Stage) -> None:
