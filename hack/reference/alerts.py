@@ -27,6 +27,8 @@ ALERTS: Final = {
     "tangram_deviceplugin_refusals_total": "`increase(...[10m]) > 0`: containers do not start; an Event on the pod says why",
     "tangram_deviceplugin_gpu_healthy": "`== 0` for 5 min: a GPU is out of use",
     "tangram_deviceplugin_drift_devices": "`!= 0` for 15 min: the kubelet and the assignments disagree about a GPU",
+    "tangram_deviceplugin_nvml_processes_abandoned": "`> 0` for 5 min: a call hangs in the driver and cannot be killed",
+    "tangram_deviceplugin_nvml_processes_ended_total": '`increase(...{reason=~"died|hung|malformed"}[30m]) > 3`: calls of NVML hang, or its process dies, again and again',
     "tangram_deviceplugin_pod_removals_failed_total": "`increase(...[10m]) > 0`: a pod that is over its limit, or on the wrong devices, stays",
     "tangram_deviceplugin_xids_total": "`increase(...[10m]) > 0`: NVIDIA's list of XIDs says whether hardware or a program is at fault",
     "tangram_arbiter_leased_bytes": "`... > tangram_arbiter_limit_bytes` for 5 min: processes held more than their limit when the arbiter came back",
