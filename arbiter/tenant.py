@@ -24,7 +24,7 @@ from vgpu.grant import Grant
 from vgpu.healing import Healing
 from vgpu.names import CLASSES
 from vgpu.status import TurnStatus
-from vgpu.trace import Begin, End, Event, Hint, Idle, Tenant, Work
+from vgpu.trace import Begin, End, Event, Hint, Idle, Late, Tenant, Work
 from vgpu.trial import Suspending
 from vgpu.untold import Doubt
 from vgpu.usage import Usage
@@ -139,6 +139,8 @@ class TenantTurns:
         self.heals = 0
         self.healing = Healing(at_s)
         self.off_since_s = inf
+        self.loose_since_s = inf
+        """Since when a process runs that came while it was suspended; inf = there is none such."""
         self.unheard = False
         """It has used its budget up and is not listened to: meanwhile it counts as working."""
         self.decay = Decay()
@@ -192,7 +194,8 @@ class TenantTurns:
                 process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
                 process.began_s = at_s if process.working else inf
                 self._word()
-                return []
+                late_s = (activity.value >> wire.LATE_SHIFT) / 1e6 if process.working else 0.0
+                return [Late(at_s, self.name, late_s)] if late_s else []
             case wire.What.STILL:
                 process.kernels_only = process.kernels_only and bool(activity.value & wire.KERNELS_ONLY)
                 self._word()
@@ -298,7 +301,12 @@ class TenantTurns:
         self.shown_working = self.working()
         return [Work(at_s, self.name) if self.shown_working else Idle(at_s, self.name)]
 
-    def sits(self, number: int, channels: wire.Channels, fd: int | None) -> None:
+    def caught(self, at_s: float) -> list[Event]:
+        """All of it is suspended again, or resumed: what ran meanwhile is paid for."""
+        since_s, self.loose_since_s = self.loose_since_s, inf
+        return [Late(at_s, self.name, at_s - since_s)] if since_s < at_s and self.shown_on is False else []
+
+    def sits(self, number: int, channels: wire.Channels, fd: int | None, at_s: float) -> None:
         """A process has these channels from now on; the descriptor is ours. Raises BadDocument, and then closes it."""
         seats, key = self.processes[number].seats, (channels.card, channels.client)
         try:
@@ -322,6 +330,8 @@ class TenantTurns:
             self.left.append(old)
             old.owes = new is not None and new.partial and old.runs is not Runs.ON
         if new is not None:
+            if old is None and self.shown_on is False:
+                self.loose_since_s = min(self.loose_since_s, at_s)
             new.partial |= self.processes[number].pid in self.spared
             if old is not None:
                 new.runs = Runs.UNSURE  # whatever it says of itself: we may have stopped what the old list names

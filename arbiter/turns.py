@@ -238,7 +238,7 @@ class Turns:
                     if tenant.gates:
                         self._show(tenant, 0.0)
             case wire.Channels():
-                tenant.sits(connection.number, message, fd)
+                tenant.sits(connection.number, message, fd, at_s)
                 tenant.changed_channels()
                 self._judge(tenant)
                 self.orders.forget()
@@ -250,6 +250,8 @@ class Turns:
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
         seats = tenant.leaves(connection.number, self.clock())
+        if all(map(tenant.is_off, tenant.cards)):  # it may have been the one that still ran
+            self._pay(tenant)
         tenant.changed_channels()  # what was known may have been of that process's
         self.orders.forget()
         self._know(tenant)
@@ -449,10 +451,16 @@ class Turns:
         else:
             return
         tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
+        self._pay(tenant)
         if on is not tenant.shown_on:
             at_s = self.clock()
             tenant.stands(at_s, on=on)
             self._apply(Switched(at_s, tenant.name, on, took_s, gate=drained))
+
+    def _pay(self, tenant: TenantTurns) -> None:
+        """No process runs any more that came while the tenant was off, or all run."""
+        for event in tenant.caught(max(self.clock(), self.share.now_s)):
+            self._apply(event)
 
     def _decide(self, at_s: float | None = None) -> None:
         self._decision = self.share.decide(self.clock() if at_s is None else at_s)

@@ -33,7 +33,7 @@ from typing import Final
 from vgpu.names import CLASSES
 from vgpu.standing import EWMA, Standing
 from vgpu.timing import Settings
-from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Stalled, Switched, Tenant, Work
+from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Late, Leave, Stalled, Switched, Tenant, Work
 from vgpu.usage import Usage
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
@@ -115,6 +115,8 @@ class Share:
                 state.end_claim()
             case Switched():
                 self._switched(state, event)
+            case Late(late_s=late_s):
+                self._late_work(state, late_s)
 
     def decide(self, now_s: float) -> Decision:
         """Who is to be on from now. Cost: O(tenants with work x log) plus O(cards), and a little for each of the others."""
@@ -187,6 +189,19 @@ class Share:
             state.end_claim()  # what was announced came and is done; its grace holds
         state.end(self._now_s, self._kept_s(state))
 
+    def _late_work(self, state: Standing, late_s: float) -> None:
+        """It pays for what it did not pay as it went, up to what it could have saved for it: nobody enforced more than that in time."""
+        most_s = self._settings.frame_s * self._settings.frames_kept
+        owed_s = min(late_s, most_s, self._now_s - state.paid_until_s)
+        state.paid_until_s = self._now_s
+        self._pay(state, max(0.0, owed_s))
+
+    @staticmethod
+    def _pay(state: Standing, paid_s: float) -> None:
+        state.credit_s -= paid_s if state.cap else 0.0
+        state.served += paid_s / state.tenant.weight
+        state.usage.on_s += paid_s
+
     def _kept_s(self, state: Standing) -> float:
         """How long one whose work ends keeps the card: a request's grace, or a pause in its turn while equals wait for the card."""
         if state.urgency[0] == LATENCY_CRITICAL:
@@ -251,10 +266,8 @@ class Share:
             else:
                 state.usage.capped_s += passed_s
             return
-        paid_s = passed_s * rate
-        state.credit_s -= paid_s if state.cap else 0.0
-        state.served += paid_s / state.tenant.weight
-        state.usage.on_s += paid_s
+        self._pay(state, passed_s * rate)
+        state.paid_until_s = self._now_s + passed_s
         state.turn_s = _left(state.turn_s, passed_s)
         state.slice_s = _left(state.slice_s, passed_s)
 

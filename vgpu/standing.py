@@ -42,6 +42,8 @@ class Standing:
     """When work was announced to come; inf = no hint claims the card."""
     worked_before: bool = False
     """Had it work when it hinted? The end of that is not the end of what was announced."""
+    paid_until_s: float = -inf
+    """Up to when its last time on with work is in the books."""
     turn_s: float = 0.0
     """What is left of its turn."""
     waits_since_s: float | None = None

@@ -94,7 +94,13 @@ class Stalled(_Event, frozen=True, tag_field="type", tag=str.lower):
     since_s: float
 
 
-Event = Join | Leave | Work | Idle | Hint | Begin | End | Switched | Stalled
+class Late(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """It has computed for `late_s` until now, and nobody knew: a process's channels run until the arbiter has met it."""
+
+    late_s: float
+
+
+Event = Join | Leave | Work | Idle | Hint | Begin | End | Switched | Stalled | Late
 _decoder = msgspec.json.Decoder(Event)
 
 

@@ -69,6 +69,8 @@ KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
 ABOUT_TO: Final = 1
 """Bit of the value of RESUMED: its channels are resumed next; without it they have just been."""
+LATE_SHIFT: Final = 32
+"""The bits above, of WORK: microseconds since the work began, where it is told late."""
 REASONS_LIMIT: Final = 31
 """Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
 CHANNELS_LIMIT: Final = 64

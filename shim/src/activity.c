@@ -26,12 +26,20 @@ enum { IDLE_GAP_US = 1000, /* specified */ STILL_MS = 300, /* guessed: well with
 
 static struct activity *const activity_ = &tangram.activity;
 
-/* Held: telling. False: it is to be said again. */
-static bool say(enum wire_activity what)
+/* For how long there has been work of which nobody was told: a process's first launches come before it has met the arbiter. */
+static uint64_t late(void)
+{
+    uint64_t us = activity_->began_us == 0 ? 0 : now_us() - activity_->began_us;
+    return (us > UINT32_MAX ? UINT32_MAX : us) << WIRE_LATE_SHIFT;
+}
+
+/* Held: telling. What is TURN_FULL is to be said again. */
+static enum turn_said say(enum wire_activity what)
 {
     const bool unseen = atomic_load(&activity_->others) || atomic_load(&activity_->foreign);
-    const bool said = turn_activity(what, unseen || what == WIRE_IDLE ? 0 : WIRE_KERNELS_ONLY) != TURN_FULL;
-    if (!said)
+    const uint64_t kind = unseen || what == WIRE_IDLE ? 0 : WIRE_KERNELS_ONLY;
+    const enum turn_said said = turn_activity(what, what == WIRE_WORK ? kind | late() : kind);
+    if (said == TURN_FULL)
         atomic_store(&activity_->full, true);
     return said;
 }
@@ -39,9 +47,13 @@ static bool say(enum wire_activity what)
 /* Held: telling. An arbiter that is away is told when it is back. */
 static void say_work(void)
 {
-    const bool said = say(WIRE_WORK);
-    atomic_store(&activity_->unsaid, !said);
-    atomic_store(&tangram.hot.told, said);
+    const enum turn_said said = say(WIRE_WORK);
+    if (said == TURN_SAID)
+        activity_->began_us = 0;
+    else if (activity_->began_us == 0)
+        activity_->began_us = now_us();
+    atomic_store(&activity_->unsaid, said == TURN_FULL);
+    atomic_store(&tangram.hot.told, said != TURN_FULL);
 }
 
 /* Is there work of which the end is to be found? */
@@ -145,7 +157,7 @@ static void say_drained(bool drained)
         return;
     if (drained)
         atomic_store(&activity_->drained, turn_activity(WIRE_DRAINED, 0) == TURN_SAID); /* asked again at the next look */
-    else if (say(WIRE_WORK))
+    else if (say(WIRE_WORK) != TURN_FULL)
         atomic_store(&activity_->drained, false);
 }
 
@@ -219,9 +231,10 @@ static void say_idle(void)
     const bool told = atomic_exchange(&tangram.hot.told, false);
     if (!all_clean()) {
         atomic_store(&tangram.hot.told, told);
-    } else if (told && !say(WIRE_IDLE)) {
+    } else if (told && say(WIRE_IDLE) == TURN_FULL) {
         atomic_store(&tangram.hot.told, true);
     } else {
+        activity_->began_us = 0;
         atomic_store(&activity_->idle_later, false);
         atomic_store(&activity_->unsaid, false);
         atomic_store(&activity_->others, false);

@@ -35,6 +35,7 @@ struct activity {
     _Atomic unsigned waiting; /* threads that the gate holds back, each with work */
     pthread_mutex_t telling;
     uint64_t idle_told_us; /* guarded by telling */
+    uint64_t began_us;     /* when work began that the arbiter is told of late; 0 = there is none such; guarded by telling */
     _Atomic bool others;   /* something other than a kernel was launched since idleness was told; written with telling held */
     _Atomic bool drained;  /* all that is left waits at the gate, and that was told; guarded by telling */
     _Atomic bool unsaid;   /* there is work, and the arbiter could not be told yet: `told` is what it knows; written with telling held */

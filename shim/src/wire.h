@@ -45,7 +45,11 @@ enum wire_activity {
     WIRE_RESUMED = 10
 };
 
-enum { WIRE_KERNELS_ONLY = 1, /* value of WORK and STILL */ WIRE_ABOUT_TO = 1 /* of RESUMED */ };
+enum {
+    WIRE_KERNELS_ONLY = 1, /* bit of the value of WORK and STILL */
+    WIRE_ABOUT_TO = 1,     /* of that of RESUMED */
+    WIRE_LATE_SHIFT = 32   /* above it, of that of WORK: the microseconds by which it is late */
+};
 
 enum wire_held { WIRE_MADE = 1, WIRE_OPENED = 2, WIRE_STILL_OPEN = 3 };
 enum wire_space { WIRE_IPC = 1, WIRE_POOL = 2 };

@@ -55,6 +55,7 @@ void idleness_that_did_not_fit_is_said_later(bool urgent);
 void what_else_was_launched_and_did_not_fit_is_said_later(void);
 void a_flood_of_hints_displaces_no_work(void);
 void a_heart_beats_while_its_number_changes(uint64_t first);
+void work_that_is_told_late_says_so(void);
 void contexts_are_told_apart(void);
 void copies_are_work(void);
 void the_book_agrees_with_a_slow_one_also_on_garbage(void);

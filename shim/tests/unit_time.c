@@ -306,6 +306,7 @@ int main(void)
     idleness_that_did_not_fit_is_said_later(true);
     what_else_was_launched_and_did_not_fit_is_said_later();
     a_flood_of_hints_displaces_no_work();
+    work_that_is_told_late_says_so();
     a_heart_beats_while_its_number_changes(1);
     a_heart_beats_while_its_number_changes(now_ms() + 1000000);
     contexts_are_told_apart();

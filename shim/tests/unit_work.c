@@ -233,3 +233,22 @@ void a_heart_beats_while_its_number_changes(uint64_t first)
         continue;
     end();
 }
+
+void work_that_is_told_late_says_so(void)
+{
+    struct {
+        struct wire_header header;
+        struct wire_activity_said said;
+    } packet;
+    begin();
+    tangram.turn.stage = LINK_APART;
+    activity_launch((CUstream)0x1000, 0);
+    usleep(20000);
+    tangram.turn.stage = LINK_CONNECTED;
+    activity_arbiter_is_new();
+    assert(recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet && packet.said.what == WIRE_WORK);
+    assert(packet.said.value >> WIRE_LATE_SHIFT >= 20000 && (packet.said.value & UINT32_MAX) == WIRE_KERNELS_ONLY);
+    activity_arbiter_is_new(); /* of one that is restarted in the middle of work nobody was there to limit it */
+    assert(recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet && packet.said.value >> WIRE_LATE_SHIFT == 0);
+    end();
+}

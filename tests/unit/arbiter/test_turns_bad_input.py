@@ -17,7 +17,7 @@ from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, B, Driver, Tenant, TurnsNode, open_descriptors
 from vgpu import wire
 from vgpu.healing import PROOF
-from vgpu.wire import KERNELS_ONLY, Activity, Channels, What
+from vgpu.wire import KERNELS_ONLY, LATE_SHIFT, Activity, Channels, What
 
 
 @pytest.fixture
@@ -323,6 +323,30 @@ def test_somebody_else_stopped_a_tenant_under_a_core_limit_and_it_is_started_aga
     driver.stop_behind_its_back(one)
     wait_for(lambda: node.turns.tenants["a"].heals >= 1, 5)
     wait_for(lambda: not driver.off(one), 1)
+
+
+def test_what_a_process_did_before_it_was_met_is_paid(node: TurnsNode):
+    one = node.tenant("a", core=20)
+    wait_for(lambda: node.seats("a") == 1)
+    before = node.status("a").on_s
+    one.send(Activity(What.WORK, KERNELS_ONLY | 40_000 << LATE_SHIFT))
+    one.idles()
+    wait_for(lambda: node.status("a").on_s >= before + 0.04)
+
+
+def test_a_process_that_comes_while_its_tenant_is_stopped_is_paid_until_it_is_stopped_too(
+    node: TurnsNode, driver: Driver
+):
+    one, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    one.works()
+    urgent.works()
+    wait_for(lambda: driver.off(one) and not node.status("be").on)
+    before = node.status("be").on_s
+    driver.before = lambda client, _disable: time.sleep(0.05) if client == node.tenants[-1].client else None
+    other = node.tenant("be", "best-effort", channels=False)
+    other.tells_channels(fresh=True)
+    wait_for(lambda: driver.off(other))
+    wait_for(lambda: node.status("be").on_s >= before + 0.05)
 
 
 def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: TurnsNode, driver: Driver):

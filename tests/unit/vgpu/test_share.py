@@ -15,7 +15,7 @@ from tests.unit.vgpu.gpu_model import BE, LC, STANDARD, Node, Program, always, r
 from vgpu.errors import BadDocument
 from vgpu.share import Share
 from vgpu.timing import Settings
-from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Leave, Switched, Tenant, Work, from_lines, to_lines
+from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Late, Leave, Switched, Tenant, Work, from_lines, to_lines
 
 # -- caps ---------------------------------------------------------------------------------------------------------------
 
@@ -52,6 +52,29 @@ def test_credit_saved_up_in_idleness_is_three_frames_and_no_more() -> None:
     node = Node({"a": Program(tenant(cap=20), requests=[(8.0, 100.0)])})
     node.run(9.0)
     assert node.on_s("a", 8.0, 9.0) == pytest.approx(0.2 + 0.2 * 3 * 0.05, abs=0.012)
+
+
+def test_work_that_is_told_late_is_paid_as_far_as_it_was_not_paid_anyway() -> None:
+    share = Share()
+    share.apply(Join(0.0, "a", tenant(cap=20)))
+    share.apply(Late(1.0, "a", 0.02))
+    share.apply(Work(1.0, "a"))
+    assert share.usage("a").on_s == pytest.approx(0.02)
+    assert share.credit_s("a") == pytest.approx(0.03 - 0.02), "three frames of credit were saved up"
+    share.decide(1.1)
+    share.apply(Late(1.1, "a", 0.05))
+    assert share.usage("a").on_s == pytest.approx(0.12), "it was on with work: that is paid already"
+    share.apply(Switched(1.1, "a", on=False, took_s=0.0))
+    share.apply(Late(1.13, "a", 0.05))
+    assert share.usage("a").on_s == pytest.approx(0.15)
+
+
+def test_late_work_costs_three_frames_at_most() -> None:
+    share = Share()
+    share.apply(Join(0.0, "a", tenant(cap=20)))
+    share.apply(Late(60.0, "a", 50.0))
+    assert share.usage("a").on_s == pytest.approx(3 * 0.05)
+    assert share.credit_s("a") == pytest.approx(0.03 - 0.15)
 
 
 def test_a_cap_of_everything_is_never_switched_off_while_alone() -> None:
