@@ -15,6 +15,7 @@ from arbiter.budget import Budget
 from arbiter.identity import Identity, named
 from arbiter.page import Page
 from arbiter.seat import Runs, Seat
+from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.decay import Decay
 from vgpu.effect import Effect
@@ -140,7 +141,7 @@ class TenantTurns:
         self.healing = Healing(at_s)
         self.off_since_s = inf
         self.loose_since_s = inf
-        """Since when a process runs that came while it was suspended; inf = there is none such."""
+        """Since when a process runs though it is suspended: it came meanwhile, or others are still being resumed; inf = there is none such."""
         self.unheard = False
         """It has used its budget up and is not listened to: meanwhile it counts as working."""
         self.decay = Decay()
@@ -536,6 +537,8 @@ class TenantTurns:
         for seat in seats:
             if seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
                 status = seat.resume() or status
+                if self.shown_on is False and self.loose_since_s == inf:
+                    self.loose_since_s = now_s()  # the first of them runs while the others are being resumed
         return status
 
     def stop(self, seats: Sequence[Seat]) -> int:

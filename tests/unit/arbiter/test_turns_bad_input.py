@@ -349,6 +349,18 @@ def test_a_process_that_comes_while_its_tenant_is_stopped_is_paid_until_it_is_st
     wait_for(lambda: node.status("be").on_s >= before + 0.05)
 
 
+def test_a_tenant_of_many_processes_pays_from_the_first_that_is_resumed(node: TurnsNode, driver: Driver):
+    ones, urgent = [node.tenant("be", "best-effort") for _ in range(4)], node.tenant("lc", "latency-critical")
+    ones[0].works()
+    urgent.works()
+    wait_for(lambda: all(driver.off(one) for one in ones) and not node.status("be").on)
+    before = node.status("be").on_s
+    driver.before = lambda _client, disable: None if disable else time.sleep(0.03)
+    urgent.idles()
+    wait_for(lambda: node.status("be").on)
+    assert node.status("be").on_s >= before + 0.09
+
+
 def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: TurnsNode, driver: Driver):
     """Perhaps it is not seen because somebody else stopped it, more often than it was healed meanwhile."""
     one = node.tenant("a")
