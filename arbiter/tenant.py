@@ -6,7 +6,7 @@ The parts that decide nothing themselves: a tenant adds up what its processes sa
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -91,8 +91,10 @@ class TenantTurns:
         *,
         copies: bool = False,
         holds: bool = False,
+        clock: Callable[[], float] = now_s,
     ) -> None:
         self.name = name
+        self._clock = clock
         self._holds = holds
         """Does anything follow from a verdict on its word?"""
         self._copies = copies
@@ -538,7 +540,7 @@ class TenantTurns:
             if seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
                 status = seat.resume() or status
                 if self.shown_on is False and self.loose_since_s == inf:
-                    self.loose_since_s = now_s()  # the first of them runs while the others are being resumed
+                    self.loose_since_s = self._clock()  # the first of them runs while the others are being resumed
         return status
 
     def stop(self, seats: Sequence[Seat]) -> int:

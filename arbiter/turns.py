@@ -94,7 +94,13 @@ class Turns:
             tenant = self.tenants.get(name)
             if tenant is None:
                 tenant = self.tenants[name] = TenantTurns(
-                    name, grant, page, self.clock(), copies=self._copies, holds=self._hold_untold
+                    name,
+                    grant,
+                    page,
+                    self.clock(),
+                    copies=self._copies,
+                    holds=self._hold_untold,
+                    clock=self.clock,
                 )
                 self._judge(tenant)
             most = min(self._processes, PROCESSES_LIMIT)

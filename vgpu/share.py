@@ -32,13 +32,11 @@ from typing import Final
 
 from vgpu.names import CLASSES
 from vgpu.standing import EWMA, Standing
-from vgpu.timing import Settings
+from vgpu.timing import LITTLE_S, Settings, little_s
 from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Late, Leave, Stalled, Switched, Tenant, Work
 from vgpu.usage import Usage
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
-LITTLE_S: Final = 1e-9
-"""Below this a time left is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,8 @@ class Share:
         self._astir: dict[str, Standing] = {}
         """Those for whom passing time changes anything. A node has many tenants that are idle: they cost a decision next to nothing."""
         self._now_s = -inf
+        self._little_s = LITTLE_S
+        """A time left that is shorter is rounding."""
         self._wanted: frozenset[str] | None = None
         """Who is to be on, as decided last."""
         self.suspend_s = self._settings.suspend_s
@@ -239,10 +239,11 @@ class Share:
     def _advance(self, now_s: float) -> None:
         """Time passed: earn, pay and age, by how things stood until now."""
         if self._now_s == -inf:
-            self._now_s = now_s
+            self._now_s, self._little_s = now_s, little_s(now_s)
         passed_s = now_s - self._now_s
         if passed_s <= 0:
             return
+        self._little_s = little_s(now_s)
         crowd, late = self._crowd(), self._late()
         for name, state in self._astir.items():
             state.usage.suspended_s += 0.0 if state.on else passed_s
@@ -268,8 +269,12 @@ class Share:
             return
         self._pay(state, passed_s * rate)
         state.paid_until_s = self._now_s + passed_s
-        state.turn_s = _left(state.turn_s, passed_s)
-        state.slice_s = _left(state.slice_s, passed_s)
+        state.turn_s = self._left(state.turn_s, passed_s)
+        state.slice_s = self._left(state.slice_s, passed_s)
+
+    def _left(self, left_s: float, passed_s: float) -> float:
+        """What is left; a rest that is only rounding is nothing."""
+        return left_s - passed_s if left_s - passed_s > self._little_s else 0.0
 
     def _crowd(self) -> dict[str, int]:
         """How many tenants with work are on, for each card: the driver slices its time between them."""
@@ -296,8 +301,8 @@ class Share:
         if not 0 < state.cap < 1:
             return True
         if state.on:
-            return state.credit_s > self.suspend_s + LITTLE_S
-        return state.credit_s >= state.cap * self._settings.frame_s - LITTLE_S
+            return state.credit_s > self.suspend_s + self._little_s
+        return state.credit_s >= state.cap * self._settings.frame_s - self._little_s
 
     def _feed_the_starving(self, ready: Iterable[str]) -> None:
         for name in ready:
@@ -306,7 +311,7 @@ class Share:
             if (
                 since_s is not None
                 and not state.slice_s
-                and self._now_s - since_s >= self._settings.starve_after_s - LITTLE_S
+                and self._now_s - since_s >= self._settings.starve_after_s - self._little_s
             ):
                 state.slice_s = self._settings.starve_slice_s
 
@@ -397,8 +402,3 @@ class Share:
         if state.waits_since_s is not None and not state.slice_s:
             times.append(state.waits_since_s + self._settings.starve_after_s)
         return min((at for at in times if at > now_s), default=inf)
-
-
-def _left(left_s: float, passed_s: float) -> float:
-    """What is left; a rest that is only rounding is nothing."""
-    return left_s - passed_s if left_s - passed_s > LITTLE_S else 0.0

@@ -1,8 +1,22 @@
-"""How the policy of GPU time (`vgpu.share`) behaves: its frames, turns, graces and slices."""
+"""How the policy of GPU time (`vgpu.share`) behaves: its frames, turns, graces and slices. And how exact its times are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ulp
+from typing import Final
+
+LITTLE_S: Final = 1e-9
+"""A time left that is shorter is rounding, on a clock of any age."""
+
+
+def little_s(at_s: float) -> float:
+    """A time left that is shorter is rounding, on a clock that shows `at_s`.
+
+    A double of a few months has steps of nanoseconds, and one of ten years steps of 60: `at_s + left_s` may be a step early. Who took the
+    rest of a step for time that is left would ask again at once, for ever, or never.
+    """
+    return max(LITTLE_S, 2 * ulp(at_s))
 
 
 @dataclass(frozen=True, slots=True)

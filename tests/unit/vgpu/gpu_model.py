@@ -11,6 +11,8 @@ import random
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec.structs import replace
+
 from vgpu.share import Decision, Share
 from vgpu.timing import Settings
 from vgpu.trace import Event, Hint, Idle, Join, Switched, Tenant, Work
@@ -40,10 +42,12 @@ class Program:
 
 
 class Node:
-    """Runs programs under a Share until a given time."""
+    """Runs programs under a Share until a given time. Its times begin at 0; the Share's clock shows `uptime_s` then."""
 
-    def __init__(self, programs: dict[str, Program], settings: Settings | None = None, seed: int = 0) -> None:
-        self.share = Share(settings)
+    def __init__(
+        self, programs: dict[str, Program], settings: Settings | None = None, seed: int = 0, uptime_s: float = 0.0
+    ) -> None:
+        self.share, self._uptime_s = Share(settings), uptime_s
         self.programs = programs
         self.spans: dict[str, list[tuple[float, float, float]]] = {name: [] for name in programs}
         """Per tenant (from, until, part of the card): busy and on."""
@@ -63,9 +67,9 @@ class Node:
         while self.now_s < until_s:
             ask_again_s = inf
             if self._switch is None:
-                decision = self.share.decide(self.now_s)
+                decision = self.share.decide(self._uptime_s + self.now_s)
                 self.decisions.append((self.now_s, decision))
-                ask_again_s = decision.ask_again_s
+                ask_again_s = decision.ask_again_s - self._uptime_s
                 assert ask_again_s > self.now_s
                 self._start_switch(decision)
             self._pass(min(self._next_s(), ask_again_s, until_s))
@@ -76,7 +80,7 @@ class Node:
 
     def _tell(self, event: Event) -> None:
         self.events.append(event)
-        self.share.apply(event)
+        self.share.apply(replace(event, at_s=self._uptime_s + event.at_s))
 
     def _start_switch(self, decision: Decision) -> None:
         """Those who must be off first; then who may be on."""
