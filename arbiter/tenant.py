@@ -143,7 +143,7 @@ class TenantTurns:
         self.healing = Healing(at_s)
         self.off_since_s = inf
         self.loose_since_s = inf
-        """Since when a process runs though it is suspended: it came meanwhile, or others are still being resumed; inf = there is none such."""
+        """Since when a process may run though it is suspended: its channels came meanwhile, or the others are still being resumed; inf = none does."""
         self.unheard = False
         """It has used its budget up and is not listened to: meanwhile it counts as working."""
         self.decay = Decay()
@@ -285,13 +285,14 @@ class TenantTurns:
 
     def ends(self, number: int, what: wire.What, at_s: float) -> bool:
         """A process said this. Work that began and ended in a container that has been suspended for long was not suspended: whether that
-        changed the verdict. Of what was said before a stall was over nothing is known."""
+        changed the verdict. Of what was said before a stall was over nothing is known, and while a process runs whose channels are not
+        suspended yet, or not even reported, nothing follows."""
         process = self.processes[number]
-        if number in self.behind or self.gates or at_s < process.resuming_until_s:
+        if number in self.behind or self.gates or self.loose_since_s < inf or at_s < process.resuming_until_s:
             process.worked_off = False
             return False
         if what is wire.What.WORK:
-            process.worked_off = at_s - self.off_since_s > INEFFECTIVE_S
+            process.worked_off = at_s - self.off_since_s > INEFFECTIVE_S and bool(process.seats)
         elif what is wire.What.IDLE and process.worked_off and self.shown_on is False:
             process.worked_off = False
             return self.effect.ended(at_s)
@@ -307,7 +308,11 @@ class TenantTurns:
     def caught(self, at_s: float) -> list[Event]:
         """All of it is suspended again, or resumed: what ran meanwhile is paid for."""
         since_s, self.loose_since_s = self.loose_since_s, inf
-        return [Late(at_s, self.name, at_s - since_s)] if since_s < at_s and self.shown_on is False else []
+        if since_s >= at_s or self.shown_on is not False:
+            return []
+        if self.off_since_s < inf:
+            self.off_since_s = at_s
+        return [Late(at_s, self.name, at_s - since_s)]
 
     def sits(self, number: int, channels: wire.Channels, fd: int | None, at_s: float) -> None:
         """A process has these channels from now on; the descriptor is ours. Raises BadDocument, and then closes it."""
@@ -333,7 +338,7 @@ class TenantTurns:
             self.left.append(old)
             old.owes = new is not None and new.partial and old.runs is not Runs.ON
         if new is not None:
-            if old is None and self.shown_on is False:
+            if self.shown_on is False:
                 self.loose_since_s = min(self.loose_since_s, at_s)
             new.partial |= self.processes[number].pid in self.spared
             if old is not None:

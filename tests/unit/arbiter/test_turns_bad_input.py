@@ -409,6 +409,48 @@ def test_work_that_ends_while_its_tenant_is_stopped_shows_that_suspends_have_no_
     wait_for(lambda: node.status("be").mode == "gate")
 
 
+def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_suspends(node: TurnsNode, driver: Driver):
+    """A program that is started anew in a suspended container runs until the arbiter has met it."""
+    one, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    urgent.works()
+    one.works()
+    wait_for(lambda: driver.off(one) and not node.status("be").on)
+    threading.Event().wait(0.03)
+    fresh = node.tenant("be", "best-effort", channels=False)
+    for _ in range(5):
+        fresh.works()
+        fresh.idles()
+    wait_for(lambda: node.read("be"))
+    assert node.status("be").mode == "suspend"
+    fresh.works()
+    fresh.tells_channels(fresh=True)
+    for _ in range(5):
+        fresh.idles()
+        fresh.works()
+    wait_for(lambda: driver.off(fresh))
+    wait_for(lambda: node.read("be"))
+    assert node.status("be").mode == "suspend"
+
+
+def test_work_that_began_before_a_list_of_channels_and_ended_after_it_says_nothing_of_suspends(
+    node: TurnsNode, driver: Driver
+):
+    """A new context in a suspended container: its channels run until they are reported and suspended."""
+    one, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
+    urgent.works()
+    one.works()
+    wait_for(lambda: driver.off(one) and not node.status("be").on)
+    for client in range(1, 5):
+        threading.Event().wait(0.03)
+        one.idles()
+        one.works()
+        one.tells_channels(client=client, fresh=True)
+        one.idles()
+        wait_for(lambda: driver.off(one, client))  # noqa: B023
+    wait_for(lambda: node.read("be"))
+    assert node.status("be").mode == "suspend"
+
+
 def test_a_gang_is_stopped_on_all_of_its_cards(node: TurnsNode, driver: Driver):
     gang = node.tenant("gang", "best-effort", cards=(A, B))
     gang.tells_channels(card=1, client=9)

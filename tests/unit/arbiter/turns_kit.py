@@ -242,6 +242,12 @@ class TurnsNode:
             link.is_symlink() and str(link.readlink()).startswith("/memfd:device") for link in DESCRIPTORS.iterdir()
         )
 
+    def read(self, name: str) -> bool:
+        """Has everything been read that its processes sent?"""
+        with self.turns.lock:
+            tenant = self.turns.tenants[name]
+            return not self.turns._lane(tenant.grant.cards[0].uuid).unread(tenant)
+
     def is_quiet(self) -> bool:
         """Everything that was sent has been read."""
         threading.Event().wait(0.05)
