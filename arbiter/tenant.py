@@ -78,6 +78,11 @@ class Process:
     seats: dict[tuple[int, int], Seat] = field(default_factory=dict)
     """By card of the grant and client."""
 
+    @property
+    def runs(self) -> bool:
+        """May any of its channels run?"""
+        return any(seat.runs is not Runs.OFF for seat in self.seats.values())
+
 
 class TenantTurns:
     """A container that has channels on at least one card. `name` is its grant directory's."""
@@ -142,8 +147,10 @@ class TenantTurns:
         self.heals = 0
         self.healing = Healing(at_s)
         self.off_since_s = inf
+        self.loose = False
+        """May channels of it run though it is suspended? They came meanwhile, or the others are still being resumed."""
         self.loose_since_s = inf
-        """Since when a process may run though it is suspended: its channels came meanwhile, or the others are still being resumed; inf = none does."""
+        """Since when a process has work on such channels; inf = none has."""
         self.unheard = False
         """It has used its budget up and is not listened to: meanwhile it counts as working."""
         self.decay = Decay()
@@ -197,8 +204,7 @@ class TenantTurns:
                 process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
                 process.began_s = at_s if process.working else inf
                 self._word()
-                late_s = (activity.value >> wire.LATE_SHIFT) / 1e6 if process.working else 0.0
-                return [Late(at_s, self.name, late_s)] if late_s else []
+                return self._loose_work(process, activity, at_s)
             case wire.What.STILL:
                 process.kernels_only = process.kernels_only and bool(activity.value & wire.KERNELS_ONLY)
                 self._word()
@@ -288,7 +294,7 @@ class TenantTurns:
         changed the verdict. Of what was said before a stall was over nothing is known, and while a process runs whose channels are not
         suspended yet, or not even reported, nothing follows."""
         process = self.processes[number]
-        if number in self.behind or self.gates or self.loose_since_s < inf or at_s < process.resuming_until_s:
+        if number in self.behind or self.gates or self.loose or at_s < process.resuming_until_s:
             process.worked_off = False
             return False
         if what is wire.What.WORK:
@@ -307,12 +313,24 @@ class TenantTurns:
 
     def caught(self, at_s: float) -> list[Event]:
         """All of it is suspended again, or resumed: what ran meanwhile is paid for."""
-        since_s, self.loose_since_s = self.loose_since_s, inf
-        if since_s >= at_s or self.shown_on is not False:
-            return []
-        if self.off_since_s < inf:
+        if self.loose and self.off_since_s < inf and self.shown_on is False:
             self.off_since_s = at_s
-        return [Late(at_s, self.name, at_s - since_s)]
+        self.loose = False
+        return self._paid(at_s)
+
+    def _loose_work(self, process: Process, activity: wire.Activity, at_s: float) -> list[Event]:
+        """Work began or ended: what of it was told late, or is on channels that run though the container is suspended, is paid for."""
+        if process.working and self.loose and process.runs:
+            self.loose_since_s = min(self.loose_since_s, at_s)
+        if process.working:
+            late_s = (activity.value >> wire.LATE_SHIFT) / 1e6
+            return [Late(at_s, self.name, late_s)] if late_s else []
+        over = self.loose_since_s < inf and not any(one.working and one.runs for one in self.processes.values())
+        return self._paid(at_s) if over else []
+
+    def _paid(self, at_s: float) -> list[Event]:
+        since_s, self.loose_since_s = self.loose_since_s, inf
+        return [Late(at_s, self.name, at_s - since_s)] if since_s < at_s and self.shown_on is False else []
 
     def sits(self, number: int, channels: wire.Channels, fd: int | None, at_s: float) -> None:
         """A process has these channels from now on; the descriptor is ours. Raises BadDocument, and then closes it."""
@@ -339,7 +357,10 @@ class TenantTurns:
             old.owes = new is not None and new.partial and old.runs is not Runs.ON
         if new is not None:
             if self.shown_on is False:
-                self.loose_since_s = min(self.loose_since_s, at_s)
+                self.loose = True
+                self.loose_since_s = (
+                    min(self.loose_since_s, at_s) if self.processes[number].working else self.loose_since_s
+                )
             new.partial |= self.processes[number].pid in self.spared
             if old is not None:
                 new.runs = Runs.UNSURE  # whatever it says of itself: we may have stopped what the old list names
@@ -544,8 +565,11 @@ class TenantTurns:
         for seat in seats:
             if seat.runs is Runs.UNSURE or (seat.runs is Runs.OFF and self.to_run):
                 status = seat.resume() or status
-                if self.shown_on is False and self.loose_since_s == inf:
-                    self.loose_since_s = self._clock()  # the first of them runs while the others are being resumed
+                if (
+                    self.shown_on is False and not self.loose
+                ):  # the first of them runs while the others are being resumed
+                    self.loose = True
+                    self.loose_since_s = self._clock() if self.says_work() else inf
         return status
 
     def stop(self, seats: Sequence[Seat]) -> int:

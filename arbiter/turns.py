@@ -252,15 +252,16 @@ class Turns:
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for turns")
         self._know(tenant, at_s)
+        if isinstance(message, wire.Channels):
+            self._show(tenant, 0.0)
 
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
         seats = tenant.leaves(connection.number, self.clock())
-        if all(map(tenant.is_off, tenant.cards)):  # it may have been the one that still ran
-            self._pay(tenant)
         tenant.changed_channels()  # what was known may have been of that process's
         self.orders.forget()
         self._know(tenant)
+        self._show(tenant, 0.0)  # it may have been the one that still ran, or that did not run yet, or the last
         return seats
 
     def stopped(self, tenant: TenantTurns, at_s: float, status: int, took_s: float) -> None:
@@ -440,7 +441,8 @@ class Turns:
         self._show(tenant, 0.0)
 
     def _show(self, tenant: TenantTurns, took_s: float) -> None:
-        """Tell its processes and the policy how it stands now, once it stands so on all of its cards."""
+        """Tell its processes and the policy how it stands now, once it stands so on all of its cards. One without channels is on: whoever
+        comes next is."""
         if tenant.joined is None or tenant.page is None:
             return
         gated = tenant.gates and not tenant.wanted

@@ -334,8 +334,9 @@ def test_what_a_process_did_before_it_was_met_is_paid(node: TurnsNode):
     wait_for(lambda: node.status("a").on_s >= before + 0.04)
 
 
-def test_a_process_that_comes_while_its_tenant_is_stopped_is_paid_until_it_is_stopped_too(
-    node: TurnsNode, driver: Driver
+@pytest.mark.parametrize("works", [True, False], ids=["with work", "without"])
+def test_a_process_that_comes_while_its_tenant_is_stopped_pays_for_work_until_it_is_stopped_too(
+    node: TurnsNode, driver: Driver, *, works: bool
 ):
     one, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")
     one.works()
@@ -344,9 +345,12 @@ def test_a_process_that_comes_while_its_tenant_is_stopped_is_paid_until_it_is_st
     before = node.status("be").on_s
     driver.before = lambda client, _disable: time.sleep(0.05) if client == node.tenants[-1].client else None
     other = node.tenant("be", "best-effort", channels=False)
+    if works:
+        other.works()
     other.tells_channels(fresh=True)
     wait_for(lambda: driver.off(other))
-    wait_for(lambda: node.status("be").on_s >= before + 0.05)
+    wait_for(lambda: node.status("be").on_s >= before + 0.05 or (not works and node.read("be")))
+    assert works or node.status("be").on_s == before
 
 
 def test_a_tenant_of_many_processes_pays_from_the_first_that_is_resumed(node: TurnsNode, driver: Driver):
@@ -407,6 +411,30 @@ def test_work_that_ends_while_its_tenant_is_stopped_shows_that_suspends_have_no_
         one.idles()
     one.works()
     wait_for(lambda: node.status("be").mode == "gate")
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "once it may run again"])
+def test_a_program_that_is_restarted_in_a_stopped_container_is_limited_as_the_one_before(
+    node: TurnsNode, driver: Driver, *, waits: bool
+):
+    """The one before ends while it is off. Nobody is left to be started when its container may run, so nothing was said of that."""
+    first = node.tenant("a", core=20)
+    first.works()
+    wait_for(lambda: driver.off(first) and not node.status("a").on)
+    first.close()
+    wait_for(lambda: not node.turns.tenants["a"].processes)
+    driver.free(first)
+    if waits:
+        wait_for(lambda: node.turns.tenants["a"].wanted and node.status("a").credit_s > 0.02)
+    second = node.tenant("a", core=20, channels=False)
+    second.tells_channels(fresh=True)
+    second.works()
+    for _ in range(3):
+        wait_for(lambda: driver.off(second), 2)
+        assert not node.status("a").on
+        before = node.status("a").on_s
+        wait_for(lambda: not driver.off(second), 2)
+        wait_for(lambda: node.status("a").on_s > before, 2)  # noqa: B023
 
 
 def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_suspends(node: TurnsNode, driver: Driver):
