@@ -407,6 +407,11 @@ class TenantTurns:
         return self.denied or bool(self.trouble) or self.partial or bool(self.mute) or self.effect.gates
 
     @property
+    def empty(self) -> bool:
+        """Has none of its processes a channel?"""
+        return not any(process.seats for process in list(self.processes.values()))
+
+    @property
     def drained(self) -> bool:
         """Does all that it has to do wait at its gate, as its processes say and nothing contradicts? Then it is as if suspended."""
         working = [process for process in self.processes.values() if process.working]

@@ -252,7 +252,7 @@ class Turns:
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for turns")
         self._know(tenant, at_s)
-        if isinstance(message, wire.Channels):
+        if isinstance(message, wire.Channels) and tenant.wanted:  # else it is suspended first, and the gate stays shut until then
             self._show(tenant, 0.0)
 
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
@@ -441,13 +441,13 @@ class Turns:
         self._show(tenant, 0.0)
 
     def _show(self, tenant: TenantTurns, took_s: float) -> None:
-        """Tell its processes and the policy how it stands now, once it stands so on all of its cards. One without channels is on: whoever
-        comes next is."""
+        """Tell its processes and the policy how it stands now, once it stands so on all of its cards. One without channels is what it is
+        to be: while it is to be off, who comes next waits at the gate until the arbiter has met and suspended it."""
         if tenant.joined is None or tenant.page is None:
             return
-        gated = tenant.gates and not tenant.wanted
+        gated = (tenant.gates or tenant.empty) and not tenant.wanted
         runs, stopped = (all(map(stands, tenant.joined.cards)) for stands in (tenant.is_on, tenant.is_off))
-        drained = gated and tenant.drained
+        drained = gated and (tenant.drained or tenant.empty)
         if drained:
             on = False
         elif runs:
@@ -477,7 +477,7 @@ class Turns:
             if wanted != tenant.wanted:
                 tenant.wanted = wanted
                 self.orders.forget(tenant.cards)
-                if tenant.gates:
+                if tenant.gates or tenant.empty:
                     self._show(tenant, 0.0)
                 self._wake(tenant)
         for lane in self._lanes.values():

@@ -14,7 +14,7 @@ The rules, in their order
     idleness   A card is kept from one who has work and may run for no longer than a switch takes: a tenant whose turn it is pauses
                between two kernels, and would be switched off and on for each pause. It pays for that time. Whose pauses are longer
                than his work, or than a switch, is not waited for. Who has no work keeps being on or off as it is: a switch costs
-               half a millisecond and gains nothing.
+               half a millisecond and gains nothing. Off and without credit it stays off.
     stalls     While the arbiter stands still nobody switches. What a tenant runs up then makes no debt beyond three frames, costs no turn and
                is no waiting. Every other debt stays.
 
@@ -141,7 +141,8 @@ class Share:
                 state.waits_since_s = now_s
         taken = {card for name in on for card in self._states[name].tenant.cards}
         for name, state in self._astir.items():
-            if why[name] == "idle" and (state.on or taken.isdisjoint(state.tenant.cards)):
+            free = self._solvent(state) and taken.isdisjoint(state.tenant.cards)
+            if why[name] == "idle" and (state.on or free):
                 on.add(name)
         self._wanted = frozenset(on.union(self._states.keys() - self._astir.keys()))
         return Decision(self._wanted, self._ask_again_s(ready, on), why)
@@ -190,11 +191,13 @@ class Share:
         state.end(self._now_s, self._kept_s(state))
 
     def _late_work(self, state: Standing, late_s: float) -> None:
-        """It pays for what it did not pay as it went, up to what it could have saved for it: nobody enforced more than that in time."""
+        """It pays for what it did not pay as it went, up to what it could have saved for it, and owes no more than that with it: nobody
+        enforced more in time, and from the first launch to its end much is the machine's time."""
         most_s = self._settings.frame_s * self._settings.frames_kept
-        owed_s = min(late_s, most_s, self._now_s - state.paid_until_s)
+        owed_s, least_s = min(late_s, most_s, self._now_s - state.paid_until_s), min(state.credit_s, -most_s)
         state.paid_until_s = self._now_s
         self._pay(state, max(0.0, owed_s))
+        state.credit_s = max(state.credit_s, least_s)
 
     @staticmethod
     def _pay(state: Standing, paid_s: float) -> None:
@@ -384,17 +387,15 @@ class Share:
         """When this tenant alone gives cause to decide anew."""
         state, now_s = self._states[name], self._now_s
         times = [state.claim_from_s, state.claim_until_s]
+        if not self._solvent(state):
+            times.append(now_s + (state.cap * self._settings.frame_s - state.credit_s) / state.cap)
         if not state.active(now_s):
             return min((at for at in times if at > now_s), default=inf)
         if not state.working:
             times.append(state.kept_until_s)
-        if 0 < state.cap < 1:
-            frame_s = state.cap * self._settings.frame_s
-            if state.on and self._solvent(state):
-                costs = state.tenant.pace - state.cap  # a second
-                times.append(now_s + (state.credit_s - self.suspend_s) / costs if costs > 0 else inf)
-            elif not self._solvent(state):
-                times.append(now_s + (frame_s - state.credit_s) / state.cap)
+        if 0 < state.cap < 1 and state.on and self._solvent(state):
+            costs = state.tenant.pace - state.cap  # a second
+            times.append(now_s + (state.credit_s - self.suspend_s) / costs if costs > 0 else inf)
         if on and state.turn_s and not wanted.isdisjoint(state.tenant.cards):
             times.append(now_s + state.turn_s)
         if on and state.slice_s:

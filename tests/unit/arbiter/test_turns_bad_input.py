@@ -437,6 +437,35 @@ def test_a_program_that_is_restarted_in_a_stopped_container_is_limited_as_the_on
         wait_for(lambda: node.status("a").on_s > before, 2)  # noqa: B023
 
 
+def test_the_gate_of_a_stopped_container_that_nobody_is_left_in_is_shut_until_the_next_one_is_stopped(
+    node: TurnsNode, driver: Driver
+):
+    """However short its processes live, none computes for free before the arbiter has met it."""
+    first = node.tenant("a", core=1)
+    first.works()
+    wait_for(lambda: driver.off(first) and not node.status("a").on)
+    assert not node.gate("a")
+    first.close()
+    driver.free(first)
+    wait_for(lambda: node.gate("a"))
+    assert (node.status("a").on, node.status("a").mode) == (False, "suspend")
+    second = node.tenant("a", core=1, channels=False)
+    open_before_it_was_off = []
+    driver.before = lambda client, _disable: (
+        open_before_it_was_off.append(not node.gate("a")) if client == second.client else None
+    )
+    second.works()
+    second.tells_channels(fresh=True)
+    wait_for(lambda: driver.off(second) and not node.gate("a"))
+    assert open_before_it_was_off[0] is False
+    suspends = node.status("a").suspends
+    second.close()
+    driver.free(second)
+    wait_for(lambda: node.gate("a"))
+    wait_for(lambda: not node.gate("a") and node.status("a").on, 5)
+    assert node.status("a").suspends == suspends
+
+
 def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_suspends(node: TurnsNode, driver: Driver):
     """A program that is started anew in a suspended container runs until the arbiter has met it."""
     one, urgent = node.tenant("be", "best-effort"), node.tenant("lc", "latency-critical")

@@ -77,6 +77,19 @@ def test_late_work_costs_three_frames_at_most() -> None:
     assert share.credit_s("a") == pytest.approx(0.03 - 0.15)
 
 
+def test_late_work_alone_makes_no_more_debt_than_three_frames_and_forgives_none() -> None:
+    share = Share()
+    share.apply(Join(0.0, "a", tenant(cap=1)))
+    for at in range(1, 100):
+        share.apply(Late(at / 10, "a", 0.1))
+    assert share.credit_s("a") == pytest.approx(-3 * 0.05)
+    share.apply(Work(10.0, "a"))
+    share.decide(11.0)
+    owed_s = share.credit_s("a")
+    share.apply(Late(11.0, "a", 0.1))
+    assert share.credit_s("a") == owed_s < -0.9
+
+
 def test_a_cap_of_everything_is_never_switched_off_while_alone() -> None:
     node = Node({"a": always(cap=100, weight=100)})
     node.run(5.0)
@@ -404,6 +417,20 @@ def test_who_ends_his_work_while_he_is_off_stays_off_until_the_card_is_free() ->
     assert share.usage("be").suspended_s == pytest.approx(0.501)
     share.apply(Idle(0.502, "lc"))
     assert share.decide(0.503).on == {"lc", "be"}
+
+
+def test_who_has_no_work_and_no_credit_stays_off_until_it_has_some() -> None:
+    share = share_with(a=tenant(cap=20))
+    share.apply(Late(0.0, "a", 0.1))
+    share.apply(Switched(0.0, "a", on=False, took_s=0.0, gate=True))
+    share.apply(Late(0.05, "a", 0.05))
+    at_s = 0.05
+    decision = share.decide(at_s)
+    assert "a" not in decision.on
+    while "a" not in decision.on:
+        at_s = decision.ask_again_s
+        decision = share.decide(at_s)
+    assert share.credit_s("a") == pytest.approx(0.01)
 
 
 def test_everybody_less_urgent_with_work_on_the_card_gives_way() -> None:
