@@ -311,9 +311,9 @@ class TenantTurns:
         self.shown_working = self.working()
         return [Work(at_s, self.name) if self.shown_working else Idle(at_s, self.name)]
 
-    def caught(self, at_s: float) -> list[Event]:
-        """All of it is suspended again, or resumed: what ran meanwhile is paid for."""
-        if self.loose and self.off_since_s < inf and self.shown_on is False:
+    def caught(self, at_s: float, *, stopped: bool) -> list[Event]:
+        """All of it is suspended again, if `stopped`, or resumed: what ran meanwhile is paid for."""
+        if self.loose and stopped and self.off_since_s < inf:
             self.off_since_s = at_s
         self.loose = False
         return self._paid(at_s)

@@ -459,16 +459,12 @@ class Turns:
         else:
             return
         tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
-        self._pay(tenant)
+        for event in tenant.caught(max(self.clock(), self.share.now_s), stopped=stopped and not runs):
+            self._apply(event)
         if on is not tenant.shown_on:
             at_s = self.clock()
             tenant.stands(at_s, on=on)
             self._apply(Switched(at_s, tenant.name, on, took_s, gate=drained))
-
-    def _pay(self, tenant: TenantTurns) -> None:
-        """No process runs any more that came while the tenant was off, or all run."""
-        for event in tenant.caught(max(self.clock(), self.share.now_s)):
-            self._apply(event)
 
     def _decide(self, at_s: float | None = None) -> None:
         self._decision = self.share.decide(self.clock() if at_s is None else at_s)
