@@ -408,8 +408,8 @@ class TenantTurns:
 
     @property
     def empty(self) -> bool:
-        """Has none of its processes a channel?"""
-        return not any(process.seats for process in list(self.processes.values()))
+        """Has none of its processes a channel, nor work or a context that says that there are some?"""
+        return not self.mute and not any(process.seats or process.working for process in list(self.processes.values()))
 
     @property
     def drained(self) -> bool:

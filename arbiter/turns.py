@@ -252,8 +252,8 @@ class Turns:
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for turns")
         self._know(tenant, at_s)
-        if isinstance(message, wire.Channels) and tenant.wanted:  # else it is suspended first, and the gate stays shut until then
-            self._show(tenant, 0.0)
+        if isinstance(message, wire.Channels) and tenant.wanted:
+            self._show(tenant, 0.0)  # one that is to be off is suspended first, and its gate stays shut until then
 
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
@@ -473,7 +473,7 @@ class Turns:
             if wanted != tenant.wanted:
                 tenant.wanted = wanted
                 self.orders.forget(tenant.cards)
-                if tenant.gates or tenant.empty:
+                if tenant.gates or all(map(tenant.is_on, tenant.cards)):
                     self._show(tenant, 0.0)
                 self._wake(tenant)
         for lane in self._lanes.values():
