@@ -56,11 +56,14 @@ shim: .venv/.synced ## the interception library, the fake driver and their C tes
 sanitized: shim ## the library's integration tests under ASan, UBSan and TSan (about two minutes)
 	$(SHIM) sanitized
 
-faults: .venv/.synced ## kill, stop and restart arbiter and tenants in mid-turn, ROUNDS=1000 times, stall it STALLS=100 times, KILLS=20 (SEED=1; half an hour)
+faults: .venv/.synced ## kill, stop, stall (ROUNDS=1000, STALLS=100, KILLS=20, SEED=1; half an hour), then the fault matrix on the local cluster (half an hour)
 	$(SHIM) lib
 	TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim TANGRAM_FAULT_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
 	TANGRAM_STALL_ROUNDS=$(or $(STALLS),100) TANGRAM_RESTART_KILLS=$(or $(KILLS),20) \
 	$(RUN) pytest -rP $(addprefix tests/integration/turns/test_,fault_matrix.py stalls.py restarts.py)
+	$(MAKE) cluster-up PROVIDER=local
+	$(AS_ROOT) env TANGRAM_MATRIX_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
+	$(RUN) pytest -p no:cacheprovider -rP tests/e2e/test_matrix.py
 
 driver-abi: .venv/.synced ## compare the kernel driver's interface with NVIDIA's sources; MIRROR=a clone of open-gpu-kernel-modules
 	@test -n "$(MIRROR)" || { echo "make driver-abi: MIRROR= a git clone of github.com/NVIDIA/open-gpu-kernel-modules, with its tags"; exit 2; }

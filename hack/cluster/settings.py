@@ -64,6 +64,8 @@ def kubelet(node: NodeLayout, *, measures_storage: bool) -> str:
         "serializeImagePulls": False,
         "registerWithTaints": [],
         "shutdownGracePeriod": "0s",
+        # tests kill a container again and again: how long Kubernetes then waits is not what they measure
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
     }
     return _text(content)
 

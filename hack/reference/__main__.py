@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from hack.reference import metrics, settings
+from hack.reference import faults, metrics, settings
 from hack.reference.page import with_tables
 from hack.reference.programs import PROGRAMS
 
@@ -16,6 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = {
     ROOT / "docs/reference/metrics.md": metrics.tables,
     ROOT / "docs/reference/settings.md": settings.tables,
+    ROOT / "docs/development/faults.md": faults.tables,
 }
 
 

@@ -1,0 +1,195 @@
+"""One function for each invariant of the architecture: what of it does not hold in what was seen, as sentences. Pure.
+
+Nobody but tests calls these. tests/unit/e2e/test_invariants.py plants a violation of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Final
+
+from tests.e2e.matrix.seen import GpuProcess, Seen, SeenPod
+from vgpu.contract import devices
+from vgpu.grant import Slice
+from vgpu.names import DEFAULT
+
+PAGE_MIB: Final = 2
+"""What the driver may count beyond a limit: it takes whole pages."""
+SHARE_OVER: Final = 5.0
+"""Percentage points that a share may pass its limit. contract.md."""
+SHARE_PART: Final = 0.5
+"""Of its limit, a container with work has at least this. A busy machine starves the program that launches, so this is coarse."""
+REST_S: Final = 1.0
+"""I7."""
+REST_SLACK_S: Final = 0.5
+"""Sampling, a frame and a debt of a GPU-time limit. Guessed."""
+
+
+def i1_no_gpu_is_given_away_twice(seen: Seen) -> Iterator[str]:
+    """Memory and core over pods of the API, orphans, and processes that still run."""
+    holders: dict[str, tuple[str, tuple[Slice, ...]]] = {
+        pod.uid: (pod.key, pod.assignment.held()) for pod in seen.pods if pod.assignment and not pod.finished
+    }
+    for orphan in seen.inventory.orphans:
+        holders.setdefault(orphan.uid, (orphan.key, orphan.held))
+    for process in seen.processes:
+        if process.grant is not None and process.uid not in holders:
+            pieces = tuple(Slice(card.uuid, 0, card.mib, card.core_percent) for card in process.grant.cards)
+            holders[process.uid] = f"{process.grant.namespace}/{process.grant.pod}", pieces
+    mib, core, who = Counter[str](), Counter[str](), dict[str, list[str]]()
+    for key, pieces in holders.values():
+        for piece in pieces:
+            mib[piece.uuid] += piece.mib
+            core[piece.uuid] += piece.core_percent
+            who.setdefault(piece.uuid, []).append(key)
+    for card in seen.inventory.cards:
+        if mib[card.uuid] > card.mib or core[card.uuid] > 100:
+            yield (
+                f"{card.uuid} has {mib[card.uuid]} MiB and {core[card.uuid]} % assigned to {', '.join(who[card.uuid])}: it has {card.mib} MiB and 100 %"
+            )
+
+
+def i2_containers_see_their_gpus_alone(seen: Seen) -> Iterator[str]:
+    """By what CUDA says inside."""
+    assigned = {pod.key: pod.assignment.held() for pod in seen.pods if pod.assignment is not None and not pod.finished}
+    for tried in seen.tried:
+        ought = {piece.uuid.partition("-")[2] for piece in assigned[tried.key]}
+        if tried.sees != ought:
+            yield f"{tried.key} sees {sorted(tried.sees)} and is assigned {sorted(ought)}"
+
+
+def i3_the_kubelet_counts_as_the_extender(seen: Seen) -> Iterator[str]:
+    """Device IDs in its checkpoint against the assignments. A difference that the metric tells is drift, which may be."""
+    for pod in _with_assignment(seen):
+        ought: Counter[tuple[str, str]] = Counter()
+        for pieces in pod.assignment.containers.values() if pod.assignment else ():
+            for piece in pieces:
+                ought[piece.uuid, "gpu-mem"] += piece.mib // seen.inventory.unit_mib
+                ought[piece.uuid, "gpu-core"] += piece.core_percent
+        counted = {(uuid, resource): n for (uid, resource, uuid), n in seen.kubelet.items() if uid == pod.uid}
+        for key in counted.keys() | ought.keys() if pod.ready else ():
+            if counted.get(key, 0) != ought[key] and (key[1], key[0]) not in seen.drift_metric:
+                yield f"{pod.key}: the kubelet counts {counted.get(key, 0)} {key[1]} of {key[0]}, the assignment has {ought[key]}"
+
+
+def i4_no_capacity_is_lost(seen: Seen) -> Iterator[str]:
+    """The node offers all that it has, and pods that fill it to the last unit run."""
+    for resource, ids in devices(seen.inventory, DEFAULT).items():
+        if seen.allocatable.get(resource, 0) != len(ids):
+            yield f"the node offers {seen.allocatable.get(resource, 0)} of {resource}: it has {len(ids)}"
+    for card in seen.inventory.cards:
+        if not card.healthy:
+            yield f"{card.uuid} is not healthy"
+    for key, waited_s in seen.waits_too_long.items():
+        yield f"{key} does not run {waited_s:.0f} s after the fault was over"
+
+
+def i5_nobody_is_evicted_in_vain(seen: Seen) -> Iterator[str]:
+    """For each victim there is a preemptor that runs."""
+    running = {pod.uid for pod in seen.pods if pod.ready}
+    for one in seen.preemptions:
+        if one.preemptor not in running:
+            yield f"{one.victim} was evicted for pod UID {one.preemptor}, which does not run"
+
+
+def i6_containers_stay_within_their_grants(seen: Seen) -> Iterator[str]:
+    """By the driver's count, by allocations that were tried, and by GPU time."""
+    held: Counter[tuple[str, str]] = Counter()
+    for process in seen.processes:
+        for uuid, mib in process.held_mib.items():
+            held[process.grant_folder, uuid] += mib
+    limits = {
+        (process.grant_folder, card.uuid): card.mib
+        for process in seen.processes
+        if process.grant is not None
+        for card in process.grant.cards
+    }
+    for (folder, uuid), mib in held.items():
+        if folder and mib > limits.get((folder, uuid), 0) + PAGE_MIB:
+            yield f"grant {folder} holds {mib} MiB of {uuid}: its limit is {limits.get((folder, uuid), 0)} MiB"
+    for tried in seen.tried:
+        if "took" not in tried.within:
+            yield f"{tried.key}: an allocation within its limit failed: {tried.within.strip()}"
+        if "OUT_OF_MEMORY" not in tried.beyond:
+            yield f"{tried.key}: an allocation beyond its limit was not refused: {tried.beyond.strip()}"
+    for share in seen.shares:
+        if not SHARE_PART * share.limit_percent <= share.percent <= share.limit_percent + SHARE_OVER:
+            yield f"{share.key} had {share.percent:.1f} % of the GPU: its limit is {share.limit_percent} %"
+
+
+def i7_nobody_stays_suspended_without_an_arbiter(seen: Seen) -> Iterator[str]:
+    """Within 1 s of its death work goes on, and no memory is over-granted."""
+    for key, rest_s in seen.longest_rest_s.items():
+        if rest_s > REST_S + REST_SLACK_S:
+            yield f"{key} did not run for {rest_s:.2f} s while the arbiter was away: at most {REST_S:g} s"
+    for container in seen.status.containers:
+        for card in container.cards:
+            if card.leased_bytes > card.limit_bytes:
+                yield f"{container.pod} has {card.leased_bytes} bytes leased on {card.uuid}: its limit is {card.limit_bytes}"
+
+
+def i8_nothing_is_silently_unlimited(seen: Seen) -> Iterator[str]:
+    """Each process on a shared GPU is enforced, or its container says why not: in status, metric and Event."""
+    known = {container.uid: container for container in seen.status.containers}
+    pods = {pod.uid: pod for pod in seen.pods}
+    for process in seen.processes:
+        if process.uid:
+            yield from _i8_of(process, pods.get(process.uid), {p.pid for p in known[process.uid].processes} if process.uid in known else None)  # fmt: skip
+    said = {(container.pod, one.reason) for container in seen.status.containers for one in container.unenforced}
+    if missing := sorted(said - seen.unenforced_metric):
+        yield f"no metric names {missing}, which the status does"
+    for container in seen.status.containers:
+        if container.unenforced and container.pod not in seen.unenforced_events:
+            yield f"{container.pod} is unenforced ({', '.join(one.reason for one in container.unenforced)}) and has no Event"
+        states = (container.memory_state, container.gpu_time_state)
+        if ("unenforced" in states) != bool(container.unenforced):
+            yield f"{container.pod} is {' and '.join(states)} and names {len(container.unenforced)} reasons"
+
+
+def _i8_of(process: GpuProcess, pod: SeenPod | None, pids: set[int] | None) -> Iterator[str]:
+    who = f"process {process.pid} of pod {pod.key if pod else process.uid}"
+    if not process.has_library:
+        yield f"{who} runs without the library"
+    if process.grant is None:
+        yield f"{who} has no grant in its file system"
+        return
+    if process.grant.uid != process.uid:
+        yield f"{who} runs under the grant of pod UID {process.grant.uid}"
+    if pod is not None and pod.assignment is not None:
+        given = {(card.uuid, card.mib, card.core_percent) for card in process.grant.cards}
+        ought = {(s.uuid, s.mib, s.core_percent) for s in pod.assignment.containers.get(process.grant.container, ())}
+        if given != ought:
+            yield f"{who} is granted {sorted(given)} and assigned {sorted(ought)}"
+    if pids is None:
+        yield f"{who} is of a container that the arbiter does not know"
+    elif process.pid not in pids:
+        yield f"{who} is not known to the arbiter"
+
+
+def grant_directories_are_never_reused(seen: Seen, history: MutableMapping[str, str]) -> Iterator[str]:
+    """`history`: name -> UID of the pod that it was granted to, over all rounds; this adds to it."""
+    for key, grant in seen.grants.items():
+        if history.setdefault(key, grant.uid) != grant.uid:
+            yield f"grant directory {key} was of pod UID {history[key]} and is of {grant.uid}"
+
+
+def _with_assignment(seen: Seen) -> list[SeenPod]:
+    return [pod for pod in seen.pods if pod.assignment is not None and not pod.finished]
+
+
+INVARIANTS: Final[Mapping[str, Callable[[Seen], Iterator[str]]]] = {
+    "I1": i1_no_gpu_is_given_away_twice,
+    "I2": i2_containers_see_their_gpus_alone,
+    "I3": i3_the_kubelet_counts_as_the_extender,
+    "I4": i4_no_capacity_is_lost,
+    "I5": i5_nobody_is_evicted_in_vain,
+    "I6": i6_containers_stay_within_their_grants,
+    "I7": i7_nobody_stays_suspended_without_an_arbiter,
+    "I8": i8_nothing_is_silently_unlimited,
+}
+
+
+def broken(seen: Seen) -> list[str]:
+    """Every invariant that does not hold, with why."""
+    return [f"{name}: {why}" for name, check in INVARIANTS.items() for why in check(seen)]

@@ -1,0 +1,134 @@
+"""The local cluster's node from outside: its files, its processes, the fake driver's counters, the arbiter's status. Decides nothing."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from hack.cluster.layout import Layout
+from hack.stack import FAKE_DRIVER_ROOT
+from tests.e2e.cluster import runs_in_a_container
+from tests.e2e.matrix.seen import GpuProcess
+from vgpu.cgroup import pods_of
+from vgpu.codec import grant_from_text
+from vgpu.errors import BadDocument
+from vgpu.grant import Grant
+from vgpu.status import Status, decode_status
+
+NODE: Final = Layout().node(1)
+STATE: Final = NODE.own("/var/lib/tangram")
+DEVICE_PLUGINS: Final = NODE.own("/var/lib/kubelet/device-plugins")
+CDI_SPEC: Final = NODE.own("/run/cdi") / "tangram.sh-gpu.json"
+DRIVER: Final = NODE.own(FAKE_DRIVER_ROOT)
+PROGRAMS: Final = {
+    "device plugin": "tangram-deviceplugin",
+    "arbiter": "arbiter",
+    "supervisor": "tangram-arbiter-supervisor",
+    "NVML child": "nvml",
+    "extender": "tangram-extender",
+    "webhook": "tangram-webhook",
+}
+_UUID: Final = re.compile(r"GPU-[0-9a-f-]{36}")
+
+
+def driver(*words: str) -> str:
+    """What the fake driver's daemon answers."""
+    command = [DRIVER / "bin/nvidia-fake-driverd", "ctl", "--socket", DRIVER / "run/nvidia-persistenced/socket"]
+    return subprocess.run([*command, *words], capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def started(pid: int) -> int:
+    """When, by the kernel's count. Raises OSError when it is gone."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def pids_of(who: str) -> list[int]:
+    """Of a part that runs in a container, the oldest first: an arbiter's spare is younger than the arbiter."""
+    found = [int(p.name) for p in Path("/proc").glob("[0-9]*") if runs_in_a_container(p, PROGRAMS[who])]
+    return sorted(found, key=started)
+
+
+def ran_us() -> dict[int, int]:
+    """Host pid -> GPU time of each process that was given channels."""
+    lines = driver("kernel").splitlines()[1:]
+    seen: dict[int, int] = {}
+    for line in lines:
+        numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
+        seen[numbers["pid"]] = seen.get(numbers["pid"], 0) + numbers["ran_us"]
+    return seen
+
+
+def gpu_processes() -> tuple[GpuProcess, ...]:
+    """Everything that the driver counts and that still lives."""
+    held: dict[int, dict[str, int]] = {}
+    uuid = ""
+    for line in driver("status").splitlines():
+        if found := _UUID.search(line):
+            uuid = found[0]
+        elif process := re.match(r"\s+pid=(\d+) used_mib=(\d+)", line):
+            held.setdefault(int(process[1]), {})[uuid] = int(process[2])
+    return tuple(one for pid, mib in held.items() if (one := gpu_process(pid, mib)) is not None)
+
+
+def gpu_process(pid: int, held_mib: Mapping[str, int]) -> GpuProcess | None:
+    """None when it has ended."""
+    folder = Path("/proc") / str(pid)
+    try:
+        uids = pods_of((folder / "cgroup").read_text())
+        maps = (folder / "maps").read_text()
+        mounted = (folder / "mountinfo").read_text()
+        text = (folder / "root/run/tangram/grant").read_text() if "/run/tangram " in mounted else ""
+    except OSError:
+        return None
+    if not maps:
+        return None  # it is ending
+    grants = re.search(r" \S*/grants/([^/\s]+?)(?://deleted)? /run/tangram ", mounted)
+    return GpuProcess(
+        pid, uids[0] if uids else "", held_mib, read_grant(text), grants[1] if grants else "", "/libtangram.so" in maps
+    )
+
+
+def read_grant(text: str) -> Grant | None:
+    """None when it is none."""
+    try:
+        return grant_from_text(text)
+    except BadDocument:
+        return None
+
+
+def grants() -> dict[str, Grant]:
+    """Name of the grant directory -> its grant."""
+    found: dict[str, Grant] = {}
+    for path in (STATE / "grants").glob("[!.]*/grant"):
+        try:
+            grant = read_grant(path.read_text())
+        except OSError:
+            continue
+        if grant is not None:
+            found[path.parent.name] = grant
+    return found
+
+
+def status() -> Status:
+    """What the arbiter says. Raises OSError when it says nothing, BadDocument."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(5)
+        asked.connect(str(STATE / "arbiter/status.sock"))
+        return decode_status(b"".join(iter(lambda: asked.recv(65536), b"")))
+
+
+def page(address: str, port: int, path: str) -> str:
+    """A page of one of Tangram's programs; what is wrong, when there is none."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=3) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return str(error.read().decode())
+    except OSError as error:
+        return f"no answer: {error}"
