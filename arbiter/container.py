@@ -27,6 +27,7 @@ from arbiter.meter import Reading
 from arbiter.page import Page
 from arbiter.spared import Spared
 from vgpu import wire
+from vgpu.contract import SOCKET
 from vgpu.enforcement import Reason, reported
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -89,8 +90,17 @@ class Container:
         self._handed_over: list[Connection] = []
         self.spared = Spared()
         self._contexts_moved = False
-        self.listener = bound_socket(folder / "arbiter.sock", socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
+        self.listener = self.bind()
         self.load()
+
+    def bind(self) -> socket.socket:
+        """A listener on the directory's socket. Raises OSError."""
+        return bound_socket(self.folder / SOCKET, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
+
+    @property
+    def unreachable(self) -> bool:
+        """Did somebody remove the socket?"""
+        return not (self.folder / SOCKET).exists()
 
     def load(self) -> None:
         """Read the grant again. Never raises for what the file holds."""

@@ -169,6 +169,8 @@ class Server:
         for name, container in list(self.containers.items()):
             if there.get(name) != container.inode:  # gone, or made anew under the same name
                 self._remove(name)
+        for container in [container for container in self.containers.values() if container.unreachable]:
+            self._listen_anew(container)
         self._broken &= there.keys()
         for name in sorted(there.keys() - self.containers.keys()):
             if not name.startswith("."):
@@ -192,6 +194,23 @@ class Server:
 
     def _listen(self, container: Container) -> None:
         self._poller.register(container.listener, selectors.EVENT_READ, lambda: self._accept(container))
+
+    def _listen_anew(self, container: Container) -> None:
+        """On another socket in place of one that somebody removed: a new process of the container could not connect."""
+        self._accept(container)
+        try:
+            listener = container.bind()
+        except OSError as error:
+            _log.error("nobody can connect", grant=container.folder.name, reason=str(error))
+            return  # tried again at the next rescan
+        if container in self._paused:
+            self._paused.discard(container)
+        else:
+            self._poller.unregister(container.listener)
+        container.listener.close()
+        container.listener = listener
+        self._listen(container)
+        _log.warning("the socket of a grant was missing and is put back", grant=container.folder.name)
 
     def _accept_again(self) -> None:
         while self._paused:

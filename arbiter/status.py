@@ -36,6 +36,8 @@ from vgpu.status import (
 
 SEND_S: Final = 2.0
 """A reader that takes longer for one document is hung up on. Guessed."""
+LOOK_S: Final = 1.0
+"""While nobody asks, the socket is looked for this often."""
 AGAIN_S: Final = 1.0
 """After an accept that failed, as it does when too many files are open. Guessed."""
 _log = structlog.get_logger()
@@ -46,9 +48,7 @@ class StatusSocket:
 
     def __init__(self, path: Path, server: Server) -> None:
         self._path, self._server = path, server
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._listener = bound_socket(path, socket.SOCK_STREAM, 0o600)
-        self._inode = path.stat().st_ino
+        self._bind()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
         self._thread.start()
@@ -64,10 +64,29 @@ class StatusSocket:
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
 
+    def _bind(self) -> None:
+        """Raises OSError."""
+        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._listener = bound_socket(self._path, socket.SOCK_STREAM, 0o600)
+        self._listener.settimeout(LOOK_S)
+        self._inode = self._path.stat().st_ino
+
+    def _put_back(self) -> None:
+        """Somebody may have removed the socket: nobody would learn any more what is not enforced. Raises OSError."""
+        if not self._path.exists():
+            lost = self._listener
+            self._bind()
+            lost.close()
+            _log.warning("the status socket was missing and is put back", path=str(self._path))
+
     def _serve(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
-                reader, _ = self._listener.accept()
+                try:
+                    reader, _ = self._listener.accept()
+                except TimeoutError:
+                    self._put_back()
+                    continue
             except OSError as error:
                 if self._closing.wait(AGAIN_S):
                     return

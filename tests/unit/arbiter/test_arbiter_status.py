@@ -100,3 +100,25 @@ def test_the_socket_of_a_dead_arbiter_is_replaced_and_a_successors_is_left(node:
     second.close()
     server.stop()
     server.run()
+
+
+def test_a_status_socket_that_somebody_removes_is_back_within_seconds(node: Node, told: Callable[[], Status]) -> None:
+    path = node.folder / ".status.sock"
+    path.unlink()
+    wait_for(path.exists)
+    assert told().containers == ()
+
+
+def test_a_grants_socket_that_somebody_removes_is_back_and_those_connected_stay(
+    node: Node, told: Callable[[], Status]
+) -> None:
+    node.allocate("k", a_grant())
+    before = node.process()
+    before.lease(300 * MIB)
+    (node.folder / "k/arbiter.sock").unlink()
+    after = node.process()  # waits for the socket
+    before.lease(100 * MIB)
+    after.lease(100 * MIB)
+    (container,) = told().containers
+    assert container.cards[0].leased_bytes == 500 * MIB
+    assert len(container.processes) == 2
