@@ -28,6 +28,8 @@ WAIT_S: Final = 4.0
 A_SECOND: Final = 200.0
 AT_ONCE: Final = 200.0
 """Requests of one connection: the arbiter makes two a second for each GPU, and one more for each context. Guessed."""
+LOOK_S: Final = 1.0
+"""While nobody connects, the socket is looked for this often."""
 AGAIN_S: Final = 1.0
 """After an accept that failed, as it does when too many files are open. Guessed."""
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -49,8 +51,7 @@ class Server:
         """Connections that were turned away or hung up on."""
         self._path, self._supervisor, self._report = path, supervisor, report
         self._user = os.geteuid() if user is None else user
-        self._listener = _listening(path)
-        self._inode = path.stat().st_ino
+        self._bind()
         self._lock = threading.Lock()
         self._inside: set[socket.socket] = set()
         self._closing = threading.Event()
@@ -72,10 +73,28 @@ class Server:
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
 
+    def _bind(self) -> None:
+        """Raises OSError."""
+        self._listener = _listening(self._path)
+        self._listener.settimeout(LOOK_S)
+        self._inode = self._path.stat().st_ino
+
+    def _put_back(self) -> None:
+        """Somebody may have removed the socket: an arbiter that restarts would have no NVML. Raises OSError."""
+        if not self._path.exists():
+            lost = self._listener
+            self._bind()
+            lost.close()
+            self._report(f"the socket {self._path} was missing and is put back")
+
     def _accept(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
-                sock, _ = self._listener.accept()
+                try:
+                    sock, _ = self._listener.accept()
+                except TimeoutError:
+                    self._put_back()
+                    continue
             except OSError as error:
                 if self._closing.wait(AGAIN_S):
                     return

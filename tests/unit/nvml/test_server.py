@@ -252,3 +252,22 @@ def test_a_server_that_is_closed_hangs_up_and_leaves_what_another_program_put_in
     assert client.nvml.processes(GPU)
     client.close()
     second.close()
+
+
+def test_a_socket_that_somebody_removes_is_back_within_seconds(folder: Path, asks: Asks) -> None:
+    told: list[str] = []
+    server = Server(folder / "nvml.sock", asks, report=told.append)
+    try:
+        client = Client(folder / "nvml.sock", 10)
+        client.nvml.processes(GPU)
+        (folder / "nvml.sock").unlink()
+        wait_for((folder / "nvml.sock").exists)
+        assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),), "who is connected stays so"
+        client.close()
+        later = Client(folder / "nvml.sock", 10)
+        assert later.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
+        later.close()
+        assert told == [f"the socket {folder / 'nvml.sock'} was missing and is put back"]
+    finally:
+        server.close()
+    assert not (folder / "nvml.sock").exists()
