@@ -269,8 +269,12 @@ class Grants:
         return True
 
     def _link_library(self, folder: Path) -> None:
-        """The installed library, in place of one of an earlier installation."""
+        """The installed library, in place of one of an earlier installation. One that somebody removed is installed again."""
         target = folder / LIBRARY
+        if size_of(self._installed) == 0:
+            make_folder(self._installed.parent.parent)
+            make_folder(self._installed.parent)
+            write_whole(self._installed, self._source.read_bytes(), 0o755)
         with suppress(FileNotFoundError):
             if target.samefile(self._installed):
                 return

@@ -319,3 +319,12 @@ def test_a_book_that_is_put_right_later_names_its_pod_from_then_on(grants: Grant
     book.write_bytes(content)
     assert after_a_restart.owners() == {other: "uid-a", key: "uid-b"}
     assert after_a_restart.of_pods({"uid-b"}) == [(key, "uid-b")]
+
+
+def test_an_installed_library_that_somebody_removes_is_installed_again_for_the_next_allocation(
+    grants: Grants, tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "state/lib")
+    key = grants.prepare(record(1))
+    assert (grants.folder(key) / "libtangram.so").read_bytes() == b"version 1"
+    assert (grants.folder(key) / "libtangram.so").samefile(grants.install())
