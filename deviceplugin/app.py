@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -235,9 +236,15 @@ class DevicePlugin:
 
     def _service(self, resource: str) -> Service:
         return Service(
-            resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
+            resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
             state_root=self.settings.state_root, observer=self,
         )  # fmt: skip
+
+    async def _before_start(self, resource: str, ids: Sequence[str]) -> None:
+        """A container that starts while the CDI specification is lost would not find its devices. Raises as `PreStart`, OSError."""
+        if not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
+            await asyncio.to_thread(self._write_cdi, self.offer.inventory())
+        await self.prestart(resource, ids)
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.cards:

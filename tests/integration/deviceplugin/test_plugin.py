@@ -272,6 +272,18 @@ async def test_what_a_container_mounts_is_restored_when_somebody_removed_it(runn
         assert (made.state / "ld.so.preload").exists()
 
 
+async def test_a_cdi_specification_that_somebody_removed_is_back_before_the_container_starts(running: Start) -> None:
+    async with running() as made:
+        one, spec = sharing("a", inventory(made), 0, 8), made.folder / "cdi/tangram.sh-gpu.json"
+        content = spec.read_bytes()
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        made.arbiter_listens("a")
+        spec.unlink()
+        await made.kubelet.start_container("a", "main")
+        assert spec.read_bytes() == content
+
+
 async def test_without_an_arbiter_the_container_does_not_start(running: Start) -> None:
     async with running() as made:
         one = sharing("a", inventory(made), 0, 8)
