@@ -50,7 +50,8 @@ class Stage:
         eventually(lambda: [self._ready(name) for name in RESIDENTS] == [1, 1], "the new residents are ready")
 
     def begin(self, step: Step) -> None:
-        """Everything is as the step needs it before the fault."""
+        """Everything is as the step needs it before the fault. Pods that failed in an earlier round go."""
+        self.cluster.kubectl("-n", self.namespace, "delete", "pods", "--field-selector=status.phase=Failed", "--wait=false")  # fmt: skip
         if step in EMPTY:
             self._scale(0)
             eventually(lambda: not self._subjects(), "the subject's pods are gone", timeout_s=60)
@@ -136,7 +137,7 @@ class Stage:
         if inventory is None or inventory.orphans:
             wrong.append(f"the inventory is {inventory and [o.key for o in inventory.orphans]}")
         here = {p["metadata"]["name"]: p for p in listed if p["metadata"].get("namespace") == self.namespace}
-        states = [(name, pod["status"].get("phase"), pod["status"].get("reason")) for name, pod in here.items()]
+        states = [(name, pod["status"].get("phase"), pod["status"].get("message")) for name, pod in here.items()][:8]
         wrong += [f"{n} of {due} pods of {name} are ready: {states}" for name, (n, due) in ready.items() if n != due]
         return wrong or self._not_at_work(here)
 
