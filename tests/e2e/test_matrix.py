@@ -17,10 +17,11 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.matrix import node
 from tests.e2e.matrix.harm import harm
 from tests.e2e.matrix.invariants import broken, grant_directories_are_never_reused
-from tests.e2e.matrix.life import Rests, Stage
+from tests.e2e.matrix.life import Stage
 from tests.e2e.matrix.look import look
 from tests.e2e.matrix.pods import BUSY
 from tests.e2e.matrix.table import Round, rounds
+from tests.e2e.matrix.watch import Watch
 
 EVERYTHING = bool(os.environ.get("TANGRAM_MATRIX_ROUNDS"))
 SEED = int(os.environ.get("TANGRAM_FAULT_SEED", "1"))
@@ -48,15 +49,19 @@ def test_in_the_end_everything_runs_and_every_invariant_holds(
     stage: Stage, history: dict[str, str], one: Round
 ) -> None:
     stage.begin(one.step)
-    rests = Rests()
-    with rests.sampled():
+    residents = stage.undisturbed()
+    watch = Watch(stage.inventory)
+    with watch.watching():
         stage.meet(one.step, lambda: harm(stage.cluster, stage.namespace, one.row))
-    began_s = time.monotonic()
-    stage.settle(one.row.within_s)
+        began_s = time.monotonic()
+        stage.settle(one.row.within_s)
     print(f"everything runs {time.monotonic() - began_s:.1f} s after the fault")
     busy = {p.pid for p in node.gpu_processes() if p.grant is not None and p.grant.pod.startswith(f"{BUSY}-")}
-    rest_s = max((s for pid, s in rests.longest_s.items() if pid in busy), default=0.0)
+    rest_s = max((s for pid, s in watch.longest_rest_s.items() if pid in busy), default=0.0)
     longest = {BUSY: rest_s} if (one.row.who, one.row.fault) in AWAY else {}
+    assert stage.undisturbed() == residents or one.row.replaced
+    assert sorted(watch.broken) == [], "while the fault lasted"
+    assert one.row.reason in {"", *watch.reasons}
     wrong = ["not looked at"]
     until_s = time.monotonic() + one.row.report_s
     while wrong:

@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -34,13 +34,14 @@ class Stage:
 
     def __init__(self, cluster: Cluster, namespace: str, chance: random.Random) -> None:
         self.cluster, self.namespace, self.chance = cluster, namespace, chance
+        inventory = inventory_of(cluster.node())
+        assert inventory is not None, "the node has no inventory"
+        self.inventory = inventory
 
     def build(self) -> None:
         """The residents run; the subject has no pods."""
         self.cluster.make_namespace(self.namespace)
-        inventory = inventory_of(self.cluster.node())
-        assert inventory is not None, "the node has no inventory"
-        self.cluster.create(self.namespace, *residents([card.uuid for card in inventory.cards]), subject())
+        self.cluster.create(self.namespace, *residents([card.uuid for card in self.inventory.cards]), subject())
         eventually(lambda: [self._ready(name) for name in RESIDENTS] == [1, 1], "the residents are ready")
 
     def renew(self) -> None:
@@ -48,6 +49,15 @@ class Stage:
         self._scale(0)
         self.cluster.kubectl("-n", self.namespace, "delete", "pods", "-l", f"app in ({','.join(RESIDENTS)})")
         eventually(lambda: [self._ready(name) for name in RESIDENTS] == [1, 1], "the new residents are ready")
+
+    def undisturbed(self) -> list[tuple[str, str, int]]:
+        """UID, start and restarts of each resident: no fault of another may change them."""
+        pods = self.cluster.kubectl.get("-n", self.namespace, "pods", "-l", f"app in ({','.join(RESIDENTS)})")["items"]
+        return [
+            (pod["metadata"]["uid"], one.get("state", {}).get("running", {}).get("startedAt", ""), one["restartCount"])
+            for pod in pods
+            for one in pod["status"]["containerStatuses"]
+        ]
 
     def begin(self, step: Step) -> None:
         """Everything is as the step needs it before the fault. Pods that failed in an earlier round go."""
@@ -177,34 +187,3 @@ def _pages(listed: list[dict[str, Any]]) -> dict[str, str]:
         "extender": node.page(scheduler, 8889, "/readyz").strip(),
         "webhook": node.page(webhook, 8080, "/readyz").strip(),
     }
-
-
-class Rests:
-    """Samples the GPU time of processes that always have work, and keeps the longest time in which one did not run."""
-
-    EVERY_S: Final = 0.05
-
-    def __init__(self) -> None:
-        self.longest_s: dict[int, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-
-    @contextlib.contextmanager
-    def sampled(self) -> Iterator[None]:
-        """Meanwhile."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            self._thread.join()
-
-    def _sample(self) -> None:
-        last: dict[int, tuple[int, float]] = {}
-        while not self._over.wait(self.EVERY_S):
-            now_s = time.monotonic()
-            for pid, us in node.ran_us().items():
-                before_us, since_s = last.get(pid, (-1, now_s))
-                self.longest_s[pid] = max(self.longest_s.get(pid, 0.0), now_s - since_s)
-                if us != before_us:
-                    last[pid] = us, now_s

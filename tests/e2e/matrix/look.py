@@ -48,7 +48,7 @@ def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float
             shares=shares(status, {pid: (us - before.get(pid, us)) / passed_s / 1e4 for pid, us in after.items()}),
             longest_rest_s=longest_rest_s, unenforced_metric=metric(listed),
             unenforced_events=frozenset(_about(e) for e in events.result()["items"] if e.get("reason") == "LimitNotEnforced"),
-            preemptions=preemptions(events.result()["items"]),
+            preemptions=preemptions(events.result()["items"]), waiting=waiting(listed, namespace),
         )  # fmt: skip
 
 
@@ -82,6 +82,12 @@ def pods_of(listed: list[dict[str, Any]]) -> tuple[SeenPod, ...]:
                 SeenPod(meta["uid"], f"{meta['namespace']}/{meta['name']}", assignment_from_json(text), status.get("phase", ""), ready and not going)
             )  # fmt: skip
     return tuple(found)
+
+
+def waiting(listed: list[dict[str, Any]], namespace: str) -> tuple[str, ...]:
+    """Pods of the namespace that neither run nor have ended: together they fit the node."""
+    pods = [thing for thing in listed if thing["kind"] == "Pod" and thing["metadata"]["namespace"] == namespace]
+    return tuple(pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Pending")
 
 
 def try_out(cluster: Cluster, pod: SeenPod) -> Tried:

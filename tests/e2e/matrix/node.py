@@ -115,10 +115,10 @@ def grants() -> dict[str, Grant]:
     return found
 
 
-def status() -> Status:
+def status(within_s: float = 5.0) -> Status:
     """What the arbiter says. Raises OSError when it says nothing, BadDocument."""
     with socket.socket(socket.AF_UNIX) as asked:
-        asked.settimeout(5)
+        asked.settimeout(within_s)
         asked.connect(str(STATE / "arbiter/status.sock"))
         return decode_status(b"".join(iter(lambda: asked.recv(65536), b"")))
 

@@ -97,6 +97,6 @@ class Seen:
     """(pod, reason) that the arbiter's metrics name."""
     unenforced_events: frozenset[str] = frozenset()
     """Pods with a LimitNotEnforced Event."""
-    waits_too_long: Mapping[str, float] = field(default_factory=dict)
-    """Pod that should run and does not -> seconds since the fault was over."""
+    waiting: tuple[str, ...] = ()
+    """Pods that should run, as what they request is free, and do not."""
     preemptions: tuple[Preemption, ...] = ()

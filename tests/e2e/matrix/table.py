@@ -52,6 +52,8 @@ class Row:
     """After the fault is over, everything runs again within this."""
     report_s: float = 5.0
     """What cannot be enforced or counted is reported within this."""
+    reason: str = ""
+    """Why limits are not enforced meanwhile, as the arbiter must say during the round."""
     replaced: bool = False
     """All pods are replaced after the round: until then the kubelet does not count them."""
     ci: tuple[Step, ...] = ()
@@ -92,9 +94,9 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("device plugin", "lose", ("running",), "a new process is refused until the grant is back", what="grant file"),
     Row("device plugin", "lose", ("running",), NONE, what="verdicts of the trials"),
     Row("arbiter", "kill", ("placing", "allocated", "running", "deleting"), "a new process, and one that needs more memory, waits up to a second", ci=("running",)),
-    Row("arbiter", "stop", ("allocated", "running", "deleting"), "an allocation beyond the lease is refused after 2 s of silence; suspended processes resume themselves after 0.6 s; *unenforced{arbiter-stalled}*", ci=("running",)),
+    Row("arbiter", "stop", ("allocated", "running", "deleting"), "an allocation beyond the lease is refused after 2 s of silence; suspended processes resume themselves after 0.6 s; *unenforced{arbiter-stalled}*", reason="arbiter-stalled", ci=("running",)),
     Row("arbiter", "starve", ("bound", "running"), "as while it is stopped", ci=("running",)),
-    Row("arbiter", "hang", ("running", "placing"), NONE, what="silent peers"),
+    Row("arbiter", "hang", ("running", "placing"), NONE, what="silent peers", ci=("running",)),
     Row("arbiter", "lose", ("running", "deleting"), "`tangramctl ps` sees nothing until the socket is back", what="status socket"),
     Row("arbiter", "lose", ("running", "allocated"), "a new process waits until the socket is back", what="grant sockets", ci=("running",)),
     Row("supervisor", "kill", ("running", "bound"), "as when the arbiter is killed, and the kubelet starts the container again"),
@@ -103,7 +105,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("NVML child", "kill", ("running", "allocated"), NONE, ci=("running",)),
     Row("NVML child", "stop", ("running",), NONE),
     Row("NVML child", "starve", ("placing", "running"), NONE),
-    Row("NVML child", "hang", ("running", "placing", "allocated", "deleting"), "the node offers no GPU; running pods go on; *unenforced{nvml}*", what="nvmlDeviceGetMemoryInfo", within_s=60, ci=("running",)),
+    Row("NVML child", "hang", ("running", "placing", "allocated", "deleting"), "the node offers no GPU; running pods go on; *unenforced{nvml}*", what="nvmlDeviceGetMemoryInfo", within_s=60, reason="nvml"),
     Row("NVML child", "lose", ("running",), "*unenforced{nvml}* if the arbiter restarts before the socket is back", what="NVML socket"),
     Row("kubelet", "kill", ("placing", "bound", "allocated", "running", "deleting", "forced"), LATER, ci=("allocated",)),
     Row("kubelet", "stop", ("allocated", "forced"), LATER),
@@ -119,7 +121,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("webhook", "hang", ("placing",), NONE, what="silent peers"),
     Row("webhook", "lose", ("placing",), NONE, what="webhook's Secret", within_s=60),
     Row("webhook", "lose", ("placing",), "the API server refuses pods that request GPUs until the bundle is right again", what="webhook's caBundle", within_s=60),
-    Row("container", "kill", ("running", "deleting", "forced"), "the container starts again with the same GPU and the same grant"),
+    Row("container", "kill", ("running", "deleting", "forced"), "the container starts again with the same GPU and the same grant", ci=("running",)),
     Row("container", "stop", ("running", "deleting"), "its siblings cannot use what it leased; *unenforced{silent-process}* after 2 s"),
     Row("container", "starve", ("running", "deleting"), NONE),
     Row("container", "hang", ("running", "bound", "forced"), "the call takes as long as it takes", what="cuMemAlloc_v2"),
