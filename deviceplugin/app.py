@@ -48,6 +48,8 @@ from vgpu.trial import Outcome, Verdict
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
 INSTALL_RETRY_S: Final = 5.0
+GRANTS_S: Final = 2.0
+"""Between looks whether each grant is there. A look costs some microseconds a directory."""
 
 COMPONENT: Final = "tangram-deviceplugin"
 
@@ -133,6 +135,7 @@ class DevicePlugin:
                     self.guard.run,
                     self.followers.run,
                     self._to_kubelet,
+                    self._keep_grants,
                     collecting.keep_tidy,
                 ):
                     group.create_task(part())
@@ -239,6 +242,15 @@ class DevicePlugin:
             resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
             state_root=self.settings.state_root, observer=self,
         )  # fmt: skip
+
+    async def _keep_grants(self) -> None:
+        while True:
+            await asyncio.sleep(GRANTS_S)
+            try:
+                if back := await asyncio.to_thread(self.grants.put_back):
+                    log.warning("what a container was granted was missing and is put back", paths=back)
+            except OSError as error:
+                log.error("what a container was granted cannot be put back", error=str(error), retry_s=GRANTS_S)
 
     async def _before_start(self, resource: str, ids: Sequence[str]) -> None:
         """A container that starts while the CDI specification is lost would not find its devices. Raises as `PreStart`, OSError."""

@@ -68,6 +68,8 @@ class Grants:
         """Those of them that a later plugin wrote."""
         self._known: dict[str, Record] = {}
         """Key -> its book, of those read or written so far."""
+        self._granted: dict[str, Grant] = {}
+        """Key -> its grant, likewise."""
 
     def folder(self, key: str) -> Path:
         """Of one allocation."""
@@ -126,13 +128,31 @@ class Grants:
         path, content = self.folder(key) / GRANT, grant_to_text(grant).encode()
         if content_of(path) != content:
             write_whole(path, content, 0o444)
+        self._granted[key] = grant
+
+    def put_back(self) -> list[str]:
+        """Books and grants that somebody removed from directories that are still there. Answers their paths. Raises OSError.
+
+        Without its grant, each new process of a container that runs is refused its memory, for as long as the container lives.
+        """
+        back = list[str]()
+        for key, grant in list(self._granted.items()):
+            if self.folder(key).is_dir() and not self.granted(key):
+                self.write(key, grant)
+                back.append(str(self.folder(key) / GRANT))
+        for key, record in list(self._known.items()):
+            if self.folder(key).is_dir() and not (self.folder(key) / RECORD).exists():
+                self.update(record)
+                back.append(str(self.folder(key) / RECORD))
+        return back
 
     def read(self, key: str) -> Grant | None:
         """The grant as it stands, None when there is none that can be read."""
         try:
-            return grant_from_text((self.folder(key) / GRANT).read_text())
+            self._granted[key] = grant = grant_from_text((self.folder(key) / GRANT).read_text())
         except (OSError, UnicodeError, BadDocument):
             return None
+        return grant
 
     def granted(self, key: str) -> bool:
         """Was a grant written here?"""
@@ -220,6 +240,7 @@ class Grants:
         self._damaged.pop(key, None)
         self._later.discard(key)
         self._known.pop(key, None)
+        self._granted.pop(key, None)
         leftover = folder.with_name(f"{LEFTOVER}{key}")
         with suppress(FileNotFoundError):
             folder.rename(leftover)
@@ -255,6 +276,8 @@ class Grants:
         """What is remembered of directories that somebody else removed."""
         for key in self._known.keys() - but:
             del self._known[key]
+        for key in self._granted.keys() - but:
+            del self._granted[key]
 
     def _discard_leftovers(self) -> None:
         """What a plugin that was killed had begun."""

@@ -272,6 +272,20 @@ async def test_what_a_container_mounts_is_restored_when_somebody_removed_it(runn
         assert (made.state / "ld.so.preload").exists()
 
 
+async def test_a_grant_that_somebody_removed_from_a_running_container_is_back_within_seconds(running: Start) -> None:
+    async with running() as made:
+        one = sharing("a", inventory(made), 0, 8)
+        made.api.put(one.plain())
+        await made.kubelet.admit(one.plain())
+        made.arbiter_listens("a")
+        await made.kubelet.start_container("a", "main")
+        path = made.grant_folder("a") / "grant"
+        text = path.read_text()
+        path.unlink()
+        await made.logged("what a container was granted was missing and is put back")
+        assert path.read_text() == text
+
+
 async def test_a_cdi_specification_that_somebody_removed_is_back_before_the_container_starts(running: Start) -> None:
     async with running() as made:
         one, spec = sharing("a", inventory(made), 0, 8), made.folder / "cdi/tangram.sh-gpu.json"

@@ -328,3 +328,30 @@ def test_an_installed_library_that_somebody_removes_is_installed_again_for_the_n
     key = grants.prepare(record(1))
     assert (grants.folder(key) / "libtangram.so").read_bytes() == b"version 1"
     assert (grants.folder(key) / "libtangram.so").samefile(grants.install())
+
+
+def test_a_grant_and_a_book_that_somebody_removes_from_a_running_container_are_put_back(
+    grants: Grants, tmp_path: Path
+) -> None:
+    key = grants.prepare(record(1))
+    grants.write(key, GRANT)
+    other = Grants(tmp_path / "state", tmp_path / "image.so")  # after a restart of the plugin
+    assert other.read(key) == GRANT
+    assert other.books()
+    (grants.folder(key) / "grant").unlink()
+    (grants.folder(key) / RECORD).unlink()
+    assert other.put_back() == [str(grants.folder(key) / "grant"), str(grants.folder(key) / RECORD)]
+    assert grants.read(key) == GRANT
+    assert book_of(grants, key).key == key
+    assert other.put_back() == []
+
+
+def test_what_was_removed_with_its_directory_is_not_put_back(grants: Grants) -> None:
+    key = grants.prepare(record(1))
+    grants.write(key, GRANT)
+    grants.remove(key)
+    assert grants.put_back() == []
+    other = grants.prepare(record(2))
+    grants.write(other, GRANT)
+    shutil.rmtree(grants.folder(other))
+    assert grants.put_back() == []
