@@ -140,9 +140,9 @@ class Machine:
         """Listen and ask for `probe_s`. Raises NvmlError when NVML as such does not answer."""
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._probe_s), asyncio.TaskGroup() as group:
+                async with asyncio.timeout(self._probe_s) as probing, asyncio.TaskGroup() as group:
                     group.create_task(self._listen(tuple(uuids)))
-                    group.create_task(self._ask(uuids))
+                    group.create_task(self._ask(uuids, probing))
         except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
             if failed.split(NvmlError)[1] is not None:
                 raise  # a mistake of ours is not to be taken for a driver that is away
@@ -172,15 +172,27 @@ class Machine:
             if self._health.xid(event.uuid, event.xid):
                 self._told()
 
-    async def _ask(self, uuids: list[str]) -> None:
-        """Raises NvmlError when no card answers for long: a driver that was reloaded knows nothing of an old session."""
+    async def _ask(self, uuids: list[str], probing: asyncio.Timeout) -> None:
+        """Raises NvmlError when no card answers for long: a driver that was reloaded knows nothing of an old session.
+
+        `probing` ends when the next probe is due: at once for a card that answers again, and that the last probe left unhealthy.
+        """
         silent_rounds = 0
         while silent_rounds < SILENT_ROUNDS:
             troubles = [await self._trouble_of(uuid) for uuid in uuids]
             silent_rounds = 0 if None in troubles else silent_rounds + 1
             await asyncio.sleep(self._health_s)
+            if self._left_unhealthy(uuids, troubles) and not probing.expired():
+                probing.reschedule(asyncio.get_running_loop().time())
         self._driver.reopen(f"no card answers: {troubles[0]}")
         raise NvmlAway(f"no card answers: {troubles[0]}")
+
+    def _left_unhealthy(self, uuids: list[str], troubles: list[str | None]) -> bool:
+        """Is there a card that is well, and did not answer the last probe?"""
+        well = {
+            uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None
+        } - self._health.ill.keys()
+        return any(card.uuid in well and not card.healthy for card in self._offer.inventory().cards)
 
     async def _trouble_of(self, uuid: str) -> str | None:
         """Why the card is not well now, if it is not; its health is told when it changed. Raises NvmlAway."""

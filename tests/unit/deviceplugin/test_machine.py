@@ -180,6 +180,21 @@ async def test_a_card_of_which_a_call_hangs_is_ill_with_the_reason_and_the_other
         assert follower.machine.failing == ""
 
 
+async def test_a_card_that_did_not_answer_the_last_probe_is_probed_again_as_soon_as_it_is_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        driver.there = False
+        await follower.until(False, False)
+        driver.hanging.add(driver.cards[1].uuid)  # while it is probed
+        driver.there = True
+        await follower.until(True, False)
+        driver.hanging.clear()
+        await follower.until(True, True)  # the next probe by time is due after 60 s
+
+
 async def test_once_calls_about_two_cards_hung_none_is_fit_for_use(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     async with (follower := Following(driver, monkeypatch)):
