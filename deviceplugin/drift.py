@@ -20,9 +20,11 @@ Drift = dict[tuple[str, str], int]
 
 
 def drift(holdings: Iterable[Holding], tenants: Iterable[Tenant], names: Names) -> Drift:
-    """Where the books differ, over pods that both know. Zeros are left out.
+    """Where the books differ. Zeros are left out.
 
-    Init containers that run to completion are left out on both sides: the kubelet does not list what they hold.
+    Pods that we do not know are left out, and pods that the kubelet may not know yet or any longer. One that it has started and does
+    not list counts: it lost its checkpoint. Init containers that run to completion are left out on both sides: the kubelet
+    does not list what they hold.
     """
     listed = list(holdings)
     known = {(t.namespace, t.name): t for t in tenants}
@@ -35,7 +37,21 @@ def drift(holdings: Iterable[Holding], tenants: Iterable[Tenant], names: Names) 
         difference.update((held.resource, _card(one)) for one in held.ids)
         for uuid, count in assigned(tenant, ask, held.resource, names).items():
             difference[held.resource, uuid] -= count
+    there = {(held.namespace, held.pod) for held in listed}
+    for tenant in known.values():
+        if not (tenant.waiting or tenant.leaving or (tenant.namespace, tenant.name) in there):
+            difference.subtract(_all_of(tenant, names))
     return {key: count for key, count in difference.items() if count}
+
+
+def _all_of(tenant: Tenant, names: Names) -> Counter[tuple[str, str]]:
+    """What its containers that keep running were assigned."""
+    found: Counter[tuple[str, str]] = Counter()
+    for ask in tenant.asks:
+        for resource in () if ask.init else ask.resources(names):
+            for uuid, count in assigned(tenant, ask, resource, names).items():
+                found[resource, uuid] += count
+    return found
 
 
 def _card(device_id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,13 @@ def test_drift_is_what_the_kubelet_counts_on_a_card_beyond_what_is_assigned_ther
     unknown = Holding("default", "nobody", "main", MEM, frozenset({f"{uuid(1)}-9"}))
     assert drift([right, unknown], [one], DEFAULT) == {}
     assert drift([wrong], [one], DEFAULT) == {(MEM, uuid(0)): -4, (MEM, uuid(1)): 4}
+
+
+def test_a_started_pod_that_the_kubelet_does_not_list_is_drift() -> None:
+    started = replace(tenant("a", 0, share("main", 4), on=[0]), waiting=False)
+    assert drift([], [started], DEFAULT) == {(MEM, uuid(0)): -4}
+    assert drift([], [replace(started, leaving=True)], DEFAULT) == {}
+    assert drift([], [replace(started, waiting=True)], DEFAULT) == {}
 
 
 async def test_an_offer_tells_of_changes_only() -> None:
