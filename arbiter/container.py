@@ -157,7 +157,8 @@ class Container:
         connection = Connection(sock, self._numbers, peer_pid(sock), until_s)
         self.connections[connection.number] = connection
         grants, key, needed = self.folder.parent.name, self.folder.name, self._limits.mount_needed
-        if why := host.stranger(connection.pid, grants, key, mount_needed=needed):
+        uid = self.grant.uid if self.grant is not None else ""
+        if why := host.stranger(connection.pid, grants, key, mount_needed=needed, uid=uid):
             self._refuse(connection, NO_GRANT, why)
             return None
         if len(self.connections) > self._limits.connections:

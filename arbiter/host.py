@@ -1,7 +1,8 @@
 """Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
 
 The kernel alone is asked: nothing here but `grant_named` is what a tenant says of itself. Which container a process belongs to is told by what is
-mounted at /run/tangram in its mount namespace: a directory of the grants folder, put there by the node and read-only.
+mounted at /run/tangram in its mount namespace: a directory of the grants folder, put there by the node and read-only. Where a process shows none,
+as one that changed its root, its cgroup tells the pod.
 """
 
 from __future__ import annotations
@@ -9,8 +10,13 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from arbiter.grant_file import read_grant
+from vgpu.cgroup import pods_of
+from vgpu.errors import BadDocument
 
 MOUNT_POINT: Final = "/run/tangram"
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
@@ -57,9 +63,10 @@ def pid_inside(pid: int) -> int:
 
 
 def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
-    """Name of the grant directory that a process belongs to: mounted in its namespace, else, with `named_in`, as `grant_named`."""
-    mounted = grant_of(pid, grants)
-    return grant_named(pid, named_in) if mounted is None and named_in is not None else mounted
+    """Name of the grant directory that a process belongs to: mounted in its namespace, else by its cgroup, else, with `named_in`, as
+    `grant_named`."""
+    found = grant_of(pid, grants) or grant_by_cgroup(pid, grants)
+    return grant_named(pid, named_in) if found is None and named_in is not None else found
 
 
 def grant_of(pid: int, grants: Path) -> str | None:
@@ -67,6 +74,29 @@ def grant_of(pid: int, grants: Path) -> str | None:
     mounted = mounted_at(mounts_of(pid))
     ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
     return key_under(mounted, ours)
+
+
+def grant_by_cgroup(pid: int, grants: Path) -> str | None:
+    """Name of the directory in `grants` of the container that a process is in by its cgroup. A pod may have several: then the one that another
+    process of that cgroup shows, else the first one of the pod."""
+    cgroup = _read(pid, "cgroup")
+    keys = _grants_of_pod(pods_of(cgroup.decode(errors="replace")), grants)
+    if len(keys) < 2:
+        return keys[0] if keys else None
+    shown = (grant_of(other, grants) for other in _processes() if other != pid and _read(other, "cgroup") == cgroup)
+    return next((key for key in shown if key in keys), keys[0])
+
+
+def _grants_of_pod(uids: tuple[str, ...], grants: Path) -> list[str]:
+    """Directories with a grant for the first of these pods that has any, by name."""
+    keys: dict[str, list[str]] = {}
+    for folder in sorted(grants.iterdir()) if uids and grants.is_dir() else ():
+        try:
+            uid = read_grant(folder / "grant").uid
+        except (OSError, UnicodeDecodeError, BadDocument):  # the device plugin reports one that is damaged
+            continue
+        keys.setdefault(uid, []).append(folder.name)
+    return next((keys[uid] for uid in uids if uid in keys), [])
 
 
 def mounts_of(pid: int) -> str:
@@ -142,11 +172,12 @@ def user_of(status: str) -> int | None:
     return None
 
 
-def stranger(pid: int, folder: str, key: str, *, mount_needed: bool) -> str | None:
+def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
     """Why a process has no business at the socket of grant directory `key`; None when it has.
 
     With `mount_needed` that very directory must be mounted somewhere in its mount namespace, as the node does it for the container
-    that the grant is for. Of a process that it cannot see (pid 0) an arbiter knows nothing, and lets it be.
+    that the grant is for. The cgroup of a process that shows no grant must be of the pod `uid`. Of a process that it cannot see (pid 0) an arbiter
+    knows nothing, and lets it be.
     """
     if pid == 0:
         return None
@@ -154,7 +185,8 @@ def stranger(pid: int, folder: str, key: str, *, mount_needed: bool) -> str | No
     theirs = grant_in(mountinfo, folder)
     if theirs is not None and theirs != key:
         return f"this socket is another container's: yours is in {theirs}"
-    if mount_needed and not shows(mountinfo, folder, key):
+    in_pod = theirs is None and uid != "" and uid in pods_of(_read(pid, "cgroup").decode(errors="replace"))
+    if mount_needed and not in_pod and not shows(mountinfo, folder, key):
         return f"process {pid} has no mount of grant {key}: this socket is for the container that has"
     return None
 
@@ -180,6 +212,12 @@ def kill(pid: int, started: int) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+def _processes() -> Iterator[int]:
+    with os.scandir("/proc") as entries:
+        numbers = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    yield from numbers
 
 
 def _threads(pid: int, name: str) -> list[str]:

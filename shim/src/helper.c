@@ -10,7 +10,6 @@
 #include "process.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -114,20 +113,14 @@ static void state_things(struct rounds *rounds)
     rounds->statement_ms = now_ms() + STATEMENT_MS;
 }
 
-/* The program may change its root later: the socket is then where it was for this thread alone, which keeps its own from here on. It keeps nobody
- * from unmounting the folder that the program was in. */
-static void keep_root(void)
-{
-    if (unshare(CLONE_FS) != 0 || tangram.grant.socket[0] != '/' || chdir("/") != 0)
-        debug("the library's thread keeps the program's root and folder");
-}
-
 static void *helper(void *unused)
 {
     (void)unused;
     prctl(PR_SET_NAME, "tangram"); /* for who looks at the program's threads, as the arbiter does */
-    keep_root();
+    const bool rooted = root_keep();
     take_over();
+    if (!rooted)
+        root_keep_folder();
     for (struct rounds rounds = {.statement_ms = now_ms() + STATEMENT_MS};;) {
         pthread_mutex_lock(&link_->lock);
         bool there = link_try(), connected = link_->stage == LINK_CONNECTED;

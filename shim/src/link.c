@@ -349,6 +349,7 @@ void link_have_helper(void)
     bool made = helper_start();
     if (!made) {
         link_->thread_again_ms = now_ms() + THREAD_AGAIN_MS;
+        root_keep_folder();
         warn(WARN_NO_THREAD, "no thread can be started here: GPU memory stays limited, and GPU time is limited less exactly");
     }
     state_set(WIRE_NO_THREAD, !made);

@@ -104,12 +104,19 @@ bool wire_socket(struct wire_end *end); /* connected to nothing yet */
 bool wire_has_room(void);               /* is there a descriptor left? */
 void *wire_map_page(void *at, int fd);  /* over the one before, if there is one; fd = -1: one that shows nothing. MAP_FAILED */
 bool wire_connect(struct wire_end *end, const char *path, bool reserve); /* reserve: by a socket of reserve.c, where none can be made */
+bool wire_own(struct wire_end *end, int fd); /* a descriptor that was just made; false: there is none, and nothing is left open */
+bool wire_is_there(const struct wire_end *end); /* in a forked child, too */
 bool wire_is_ours(const struct wire_end *end);
 void wire_close(struct wire_end *end); /* its number is closed only while it is this socket's */
 bool wire_readable(const struct wire_end *end, uint64_t ms);
 bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
 bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd);
 bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd);
+
+/* root.c: for a program that changes its root */
+bool root_keep(void);        /* by the helper: it keeps the root that it has. false: the kernel does not let it */
+void root_keep_folder(void); /* of the socket, where no thread keeps the root; by the one who connects */
+bool root_connect(int fd);   /* to the arbiter's socket in the folder that is kept, where that is out of reach */
 
 /* link.c */
 void link_greet(void);          /* sends HELLO and waits for nothing */

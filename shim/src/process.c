@@ -33,6 +33,7 @@ struct tangram tangram = {
     .bounding = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
     .reserve = RESERVE_EMPTY,
+    .socket_folder = {.fd = -1},
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
     .pages = {.busy = ATOMIC_FLAG_INIT},
     .array_pages = {.busy = ATOMIC_FLAG_INIT},

@@ -185,6 +185,7 @@ struct tangram {
     _Atomic unsigned graphs; /* executable graphs that allocate */
     struct holds holds;
     struct reserve reserve;
+    struct wire_end socket_folder; /* root.c */
     struct capture capture;
     struct turn turn;
     struct activity activity;

@@ -1,0 +1,161 @@
+"""Processes that show no grant mount belong to the container that their cgroup names: those that changed their root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arbiter import host
+from arbiter.enforcing import enforcements
+from arbiter.meter import Meter
+from nvml.messages import AnyReply, AnyRequest, Held, ProcessUsage
+from nvml.queries import Nvml
+from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, a_grant, wait_for
+from vgpu import wire
+from vgpu.codec import grant_to_text
+from vgpu.enforcement import Finding, Reason
+
+A, B = (f"1b2c3d4e-0000-4000-8000-00000000000{n}" for n in range(2))
+OTHER = 7
+"""The pid of another process."""
+
+
+def in_pod(uid: str, container: str = "c1") -> str:
+    return f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{container}.scope\n"
+
+
+@pytest.fixture
+def grants(tmp_path: Path) -> Path:
+    """Of a pod with one container and a pod with two."""
+    for key, uid, container in (("a", A, "main"), ("b1", B, "main"), ("b2", B, "side")):
+        folder = tmp_path / "grants" / key
+        folder.mkdir(parents=True)
+        (folder / "grant").write_text(grant_to_text(replace(a_grant(), uid=uid, container=container)))
+    (tmp_path / "grants" / "damaged").mkdir()
+    (tmp_path / "grants" / "damaged" / "grant").write_text("no grant")
+    return tmp_path / "grants"
+
+
+class Proc:
+    """What /proc says. `mounts` of a process: the key that it shows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, grants: Path) -> None:
+        self.cgroups: dict[str, str] = {}
+        self.shown: dict[int, str] = {}
+        monkeypatch.setattr(host, "_read", lambda of, name: self.cgroups.get(str(of), "").encode() * (name == "cgroup"))
+        monkeypatch.setattr(host, "_processes", lambda: iter([int(pid) for pid in self.cgroups]))
+        monkeypatch.setattr(host, "grant_of", lambda pid, _grants: self.shown.get(pid))
+        self.grants = grants
+
+
+@pytest.fixture
+def proc(monkeypatch: pytest.MonkeyPatch, grants: Path) -> Proc:
+    return Proc(monkeypatch, grants)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "key"),
+    [
+        (in_pod(A), "a"),
+        (in_pod(B), "b1"),
+        (in_pod("1b2c3d4e-0000-4000-8000-00000000000f"), None),
+        (f"{in_pod(A).rstrip()}/pod{B}\n", "a"),
+        ("0::/system.slice/x.service\n", None),
+        ("", None),
+    ],
+    ids=["one grant", "two grants", "no grant", "a cgroup that is named like a pod's", "the node's own", "gone"],
+)
+def test_who_shows_no_grant_is_of_the_pod_of_its_cgroup(proc: Proc, cgroup: str, key: str | None) -> None:
+    proc.cgroups["1"] = cgroup
+    assert host.key_of(1, proc.grants, None) == key
+
+
+def test_of_several_containers_it_is_the_one_that_another_process_of_its_cgroup_shows(proc: Proc) -> None:
+    proc.cgroups |= {"1": in_pod(B), str(OTHER): in_pod(B), "8": in_pod(B, "c2")}
+    proc.shown |= {OTHER: "b2", 8: "b1"}
+    assert host.key_of(1, proc.grants, None) == "b2"
+
+
+def test_what_a_process_shows_goes_before_its_cgroup(proc: Proc) -> None:
+    proc.cgroups["1"], proc.shown[1] = in_pod(A), "b2"
+    assert host.key_of(1, proc.grants, None) == "b2"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "served"),
+    [(in_pod("uid-a"), False), (in_pod(A), True), (in_pod(B), False)],
+    ids=["none", "its", "other"],
+)
+def test_who_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch, cgroup: str, *, served: bool
+) -> None:
+    node.limits = replace(node.limits, mount_needed=True)
+    server = node.start()
+    node.allocate("k", replace(a_grant(), uid=A))
+    wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
+    monkeypatch.setattr(host, "_read", lambda _pid, name: cgroup.encode() if name == "cgroup" else b"")
+    process = node.connect()
+    if served:
+        assert process.hello().lease(MIB).granted_bytes == MIB
+    else:
+        assert isinstance(process.receive(), wire.Error)
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def pod_cgroup() -> Iterator[Path]:
+    """One that is named like a pod's, of the kernel's."""
+    root = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "pids"
+    made = root / f"pod{A}"
+    try:
+        made.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield made
+    with suppress(OSError):
+        made.rmdir()
+
+
+class Lists:
+    """NVML, which lists one process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def call(self, _: AnyRequest) -> AnyReply:
+        return Held((ProcessUsage(self.pid, CARD, 900 * MIB),))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_process_that_changed_its_root_and_does_not_come_back_is_charged_and_reported(
+    node: Node, meter: HandMeter, tmp_path: Path, pod_cgroup: Path
+) -> None:
+    """It has the mount no more, and no thread that has."""
+    server = node.start()
+    node.allocate("k", replace(a_grant(), uid=A))
+    wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
+    lost = "import os, sys; os.chroot(sys.argv[1]); print('gone', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        ["python3", "-c", lost, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "gone\n"
+        (pod_cgroup / "cgroup.procs").write_text(str(process.pid))
+        reads = Meter(Nvml(Lists(process.pid)), node.folder)
+        reads.want([CARD])
+        for _ in range(2):
+            meter._tell(reads._read(meter._clock()))
+        wait_for(lambda: not meter._readings)
+        with server.lock:
+            found = enforcements(server)["k"].findings
+        assert found == (Finding(Reason.UNCONNECTED, (process.pid,)),)
+        assert node.process().lease(101 * MIB).refused
+        process.communicate()
