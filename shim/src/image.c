@@ -109,12 +109,21 @@ static struct image_needs of_cubin(const unsigned char *image, uint64_t length)
     return needs;
 }
 
+/* Is there nothing but zeros behind the zero that ends a text? Whether the driver reads on there is not known. */
+static bool ends(const char *text, uint64_t at, uint64_t length)
+{
+    while (length != IMAGE_UNSTATED && at < length && text[at] == '\0')
+        at++;
+    return length == IMAGE_UNSTATED || at == length;
+}
+
 static struct image_needs of_ptx(const char *text, uint64_t length)
 {
     const struct ptx_needs needs = ptx_read(text, length);
-    struct image_needs of = of_text(strnlen(text, length));
+    const uint64_t read = strnlen(text, length);
+    struct image_needs of = of_text(read);
     of.variables = needs.variables;
-    of.known = needs.known;
+    of.known = needs.known && ends(text, read, length);
     of.heap = needs.heap;
     return of;
 }

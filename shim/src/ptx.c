@@ -226,6 +226,8 @@ static uint64_t initialiser(struct reader *reader)
         const int step = opens(reader);
         if (depth == 0 && (is_mark(reader, ',') || is_mark(reader, ';')))
             return elements;
+        if (is_mark(reader, '[')) /* it may say which element follows */
+            unknown(reader);
         elements += depth == 1 && is_mark(reader, ',');
         depth += step;
         if (depth < 0)
@@ -289,8 +291,9 @@ static void modifier(struct reader *reader, struct shape *shape)
         unknown(reader);
 }
 
-/* A name with its dimensions and its initialiser. UINT64_MAX: more than any GPU has. */
-static uint64_t variable(struct reader *reader, uint64_t bytes)
+/* A name with its dimensions and its initialiser. UINT64_MAX: more than any GPU has. Of an external one the first dimension may be left out: then it is
+ * another module's for sure. */
+static uint64_t variable(struct reader *reader, uint64_t bytes, bool external)
 {
     bool empty = false, too_large = false;
     if (reader->kind != WORD || *reader->text == '.')
@@ -311,7 +314,9 @@ static uint64_t variable(struct reader *reader, uint64_t bytes)
     if (passed(reader, '=')) {
         uint64_t elements = initialiser(reader);
         too_large = (empty && __builtin_mul_overflow(bytes, elements, &bytes)) || too_large;
-    } else if (empty)
+    } else if (empty && external)
+        return 0;
+    else if (empty)
         unknown(reader);
     return too_large ? UINT64_MAX : bytes;
 }
@@ -329,21 +334,16 @@ static uint64_t placed(uint64_t before, uint64_t bytes, uint64_t align)
     return sum(past, bytes);
 }
 
-/* From behind `.global` to its semicolon. What is elsewhere is another module's. */
-static uint64_t declaration(struct reader *reader, uint64_t before, bool elsewhere)
+/* From behind `.global` to its semicolon. The assembler allocates external variables, too, if it is given no other module (ptxas 13.5). */
+static uint64_t declaration(struct reader *reader, uint64_t before, bool external)
 {
     struct shape shape = {.bytes = 1};
     while (reader->kind == WORD && *reader->text == '.')
         modifier(reader, &shape);
-    if (elsewhere) {
-        while (reader->kind != END && !is_mark(reader, ';'))
-            next(reader);
-        return before;
-    }
     if (!shape.typed)
         unknown(reader);
     do
-        before = placed(before, variable(reader, shape.bytes), shape.align);
+        before = placed(before, variable(reader, shape.bytes, external), shape.align);
     while (passed(reader, ','));
     if (!is_mark(reader, ';')) /* whatever stands there is read on as it is */
         unknown(reader);
@@ -354,19 +354,19 @@ struct ptx_needs ptx_read(const char *text, size_t length)
 {
     struct ptx_needs needs = {.variables = 0};
     struct reader reader = {.at = text, .end = text + strnlen(text, length), .known = true};
-    bool elsewhere = false;
+    bool external = false;
     unsigned depth = 0; /* of round brackets: in them stand parameters, whose .global says where they point to */
     for (next(&reader); reader.kind != END;) {
         if (reader.kind == WORD && depth == 0 && is(&reader, ".global")) {
             next(&reader);
-            needs.variables = declaration(&reader, needs.variables, elsewhere);
-            elsewhere = false;
+            needs.variables = declaration(&reader, needs.variables, external);
+            external = false;
             continue;
         }
         if (is(&reader, ".extern"))
-            elsewhere = true;
+            external = true;
         else if (!is(&reader, ".visible") && !is(&reader, ".weak") && !is(&reader, ".common"))
-            elsewhere = false;
+            external = false;
         depth += is_mark(&reader, '(');
         depth -= depth > 0 && is_mark(&reader, ')');
         needs.heap = needs.heap || (reader.kind == WORD && (is(&reader, "vprintf") || is(&reader, "malloc")));
