@@ -256,7 +256,7 @@ typedef struct {
     CUgraphInstantiateResult result_out;
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
 enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
-typedef enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10 } CUgraphNodeType;
+typedef enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_CONDITIONAL = 13 } CUgraphNodeType;
 typedef struct {
     CUgraphNodeType type;
     int reserved0[3];
@@ -266,6 +266,13 @@ typedef struct {
             CUgraph graph;
             int ownership;
         } graph;
+        struct {
+            cuuint64_t handle;
+            int type;
+            unsigned int size;
+            CUgraph *phGraph_out;
+            CUcontext ctx;
+        } conditional;
         char asBytes[232];
     };
     long long reserved2;

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 
 enum {
+    MEMCPY_BATCH = 14, /* CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: of the types that are newer than conditional nodes, one without kernels */
     DEPTH_LIMIT = 64,  /* children of children; the driver's own limit is not documented */
     NODES_FREE = 1000, /* measured: so many kernel nodes take nothing */
     NODE_BYTES = 4096  /* measured: 2,202 of 20,000 */
@@ -70,6 +71,28 @@ static void add_kernel(struct graph *sum, CUgraphNode node)
     sum->refused = sum->refused || rc != CUDA_SUCCESS || kernel_refused(kernel_of(how.func, how.kern));
 }
 
+static bool add_up(struct graph *sum, CUgraph graph, unsigned depth);
+
+/* Kernels that no driver shows us: it may be any of this process. */
+static void add_unseen(struct graph *sum)
+{
+    sum->refused = sum->refused || (atomic_load(&tangram.hot.noted) && !stack_fits_any());
+}
+
+/* Which of a conditional node's bodies run is decided on the GPU: all count. Before CUDA 13.2 the driver does not show them. */
+static bool add_bodies(struct graph *sum, CUgraphNode node, unsigned depth)
+{
+    CUgraphNodeParams how = {.type = CU_GRAPH_NODE_TYPE_KERNEL};
+    bool good = true;
+    if (!HAS(cuGraphNodeGetParams) || tangram.driver.cuGraphNodeGetParams(node, &how) != CUDA_SUCCESS ||
+        how.type != CU_GRAPH_NODE_TYPE_CONDITIONAL || how.conditional.phGraph_out == NULL)
+        add_unseen(sum);
+    else
+        for (unsigned i = 0; i < how.conditional.size && good; i++)
+            good = add_up(sum, how.conditional.phGraph_out[i], depth + 1);
+    return good;
+}
+
 /* False when the graph could not be read: then it is not known what it takes. Where the driver would take it all the same, it is refused. */
 static bool add_up(struct graph *sum, CUgraph graph, unsigned depth)
 {
@@ -92,6 +115,10 @@ static bool add_up(struct graph *sum, CUgraph graph, unsigned depth)
             good = add_node(sum, node[i]);
         else if (type == CU_GRAPH_NODE_TYPE_GRAPH && HAS(cuGraphChildGraphNodeGetGraph))
             good = tangram.driver.cuGraphChildGraphNodeGetGraph(node[i], &child) == CUDA_SUCCESS && add_up(sum, child, depth + 1);
+        else if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+            good = add_bodies(sum, node[i], depth);
+        else if ((int)type > CU_GRAPH_NODE_TYPE_CONDITIONAL && (int)type != MEMCPY_BATCH)
+            add_unseen(sum);
     }
     free(node);
     sum->refused = sum->refused || !good; /* it has nodes: it is a graph */

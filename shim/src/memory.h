@@ -46,6 +46,7 @@ uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels);
 
 /* stack.c, code.c: before a kernel is launched. False: the stacks that it makes the driver grow, or its code, do not fit. */
 bool stack_fits(CUfunction function);
+bool stack_fits_any(void); /* whichever kernel of this process is launched */
 bool code_fits(const void *function);
 static inline bool kernel_refused(CUfunction function)
 {

@@ -88,7 +88,7 @@ enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNE
 
 #define OWNED_HANDLE(at) ((at) & (((uint64_t)1 << 59) - 1))
 
-struct owned_list { /* taken out of the table */
+struct owned_list { /* of the table */
     struct owned *entry;
     size_t count, room;
 };
@@ -246,6 +246,8 @@ bool table_disown(uint64_t at, struct owned *was);
 bool table_find(uint64_t at, struct owned *found);
 /* Takes out what `is_its` says, and adds it to the list, as far as there is memory for it. */
 void table_take(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list);
+/* The same, and leaves it there. false: there was no memory for all of it. */
+bool table_list(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list);
 bool owned_list_add(struct owned_list *list, const struct owned *entry);
 void table_forget_all(void);
 /* After the driver destroyed a context of that card (NULL: of any card), or reset it: whatever died with it is not counted any

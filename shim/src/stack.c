@@ -7,6 +7,8 @@
  * measured with it, is not charged again. The heap is taken at the first launch that uses it and charged when it is asked for; the printf
  * buffer takes no GPU memory.
  */
+#include <stdlib.h>
+
 #include "hook.h"
 #include "memory.h"
 
@@ -167,6 +169,22 @@ bool stack_fits(CUfunction function)
         return false;
     depth_book(&depth, charged);
     return true;
+}
+
+static bool is_function(const struct owned *entry, const void *unused)
+{
+    (void)unused;
+    return entry->at >> 59 == OWNED_FUNCTION;
+}
+
+bool stack_fits_any(void)
+{
+    struct owned_list list = {.count = 0};
+    bool fits = table_list(is_function, NULL, &list);
+    for (size_t i = 0; i < list.count && fits; i++)
+        fits = stack_fits((CUfunction)(uintptr_t)OWNED_HANDLE(list.entry[i].at));
+    free(list.entry);
+    return fits;
 }
 
 /* A function that is noted twice is noted as it is now. Its image is in `bytes`, and what kind of handle it is in the lowest bit of `of`. */

@@ -258,14 +258,32 @@ bool owned_list_add(struct owned_list *list, const struct owned *entry)
     return true;
 }
 
-void table_take(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list)
+static bool list_from(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list, bool take)
 {
+    bool whole = true;
     for (unsigned i = 0; i < SHARDS; i++) {
         struct slot *entries;
         size_t count = copy_of_shard(&tangram.shard[i], &entries);
-        for (size_t j = 0; j < count; j++)
-            if (is_its(&entries[j].owned, what) && owned_list_add(list, &entries[j].owned) && !disown_same(&tangram.shard[i], &entries[j]))
+        whole = whole && entries != NULL;
+        for (size_t j = 0; j < count; j++) {
+            if (!is_its(&entries[j].owned, what))
+                continue;
+            if (!owned_list_add(list, &entries[j].owned))
+                whole = false;
+            else if (take && !disown_same(&tangram.shard[i], &entries[j]))
                 list->count--;
+        }
         free(entries);
     }
+    return whole;
+}
+
+void table_take(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list)
+{
+    list_from(is_its, what, list, true);
+}
+
+bool table_list(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list)
+{
+    return list_from(is_its, what, list, false);
 }
