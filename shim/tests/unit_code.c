@@ -1,4 +1,5 @@
-/* unit_code.c - what kernels take: stacks that a launch or a graph would make the driver grow. Sizes read from images are in unit_images.c.
+/* unit_code.c - what kernels take: stacks that a launch or a graph would make the driver grow; and which GPU a thread's context is on. Sizes read
+ * from images are in unit_images.c.
  *
  * Compiled with the library's own sources, so that the sanitizers see them. The driver is a few functions of this file. */
 #include <assert.h>
@@ -23,9 +24,10 @@ static CUresult get_current(CUcontext *context)
     *context = (CUcontext)(uintptr_t)0x1000;
     return CUDA_SUCCESS;
 }
+static CUdevice device_there; /* of the context */
 static CUresult get_device(CUdevice *device)
 {
-    *device = 0;
+    *device = device_there;
     return CUDA_SUCCESS;
 }
 static CUresult get_limit(size_t *value, CUlimit limit)
@@ -231,6 +233,54 @@ static void what_is_noted_of_functions_ends_with_their_module(void)
     assert(cuModuleUnload(module) == CUDA_SUCCESS && noted() == before);
 }
 
+static CUresult count_devices(int *count)
+{
+    *count = 2;
+    return CUDA_SUCCESS;
+}
+static CUresult answer;
+static CUresult detach(CUcontext context)
+{
+    (void)context;
+    return answer;
+}
+static CUresult destroy_green(CUgreenCtx context)
+{
+    (void)context;
+    return answer;
+}
+
+static CUresult detach_by_hook(void)
+{
+    return cuCtxDetach(NULL);
+}
+static CUresult destroy_green_by_hook(void)
+{
+    return cuGreenCtxDestroy(NULL);
+}
+
+/* The driver gives the handle of a context that ended out again, on another GPU. */
+static void what_a_thread_remembers_of_its_context_ends_with_any(CUresult (*end)(void))
+{
+    struct card *card = h200(0);
+    tangram.driver.cuCtxDetach = detach;
+    tangram.driver.cuGreenCtxDestroy = destroy_green;
+    tangram.driver.cuDeviceGetCount = count_devices;
+    tangram.grant.cards = 2;
+    atomic_store(&tangram.only_card, NULL);
+    atomic_fetch_add(&tangram.contexts_gone, 1); /* by whatever ran here before */
+    for (unsigned i = 0; i < 2; i++)
+        atomic_store(&tangram.device_card[i], &card[i]);
+    device_there = 0;
+    assert(current_card() == &card[0]);
+    device_there = 1;
+    answer = CUDA_ERROR_INVALID_CONTEXT;
+    assert(end() == CUDA_ERROR_INVALID_CONTEXT && current_card() == &card[0]);
+    answer = CUDA_SUCCESS;
+    assert(end() == CUDA_SUCCESS && current_card() == &card[1]);
+    device_there = 0;
+}
+
 static void a_newer_form_of_a_hooked_function_is_known_by_its_name(void)
 {
     assert(hook_is_newer_form("cuMemAlloc_v3") && hook_is_newer_form("cuMemAllocAsync_v2_ptsz") && hook_is_newer_form("cuMemAllocAsync_v12"));
@@ -246,6 +296,8 @@ int main(void)
     a_launch_that_grows_the_stacks_is_paid_for_or_refused();
     kernels_in_the_bodies_of_conditional_nodes_are_paid_for_or_refused();
     what_is_noted_of_functions_ends_with_their_module();
+    what_a_thread_remembers_of_its_context_ends_with_any(detach_by_hook);
+    what_a_thread_remembers_of_its_context_ends_with_any(destroy_green_by_hook);
     puts("ok");
     return 0;
 }
