@@ -2,7 +2,7 @@
  *
  * Work begins with the first launch, asynchronous copy or fill after idleness: the arbiter is told before the call, so that who
  * is in the way can be suspended meanwhile. Work has ended when a synchronising call returned and no stream has anything left;
- * streams that were not waited for are asked, and any answer but "not ready" ends their work, errors too. A context that was waited for is
+ * streams that were not waited for are asked (done.c). A context that was waited for is
  * clean up to the launch before the wait began, on all its streams. Every launch has a number, and noting it is a full barrier: a launch
  * either sees that the arbiter believes us idle and tells it, or is seen by the one who is about to say so.
  *
@@ -10,9 +10,7 @@
  * does not keep up, leaves `told` as it was. The next launch or wait tries again, and so does the thread of turn.c until it is said. What the
  * program announces comes after that, so that a flood of hints displaces nothing.
  *
- * Each context has a default stream of its own, and a context may lie on another card: what is known of one says nothing of another.
- * Nothing is asked while the calling thread or the stream captures: that would end the capture. Work that nobody waits for is
- * found by the thread of turn.c, which looks while we are told to work and nothing is launched.
+ * Work that nobody waits for is found by the thread of turn.c, which looks while we are told to work and nothing is launched.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -91,65 +89,6 @@ void activity_waits_for_others(void)
         activity_other_came();
 }
 
-/* A stream whose context has failed, or that is gone, does not capture. */
-static bool is_capturing(CUstream stream)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult rc = HAS(cuStreamIsCapturing) ? tangram.driver.cuStreamIsCapturing(stream, &status) : CUDA_SUCCESS;
-    return rc == CUDA_SUCCESS ? status != CU_STREAM_CAPTURE_STATUS_NONE : !work_ended(rc) && (int)rc != INVALID_HANDLE;
-}
-
-/* By the calling thread, in the context that it has. */
-static bool can_be_asked(struct activity_stream *of)
-{
-    uintptr_t key = atomic_load(&of->key);
-    if (!stream_is_default(key))
-        return key != 0;
-    return (key == STREAM_LEGACY || key == stream_key_of_thread()) && atomic_load(&of->context) == stream_context_now();
-}
-
-/* The driver says so: it has nothing left, or is no more. */
-static bool says_done(CUstream stream)
-{
-    if (is_capturing(stream))
-        return false;
-    CUresult rc = tangram.driver.cuStreamQuery(stream);
-    return work_ended(rc) || ((int)rc == INVALID_HANDLE && (uintptr_t)stream > 2);
-}
-
-/* Has the stream nothing left? */
-static bool stream_done(struct activity_stream *of)
-{
-    uint64_t last = atomic_load(&of->last);
-    if (UNLIKELY(stream_is_event(atomic_load(&of->key))))
-        return destroyed_done(of);
-    if (stream_is_clean(of))
-        return true;
-    if (!can_be_asked(of))
-        return false;
-    uintptr_t key = atomic_load(&of->key);
-    if (!says_done(stream_is_default(key) && key != STREAM_LEGACY ? (CUstream)2 : (CUstream)key))
-        return false;
-    stream_clean(&of->clean, last);
-    return true;
-}
-
-/* In the calling thread's context, no more than needed for a no. Capturing elsewhere does not mind a question that is asked in relaxed
- * mode. */
-static bool all_done(void)
-{
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool exchanged = tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-    struct activity_stream *of;
-    bool done = true;
-    stream_context_check();
-    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
-        done = stream_done(of);
-    if (exchanged)
-        tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
-    return done;
-}
-
 /* Held: telling. A WORK ends what DRAINED said. */
 static void say_drained(bool drained)
 {
@@ -164,7 +103,7 @@ static void say_drained(bool drained)
 /* Held back, a container is not to pay for the time: the arbiter is told while nothing of it is on the GPU. */
 static bool look_at_gate(void)
 {
-    bool drained = all_done();
+    bool drained = streams_done();
     if (turn_understands(WIRE_UNDERSTANDS_DRAINED) && drained != atomic_load(&activity_->drained)) {
         pthread_mutex_lock(&activity_->telling);
         say_drained(drained);
@@ -200,15 +139,6 @@ void activity_launched(struct stream_name name)
         wait_at_gate(name);
 }
 
-static bool all_clean(void)
-{
-    struct activity_stream *of;
-    bool clean = true;
-    for (size_t at = 0; clean && (of = streams_next(&at)) != NULL;)
-        clean = stream_is_clean(of);
-    return clean;
-}
-
 /* A process that waits after every small kernel would tell of work and idleness thousands of times a second, which costs the
  * arbiter processor time. Who is not latency-critical tells IDLE once in IDLE_GAP_US; else the thread of turn.c tells it then,
  * if it is still true. Held: telling. */
@@ -229,7 +159,7 @@ static bool too_soon(void)
 static void say_idle(void)
 {
     const bool told = atomic_exchange(&tangram.hot.told, false);
-    if (!all_clean()) {
+    if (!streams_clean()) {
         atomic_store(&tangram.hot.told, told);
     } else if (told && say(WIRE_IDLE) == TURN_FULL) {
         atomic_store(&tangram.hot.told, true);
@@ -255,7 +185,7 @@ static bool say_again(void)
 {
     const bool waits = atomic_load(&activity_->waiting) > 0;
     atomic_store(&activity_->full, false);
-    if (is_counted() && !waits && all_clean())
+    if (is_counted() && !waits && streams_clean())
         say_idle();
     else if (atomic_load(&activity_->unsaid))
         say_work();
@@ -286,7 +216,7 @@ bool activity_tell_later(void)
     }
     if (!atomic_exchange(&activity_->idle_later, false))
         return false;
-    if (all_clean())
+    if (streams_clean())
         tell_idle();
     return true;
 }
@@ -296,7 +226,7 @@ void activity_something_synced(void)
     if (!is_counted())
         return;
     struct quiet quiet = quiet_begin();
-    if (all_done())
+    if (streams_done())
         tell_idle();
     quiet_end(quiet);
 }
@@ -341,7 +271,7 @@ void activity_stream_ends(CUstream stream)
     if (is_counted()) {
         struct quiet quiet = quiet_begin();
         CUstreamCaptureMode mode = relax();
-        if (!stream_done(of) && !is_capturing(stream))
+        if (!stream_done(of) && !stream_captures(stream))
             destroyed_leaves(stream, of);
         relax_end(mode);
         quiet_end(quiet);
@@ -365,48 +295,6 @@ void activity_context_ended(CUcontext context, bool last)
 bool activity_is_told(void)
 {
     return atomic_load(&tangram.hot.told);
-}
-
-/* In a context that our own thread takes: its default stream, and what can be asked in it. A context that is no more has nothing left. */
-static bool context_done(CUcontext context)
-{
-    CUcontext popped;
-    struct activity_stream *of;
-    if (tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-        return false;
-    bool done = says_done((CUstream)STREAM_LEGACY);
-    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
-        done = stream_done(of) || stream_is_default(atomic_load(&of->key)); /* another context's is asked there */
-    tangram.driver.cuCtxPopCurrent_v2(&popped);
-    return done;
-}
-
-/* A default stream of a context that is none of these: of one that was not seen being made. */
-static bool is_of_none(struct activity_stream *of, const CUcontext *context, size_t count)
-{
-    bool none = atomic_load(&of->key) == STREAM_LEGACY;
-    for (size_t c = 0; c < count; c++)
-        none = none && atomic_load(&of->context) != stream_context_named(context[c]);
-    return none;
-}
-
-/* From our own thread, which has no context: any of ours will do for a stream's handle, and each is asked for its default
- * stream. What lies in a context that is not known is taken for done when all others are. */
-static bool contexts_done(void)
-{
-    struct activity_stream *of;
-    uint64_t launches = atomic_load(&activity_->launches);
-    size_t room = contexts_list(NULL, 0);
-    CUcontext *context = malloc(room * sizeof *context + 1);
-    size_t count = context == NULL ? 0 : contexts_list(context, room);
-    bool done = count > 0 && count <= room;
-    for (size_t c = 0; c < count && done; c++)
-        done = context_done(context[c]);
-    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
-        if (is_of_none(of, context, count))
-            stream_clean(&of->clean, launches);
-    free(context);
-    return done && all_clean();
 }
 
 /* Without it what was launched since the first word would be taken for as old as that. */

@@ -3,7 +3,7 @@
  * Before the first context on a card the arbiter is asked to hold what one takes there; after it was made, and after the last is
  * gone, the arbiter measures. What is allocated in a context dies with it, and so do our books of it. A further context of the
  * same process takes as much as the first (measured): that is held before it is made, and settled with the rest. The arbiter is asked with `beginning` held, so that two threads do not both make the first;
- * the driver is called without it, and nobody who only looks at the list waits for the arbiter.
+ * the driver is called without it, and nobody who only looks at the list waits for the arbiter. Primary and green contexts are in primary.c.
  */
 #include "hook.h"
 #include "memory.h"
@@ -12,7 +12,6 @@
 #include <string.h>
 
 static struct contexts *const contexts_ = &tangram.contexts;
-#define PENDING ((CUcontext)(uintptr_t)1) /* a primary context that is being made, or whose handle is not known */
 
 EXPORT CUresult cuInit(unsigned int flags)
 {
@@ -35,7 +34,7 @@ static void comes(void)
 }
 
 /* The driver has answered. */
-static void tried(void)
+void context_tried(void)
 {
     atomic_fetch_sub(&contexts_->making, 1);
 }
@@ -58,7 +57,7 @@ void contexts_are_several(void)
 }
 
 /* Under `beginning`. False = there is no room for a context. */
-static bool begin(struct card *card)
+bool context_begin(struct card *card)
 {
     struct card_contexts *of = &contexts_->of[card->at];
     if (of->count > 0) {
@@ -134,8 +133,8 @@ static void remember(CUcontext context, struct card *card)
     pthread_mutex_unlock(&contexts_->lock);
 }
 
-/* After the driver answered to making a context that `begin` let pass. */
-static void settle_first(struct card *card, CUresult rc, CUcontext context)
+/* After the driver answered to making a context that `context_begin` let pass. */
+void context_settle(struct card *card, CUresult rc, CUcontext context)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&contexts_->beginning);
@@ -169,7 +168,7 @@ static bool lock_and_begin(struct card *card)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&contexts_->beginning);
-    bool room = begin(card);
+    bool room = context_begin(card);
     pthread_mutex_unlock(&contexts_->beginning);
     quiet_end(quiet);
     return room;
@@ -186,7 +185,7 @@ static uint64_t further_bytes(struct card *card)
 }
 
 /* The card on which a context needs room, or NULL. */
-static struct card *charged_card(CUdevice device)
+struct card *context_card(CUdevice device)
 {
     struct card *card = card_of_device(device);
     return card == NULL || card->closed ? NULL : card;
@@ -196,7 +195,7 @@ static struct card *charged_card(CUdevice device)
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
-        struct card *card = charged_card(device);                                                                              \
+        struct card *card = context_card(device);                                                                              \
         if (card == NULL) {                                                                                                    \
             contexts_are_several();                                                                                            \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
@@ -208,10 +207,10 @@ static struct card *charged_card(CUdevice device)
         bound_end(card);                                                                                                       \
         if (!room)                                                                                                             \
             return rc;                                                                                                         \
-        tried();                                                                                                               \
+        context_tried();                                                                                                               \
         if (rc == CUDA_SUCCESS)                                                                                                \
             remember(*context, card);                                                                                          \
-        settle_first(card, rc, rc == CUDA_SUCCESS ? *context : NULL);                                                          \
+        context_settle(card, rc, rc == CUDA_SUCCESS ? *context : NULL);                                                          \
         return rc;                                                                                                             \
     }
 
@@ -230,27 +229,21 @@ CREATES(cuVDPAUCtxCreate, (CUcontext * context, unsigned int flags, CUdevice dev
 CREATES(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device, uint32_t vdpau, void *functions),
         context, flags, device, vdpau, functions)
 
-static CUcontext primary_of(CUdevice device)
-{
-    bool kept = device >= 0 && device < CONTEXT_DEVICES;
-    return kept ? atomic_load_explicit(&contexts_->primary[device], memory_order_acquire) : PENDING;
-}
-
 static bool is_one_left(void)
 {
     pthread_mutex_lock(&contexts_->lock);
     bool left = contexts_->count > 0;
     for (CUdevice device = 0; device < CONTEXT_DEVICES; device++)
-        left = left || primary_of(device) != NULL;
+        left = left || context_primary(device) != NULL;
     pthread_mutex_unlock(&contexts_->lock);
     return left;
 }
 
-static void context_died(CUcontext context, struct card *card, const struct table_moment *before)
+void context_died(CUcontext context, struct card *card, const struct table_moment *before)
 {
     activity_context_ended(context, !is_one_left());
     warm_context_ended(context);
-    table_forget_context(context, card, before); /* none is named PENDING: of a primary context whose handle nobody asked for, arrays stay */
+    table_forget_context(context, card, before); /* none is named CONTEXT_PENDING: of a primary context whose handle nobody asked for, arrays stay */
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&contexts_->beginning);
     if (card != NULL)
@@ -279,120 +272,6 @@ static void context_died(CUcontext context, struct card *card, const struct tabl
 DESTROYS(cuCtxDestroy)
 DESTROYS(cuCtxDestroy_v2)
 
-/* Primary contexts: one for each device, counted by the driver, and by us as one while it is active. */
-
-/* False = no room. *first: it was not there, as far as we know. */
-static bool primary_begin(CUdevice device, struct card *card, bool *first)
-{
-    *first = false;
-    if (primary_of(device) != NULL)
-        return true;
-    struct quiet quiet = quiet_begin();
-    pthread_mutex_lock(&contexts_->beginning);
-    bool room = true;
-    if (primary_of(device) == NULL) {
-        room = begin(card);
-        *first = room;
-        if (room)
-            atomic_store_explicit(&contexts_->primary[device], PENDING, memory_order_release);
-    }
-    pthread_mutex_unlock(&contexts_->beginning);
-    quiet_end(quiet);
-    return room;
-}
-
-static void primary_settle(CUdevice device, struct card *card, CUresult rc, CUcontext context, bool first)
-{
-    if (first)
-        tried();
-    else if (rc != CUDA_SUCCESS || primary_of(device) != PENDING)
-        return;
-    if (rc != CUDA_SUCCESS)
-        atomic_store_explicit(&contexts_->primary[device], NULL, memory_order_release);
-    else if (device >= 0 && device < CONTEXT_DEVICES && context != NULL)
-        atomic_store_explicit(&contexts_->primary[device], context, memory_order_release);
-    settle_first(card, rc, context);
-}
-
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
-{
-    NEEDS(cuDevicePrimaryCtxRetain);
-    bool first;
-    struct card *card = charged_card(device);
-    if (card == NULL) {
-        contexts_are_several();
-        return tangram.driver.cuDevicePrimaryCtxRetain(context, device);
-    }
-    if (!primary_begin(device, card, &first))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult rc = tangram.driver.cuDevicePrimaryCtxRetain(context, device);
-    primary_settle(device, card, rc, rc == CUDA_SUCCESS ? *context : NULL, first);
-    return rc;
-}
-
-static bool is_active(CUdevice device)
-{
-    unsigned int flags;
-    int active = 1;
-    return tangram.driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active != 0;
-}
-
-/* After a call that may have ended the device's primary context. */
-static void primary_look(CUdevice device, const struct table_moment *before)
-{
-    struct card *card = charged_card(device);
-    CUcontext context = primary_of(device);
-    if (card == NULL || context == NULL || is_active(device))
-        return;
-    if (atomic_compare_exchange_strong(&contexts_->primary[device], &context, NULL))
-        context_died(context, card, before);
-}
-
-#define MAY_END_PRIMARY(name)                                                                                                  \
-    EXPORT CUresult name(CUdevice device)                                                                                      \
-    {                                                                                                                          \
-        NEEDS(name);                                                                                                           \
-        struct table_moment before;                                                                                            \
-        table_now(&before);                                                                                                    \
-        CUresult rc = tangram.driver.name(device);                                                                             \
-        if (rc == CUDA_SUCCESS)                                                                                                \
-            primary_look(device, &before);                                                                                     \
-        return rc;                                                                                                             \
-    }
-
-MAY_END_PRIMARY(cuDevicePrimaryCtxRelease)
-MAY_END_PRIMARY(cuDevicePrimaryCtxRelease_v2)
-MAY_END_PRIMARY(cuDevicePrimaryCtxReset)
-MAY_END_PRIMARY(cuDevicePrimaryCtxReset_v2)
-
-/* Of a device with a green context, which keeps the primary one alive: to retain it makes none. */
-static CUcontext handle_under_green(CUdevice device)
-{
-    CUcontext context = NULL;
-    if (!HAS(cuDevicePrimaryCtxRetain) || !HAS(cuDevicePrimaryCtxRelease_v2) ||
-        tangram.driver.cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS)
-        return NULL;
-    tangram.driver.cuDevicePrimaryCtxRelease_v2(device);
-    return context;
-}
-
-/* A green context keeps the device's primary context alive and lives inside it. Without the handle of that nobody could ask whether work has
- * ended, or forget what died with it. */
-EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
-{
-    NEEDS(cuGreenCtxCreate);
-    contexts_are_several();
-    bool first;
-    struct card *card = charged_card(device);
-    if (card == NULL)
-        return tangram.driver.cuGreenCtxCreate(context, resources, device, flags);
-    if (!primary_begin(device, card, &first))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult rc = tangram.driver.cuGreenCtxCreate(context, resources, device, flags);
-    primary_settle(device, card, rc, rc == CUDA_SUCCESS && primary_of(device) == PENDING ? handle_under_green(device) : NULL, first);
-    return rc;
-}
-
 /* The last detach ends a context. What was allocated in it stays counted: whether it was the last the driver does not say. */
 EXPORT CUresult cuCtxDetach(CUcontext context)
 {
@@ -400,20 +279,6 @@ EXPORT CUresult cuCtxDetach(CUcontext context)
     CUresult rc = tangram.driver.cuCtxDetach(context);
     if (rc == CUDA_SUCCESS)
         atomic_fetch_add(&tangram.contexts_gone, 1);
-    return rc;
-}
-
-EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
-{
-    NEEDS(cuGreenCtxDestroy);
-    struct table_moment before;
-    table_now(&before);
-    CUresult rc = tangram.driver.cuGreenCtxDestroy(context);
-    if (rc == CUDA_SUCCESS)
-        atomic_fetch_add(&tangram.contexts_gone, 1); /* the handle of its context, too, may be given out again */
-    for (CUdevice device = 0; rc == CUDA_SUCCESS && device < CONTEXT_DEVICES; device++)
-        if (atomic_load_explicit(&contexts_->primary[device], memory_order_relaxed) != NULL)
-            primary_look(device, &before);
     return rc;
 }
 
@@ -425,8 +290,8 @@ size_t contexts_list(CUcontext *list, size_t room)
         if (count < room)
             list[count] = contexts_->made[i].context;
     for (CUdevice device = 0; device < CONTEXT_DEVICES; device++) {
-        CUcontext context = primary_of(device);
-        if (context == NULL || context == PENDING)
+        CUcontext context = context_primary(device);
+        if (context == NULL || context == CONTEXT_PENDING)
             continue;
         if (count < room)
             list[count] = context;

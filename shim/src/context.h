@@ -38,6 +38,19 @@ struct contexts {
     _Atomic(CUcontext) first;  /* NULL = not made yet, or there were two before its handle was known */
 };
 
+/* context.c, for primary.c. Of one that is about to be made the card is looked up, and room is held with `beginning` held; after the driver's answer
+ * it is tried and settled. */
+struct card *context_card(CUdevice device);  /* on which a context needs room, or NULL */
+bool context_begin(struct card *card);       /* false: there is no room for it */
+void context_tried(void);
+void context_settle(struct card *card, CUresult rc, CUcontext context);
+struct table_moment;
+void context_died(CUcontext context, struct card *card, const struct table_moment *before);
+
+/* primary.c */
+#define CONTEXT_PENDING ((CUcontext)(uintptr_t)1) /* a primary context that is being made, or whose handle is not known */
+CUcontext context_primary(CUdevice device);       /* NULL: it is not there */
+
 void contexts_measure(struct card *card); /* NVML is read, and who holds what is charged, before this returns (half a second at most) */
 size_t contexts_list(CUcontext *list, size_t room); /* that live and whose handle is known; how many there are */
 void contexts_are_several(void);                    /* one is made, or was, of which nothing else is kept */

@@ -88,6 +88,13 @@ bool stream_is_clean(struct activity_stream *of);
 void stream_clean(_Atomic uint64_t *clean, uint64_t launches); /* raises it to that */
 void stream_gone(struct activity_stream *of, struct stream_name name); /* with whatever was in it, if the place is still its */
 
+/* done.c: asks the driver where the books do not say it */
+bool stream_captures(CUstream stream);
+bool stream_done(struct activity_stream *of);
+bool streams_done(void);  /* by the calling thread, in its context */
+bool streams_clean(void); /* by the books alone */
+bool contexts_done(void); /* by our own thread, in every context that is known */
+
 /* destroyed.c: the stream is destroyed with work in it; an event takes its place. Has the event passed? */
 void destroyed_leaves(CUstream stream, const struct activity_stream *of);
 bool destroyed_done(struct activity_stream *of);

@@ -44,7 +44,8 @@ void expect_silence(void);
 uint32_t *range(uint32_t first, uint32_t count);
 int order(const void *a, const void *b); /* of numbers, for qsort */
 
-/* What the parts of the unit test offer its main: unit_graphics.c, unit_work.c, unit_contexts.c, unit_copies.c, unit_book.c. */
+/* What the parts of the unit test offer its main: unit_graphics.c, unit_work.c, unit_contexts.c, unit_streams.c,
+ * unit_copies.c, unit_book.c. */
 void a_process_that_draws_is_told_from_one_that_computes(void);
 void idleness_is_told_once_a_millisecond(bool urgent);
 void idleness_that_ended_is_not_told_later(void);
@@ -57,6 +58,7 @@ void a_flood_of_hints_displaces_no_work(void);
 void a_heart_beats_while_its_number_changes(uint64_t first);
 void work_that_is_told_late_says_so(void);
 void contexts_are_told_apart(void);
+void streams_keep_their_places(void);
 void copies_are_work(void);
 void the_book_agrees_with_a_slow_one_also_on_garbage(void);
 void threads_do_not_disturb_each_other(void);

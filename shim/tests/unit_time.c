@@ -310,6 +310,7 @@ int main(void)
     a_heart_beats_while_its_number_changes(1);
     a_heart_beats_while_its_number_changes(now_ms() + 1000000);
     contexts_are_told_apart();
+    streams_keep_their_places();
     copies_are_work();
     the_book_agrees_with_a_slow_one_also_on_garbage();
     threads_do_not_disturb_each_other();

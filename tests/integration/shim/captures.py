@@ -9,7 +9,9 @@ import threading
 import time
 from ctypes import byref, c_void_p
 
-from gpu import capture, captured, cuda, stream_alloc, stream_new
+from gpu import stream_alloc, stream_new
+from gpu_driver import cuda
+from gpu_graphs import capture, captured
 
 RELAXED = 2
 IN_THE_DRIVER_S = 0.3

@@ -2,7 +2,7 @@
 
     alloc(100)  ->  [0, 140001234]        a CUresult, then what came back
 
-Sizes are in MiB. Names are the exported ones of the C headers, so every call meets the library by its symbol.
+Expressions find what is here, in gpu_code.py and in gpu_graphs.py. Sizes are in MiB. Names are the exported ones of the C headers, so every call meets the library by its symbol.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ import sys
 import time
 from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
 
+import gpu_code
+import gpu_graphs
+from gpu_driver import MIB, cuda
 from gpu_structs import (
     Access,
-    AllocNode,
     Array,
     Array2D,
     External,
-    Instantiate,
     IpcHandle,
     Location,
     PoolProps,
     Prop,
     Tile,
 )
-
-MIB = 2**20
-cuda = ctypes.CDLL("libcuda.so.1")
 
 
 def found(names: tuple[str, ...]) -> list[object]:
@@ -139,45 +137,6 @@ def info() -> list[int]:
 def set_limit(limit: int, value: int) -> list[int]:
     """Of the context: 0 is the stack of a thread, 1 the printf buffer, 2 the heap."""
     return [cuda.cuCtxSetLimit(limit, c_size_t(value))]
-
-
-def module(*variables: str, way: str = "cuModuleLoadData") -> list[int]:
-    """Of PTX with these variables: `.b8 name[4]`."""
-    image = "".join([".version 8.0\n.target sm_80\n", *(f".visible .global {one};\n" for one in variables)]).encode()
-    made = c_void_p()
-    more = {"cuModuleLoadDataEx": [0, None, None], "cuLibraryLoadData": [None, None, 0, None, None, 0]}.get(way, [])
-    return [getattr(cuda, way)(byref(made), image, *more), made.value or 0]
-
-
-def module_bytes(image: str) -> list[int]:
-    """An image in hexadecimal."""
-    made = c_void_p()
-    return [cuda.cuModuleLoadData(byref(made), bytes.fromhex(image)), made.value or 0]
-
-
-def deep(local: int, stream: int = 0) -> list[int]:
-    """Launches a kernel of that much local memory."""
-    made, function = c_void_p(), c_void_p()
-    image = f"//fake deep us=0 local={local}\n.visible .entry deep() {{ ret; }}\n".encode()
-    rc = cuda.cuModuleLoadData(byref(made), image) or cuda.cuModuleGetFunction(byref(function), made, b"deep")
-    return [rc or cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, c_void_p(stream), None, None)]
-
-
-def deep_graph(local: int) -> list[int]:
-    """The same, captured and launched as a graph."""
-    stream = stream_new()[1]
-    rc = capture(stream)[0] or deep(local, stream)[0]
-    made = captured(stream)[1]
-    return [rc or graph_run(graph_ready(made)[1])[0]]
-
-
-def module_file(path: str) -> list[int]:
-    made = c_void_p()
-    return [cuda.cuModuleLoad(byref(made), path.encode()), made.value or 0]
-
-
-def module_end(made: int, way: str = "cuModuleUnload") -> list[int]:
-    return [getattr(cuda, way)(c_void_p(made))]
 
 
 def stream_new(flags: int = 1) -> list[int]:
@@ -386,69 +345,6 @@ def external_end(made: int) -> list[int]:
     return [cuda.cuDestroyExternalMemory(c_void_p(made))]
 
 
-def graph(*mib: int, device: int = 0) -> list[int]:
-    """A graph with an allocation node and a free node of each size."""
-    made, node = c_void_p(), c_void_p()
-    rc = cuda.cuGraphCreate(byref(made), 0)
-    for size in mib:
-        how = AllocNode(pool=PoolProps(type=1, location=Location(1, device)), bytes=size * MIB)
-        rc = rc or cuda.cuGraphAddMemAllocNode(byref(node), made, None, c_size_t(0), byref(how))
-        rc = rc or cuda.cuGraphAddMemFreeNode(byref(node), made, None, c_size_t(0), c_uint64(how.at))
-    return [rc, made.value or 0]
-
-
-def graph_in_graph(child: int) -> list[int]:
-    made, node = c_void_p(), c_void_p()
-    rc = cuda.cuGraphCreate(byref(made), 0)
-    rc = rc or cuda.cuGraphAddChildGraphNode(byref(node), made, None, c_size_t(0), c_void_p(child))
-    return [rc, made.value or 0]
-
-
-def graph_ready(made: int, way: str = "WithFlags", flags: int = 0) -> list[int]:
-    """Instantiates, by one of the driver's functions."""
-    exec_ = c_void_p()
-    call = getattr(cuda, f"cuGraphInstantiate{way}")
-    if way.startswith("WithParams"):
-        return [call(byref(exec_), c_void_p(made), byref(Instantiate(flags=flags))), exec_.value or 0]
-    if way == "WithFlags":
-        return [call(byref(exec_), c_void_p(made), c_uint64(flags)), exec_.value or 0]
-    return [call(byref(exec_), c_void_p(made), None, None, c_size_t(0)), exec_.value or 0]
-
-
-def graph_kinds(made: int) -> list[int]:
-    """The CUgraphNodeType of its nodes."""
-    count, kind = c_size_t(), c_int()
-    rc = cuda.cuGraphGetNodes(c_void_p(made), None, byref(count))
-    nodes = (c_void_p * count.value)()
-    rc = rc or cuda.cuGraphGetNodes(c_void_p(made), nodes, byref(count))
-    kinds = []
-    for node in nodes:
-        rc = rc or cuda.cuGraphNodeGetType(c_void_p(node), byref(kind))
-        kinds.append(kind.value)
-    return [rc, *kinds]
-
-
-def graph_run(exec_: int, stream: int = 0, suffix: str = "") -> list[int]:
-    return [getattr(cuda, f"cuGraphLaunch{suffix}")(c_void_p(exec_), c_void_p(stream))]
-
-
-def graph_end(exec_: int) -> list[int]:
-    return [cuda.cuGraphExecDestroy(c_void_p(exec_))]
-
-
-def graph_trim(device: int = 0) -> list[int]:
-    return [cuda.cuDeviceGraphMemTrim(device)]
-
-
-def capture(stream: int, mode: int = 0) -> list[int]:
-    return [cuda.cuStreamBeginCapture_v2(c_void_p(stream), mode)]
-
-
-def captured(stream: int) -> list[int]:
-    made = c_void_p()
-    return [cuda.cuStreamEndCapture(c_void_p(stream), byref(made)), made.value or 0]
-
-
 def fill(at: int, mib: float, value: int) -> list[int]:
     return [cuda.cuMemsetD8_v2(c_uint64(at), c_ubyte(value), c_size_t(int(mib * MIB)))]
 
@@ -458,39 +354,10 @@ def bytes_at(at: int, count: int) -> list[object]:
     return [cuda.cuMemcpyDtoH_v2(raw, c_uint64(at), c_size_t(count)), raw.raw.hex()]
 
 
-def code(kibibytes: int, variable_bytes: int = 4, way: str = "cuModuleLoadData") -> list[int]:
-    """Of PTX whose text is so long, with one kernel `f`."""
-    text = f".version 8.0\n.target sm_80\n.global .b8 v[{variable_bytes}];\n.visible .entry f() {{ ret; }}\n"
-    made = c_void_p()
-    more = {"cuLibraryLoadData": [None, None, 0, None, None, 0]}.get(way, [])
-    image = (text + "// " + "x" * (kibibytes * 1024 - len(text) - 3)).encode()
-    return [getattr(cuda, way)(byref(made), image, *more), made.value or 0]
-
-
-def function_of(module: int) -> list[int]:
-    """Its handle."""
-    found = c_void_p()
-    return [cuda.cuModuleGetFunction(byref(found), c_void_p(module), b"f"), found.value or 0]
-
-
-def kernel_of(library: int) -> list[int]:
-    """Its handle."""
-    found = c_void_p()
-    return [cuda.cuLibraryGetKernel(byref(found), c_void_p(library), b"f"), found.value or 0]
-
-
-def unload(library: int) -> list[int]:
-    return [cuda.cuLibraryUnload(c_void_p(library))]
-
-
-def launch_once(function: int) -> list[int]:
-    """One thread of it."""
-    return [cuda.cuLaunchKernel(c_void_p(function), 1, 1, 1, 1, 1, 1, 0, None, None, None)]
-
-
 def main() -> None:
+    names = vars(gpu_code) | vars(gpu_graphs) | globals()
     for line in sys.stdin:
-        print(json.dumps(eval(line)), flush=True)
+        print(json.dumps(eval(line, names)), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_size_t, c_uint, c_void_p
 
-from gpu import cuda, graph_ready, graph_run
+from gpu_driver import cuda
+from gpu_graphs import graph_ready, graph_run
 
 
 class KernelNode(ctypes.Structure):

@@ -8,6 +8,8 @@ from ctypes import byref, c_uint64, c_void_p
 from typing import Any
 
 import gpu
+import gpu_code
+import gpu_graphs
 
 MISSING = -1
 """Instead of a CUresult: the program itself did not find the function."""
@@ -40,9 +42,9 @@ def _late_free(suffix: str = "") -> list[Any]:
 def _captured() -> list[Any]:
     """An allocation in a capture."""
     _, stream = gpu.stream_new()
-    rc = gpu.capture(stream)[0] or gpu.stream_alloc(1, stream)[0]
-    made = gpu.captured(stream)
-    return [rc or gpu.graph_ready(made[1])[0]]
+    rc = gpu_graphs.capture(stream)[0] or gpu.stream_alloc(1, stream)[0]
+    made = gpu_graphs.captured(stream)
+    return [rc or gpu_graphs.graph_ready(made[1])[0]]
 
 
 def _announced() -> list[Any]:
@@ -82,11 +84,13 @@ STEPS: dict[str, Callable[[], list[Any]]] = {
     "an array": lambda: _of(gpu.array_end, gpu.array2d(64, 64)),
     "a mipmapped array": lambda: _of(gpu.mipmap_end, gpu.mipmap(64, 64, 2)),
     "external memory": lambda: _of(gpu.external_end, gpu.external(1)),
-    "a graph in a graph": lambda: _of(gpu.graph_run, _of(gpu.graph_ready, gpu.graph_in_graph(gpu.graph(1)[1]))),
-    "a module": lambda: _of(gpu.launch_once, _of(gpu.function_of, gpu.code(16))),
-    "a library": lambda: _of(gpu.launch_once, _of(gpu.kernel_of, gpu.code(16, 4, "cuLibraryLoadData"))),
-    "a deep kernel": lambda: gpu.deep(4096),
-    "a deep graph": lambda: gpu.deep_graph(4096),
+    "a graph in a graph": lambda: _of(
+        gpu_graphs.graph_run, _of(gpu_graphs.graph_ready, gpu_graphs.graph_in_graph(gpu_graphs.graph(1)[1]))
+    ),
+    "a module": lambda: _of(gpu_code.launch_once, _of(gpu_code.function_of, gpu_code.code(16))),
+    "a library": lambda: _of(gpu_code.launch_once, _of(gpu_code.kernel_of, gpu_code.code(16, 4, "cuLibraryLoadData"))),
+    "a deep kernel": lambda: gpu_code.deep(4096),
+    "a deep graph": lambda: gpu_graphs.deep_graph(4096),
     "a pool": lambda: _of(gpu.pool_end, gpu.pool_new()),
     "a context": lambda: _of(gpu.context_end, gpu.context_new()),
     "a stack": lambda: gpu.set_limit(0, 2048),
@@ -108,7 +112,7 @@ _FREED: dict[str, Callable[[int], list[Any]]] = {
     "default_pool": gpu.stream_free,
     "create": gpu.release,
     "array_of": gpu.array_end,
-    "graph_of": gpu.graph_end,
+    "graph_of": gpu_graphs.graph_end,
 }
 PATHS = tuple(_FREED)
 _taken: list[tuple[str, int]] = []
@@ -127,8 +131,8 @@ def _take(path: str, mib: int) -> list[Any]:
 
 
 def _graph_that_ran(mib: int) -> list[Any]:
-    rc, made = gpu.graph_ready(gpu.graph(mib)[1])
-    return [rc or gpu.graph_run(made)[0], made]
+    rc, made = gpu_graphs.graph_ready(gpu_graphs.graph(mib)[1])
+    return [rc or gpu_graphs.graph_run(made)[0], made]
 
 
 def fill(path: str, mib: int, count: int) -> list[Any]:
@@ -148,5 +152,5 @@ def empty() -> list[Any]:
         _of(_FREED[path], [0, made])
     called(gpu.context_sync)
     called(lambda: gpu.pool_trim(gpu.pool_of()[1]))
-    called(gpu.graph_trim)
+    called(gpu_graphs.graph_trim)
     return [0]
