@@ -13,7 +13,7 @@ from arbiter.container import Limits
 from arbiter.contexts import Measuring
 from arbiter.files import connections_of, raise_limit
 from arbiter.meter import Meter
-from arbiter.metrics import serve_metrics
+from arbiter.metrics import pages
 from arbiter.nvml_source import nvml_source
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
@@ -26,6 +26,7 @@ from nvml.queries import Nvml
 from nvml.supervisor import Limits as NvmlLimits
 from observe import collecting
 from observe.log import log_json
+from observe.operations import Operations, run_in_thread
 from observe.options import read
 from vgpu.timing import Settings
 from vgpu.trial import FILE
@@ -73,14 +74,15 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     server = Server(settings.grants_dir, _limits(settings, connections), measuring=measuring, turns=turns)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    http = serve_metrics(server, settings.metrics_host, settings.metrics_port, settings.restarts)
+    operations = Operations(pages(server, settings.restarts), settings.metrics_host, settings.metrics_port)
+    run_in_thread(operations)
     status = StatusSocket(settings.status_socket or grants.parent / "status.sock", server)
     witness = Witness(turns, nvml(), grants, named_in)
     meter.start()
     if settings.check_idle:
         witness.start()
     log.info(
-        "serving", grants=str(settings.grants_dir), metrics_port=http.server_port, directories=len(server.containers)
+        "serving", grants=str(settings.grants_dir), metrics_port=operations.port, directories=len(server.containers)
     )
     collecting.set_aside()
     notify_ready()
@@ -89,8 +91,6 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     witness.close()
     status.close()
     meter.close()
-    http.shutdown()
-    http.server_close()
     log.info("stopped")
 
 

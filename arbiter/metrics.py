@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable
-from http import HTTPStatus
-from socketserver import ThreadingMixIn
-from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from collections.abc import Iterable
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,8 +15,6 @@ from arbiter.enforcing import enforcements
 from arbiter.server import Server
 from observe.pages import Pages
 
-REQUEST_S: Final = 5.0
-"""A request that is not there by then is hung up on. Guessed."""
 STUCK_AFTER_S: Final = 5.0
 """The loop comes round at least once a second, a card's thread five times. Guessed from that."""
 
@@ -98,19 +92,6 @@ class LedgerCollector(Collector):
         return [*gauges.values(), connections, unenforced, bad, kills, restarts, measures, *turns]
 
 
-class _Threads(ThreadingMixIn, WSGIServer):
-    """Who connects and says nothing keeps nobody else waiting."""
-
-    daemon_threads = True
-
-
-class _Quiet(WSGIRequestHandler):
-    timeout = REQUEST_S
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """A scrape is no event."""
-
-
 def stuck(server: Server, at_s: float) -> str:
     """Which thread has not come round for long, the loop or a card's; empty = all do."""
     idle_s = at_s - server.turned_at_s
@@ -120,18 +101,8 @@ def stuck(server: Server, at_s: float) -> str:
     return f"the thread of card {card} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
 
 
-def serve_metrics(server: Server, host: str, port: int, restarts: int = 0) -> WSGIServer:
-    """Answer /metrics, /healthz and /readyz from a thread of its own. Returns the HTTP server, to be shut down."""
+def pages(server: Server, restarts: int = 0) -> Pages:
+    """/metrics, /healthz and /readyz of this arbiter."""
     registry = CollectorRegistry()
     registry.register(LedgerCollector(server, restarts))
-
-    pages = Pages(registry, not_alive=lambda: stuck(server, time.monotonic()))
-
-    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        page = pages.get(environ.get("PATH_INFO", ""))
-        start_response(f"{page.status} {HTTPStatus(page.status).phrase}", [("Content-Type", page.content_type)])
-        return [page.body]
-
-    http = make_server(host, port, app, server_class=_Threads, handler_class=_Quiet)
-    threading.Thread(target=http.serve_forever, name="metrics", daemon=True).start()
-    return http
+    return Pages(registry, not_alive=lambda: stuck(server, time.monotonic()))

@@ -19,7 +19,7 @@ from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
 from deviceplugin.management import Management
-from deviceplugin.metrics import Metrics, serve
+from deviceplugin.metrics import Metrics
 from deviceplugin.offer import Offer
 from deviceplugin.orphans import Orphans
 from deviceplugin.podbooks import PodBooks
@@ -41,6 +41,8 @@ from kube.events import Recorder, about
 from kube.objects import Pod
 from nvml.trials import Trier
 from observe import collecting
+from observe.operations import Operations
+from observe.pages import Pages
 from observe.signals import on_stop_signal
 from vgpu.inventory import Inventory, Orphan
 from vgpu.trial import Outcome, Verdict
@@ -120,12 +122,14 @@ class DevicePlugin:
 
     async def run(self) -> None:
         """Until cancelled."""
-        http = await serve(self.metrics, self.not_ready, self.settings.metrics_host, self.settings.metrics_port)
+        pages = Pages(self.metrics.registry, self.not_ready)
+        operations = Operations(pages, self.settings.metrics_host, self.settings.metrics_port)
         make_folder(self.settings.plugin_folder)
         self.management.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for part in (
+                    operations.run,
                     self.cache.run,
                     self.recorder.run,
                     self.publisher.run,
@@ -143,7 +147,6 @@ class DevicePlugin:
             await asyncio.to_thread(self.management.close)
             await self.remover.close()
             await self.books.close()
-            await http.cleanup()
 
     def not_ready(self) -> str:
         """Why this node cannot serve pods; empty when it can."""

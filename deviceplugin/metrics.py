@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from deviceplugin.allocate import Request
-from observe.pages import Pages
 from vgpu.inventory import Orphan
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
@@ -114,19 +112,3 @@ class Metrics:
         self.drift.clear()
         for (resource, uuid), count in found.items():
             self.drift.labels(resource, uuid).set(count)
-
-
-async def serve(metrics: Metrics, not_ready: Callable[[], str], host: str, port: int) -> web.AppRunner:
-    """Serve until the runner is cleaned up. `not_ready` answers why we are not, empty when we are. Raises OSError."""
-    pages = Pages(metrics.registry, not_ready)
-
-    async def answer(request: web.Request) -> web.Response:
-        page = pages.get(request.path)
-        return web.Response(body=page.body, status=page.status, headers={"Content-Type": page.content_type})
-
-    app = web.Application()
-    app.add_routes([web.get("/{path:.*}", answer)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    return runner

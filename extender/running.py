@@ -29,8 +29,11 @@ from kube.needs import WholePod
 from kube.objects import Node, Pod
 from kube.paths import NODES, PODS
 from observe import collecting
+from observe.bounds import VERBS
+from observe.operations import Operations
 from observe.pages import Pages
-from observe.serving import Server, listen, operations_app
+from observe.ports import listen
+from observe.serving import Server
 from observe.signals import on_stop_signal
 
 HOUSEKEEPING_S: Final = 1.0
@@ -76,10 +79,12 @@ class Extender:
             wait_s=settings.bind_timeout_s / 2,
         )  # fmt: skip
         self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
-        self._sockets = [
-            listen(settings.metrics_host, settings.metrics_port), listen(settings.host, settings.port),
-        ]  # fmt: skip
-        self.metrics_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
+        self._operations = Operations(
+            Pages(self.metrics.registry, self.not_ready), settings.metrics_host, settings.metrics_port
+        )
+        self.metrics_port = self._operations.port
+        self._socket = listen(settings.host, settings.port)
+        self.port: int = self._socket.getsockname()[1]
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         self.state.node_changed(old, new)
@@ -107,16 +112,13 @@ class Extender:
     async def run(self) -> None:
         """Until `stopping` is set."""
         sys.setswitchinterval(SWITCH_S)
-        operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
-        verbs = Server(scheduler_app(self._verbs))
+        verbs = Server(scheduler_app(self._verbs), VERBS)
         async with asyncio.TaskGroup() as group:
-            servers = [
-                group.create_task(server.serve([sock]))
-                for server, sock in zip((operations, verbs), self._sockets, strict=True)
-            ]
+            serving = group.create_task(verbs.serve([self._socket]))
             rest = [
                 group.create_task(part)
                 for part in (
+                    self._operations.run(),
                     self.pods.run(),
                     self.nodes.run(),
                     self.preemption.run(),
@@ -128,8 +130,8 @@ class Extender:
             ]
             log.info("serving", port=self.port, metrics_port=self.metrics_port)
             await self.stopping.wait()
-            operations.should_exit = verbs.should_exit = True
-            await asyncio.wait(servers)  # bindings under way are brought to an end first
+            verbs.should_exit = True
+            await asyncio.wait([serving])  # bindings under way are brought to an end first
             for task in rest:
                 task.cancel()
         log.info("stopped")

@@ -3,8 +3,10 @@
     program   from settings to the exit status
     options   settings from flags and environment variables, with one sentence for each that is wrong
     log       lines of JSON on standard error
-    pages     /metrics, /healthz and /readyz, whatever serves them
-    serving   two HTTP servers in one event loop, over uvicorn
+    bounds    what an HTTP server accepts, and which connections it closes when clients exceed that
+    serving   an HTTP server within bounds, over uvicorn: acceptor, protocol
+    pages     /metrics, /healthz and /readyz of a program
+    operations   their server, a process of its own: page, operations_server
     signals   SIGTERM and SIGINT in an event loop
 
 It decides nothing about GPUs or pods and knows neither Kubernetes nor NVML.

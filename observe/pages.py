@@ -1,4 +1,4 @@
-"""The pages that operators and the kubelet look at, as values: `get` answers, and whatever HTTP server there is sends it.
+"""The pages that operators and the kubelet look at: `get` answers, and `operations` serves it.
 
 /metrics   the registry, for Prometheus
 /healthz   200 while the process turns: the kubelet restarts it otherwise
@@ -9,26 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-PATHS: Final = ("/metrics", "/healthz", "/readyz")
-_TEXT: Final = "text/plain; charset=utf-8"
+from observe.page import Page, text, unknown
 
 
 def nothing_missing() -> str:
     """For a program that is well whenever it answers."""
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """An HTTP answer."""
-
-    status: int
-    content_type: str
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +38,8 @@ class Pages:
             case "/readyz":
                 return _state(self.not_alive() or self.not_ready())
             case _:
-                return Page(404, _TEXT, f"{path}: there are {', '.join(PATHS)}\n".encode())
+                return unknown(path)
 
 
 def _state(wrong: str | None) -> Page:
-    return Page(503 if wrong else 200, _TEXT, f"{wrong or 'ok'}\n".encode())
+    return text(503 if wrong else 200, wrong or "ok")

@@ -15,8 +15,11 @@ from datetime import UTC, datetime
 
 from kube.client import connect
 from observe import collecting
+from observe.bounds import ADMISSION
+from observe.operations import Operations
 from observe.pages import Pages
-from observe.serving import Server, listen, operations_app
+from observe.ports import listen
+from observe.serving import Server
 from observe.signals import on_stop_signal
 from webhook.keeper import FileKeeper, Keeper, SecretKeeper, keep
 from webhook.metrics import Metrics
@@ -33,12 +36,13 @@ class Webhook:
         self.serving = Serving(self.metrics)
         self.stopping = asyncio.Event()
         self._settings = settings
-        self._sockets = [listen(settings.host, port) for port in (settings.metrics_port, settings.port)]
+        self._operations = Operations(
+            Pages(self.metrics.registry, self.not_ready), settings.host, settings.metrics_port
+        )
+        self.metrics_port = self._operations.port
+        self._socket = listen(settings.host, settings.port)
+        self.port: int = self._socket.getsockname()[1]
         self.accepting = asyncio.Event()
-        self._operations = Server(operations_app(Pages(self.metrics.registry, self.not_ready)))
-        self.operating = self._operations.up
-        """Set once the pages for operators are there."""
-        self.metrics_port, self.port = (sock.getsockname()[1] for sock in self._sockets)
 
     def not_ready(self) -> str | None:
         """What is missing before pods may be sent here."""
@@ -54,17 +58,18 @@ class Webhook:
         """Until `stopping` is set. If one part dies all do, and Kubernetes starts the pod again."""
         admission = Server(
             admission_app(self._settings.rules(), self.metrics),
+            ADMISSION,
             ssl_context_factory=lambda _config, _default: self.serving.context,
         )
         async with _keeper(self._settings, self.serving) as keeper, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._operations.serve([self._sockets[0]]))
+            operating = tasks.create_task(self._operations.run())
             keeping = tasks.create_task(keep(keeper, self.metrics, self._settings.cert_check_s))
             tidying = tasks.create_task(collecting.keep_tidy())
             stop = tasks.create_task(self.stopping.wait())
             certificate = tasks.create_task(self.serving.loaded.wait())
             await asyncio.wait([stop, certificate], return_when=asyncio.FIRST_COMPLETED)
             if certificate.done():
-                tasks.create_task(admission.serve([self._sockets[1]]))
+                tasks.create_task(admission.serve([self._socket]))
                 opened = tasks.create_task(admission.up.wait())
                 await asyncio.wait([stop, opened], return_when=asyncio.FIRST_COMPLETED)
                 opened.cancel()
@@ -74,11 +79,10 @@ class Webhook:
             certificate.cancel()
             admission.drain()
             await asyncio.sleep(self._settings.drain_s)
-            keeping.cancel()
-            tidying.cancel()
-            self._operations.should_exit = admission.should_exit = True
-        for sock in self._sockets:
-            sock.close()  # the port for admission may never have opened
+            for task in (keeping, tidying, operating):
+                task.cancel()
+            admission.should_exit = True
+        self._socket.close()  # it may never have opened
 
 
 def utc_now() -> datetime:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 import socket
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from observe.pages import Pages
-from observe.serving import Server, listen, operations_app
-from observe.signals import on_stop_signal
+from observe.ports import listen
 
 
 def registry() -> CollectorRegistry:
@@ -47,24 +42,6 @@ def test_another_path_is_told_which_there_are() -> None:
     page = Pages(registry()).get("/")
     assert page.status == 404
     assert b"/metrics, /healthz, /readyz" in page.body
-
-
-async def test_the_pages_come_over_http_and_the_server_leaves_signals_alone() -> None:
-    told = asyncio.Event()
-    on_stop_signal(told.set)
-    server, sock = Server(operations_app(Pages(registry(), lambda: "wait"))), listen("127.0.0.1", 0)
-    serving = asyncio.create_task(server.serve([sock]))
-    await asyncio.wait_for(server.up.wait(), 10)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as client:
-        ready = await client.get("/readyz")
-        assert (ready.status_code, ready.text) == (503, "wait\n")
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(told.wait(), 10)
-        assert "tangram_example_things_total" in (await client.get("/metrics")).text
-    server.should_exit = True
-    await asyncio.wait_for(serving, 10)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 def test_a_port_in_use_is_named() -> None:

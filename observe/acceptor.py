@@ -1,0 +1,116 @@
+"""Accepts connections for an HTTP server, within bounds from the first byte on: a connection counts before its TLS handshake."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from observe.bounds import Bounds, Connection, Connections
+from observe.protocol import BoundedProtocol
+
+AT_ONCE: Final = 32
+"""Connections that are accepted before other work of the event loop has its turn. Guessed."""
+
+SWEEP_S: Final = 0.5
+"""Between looks for connections that exceed a time limit."""
+
+NO_DESCRIPTORS_S: Final = 0.1
+"""So long nothing is accepted after the process ran out of descriptors or memory for one more."""
+
+
+class Acceptor:
+    """Of one listening socket. Has the two methods of asyncio's Server that uvicorn calls."""
+
+    def __init__(self, sock: socket.socket, bounds: Bounds, config: Config, state: ServerState) -> None:
+        self.connections = Connections(bounds)
+        self._sock, self._config, self._state = sock, config, state
+        self._loop = asyncio.get_running_loop()
+        self._closers: dict[Connection, Callable[[], object]] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
+        sock.setblocking(False)
+        sock.listen(config.backlog)
+        self._loop.add_reader(sock, self._accept)
+        self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
+        self._resuming: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Accept nothing more, and end handshakes. Connections go on."""
+        self._loop.remove_reader(self._sock)
+        if self._resuming is not None:
+            self._resuming.cancel()
+        for handshake in self._handshakes:
+            handshake.cancel()
+
+    async def wait_closed(self) -> None:
+        """Until no connection is left, as the server has ended them."""
+        self._sweeping.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                client, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                self._loop.remove_reader(self._sock)
+                self._resuming = self._loop.call_later(
+                    NO_DESCRIPTORS_S, self._loop.add_reader, self._sock, self._accept
+                )
+                return
+            client.setblocking(False)
+            one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic())
+            evicted = self.connections.add(one)
+            if evicted is not None:
+                self._close(evicted)
+            task = self._loop.create_task(self._begin(client, one))
+            self._handshakes.add(task)
+            self._closers[one] = task.cancel
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _begin(self, client: socket.socket, one: Connection) -> None:
+        tls = self._config.ssl
+        protocol = BoundedProtocol(self._config, self._state, one, self.connections, self._close)
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: protocol,
+                client,
+                ssl=tls,
+                ssl_handshake_timeout=self.connections.bounds.request_s if tls else None,
+            )
+        except (OSError, ssl.SSLError, asyncio.CancelledError):
+            client.close()
+            self._forget(one)
+            return
+        if one in self.connections:
+            self._closers[one] = transport.abort
+        else:  # it was closed while its handshake ended
+            transport.abort()
+            self._closers.pop(one, None)
+
+    def _close(self, one: Connection) -> None:
+        self.connections.remove(one)
+        close = self._closers.pop(one, None)
+        if close is not None:
+            close()
+
+    def _forget(self, one: Connection) -> None:
+        self.connections.remove(one)
+        self._closers.pop(one, None)
+
+    def _sweep(self) -> None:
+        for one in self.connections.expired(time.monotonic()):
+            self._close(one)
+        for one in [one for one in self._closers if one not in self.connections]:
+            del self._closers[one]  # the client closed it
+        self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)

@@ -1,0 +1,171 @@
+"""What an HTTP server of Tangram accepts, and which connections it closes when clients exceed that (invariant I9).
+
+Values and decisions only: `protocol` counts bytes and reports phases, `acceptor` closes what this module names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import chain
+from math import inf
+from typing import Final
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+
+YOUNG_S: Final = 1.0
+"""A connection without a whole request is closed for another's sake only when it is older, as long as there is any other choice. A request of
+the API server takes milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of one listener. Times are in seconds; a connection that exceeds one is closed."""
+
+    body_bytes: int
+    """Of one request; more is answered 413."""
+    header_bytes: int = 32 * KIB
+    """Request line and headers of one request, trailers too; more is answered 431."""
+    request_s: float = 10
+    """From the connection, or the first byte of a further request, to the last byte of the request. The TLS handshake is part of it."""
+    answer_s: float = 20
+    """From the answer until the client has read it."""
+    idle_s: float = 120
+    """Between two requests. Go's HTTP client (kube-scheduler, API server) drops an idle connection after 90 s, so that the end never comes from us."""
+    connections: int = 1024
+    per_address: int = 512
+    """The API server opens a connection for each request in flight, often from an address that it shares."""
+    held_bytes: int = 16 * MIB
+    """Requests that are being received or answered, of all connections together."""
+
+
+ADMISSION: Final = Bounds(body_bytes=10 * MIB)
+"""The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
+frame around it."""
+
+VERBS: Final = Bounds(body_bytes=64 * MIB, held_bytes=256 * MIB)
+"""kube-scheduler's calls on 127.0.0.1, which carry a pod and the names of up to 10,000 nodes, or for preemption the victims on each."""
+
+OPERATIONS: Final = Bounds(body_bytes=0, header_bytes=16 * KIB, connections=256, per_address=128, held_bytes=4 * MIB)
+"""Probes and scrapes."""
+
+
+class Phase(Enum):
+    """Where a connection is."""
+
+    REQUEST = "a request is awaited, or arrives"
+    WORK = "the program makes the answer"
+    ANSWER = "the client reads the answer"
+    IDLE = "it was served and may send another request"
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One client's connection."""
+
+    address: str
+    since_s: float
+    """When the phase began; monotonic."""
+    phase: Phase = Phase.REQUEST
+    served: bool = False
+    """Was a whole request answered on it?"""
+    held_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Connections:
+    """The open connections of one listener, oldest phase first."""
+
+    bounds: Bounds
+    _open: dict[Connection, None] = field(default_factory=dict)
+    _addresses: Counter[str] = field(default_factory=Counter)
+    held_bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, one: Connection) -> bool:
+        return one in self._open
+
+    def add(self, one: Connection) -> Connection | None:
+        """A client connected. Returns the connection to close for it, if there are too many."""
+        found = None
+        if self._addresses[one.address] >= self.bounds.per_address:
+            found = self._choose((other for other in self._open if other.address == one.address), one.since_s)
+        elif len(self._open) >= self.bounds.connections:
+            found = self._choose(self._open, one.since_s)
+        if found is not None:
+            self.remove(found)
+        self._open[one] = None
+        self._addresses[one.address] += 1
+        return found
+
+    def remove(self, one: Connection) -> None:
+        """It was closed; no error if that is known."""
+        if one not in self._open:
+            return
+        del self._open[one]
+        self._addresses[one.address] -= 1
+        if self._addresses[one.address] == 0:
+            del self._addresses[one.address]
+        self.held_bytes -= one.held_bytes
+        one.held_bytes = 0
+
+    def enter(self, one: Connection, phase: Phase, at_s: float) -> None:
+        """It is in another phase from now on, which begins now even if it is the same. IDLE: it was served, and what it held is free."""
+        if one not in self._open:
+            return
+        if phase is Phase.IDLE:
+            one.served = True
+            self.held_bytes -= one.held_bytes
+            one.held_bytes = 0
+        one.phase, one.since_s = phase, at_s
+        del self._open[one]
+        self._open[one] = None
+
+    def hold(self, one: Connection, more_bytes: int) -> Connection | None:
+        """So much more of a request or an answer is in memory for it. Returns the connection to close, if all together hold too much."""
+        if one not in self._open:
+            return None
+        one.held_bytes += more_bytes
+        self.held_bytes += more_bytes
+        if self.held_bytes <= self.bounds.held_bytes:
+            return None
+        holders = [other for other in self._open if other.held_bytes > 0 and other.phase is not Phase.WORK]
+        found = self._choose([other for other in holders if other is not one], one.since_s) or one
+        self.remove(found)
+        return found
+
+    def expired(self, at_s: float) -> list[Connection]:
+        """Those that stayed in their phase for longer than its limit. They are removed."""
+        limit_s = {
+            Phase.REQUEST: self.bounds.request_s,
+            Phase.ANSWER: self.bounds.answer_s,
+            Phase.IDLE: self.bounds.idle_s,
+        }
+        late = [one for one in self._open if at_s - one.since_s > limit_s.get(one.phase, inf)]
+        for one in late:
+            self.remove(one)
+        return late
+
+    def _choose(self, among: Iterable[Connection], at_s: float) -> Connection | None:
+        """Whom to close for another: first the oldest without a whole request, last one that was served and has a request under way.
+
+        A client that keeps many served connections loses one of those before a young request of somebody else is lost.
+        """
+        waiting: list[Connection] = []
+        idle: list[Connection] = []
+        rest: list[Connection] = []
+        for one in among:
+            if one.phase is Phase.REQUEST and not one.served:
+                if at_s - one.since_s > YOUNG_S:
+                    return one
+                waiting.append(one)
+            else:
+                (idle if one.phase is Phase.IDLE else rest).append(one)
+        if idle:
+            return max(idle, key=lambda one: self._addresses[one.address])  # of equals the first, which is the oldest
+        return next(chain(waiting, rest), None)

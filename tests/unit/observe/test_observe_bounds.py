@@ -1,0 +1,115 @@
+"""Which connections an HTTP server closes when clients exceed its bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from observe.bounds import YOUNG_S, Bounds, Connection, Connections, Phase
+
+BOUNDS = Bounds(body_bytes=100, connections=6, per_address=3, held_bytes=100, request_s=10, answer_s=5, idle_s=30)
+
+
+def opened(connections: Connections, *arrivals: tuple[str, float]) -> list[Connection]:
+    made = [Connection(address, at_s) for address, at_s in arrivals]
+    assert [connections.add(one) for one in made] == [None] * len(made)
+    return made
+
+
+def serve(connections: Connections, one: Connection, at_s: float) -> None:
+    for phase in (Phase.WORK, Phase.ANSWER, Phase.IDLE):
+        connections.enter(one, phase, at_s)
+
+
+def test_an_address_that_has_its_share_loses_its_oldest_connection_without_a_request() -> None:
+    connections = Connections(BOUNDS)
+    served, first, _ = opened(connections, ("a", 0), ("a", 1), ("a", 2))
+    serve(connections, served, 3)
+    assert connections.add(Connection("a", 10)) is first
+    assert connections.add(Connection("b", 10)) is None
+
+
+def test_when_all_are_taken_the_oldest_without_a_request_goes_and_last_one_that_was_served() -> None:
+    connections = Connections(BOUNDS)
+    served, *others = opened(connections, ("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4), ("c", 5))
+    serve(connections, served, 6)
+    lost = [connections.add(Connection(address, 100 + number)) for number, address in enumerate("defghi")]
+    assert lost[:5] == others
+    assert lost[5] is not served
+
+
+def test_a_young_request_is_worth_more_than_an_idle_connection_of_the_client_with_the_most() -> None:
+    connections = Connections(BOUNDS)
+    many = opened(connections, ("a", 0), ("a", 0), ("a", 0), ("b", 0), ("c", 0))
+    for one in many:
+        serve(connections, one, 1)
+    (young,) = opened(connections, ("d", 50))
+    assert connections.add(Connection("e", 50 + YOUNG_S / 2)) is many[0]
+    assert young in connections
+
+
+def test_too_much_in_memory_costs_the_oldest_holder_and_never_one_whose_answer_is_being_made() -> None:
+    connections = Connections(BOUNDS)
+    working, slow, late = opened(connections, ("a", 0), ("b", 1), ("c", 20))
+    assert [connections.hold(one, 40) for one in (working, slow)] == [None, None]
+    connections.enter(working, Phase.WORK, 2)
+    assert connections.hold(late, 40) is slow
+    assert connections.held_bytes == 80
+    assert connections.hold(late, 40) is late
+    assert connections.held_bytes == 40
+
+
+@pytest.mark.parametrize(("phase", "limit_s"), [(Phase.REQUEST, 10), (Phase.ANSWER, 5), (Phase.IDLE, 30)])
+def test_a_phase_ends_after_its_time(phase: Phase, limit_s: float) -> None:
+    connections = Connections(BOUNDS)
+    (one,) = opened(connections, ("a", 0))
+    connections.enter(one, phase, 100)
+    assert connections.expired(100 + limit_s) == []
+    assert connections.expired(100.1 + limit_s) == [one]
+    assert one not in connections
+
+
+def test_the_time_that_the_program_needs_is_not_the_clients() -> None:
+    connections = Connections(BOUNDS)
+    (one,) = opened(connections, ("a", 0))
+    connections.enter(one, Phase.WORK, 0)
+    assert connections.expired(1e6) == []
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "work", "answer", "idle", "hold", "remove", "expire"]), st.integers(0, 9), st.integers(0, 60)),
+    max_size=80,
+)  # fmt: skip
+
+
+@given(STEPS)
+def test_whatever_clients_do_the_bounds_hold_and_the_counts_are_those_of_the_open_connections(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    connections = Connections(BOUNDS)
+    known: list[Connection] = []
+    at_s = 0.0
+    for step, number, amount in steps:
+        at_s += amount / 20
+        chosen = known[number % len(known)] if known else None
+        if step == "add":
+            known.append(Connection("abcde"[number % 5], at_s))
+            connections.add(known[-1])
+        elif step == "expire":
+            connections.expired(at_s)
+        elif chosen is None:
+            continue
+        elif step == "remove":
+            connections.remove(chosen)
+        elif step == "hold":
+            if chosen.phase is not Phase.WORK:
+                connections.hold(chosen, amount)
+        else:
+            connections.enter(chosen, Phase[step.upper()], at_s)
+        alive = [one for one in known if one in connections]
+        assert len(connections) == len(alive) <= BOUNDS.connections
+        assert all(sum(one.address == address for one in alive) <= BOUNDS.per_address for address in "abcde")
+        assert connections.held_bytes == sum(one.held_bytes for one in alive)
+        working = sum(one.held_bytes for one in alive if one.phase is Phase.WORK)
+        assert connections.held_bytes <= BOUNDS.held_bytes + working

@@ -1,0 +1,119 @@
+"""The pages of a program come from a process of its own, whatever clients and that process do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+from prometheus_client import CollectorRegistry, Counter
+
+from observe.operations import Operations
+from observe.pages import Pages
+
+PROGRAM = """
+import asyncio, sys
+from prometheus_client import CollectorRegistry
+from observe.operations import Operations
+from observe.pages import Pages
+operations = Operations(Pages(CollectorRegistry()), "127.0.0.1", int(sys.argv[1]))
+print(operations.port, flush=True)
+asyncio.run(operations.run())
+"""
+
+
+class Told:
+    """A program whose readiness a test decides."""
+
+    def __init__(self) -> None:
+        self.missing = ""
+        self.looks = 0
+
+    def not_ready(self) -> str:
+        self.looks += 1
+        return self.missing
+
+
+@contextlib.asynccontextmanager
+async def running(told: Told) -> AsyncIterator[tuple[Operations, httpx.AsyncClient]]:
+    registry = CollectorRegistry()
+    Counter("tangram_example_things", "Things.", registry=registry).inc()
+    operations = Operations(Pages(registry, told.not_ready), "127.0.0.1", 0)
+    task = asyncio.create_task(operations.run())
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{operations.port}", timeout=20) as client:
+        try:
+            yield operations, client
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_pages_come_over_http_and_there_is_no_process_before_somebody_asks() -> None:
+    async with running(Told()) as (operations, client):
+        await asyncio.sleep(0)
+        assert operations.pid is None
+        page = await client.get("/metrics")
+        assert page.headers["content-type"].startswith("text/plain")
+        assert "tangram_example_things_total 1.0\n" in page.text
+        assert operations.pid is not None
+        assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz", "/nothing")] == [200, 200, 404]
+        assert (await client.post("/metrics")).status_code == 405
+
+
+async def test_a_page_changes_with_the_program_and_is_made_a_few_times_a_second_however_many_ask() -> None:
+    told = Told()
+    async with running(told) as (_, client):
+        for _ in range(100):
+            assert (await client.get("/readyz")).status_code == 200
+        assert told.looks < 50
+        told.missing = "no certificate"
+        await asyncio.sleep(0.3)
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.text) == (503, "no certificate\n")
+
+
+async def test_a_server_that_is_killed_is_started_again() -> None:
+    async with running(Told()) as (operations, client):
+        assert (await client.get("/healthz")).status_code == 200
+        before = operations.pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=20) as other:
+            assert (await other.get("/healthz")).status_code == 200
+        assert operations.pid not in (None, before)
+
+
+@contextlib.contextmanager
+def started(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A program of its own and its port; killed in the end."""
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(port)], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    with program.stdout as lines:
+        yield program, int(lines.readline())
+    program.kill()
+    program.wait()
+
+
+def test_a_program_that_does_not_answer_is_answered_for_until_it_does() -> None:
+    with started() as (program, port), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        assert client.get("/healthz").status_code == 200
+        program.send_signal(signal.SIGSTOP)
+        silent = client.get("/readyz")
+        assert (silent.status_code, silent.text) == (503, "the program does not answer\n")
+        program.send_signal(signal.SIGCONT)
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_program_that_is_killed_leaves_no_server_and_no_port() -> None:
+    port = 0
+    for _ in range(3):
+        with started(port) as (program, port):
+            assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=20).status_code == 200
+            children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+            assert len(children) == 1

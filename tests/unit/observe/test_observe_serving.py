@@ -1,0 +1,188 @@
+"""The HTTP server under clients that send too much, too slowly or never read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from observe.bounds import Bounds
+from observe.ports import listen
+from observe.serving import App, Message, Server
+
+BOUNDS = Bounds(
+    body_bytes=1000,
+    header_bytes=4096,
+    request_s=1,
+    answer_s=1,
+    idle_s=2,
+    connections=20,
+    per_address=10,
+    held_bytes=50_000,
+)
+BIG = b"x" * 8_000_000
+
+
+def app_of(bodies: list[bytes]) -> App:
+    async def app(scope: Message, receive, send) -> None:  # type: ignore[no-untyped-def]
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        bodies.append(body)
+        answer = BIG if scope["path"] == "/big" else b"ok"
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(answer))]}
+        )
+        await send({"type": "http.response.body", "body": answer})
+
+    return app
+
+
+class Running:
+    """A server on a port, and what its program was given."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bodies: list[bytes] = []
+        self.server = Server(app_of(self.bodies), bounds)
+        self.sock = listen("127.0.0.1", 0)
+        self.port: int = self.sock.getsockname()[1]
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def send(self, data: bytes) -> bytes:
+        """The first line of what comes back; empty when the connection just ends."""
+        reader, writer = await self.connect()
+        with contextlib.suppress(OSError):
+            writer.write(data)
+            await writer.drain()
+        line = await first_line(reader)
+        writer.close()
+        return line
+
+
+async def first_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return (await asyncio.wait_for(reader.readline(), 10)).rstrip()
+    except ConnectionError:
+        return b""
+
+
+@contextlib.asynccontextmanager
+async def running(bounds: Bounds = BOUNDS) -> AsyncIterator[Running]:
+    one = Running(bounds)
+    task = asyncio.create_task(one.server.serve([one.sock]))
+    await asyncio.wait_for(one.server.up.wait(), 10)
+    try:
+        yield one
+    finally:
+        one.server.should_exit = True
+        await asyncio.wait_for(task, 20)
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join([b"POST / HTTP/1.1", b"host: x", *headers, b"content-length: %d" % len(body), b"", body])
+
+
+async def test_a_request_within_the_bounds_is_answered_as_are_others_on_its_connection() -> None:
+    async with running() as one:
+        reader, writer = await one.connect()
+        for _ in range(3):
+            writer.write(post(b"a" * 1000))
+            assert await first_line(reader) == b"HTTP/1.1 200 OK"
+            assert await reader.readuntil(b"ok") != b""
+        writer.close()
+        assert one.bodies == [b"a" * 1000] * 3
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: x\r\nlong: " + b"a" * 5000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nendless: " + b"a" * 5000, 431),
+        (b"GET /" + b"a" * 5000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000, 431),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"100\r\n" + b"a" * 256 + b"\r\n" + b"400\r\n" + b"a" * 1024, 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"e" * 9000, 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"trailer: t\r\n" * 2000, 431),
+        (b"nonsense\r\n\r\n", 400),
+    ],
+    ids=["header", "endless header", "endless line", "many headers", "length", "chunks", "chunk extension", "trailers", "no HTTP"],
+)  # fmt: skip
+async def test_a_request_beyond_a_bound_is_refused_and_never_reaches_the_program(
+    request_bytes: bytes, status: int
+) -> None:
+    async with running() as one:
+        assert (await one.send(request_bytes)).split()[1:2] == [b"%d" % status]
+        assert await one.send(post(b"fine")) == b"HTTP/1.1 200 OK"
+        assert one.bodies == [b"fine"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", post(b"four")[:-1]], ids=["nothing", "half a line", "half a body"])
+async def test_a_request_that_is_not_complete_in_time_costs_its_connection(sent: bytes) -> None:
+    async with running() as one:
+        started_s = asyncio.get_running_loop().time()
+        assert await one.send(sent) == b""
+        assert 0.9 < asyncio.get_running_loop().time() - started_s < 5
+        assert one.bodies == []
+
+
+async def test_a_byte_now_and_then_does_not_buy_more_time() -> None:
+    async with running() as one:
+        reader, writer = await one.connect()
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                writer.write(b"a")
+                await writer.drain()
+                await asyncio.sleep(0.1)
+        assert await first_line(reader) == b""
+
+
+async def test_a_client_that_does_not_read_its_answer_loses_it() -> None:
+    async with running(replace(BOUNDS, held_bytes=2**30)) as one:
+        reader, writer = await one.connect()
+        writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(3)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await asyncio.wait_for(reader.readexactly(len(BIG)), 10)
+        writer.close()
+
+
+async def test_one_that_reads_it_slowly_keeps_its_connection() -> None:
+    async with running(replace(BOUNDS, held_bytes=2**30, answer_s=20)) as one:
+        reader, writer = await one.connect()
+        for _ in range(2):
+            writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.sleep(0.5)
+            await reader.readuntil(b"\r\n\r\n")
+            assert await asyncio.wait_for(reader.readexactly(len(BIG)), 10) == BIG
+        writer.close()
+
+
+async def test_connections_beyond_an_addresss_share_end_the_oldest_that_sent_nothing() -> None:
+    async with running(replace(BOUNDS, request_s=60)) as one:
+        idle = [await one.connect() for _ in range(BOUNDS.per_address)]
+        assert await one.send(post(b"fine")) == b"HTTP/1.1 200 OK"
+        assert await first_line(idle[0][0]) == b""
+        idle[1][1].write(post(b"still here"))
+        assert await first_line(idle[1][0]) == b"HTTP/1.1 200 OK"
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_many_requests_at_once_on_one_connection_are_refused() -> None:
+    async with running() as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a") * 1000)
+        assert b"429" in await asyncio.wait_for(reader.read(-1), 10)
+        assert len(one.bodies) < 20
+        writer.close()
