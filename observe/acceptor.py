@@ -7,14 +7,17 @@ import errno
 import socket
 import ssl
 import time
+from asyncio import sslproto
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from observe.bounds import Bounds, Connection, Connections
-from observe.protocol import BoundedProtocol
+from observe.fairness import FairQueue, Pace
+from observe.protocol import BoundedProtocol, Listener
 
 AT_ONCE: Final = 32
 """Connections that are accepted before other work of the event loop has its turn. Guessed."""
@@ -33,9 +36,14 @@ class Acceptor:
         self.connections = Connections(bounds)
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
+        self._listener = Listener(self.connections, FairQueue(), Pace(bounds.long_bytes_per_s), self._close)
         self._closers: dict[Connection, Callable[[], object]] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
+        if config.ssl:  # a TLS client speaks first: the kernel tells of it once it has
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(bounds.request_s))
+            if bounds.read_bytes:
+                sslproto.SSLProtocol.max_size = bounds.read_bytes
         sock.listen(config.backlog)
         self._loop.add_reader(sock, self._accept)
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
@@ -73,14 +81,20 @@ class Acceptor:
             evicted = self.connections.add(one)
             if evicted is not None:
                 self._close(evicted)
-            task = self._loop.create_task(self._begin(client, one))
-            self._handshakes.add(task)
-            self._closers[one] = task.cancel
-            task.add_done_callback(self._handshakes.discard)
+            self._closers[one] = client.close
+            self._listener.queue.submit(one.address, partial(self._begin, client, one))
 
-    async def _begin(self, client: socket.socket, one: Connection) -> None:
+    def _begin(self, client: socket.socket, one: Connection) -> None:
+        if one not in self.connections:
+            return
+        task = self._loop.create_task(self._shake_hands(client, one))
+        self._handshakes.add(task)
+        self._closers[one] = task.cancel
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, client: socket.socket, one: Connection) -> None:
         tls = self._config.ssl
-        protocol = BoundedProtocol(self._config, self._state, one, self.connections, self._close)
+        protocol = BoundedProtocol(self._config, self._state, one, self._listener)
         try:
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: protocol,
@@ -94,6 +108,8 @@ class Acceptor:
             return
         if one in self.connections:
             self._closers[one] = transport.abort
+            if self.connections.bounds.read_bytes and hasattr(transport, "max_size"):
+                transport.max_size = self.connections.bounds.read_bytes
         else:  # it was closed while its handshake ended
             transport.abort()
             self._closers.pop(one, None)

@@ -41,13 +41,19 @@ class Bounds:
     held_bytes: int = 16 * MIB
     """Requests that are being received or answered, of all connections together."""
 
+    read_bytes: int = 32 * KIB
+    """From one connection before others have their turn; asyncio's own 256 KiB are also what TLS has in memory for each. 0 = as the event loop does."""
+    long_bytes: int = 128 * KIB
+    """What a request has beyond that is read at `long_bytes_per_s`, all connections together."""
+    long_bytes_per_s: float = 16 * MIB
 
-ADMISSION: Final = Bounds(body_bytes=10 * MIB)
-"""The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
+
+ADMISSION: Final = Bounds(body_bytes=10 * MIB, connections=768)
+"""A connection with TLS takes 60 KiB (measured). The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
 frame around it."""
 
-VERBS: Final = Bounds(body_bytes=64 * MIB, held_bytes=256 * MIB)
-"""kube-scheduler's calls on 127.0.0.1, which carry a pod and the names of up to 10,000 nodes, or for preemption the victims on each."""
+VERBS: Final = Bounds(body_bytes=64 * MIB, held_bytes=256 * MIB, read_bytes=0, long_bytes=64 * MIB)
+"""kube-scheduler's calls on 127.0.0.1, where nobody else is, which carry a pod and the names of up to 10,000 nodes, or for preemption the victims on each."""
 
 OPERATIONS: Final = Bounds(body_bytes=0, header_bytes=16 * KIB, connections=256, per_address=128, held_bytes=4 * MIB)
 """Probes and scrapes."""

@@ -1,18 +1,26 @@
-"""uvicorn's HTTP protocol within bounds: by itself it buffers headers, trailers and requests for as long as a client sends them."""
+"""uvicorn's HTTP protocol within bounds: by itself it buffers headers, trailers and requests for as long as a client sends them.
+
+A request reaches the program when it is complete, so that a client that sends slowly, or never to the end, costs the program nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from observe.bounds import Connection, Connections, Phase
+from observe.fairness import FairQueue, Pace
 
 PIPELINED: Final = 4
 """Requests that wait on one connection for the answer to an earlier one. No client of ours sends any."""
@@ -24,32 +32,71 @@ CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """One connection. `close` closes any connection of the same listener."""
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What the connections of one listener share. `close` closes one of them."""
 
-    def __init__(
-        self,
-        config: Config,
-        state: ServerState,
-        one: Connection,
-        connections: Connections,
-        close: Callable[[Connection], None],
-    ) -> None:
+    connections: Connections
+    queue: FairQueue
+    pace: Pace
+    close: Callable[[Connection], None]
+
+
+class RestingFlow(FlowControl):
+    """Reads nothing for a while, too."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(transport)
+        self._loop, self._resting = loop, False
+
+    def rest(self, seconds: float) -> None:
+        """For so long from now on; a rest that is under way is not prolonged."""
+        if not self._resting:
+            self._resting = True
+            self._transport.pause_reading()
+            self._loop.call_later(seconds, self._rested)
+
+    def resume_reading(self) -> None:
+        if self._resting:
+            self.read_paused = False
+        else:
+            super().resume_reading()
+
+    def _rested(self) -> None:
+        self._resting = False
+        if not self.read_paused:
+            self._transport.resume_reading()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    flow: RestingFlow
+
+    def __init__(self, config: Config, state: ServerState, one: Connection, listener: Listener) -> None:
         super().__init__(config=config, server_state=state, app_state={})
-        self._one, self._connections, self._close = one, connections, close
-        self._bounds = connections.bounds
+        self._one, self._listener = one, listener
+        self._connections, self._bounds = listener.connections, listener.connections.bounds
         self._in_body = self._refused = self._unread = False
         self._header_bytes = self._body_bytes = self._wire_bytes = 0
+        self._incomplete: tuple[RequestResponseCycle, Any] | None = None
 
     def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.flow = RestingFlow(transport, self.loop)
         transport.set_write_buffer_limits(
             high=1, low=0
-        )  # pause_writing tells of what the client has not read; asyncio's TLS confuses 0
-        super().connection_made(transport)
+        )  # so that pause_writing tells of any byte that the client has not read
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self._one)
         super().connection_lost(exc)
+        self._incomplete = None
+        self.pipeline.clear()
+        if self.cycle is not None:
+            self.cycle.body = (
+                bytearray()
+            )  # these objects are a cycle, for which Python may not look for a minute (`collecting`)
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
@@ -85,14 +132,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_body = True
         super().on_headers_complete()
+        if self.expect_100_continue:
+            self.cycle.waiting_for_100_continue = False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self._body_bytes > self._bounds.body_bytes:
             raise self._refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         self._hold(len(body))
-        if self._one in self._connections:
-            super().on_body(body)
+        self.cycle.body += body
+        if self._body_bytes > self._bounds.long_bytes:
+            self.flow.rest(self._listener.pace.wait_s(len(body)))
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -100,6 +151,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._one.phase is Phase.REQUEST:
             self._enter(Phase.WORK)
         super().on_message_complete()
+        if self._incomplete is not None and self._incomplete[0] is self.cycle:
+            cycle, app = self._incomplete
+            self._incomplete = None
+            self._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -120,13 +175,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._refused and not self.transport.is_closing():
             self._refuse(HTTPStatus.BAD_REQUEST)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.more_body:
+            self._incomplete = cycle, app
+        else:
+            self._listener.queue.submit(self._one.address, partial(self._start, cycle, app))
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not cycle.disconnected:
+            super()._start_asgi_task(cycle, app)
+
     def _enter(self, phase: Phase) -> None:
         self._connections.enter(self._one, phase, time.monotonic())
 
     def _hold(self, more_bytes: int) -> None:
         found = self._connections.hold(self._one, more_bytes)
         if found is not None:
-            self._close(found)
+            self._listener.close(found)
 
     def _count_header(self, more_bytes: int) -> None:
         self._header_bytes += more_bytes
@@ -143,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         said = f"{status.value} {status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # the program hears that the client is gone, and answers nothing
+            self.cycle.disconnected = True  # whatever the program answers is not sent
             self.cycle.message_event.set()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 
 from webhook.metrics import Metrics
 from webhook.review import BadReview, review
@@ -21,7 +22,10 @@ def admission_app(rules: Rules, metrics: Metrics) -> FastAPI:
 
     @app.post("/mutate")
     async def mutate(request: Request) -> Response:
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         started = time.perf_counter()
         try:
             answer = review(body, rules)

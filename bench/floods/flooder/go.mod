@@ -1,0 +1,3 @@
+module tangram/bench/floods/flooder
+
+go 1.24

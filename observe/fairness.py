@@ -1,0 +1,72 @@
+"""In which order work for clients is begun: the client that had the least of late comes first (least attained service).
+
+A flood from one address, or from many, then delays an occasional client by one piece of work and not by the length of a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+HALF_LIFE_S = 1.0
+"""What a client had counts half after so long. Guessed."""
+
+FORGET = 2.0**-6
+"""Less than that is nothing."""
+
+
+class FairQueue:
+    """Begins one piece of work in each round of the event loop. Holds no more pieces than clients have connections."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, deque[Callable[[], object]]] = {}
+        self._had: dict[str, float] = {}
+        self._decayed_s = self._loop.time()
+        self._due = False
+
+    def submit(self, address: str, begin: Callable[[], object]) -> None:
+        """Call `begin` when it is this address's turn, never at once."""
+        self._waiting.setdefault(address, deque()).append(begin)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            self._loop.call_soon(self._begin_one)
+
+    def _begin_one(self) -> None:
+        self._due = False
+        self._decay()
+        address = min(self._waiting, key=lambda one: self._had.get(one, 0.0))
+        pieces = self._waiting[address]
+        begin = pieces.popleft()
+        if not pieces:
+            del self._waiting[address]
+        self._had[address] = self._had.get(address, 0.0) + 1
+        self._arrange()
+        begin()
+
+    def _decay(self) -> None:
+        halves = int((self._loop.time() - self._decayed_s) / HALF_LIFE_S)
+        if halves > 0:
+            self._decayed_s += halves * HALF_LIFE_S
+            self._had = {
+                address: had / 2**halves for address, had in self._had.items() if had / 2**halves > FORGET
+            }  # a client that waits and had little counts as one that had nothing
+
+
+class Pace:
+    """Long requests of all clients together are read at so many bytes a second."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    def wait_s(self, more_bytes: int) -> float:
+        """For how long not to read from a connection that sent so much."""
+        now_s = self._loop.time()
+        self._free_s = max(now_s, self._free_s) + more_bytes / self._bytes_per_s
+        return self._free_s - now_s
