@@ -1,6 +1,7 @@
 """The process that serves a program's pages: `python -m observe.operations_server LISTENER`, with the program's socket as standard input.
 
-Each page is asked for at most four times a second, whatever number of clients wants it. A program that does not answer in time is answered for with 503.
+A program makes a page for several clients at once, and in a flood at most four a second: clients then get the last one. A program that does not
+answer in time is answered for with 503.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from observe.serving import App, Message, Server
 PR_SET_PDEATHSIG: Final = 1
 """<linux/prctl.h>"""
 
-FRESH_S: Final = 0.25
-"""A page so old is sent to the next client as well."""
+BURST: Final = 20
+"""Pages that are made as soon as a client wants them, before clients are a flood."""
+
+PER_S: Final = 4.0
+"""Pages a second in a flood."""
 
 ANSWER_S: Final = 0.9
 """Within the second that the kubelet's probes wait by default."""
@@ -37,22 +41,31 @@ class Source:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._number = 0
-        self._pages: dict[str, tuple[float, Page]] = {}
+        self._last: dict[str, Page] = {}
+        self._credit, self._credited_s = float(BURST), time.monotonic()
         self._asked: dict[int, tuple[str, asyncio.Future[Page]]] = {}
         self._asking: dict[str, asyncio.Future[Page]] = {}
 
     async def page(self, path: str) -> Page:
-        """What the program answers to GET `path`, or answered just now."""
+        """What the program answers to GET `path`, or answered last when clients are a flood."""
         if path not in PATHS:
             return unknown(path)
-        at_s, page = self._pages.get(path, (0.0, None))
-        if page is not None and time.monotonic() - at_s < FRESH_S:
-            return page
         asking = self._asking.get(path)
         if asking is None:
+            if path in self._last and not self._may_ask():
+                return self._last[path]
             asking = self._asking[path] = self._ask(path)
         done, _ = await asyncio.wait([asking], timeout=ANSWER_S)
         return asking.result() if done else text(503, "the program does not answer")
+
+    def _may_ask(self) -> bool:
+        now_s = time.monotonic()
+        self._credit = min(BURST, self._credit + (now_s - self._credited_s) * PER_S)
+        self._credited_s = now_s
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
 
     def _ask(self, path: str) -> asyncio.Future[Page]:
         self._number = (self._number + 1) % 2**32
@@ -69,7 +82,7 @@ class Source:
                 kind = (await self._reader.readexactly(kind_bytes)).decode()
                 page = Page(status, kind, await self._reader.readexactly(body_bytes))
                 path, future = self._asked.pop(number)
-                self._pages[path] = time.monotonic(), page
+                self._last[path] = page
                 self._asking.pop(path, None)
                 future.set_result(page)
         except (OSError, asyncio.IncompleteReadError):
