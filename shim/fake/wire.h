@@ -1,10 +1,13 @@
 /* wire.h - what the fake driver's daemon and its libraries agree on.
  *
- * The daemon owns one shared page (a memfd of FAKE_PAGE_BYTES). A library connects to the daemon's socket (SOCK_SEQPACKET)
- * and is sent the page's descriptor and the number of its slot. From then on memory is taken and given back, and kernels are
- * queued, in the page itself, under its lock or with atomics: no round trip, so that a call costs some tens of nanoseconds.
- * `ctl` works on the page in the same way. The socket stays open for the life of the process: its hang-up, also by SIGKILL,
- * is how the daemon learns that the process is gone and what it held is free.
+ * The daemon owns one shared page, the beginning of a sparse memfd. A library connects to the daemon's socket (SOCK_SEQPACKET)
+ * and is sent its descriptor and the number of the library's slot, the only message beside single bytes (client_catch_up).
+ * From then on memory is taken, given back and shared, and kernels are queued, in the page itself, under its lock or with
+ * atomics: no round trip, so that a call costs some tens of nanoseconds. `ctl` works on the page in the same way. The socket
+ * stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns that the process is gone and
+ * what it held is free.
+ *
+ * Behind the page, the memfd holds what cards hold: each process that allocates has a region of its own, which others map by offset.
  *
  * The page is writable by every client. A fake driver defends its own life against that (every index and length is checked
  * where it is used), not its numbers.
@@ -35,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 7u /* of the page and of the messages */
+#define FAKE_PAGE_VERSION 8u /* of the page and of the message */
 
 /* One of NVIDIA's documented MIG profiles of a card model; daemon/models.def. */
 struct fake_profile {
@@ -94,6 +97,7 @@ enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL }; /* a
 
 struct fake_slot {
     uint32_t kind;
+    uint32_t region; /* of its memory, 0 = none yet */
     int32_t pid; /* as the daemon's PID namespace has it */
     char name[FAKE_NAME];
     uint32_t contexts[FAKE_UNITS];
@@ -118,6 +122,15 @@ struct fake_fault { /* common/fault.h */
     _Atomic uint64_t calls;              /* that matched so far, of all processes */
 };
 
+/* Memory that several processes may hold. It is charged to one of them, the first holder that is still there. */
+#define FAKE_SHARED 4096u
+struct fake_object {
+    uint64_t id; /* 0 = free */
+    uint64_t offset, bytes;
+    uint32_t unit, owner;
+    uint16_t holds[FAKE_SLOTS]; /* times each slot holds it */
+};
+
 struct fake_page {
     uint32_t magic, version, cards, cuda_version;
     char driver_version[32];
@@ -137,9 +150,17 @@ struct fake_page {
     struct fake_unit unit[FAKE_UNITS];
     struct fake_event event[FAKE_EVENTS];
     struct fake_slot slot[FAKE_SLOTS];
+    _Atomic uint32_t regions; /* given so far; a region is never given again */
+    uint32_t objects;         /* all that were ever used are below. Under the lock, as what follows */
+    uint64_t last_object;
+    struct fake_object object[FAKE_SHARED];
 };
 
 #define FAKE_PAGE_BYTES ((sizeof(struct fake_page) + 4095u) & ~(size_t)4095u)
+/* Region number n begins at n x FAKE_REGION_BYTES; number 0 has the page. Address space only: pages come when they are written. */
+#define FAKE_REGION_BYTES ((uint64_t)16 << 40)
+#define FAKE_REGIONS (1u << 18)
+#define FAKE_FILE_BYTES (FAKE_REGIONS * FAKE_REGION_BYTES)
 
 static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance)
 {
@@ -156,28 +177,8 @@ static inline const struct fake_profile *fake_profile_of(const struct fake_page 
     return &page->card[instance->card % FAKE_CARDS].profile[instance->profile % FAKE_PROFILES];
 }
 
-/* Memory that several processes may hold. It is charged to one of them, the first holder that is still there. */
-struct fake_object {
-    uint64_t id;
-    uint64_t offset; /* in the descriptor */
-    uint64_t bytes;
-    uint32_t unit;
-    uint32_t pad;
-};
-
-/* Messages: one form for requests and their answers, which come in order. The first answer comes without a request: the client's
- * slot, and the page's descriptor. */
-enum fake_type {
-    FAKE_SHARE = 1, /* object and its descriptor -> the object with its id: others may now import it */
-    FAKE_IMPORT,    /* an object's id -> the object and its descriptor */
-    FAKE_RELEASE,   /* an object's id: the last holder's release frees the memory */
-    FAKE_DONE,
-    FAKE_REFUSED
-};
-
 struct fake_message {
-    uint32_t version, type, slot, pad;
-    struct fake_object object;
+    uint32_t version, slot;
 };
 
 #endif

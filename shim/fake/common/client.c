@@ -13,90 +13,70 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+/* A message, with room for one descriptor. */
 struct envelope {
+    struct fake_message message;
     struct msghdr header;
     struct iovec body;
     union {
         struct cmsghdr head;
         char bytes[CMSG_SPACE(sizeof(int))];
-    } rights; /* room for one descriptor */
+    } rights;
 };
 
-static struct msghdr *seal(struct envelope *envelope, struct fake_message *message)
+static struct msghdr *seal(struct envelope *envelope)
 {
-    envelope->body = (struct iovec){.iov_base = message, .iov_len = sizeof *message};
+    envelope->body = (struct iovec){.iov_base = &envelope->message, .iov_len = sizeof envelope->message};
     envelope->header = (struct msghdr){.msg_iov = &envelope->body, .msg_iovlen = 1, .msg_control = &envelope->rights,
                                        .msg_controllen = sizeof envelope->rights};
     return &envelope->header;
 }
 
-int message_send(int socket_fd, struct fake_message *message, int fd)
+bool client_greet(int socket_fd, uint32_t slot, int page_fd)
 {
-    struct envelope envelope = {.rights.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)}};
-    struct msghdr *header = seal(&envelope, message);
-    memcpy(CMSG_DATA(&envelope.rights.head), &fd, sizeof fd);
-    if (fd < 0)
-        header->msg_controllen = 0;
-    message->version = FAKE_PAGE_VERSION;
-    while (sendmsg(socket_fd, header, MSG_NOSIGNAL) < 0)
-        if (errno != EINTR)
-            return -errno;
-    return 0;
+    struct envelope envelope = {.message = {FAKE_PAGE_VERSION, slot},
+                                .rights.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof page_fd)}};
+    memcpy(CMSG_DATA(&envelope.rights.head), &page_fd, sizeof page_fd);
+    return sendmsg(socket_fd, seal(&envelope), MSG_NOSIGNAL) == sizeof envelope.message;
 }
 
-int message_receive(int socket_fd, struct fake_message *message, int *fd)
+static int receive_greeting(struct client *client)
 {
     struct envelope envelope;
-    struct msghdr *header = seal(&envelope, message);
     ssize_t got;
-    *fd = -1;
-    while ((got = recvmsg(socket_fd, header, MSG_CMSG_CLOEXEC)) < 0)
+    while ((got = recvmsg(client->socket, seal(&envelope), MSG_CMSG_CLOEXEC)) < 0)
         if (errno != EINTR)
             return -errno;
-    if (got == 0)
-        return -ECONNRESET;
-    const struct cmsghdr *rights = CMSG_FIRSTHDR(header);
+    const struct cmsghdr *rights = CMSG_FIRSTHDR(&envelope.header);
     if (rights != NULL && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
-        memcpy(fd, CMSG_DATA(rights), sizeof *fd);
-    const bool whole = got == sizeof *message && (header->msg_flags & MSG_TRUNC) == 0;
-    return whole && message->version == FAKE_PAGE_VERSION ? 0 : -EPROTO;
+        memcpy(&client->page_fd, CMSG_DATA(rights), sizeof client->page_fd);
+    client->slot = envelope.message.slot;
+    const bool good = got == sizeof envelope.message && envelope.message.version == FAKE_PAGE_VERSION && client->slot < FAKE_SLOTS;
+    client->page = good ? page_map(client->page_fd) : NULL;
+    return client->page != NULL ? 0 : got == 0 ? -ECONNRESET : -EPROTO;
 }
 
-int client_ask(const struct client *client, struct fake_message *message, int send_fd, int *got_fd)
+void client_catch_up(const struct client *client)
 {
-    int came = -1, rc = message_send(client->socket, message, send_fd);
-    if (rc == 0)
-        rc = message_receive(client->socket, message, &came);
-    if (rc == 0 && message->type != FAKE_DONE)
-        rc = -EPERM;
-    const bool wanted = rc == 0 && got_fd != NULL;
-    if (came >= 0 && !wanted)
-        close(came);
-    if (got_fd != NULL)
-        *got_fd = wanted ? came : -1;
-    return rc;
+    char word = 0;
+    if (send(client->socket, &word, sizeof word, MSG_NOSIGNAL) == sizeof word)
+        while (recv(client->socket, &word, sizeof word, 0) < 0 && errno == EINTR)
+            continue;
 }
 
 int client_open_at(struct client *client, enum fake_kind kind, const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    struct fake_message greeting = {0};
     *client = (struct client){.socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), .page_fd = -1};
     int rc = snprintf(at.sun_path, sizeof at.sun_path, "%s", path) < (int)sizeof at.sun_path ? 0 : -ENAMETOOLONG;
     if (rc == 0 && connect(client->socket, (const struct sockaddr *)&at, sizeof at) != 0)
         rc = -errno;
     if (rc == 0)
-        rc = message_receive(client->socket, &greeting, &client->page_fd);
+        rc = receive_greeting(client);
     if (rc == 0)
-        client->page = page_map(client->page_fd);
-    if (rc == 0 && (client->page == NULL || greeting.slot >= FAKE_SLOTS))
-        rc = -EPROTO;
-    if (rc == 0) {
-        client->slot = greeting.slot;
         client->page->slot[client->slot].kind = kind;
-    } else {
+    else
         client_close(client);
-    }
     return rc;
 }
 

@@ -11,7 +11,7 @@ struct client {
     int socket; /* -1 = not connected */
     uint32_t slot;
     struct fake_page *page;
-    int page_fd; /* kept open: it stands for /dev/nvidiactl */
+    int page_fd; /* kept open: it stands for /dev/nvidiactl, and has the memory of cards behind the page */
     bool every_card; /* true: all cards are visible; false: those whose device node exists */
 };
 
@@ -20,14 +20,10 @@ int client_open(struct client *client, enum fake_kind kind);
 int client_open_at(struct client *client, enum fake_kind kind, const char *path);
 void client_close(struct client *client);
 
-/* A request, which becomes its answer. send_fd may be -1; *got_fd (may be NULL) is -1 when none came.
- * Returns 0, or -errno: -EPERM when it is refused. */
-int client_ask(const struct client *client, struct fake_message *message, int send_fd, int *got_fd);
-
-/* One message, with a descriptor if there is one to pass. Returns 0 or -errno: -ECONNRESET when the other side hung
- * up, -EPROTO for what is no message of ours. fd may be -1; *fd is -1 when none came. */
-int message_send(int socket_fd, struct fake_message *message, int fd);
-int message_receive(int socket_fd, struct fake_message *message, int *fd);
+/* The daemon's greeting: the client's slot, and the page's descriptor. */
+bool client_greet(int socket_fd, uint32_t slot, int page_fd);
+/* Returns when the daemon has seen the end of all processes that ended before: what they held is free. */
+void client_catch_up(const struct client *client);
 
 /* The first word of a process's command line, as this PID namespace has it. False: there is no such process here. */
 bool process_name(int32_t pid, char name[FAKE_NAME]);

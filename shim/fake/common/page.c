@@ -6,6 +6,7 @@
 #include "page.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
@@ -110,6 +111,11 @@ struct fake_page *page_map(int fd)
         return page;
     munmap(page, FAKE_PAGE_BYTES);
     return NULL;
+}
+
+void file_wipe(int page_fd, uint64_t offset, uint64_t bytes)
+{
+    fallocate(page_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
 }
 
 int new_memfd(const char *name)

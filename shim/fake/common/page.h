@@ -29,9 +29,21 @@ void bell_wait(const _Atomic uint32_t *bell, uint32_t seen, uint64_t most_ns);
 
 /* NULL: it cannot be mapped, or is no page of this version. */
 struct fake_page *page_map(int fd);
+/* Drops what is in these bytes of the page's file. */
+void file_wipe(int page_fd, uint64_t offset, uint64_t bytes);
 
 /* memfd_create by its number: the libraries are built against a C library older than it. -1 on failure. */
 int new_memfd(const char *name);
+
+/* objects.c - memory that several processes hold. */
+
+/* 0: there are too many. The caller's slot holds it once. */
+uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object like);
+/* False: there is no such object. */
+bool object_hold(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is);
+void object_release(struct fake_page *page, uint32_t slot, uint64_t id);
+/* The slot holds nothing more. True: others still hold some of its region. */
+bool objects_drop_slot(struct fake_page *page, uint32_t slot);
 
 /* gpu_time.c - whose kernels ran for how long. */
 

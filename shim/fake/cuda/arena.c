@@ -1,15 +1,13 @@
-/* arena.c - the memory of all cards: address space in one sparse memfd, mapped once.
+/* arena.c - the memory of all cards: this process's region of the sparse file behind the page, mapped once.
  *
  * A card's worth costs nothing until it is written, values survive, and a piece of it can be lent to another process by
- * descriptor and offset.
+ * its offset.
  */
 #define _GNU_SOURCE
 #include "internal.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define ARENA_LEAST ((uint64_t)256 << 30) /* where there is no room for more, as under a sanitizer */
 
@@ -23,25 +21,29 @@ void *addresses_take(uint64_t bytes, uint64_t align)
     return at;
 }
 
-/* On a block's boundary, so that an address tells the block. */
-static void *map_aligned(uint64_t bytes)
+bool arena_map(uintptr_t at, uint64_t bytes, int access, uint64_t offset)
 {
-    void *at = addresses_take(bytes, BLOCK_BYTES);
-    CHECK(at != MAP_FAILED, MAP_FAILED);
-    return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, cuda.arena_fd, 0);
+    return mmap((void *)at, bytes, access, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, cuda.client.page_fd, (off_t)offset) != MAP_FAILED;
 }
 
+/* On a block's boundary, so that an address tells the block. */
 static bool arena_open(void)
 {
-    cuda.arena_fd = new_memfd("fake-gpu-memory");
-    CHECK(cuda.arena_fd >= 0 && ftruncate(cuda.arena_fd, (off_t)ARENA_BYTES) == 0, false);
-    void *at = MAP_FAILED;
-    for (uint64_t bytes = ARENA_BYTES; at == MAP_FAILED && bytes >= ARENA_LEAST; bytes /= 2) {
-        at = map_aligned(bytes);
-        cuda.arena_bytes = bytes;
-    }
-    cuda.arena = at == MAP_FAILED ? NULL : at;
+    const uint32_t region = atomic_fetch_add(&cuda.client.page->regions, 1) + 1;
+    char *at = MAP_FAILED;
+    CHECK(region < FAKE_REGIONS, false);
+    cuda.client.page->slot[cuda.client.slot].region = region;
+    cuda.arena_start = region * FAKE_REGION_BYTES;
+    for (cuda.arena_bytes = ARENA_BYTES; cuda.arena_bytes >= ARENA_LEAST && at == MAP_FAILED; cuda.arena_bytes /= 2)
+        at = addresses_take(cuda.arena_bytes, BLOCK_BYTES);
+    cuda.arena_bytes *= 2; /* of what was found */
+    cuda.arena = at != MAP_FAILED && arena_map((uintptr_t)at, cuda.arena_bytes, PROT_READ | PROT_WRITE, cuda.arena_start) ? at : NULL;
     return cuda.arena != NULL;
+}
+
+uintptr_t arena_at(uint64_t offset)
+{
+    return (uintptr_t)cuda.arena + (offset - cuda.arena_start);
 }
 
 /* Eight classes to each power of two from 4 KiB: at most an eighth of the address space is wasted. */
@@ -59,18 +61,18 @@ static struct physical *room_take(uint64_t bytes)
 {
     CHECK(cuda.arena != NULL || arena_open(), NULL);
     const uint64_t align = bytes >= BLOCK_BYTES / 2 ? BLOCK_BYTES : GRAIN;
-    uint64_t room, offset = rounded(cuda.arena_used, align);
+    uint64_t room, offset = cuda.arena_start + rounded(cuda.arena_used, align);
     const unsigned class = class_of(rounded(bytes, align), &room);
     struct physical *physical = cuda.arena_free[class];
     if (physical != NULL && physical->offset % align == 0) {
         cuda.arena_free[class] = physical->next_free;
         offset = physical->offset;
     } else {
-        CHECK(offset + room <= cuda.arena_bytes, NULL);
-        CHECK(handle_new(&physical, HANDLE_PHYSICAL, sizeof *physical) == CUDA_SUCCESS, NULL);
-        cuda.arena_used = offset + room;
+        CHECK(offset + room <= cuda.arena_start + cuda.arena_bytes, NULL);
+        CHECK(MAKE(&physical, HANDLE_PHYSICAL, physical, .users = 1) == CUDA_SUCCESS, NULL);
+        cuda.arena_used = offset + room - cuda.arena_start;
     }
-    *physical = (struct physical){.handle.kind = HANDLE_PHYSICAL, .fd = -1, .offset = offset, .room = room, .class = class, .users = 1};
+    *physical = (struct physical){.handle.kind = HANDLE_PHYSICAL, .offset = offset, .room = room, .class = class, .users = 1};
     return physical;
 }
 
@@ -94,16 +96,13 @@ void physical_drop(struct physical *physical)
     SCOPED tables = hold(&cuda.lock);
     if (--physical->users > 0)
         return;
-    if (physical->object == 0)
-        give(physical->device, physical->charged);
-    else
-        object_release(physical->object); /* the daemon gives it back when the last process lets go */
-    if (physical->fd >= 0)
-        close(physical->fd);
     if (physical->object != 0) { /* somebody else may still read these pages: never use them again */
+        client_catch_up(&cuda.client);
+        object_release(cuda.client.page, cuda.client.slot, physical->object);
         handle_free(physical);
         return;
     }
+    give(physical->device, physical->charged);
     if (physical->touched)
         arena_wipe(physical->offset, physical->room);
     physical->handle.kind = HANDLE_DEAD;
@@ -113,13 +112,13 @@ void physical_drop(struct physical *physical)
 
 void arena_wipe(uint64_t offset, uint64_t bytes)
 {
-    fallocate(cuda.arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    file_wipe(cuda.client.page_fd, offset, bytes);
 }
 
 /* As a card that is not wiped between its tenants: TANGRAM_FAKE_DIRTY=1. */
 bool arena_dirty(uint64_t offset, uint64_t bytes)
 {
     CHECK(getenv("TANGRAM_FAKE_DIRTY") != NULL, false);
-    memset(cuda.arena + offset, 0xa5, bytes < 4096 ? bytes : 4096);
+    memset((void *)arena_at(offset), 0xa5, bytes < 4096 ? bytes : 4096);
     return true;
 }

@@ -4,6 +4,7 @@
  * group; blocks of 1, 2, 4, 8 or 16 groups high, the lowest that holds the array.
  */
 #include "internal.h"
+#include "calls.h"
 
 #define GROUP_ROWS 8u
 
@@ -82,27 +83,24 @@ static bool sound(const CUDA_ARRAY3D_DESCRIPTOR *how)
 
 static CUresult array_new(CUarray *made, enum handle_kind kind, CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *how, uint64_t bytes)
 {
-    CUarray array;
-    TRY(handle_new(&array, kind, sizeof *array));
-    const CUresult rc = memory_own(ctx, SPAN_OWNED, PAGES_ARRAYS, bytes, &array->memory);
-    array->how = *how;
-    if (rc == CUDA_SUCCESS)
-        *made = array;
-    else
-        handle_free(array);
+    TRY(MAKE(made, kind, CUarray_st, .how = *how));
+    const CUresult rc = memory_own(ctx, SPAN_OWNED, PAGES_ARRAYS, bytes, &(*made)->memory);
+    if (rc != CUDA_SUCCESS)
+        handle_free(*made);
     return rc;
 }
 
-EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *how)
+static CUresult mipmap_new(CUarray *made, CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
 {
-    FAULT(cuArray3DCreate_v2, 0);
-    CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK(array != NULL && how != NULL && sound(how), CUDA_ERROR_INVALID_VALUE);
-    return array_new(array, HANDLE_ARRAY, ctx, how, sparse(how) ? 0 : bytes_of(how, 1));
+    CUDA_ARRAY3D_DESCRIPTOR level = *how;
+    TRY(array_new(made, HANDLE_MIPMAP, ctx, how, bytes_of(how, levels)));
+    for (unsigned i = 0; i < levels; i++, level = next_level(level))
+        if (array_new(&(*made)->level[i], HANDLE_ARRAY, ctx, &level, 0) != CUDA_SUCCESS)
+            (*made)->level[i] = NULL;
+    return CUDA_SUCCESS;
 }
 
-CUresult array_end(CUarray array, enum handle_kind kind)
+static CUresult array_end(CUarray array, enum handle_kind kind)
 {
     TRY(handle_ok(array, kind, CUDA_ERROR_INVALID_HANDLE));
     for (unsigned i = 0; i < LEVELS; i++)
@@ -124,39 +122,22 @@ static CUresult map_tile(const CUarrayMapInfo *info)
     const unsigned width = info->subresource.sparseLevel.extentWidth;
     const unsigned at = width > 0 ? info->subresource.sparseLevel.offsetX / width : TILES;
     CHECK(at < TILES, CUDA_ERROR_INVALID_VALUE);
-    SCOPED tables = hold(&cuda.lock);
     struct physical *next = NULL;
-    if (info->memOperationType != CU_MEM_OPERATION_TYPE_UNMAP) {
+    if (info->memOperationType != CU_MEM_OPERATION_TYPE_UNMAP)
         TRY(physical_get(info->memHandle.memHandle, &next));
+    if (next != NULL)
         next->users++;
-    }
     if (array->tile[at] != NULL)
         physical_drop(array->tile[at]);
     array->tile[at] = next;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *info, unsigned count, CUstream handle)
+static CUresult map_tiles(const CUarrayMapInfo *list, unsigned count)
 {
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(info != NULL, CUDA_ERROR_INVALID_VALUE);
     for (unsigned i = 0; i < count; i++)
-        TRY(map_tile(&info[i]));
+        TRY(map_tile(&list[i]));
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels)
-{
-    CUcontext ctx;
-    CUarray array;
-    TRY(current(&ctx));
-    CHECK(made != NULL && how != NULL && sound(how) && levels > 0 && levels <= LEVELS, CUDA_ERROR_INVALID_VALUE);
-    TRY(array_new(&array, HANDLE_MIPMAP, ctx, how, bytes_of(how, levels)));
-    CUDA_ARRAY3D_DESCRIPTOR level = *how;
-    for (unsigned i = 0; i < levels; i++, level = next_level(level))
-        if (array_new(&array->level[i], HANDLE_ARRAY, ctx, &level, 0) != CUDA_SUCCESS)
-            array->level[i] = NULL;
-    *made = (CUmipmappedArray)array;
-    return CUDA_SUCCESS;
-}
+#include "array.def"

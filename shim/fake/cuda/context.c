@@ -3,6 +3,7 @@
  * A context loses memory while it lives (losses.c), and counts on the process's slot.
  */
 #include "internal.h"
+#include "calls.h"
 
 #include <stdlib.h>
 
@@ -23,7 +24,7 @@ bool context_ok(CUcontext ctx)
     return handle_is(ctx, HANDLE_CONTEXT) && ctx->live;
 }
 
-CUresult current_even_failed(CUcontext *ctx)
+static CUresult current_even_failed(CUcontext *ctx)
 {
     TRY(ready());
     CHECK(depth > 0 && stack[depth - 1] != NULL, CUDA_ERROR_INVALID_CONTEXT);
@@ -37,7 +38,7 @@ CUresult current(CUcontext *ctx)
     return sticky((*ctx)->device);
 }
 
-CUresult context_get(CUcontext given, CUcontext *ctx)
+static CUresult context_get(CUcontext given, CUcontext *ctx)
 {
     if (given == NULL)
         return current(ctx);
@@ -56,22 +57,18 @@ static void count_context(CUcontext ctx, int more)
 
 static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
 {
+    CUcontext ctx;
     CHECK(atomic_load(&card_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
     TRY(sticky(device));
-    CUcontext ctx;
-    TRY(handle_new(&ctx, HANDLE_CONTEXT, sizeof *ctx));
-    ctx->device = device;
+    TRY(MAKE(&ctx, HANDLE_CONTEXT, CUctx_st, .device = device, .flags = flags, .id = ++cuda.ids,
+             .limit = {[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20, [CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20}));
     if (!losses_stack(ctx, STACK_DEFAULT)) {
         handle_free(ctx);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    ctx->flags = flags;
     ctx->live = true;
-    ctx->id = ++cuda.ids;
     for (unsigned i = 0; i < 2; i++)
         ctx->stream[i] = (struct CUstream_st){.handle.kind = HANDLE_STREAM, .ctx = ctx};
-    ctx->limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
-    ctx->limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
     count_context(ctx, 1);
     ctx->channels = channels_new(device);
     take_a_while();
@@ -79,86 +76,46 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-static void context_end(CUcontext ctx)
+static CUresult context_end(CUcontext ctx)
 {
+    depth -= depth > 0 && stack[depth - 1] == ctx && !ctx->primary;
     work_wait(ctx->device, atomic_load(&ctx->done_ns));
     ctx->live = false;
     channels_free(ctx->device, ctx->channels);
     count_context(ctx, -1);
     losses_end(ctx);
     spans_of_context_gone(ctx);
-}
-
-EXPORT CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device)
-{
-    FAULT(cuCtxCreate_v2, 0);
-    TRY(device_ok(device));
-    CHECK(made != NULL && depth < STACK, CUDA_ERROR_INVALID_VALUE);
-    TRY(context_new(made, flags, device));
-    stack[depth++] = *made;
     return CUDA_SUCCESS;
 }
 
-ALIAS(cuCtxCreate, cuCtxCreate_v2)
-
-EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
+CUresult context_idle(CUcontext ctx)
 {
-    TRY(ready());
-    CHECK(context_ok(ctx) && !ctx->primary, CUDA_ERROR_INVALID_CONTEXT);
-    if (depth > 0 && stack[depth - 1] == ctx)
-        depth--;
-    context_end(ctx);
-    return CUDA_SUCCESS;
+    work_wait(ctx->device, atomic_load(&ctx->done_ns));
+    return sticky(ctx->device);
 }
 
-ALIAS(cuCtxDestroy, cuCtxDestroy_v2)
-
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext ctx)
+static CUresult push(CUcontext ctx)
 {
-    TRY(ready());
-    CHECK(context_ok(ctx), CUDA_ERROR_INVALID_CONTEXT);
     CHECK(depth < STACK, CUDA_ERROR_INVALID_VALUE);
     stack[depth++] = ctx;
     return CUDA_SUCCESS;
 }
 
-ALIAS(cuCtxPushCurrent, cuCtxPushCurrent_v2)
-
-EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
+static CUresult pop(CUcontext *ctx)
 {
-    TRY(ready());
-    CHECK(depth > 0, CUDA_ERROR_INVALID_CONTEXT);
     depth--;
-    if (ctx != NULL)
-        *ctx = stack[depth];
+    PUT(ctx, stack[depth]);
     return CUDA_SUCCESS;
 }
 
-ALIAS(cuCtxPopCurrent, cuCtxPopCurrent_v2)
-
-EXPORT CUresult cuCtxSetCurrent(CUcontext ctx)
+static CUresult put_on_top(CUcontext ctx)
 {
-    TRY(ready());
-    CHECK(ctx == NULL || context_ok(ctx), CUDA_ERROR_INVALID_CONTEXT);
     depth -= depth > 0;
-    if (ctx != NULL)
-        stack[depth++] = ctx;
-    return CUDA_SUCCESS;
+    return ctx != NULL ? push(ctx) : CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetCurrent(CUcontext *ctx)
+static CUresult primary_retain(CUcontext *ctx, CUdevice device)
 {
-    TRY(ready());
-    CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
-    *ctx = depth > 0 ? stack[depth - 1] : NULL;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
-{
-    FAULT(cuDevicePrimaryCtxRetain, 0);
-    TRY(device_ok(device));
-    CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
     struct device *of = &cuda.device[device];
     SCOPED primaries = hold(&cuda.primaries);
     if (!context_ok(of->primary)) {
@@ -170,28 +127,13 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+static CUresult primary_release(CUdevice device, bool all)
 {
-    TRY(device_ok(device));
     struct device *of = &cuda.device[device];
     SCOPED primaries = hold(&cuda.primaries);
-    CHECK(of->primary_refs > 0 && context_ok(of->primary), CUDA_ERROR_INVALID_CONTEXT);
-    if (--of->primary_refs == 0)
-        context_end(of->primary);
-    return CUDA_SUCCESS;
+    CHECK(all || (of->primary_refs > 0 && context_ok(of->primary)), CUDA_ERROR_INVALID_CONTEXT);
+    of->primary_refs = all ? 0 : of->primary_refs - 1;
+    return of->primary_refs == 0 && context_ok(of->primary) ? context_end(of->primary) : CUDA_SUCCESS;
 }
 
-ALIAS(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)
-
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
-    TRY(device_ok(device));
-    struct device *of = &cuda.device[device];
-    SCOPED primaries = hold(&cuda.primaries);
-    if (context_ok(of->primary))
-        context_end(of->primary);
-    of->primary_refs = 0;
-    return CUDA_SUCCESS;
-}
-
-ALIAS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2)
+#include "context.def"

@@ -1,18 +1,21 @@
 /* copy.c - copies and fills. They take no GPU time, happen when they are called, and keep values.
  *
  * Of more than COPY_MOST bytes only so many are moved: no test looks further. Which functions there are, and which of them
- * wait for the context's work, is in answers.def. Both ends are memory of this process: device memory is mapped here.
+ * wait for the context's work, is in copy.def. Both ends are memory of this process: device memory is mapped here.
  */
 #include "internal.h"
+#include "calls.h"
 
 #define COPY_MOST (64 * FAKE_MIB)
 
-static void *memory(CUdeviceptr at)
+static void *place(CUdeviceptr at)
 {
     return (void *)(uintptr_t)at;
 }
 
-CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, unsigned ends)
+/* ends: which of them must be device memory that CUDA knows. */
+enum { ANYWHERE, TO_DEVICE = 1, FROM_DEVICE = 2 };
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, unsigned ends)
 {
     if (bytes == 0)
         return CUDA_SUCCESS;
@@ -20,11 +23,11 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, unsigned ends)
     const bool known = span_touch(to, bytes);
     CHECK(known || (ends & TO_DEVICE) == 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(span_covers(from, bytes) || (ends & FROM_DEVICE) == 0, CUDA_ERROR_INVALID_VALUE);
-    memmove(memory(to), memory(from), bytes < COPY_MOST ? bytes : COPY_MOST);
+    memmove(place(to), place(from), bytes < COPY_MOST ? bytes : COPY_MOST);
     return CUDA_SUCCESS;
 }
 
-CUresult copy_peer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes)
+static CUresult copy_peer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes)
 {
     CHECK(context_ok(to_ctx) && context_ok(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
     return copy(to, from, bytes, TO_DEVICE | FROM_DEVICE);
@@ -33,11 +36,11 @@ CUresult copy_peer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext
 /* One end of a 2D copy as bytes in this process, or NULL: arrays are not looked into. */
 static unsigned char *end_of(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t x, size_t y)
 {
-    unsigned char *base = type == CU_MEMORYTYPE_HOST ? (unsigned char *)(uintptr_t)host : memory(device);
+    unsigned char *base = type == CU_MEMORYTYPE_HOST ? (unsigned char *)(uintptr_t)host : place(device);
     return type == CU_MEMORYTYPE_ARRAY || base == NULL ? NULL : base + y * pitch + x;
 }
 
-CUresult copy_2d(const CUDA_MEMCPY2D *how)
+static CUresult copy_2d(const CUDA_MEMCPY2D *how)
 {
     CHECK(how != NULL, CUDA_ERROR_INVALID_VALUE);
     const unsigned char *from = end_of(how->srcMemoryType, how->srcHost, how->srcDevice, how->srcPitch, how->srcXInBytes, how->srcY);
@@ -52,7 +55,7 @@ CUresult copy_2d(const CUDA_MEMCPY2D *how)
 }
 
 /* Rows of count elements of width bytes. */
-CUresult fill(CUdeviceptr at, size_t pitch, uint32_t value, size_t width, size_t count, size_t rows)
+static CUresult fill(CUdeviceptr at, size_t pitch, uint32_t value, size_t width, size_t count, size_t rows)
 {
     if (count == 0 || rows == 0)
         return CUDA_SUCCESS;
@@ -60,7 +63,7 @@ CUresult fill(CUdeviceptr at, size_t pitch, uint32_t value, size_t width, size_t
     CHECK(span_touch(at, (rows - 1) * pitch + count * width), CUDA_ERROR_INVALID_VALUE);
     size_t left = COPY_MOST;
     for (size_t row = 0; row < rows && left > 0; row++) {
-        unsigned char *to = (unsigned char *)memory(at) + row * pitch;
+        unsigned char *to = (unsigned char *)place(at) + row * pitch;
         const size_t bytes = count * width < left ? count * width : left;
         left -= bytes;
         if (width == 1)
@@ -70,3 +73,5 @@ CUresult fill(CUdeviceptr at, size_t pitch, uint32_t value, size_t width, size_t
     }
     return CUDA_SUCCESS;
 }
+
+#include "copy.def"

@@ -6,12 +6,13 @@
  */
 #define _GNU_SOURCE
 #include "internal.h"
+#include "calls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-struct cuda cuda = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .primaries = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}, .arena_fd = -1};
+struct cuda cuda = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .primaries = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}};
 
 static void forked(void)
 {
@@ -105,3 +106,37 @@ CUresult device_ok(CUdevice device)
     TRY(ready());
     return device >= 0 && device < cuda.devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
+
+static CUresult text_of(CUresult error, bool name, const char **answer)
+{
+    switch ((int)error) {
+#define ERROR(value, sentence) case value: *answer = name ? #value : sentence; return CUDA_SUCCESS;
+#include "errors.def"
+    default: *answer = NULL; return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static int device_attribute(CUdevice_attribute attribute, CUdevice device)
+{
+    const struct fake_card *card = card_of(device);
+    switch ((int)attribute) {
+#define ATTRIBUTE(name, value) case CU_DEVICE_ATTRIBUTE_##name: return (int)(value);
+#include "device_attributes.def"
+    default: return 0;
+    }
+}
+
+static CUuuid uuid_of(const void *bytes)
+{
+    CUuuid uuid;
+    memcpy(uuid.bytes, bytes, sizeof uuid.bytes);
+    return uuid;
+}
+
+static bool are_linked(CUdevice device, CUdevice peer)
+{
+    const bool whole = profile_of(device) == NULL && profile_of(peer) == NULL;
+    return whole && cuda.device[device].card != cuda.device[peer].card && card_of(device)->links_wired > 0;
+}
+
+#include "device.def"

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-CUresult handle_new(void *made, enum handle_kind kind, size_t bytes)
+CUresult handle_new(void *made, enum handle_kind kind, const void *like, size_t bytes)
 {
     SCOPED tables = hold(&cuda.lock);
     struct handle **kept = &cuda.free_handles[kind & 63], *handle = *kept;
@@ -12,7 +12,7 @@ CUresult handle_new(void *made, enum handle_kind kind, size_t bytes)
     else
         handle = malloc(bytes);
     CHECK(handle != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    memset(handle, 0, bytes);
+    memcpy(handle, like, bytes);
     handle->kind = (uint32_t)kind;
     memcpy(made, &handle, sizeof handle);
     return CUDA_SUCCESS;

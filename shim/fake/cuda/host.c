@@ -1,16 +1,17 @@
 /* host.c - pinned host memory (no GPU memory: nothing is counted), and what a pointer is. */
 #define _GNU_SOURCE
 #include "internal.h"
+#include "calls.h"
 
 #include <sys/mman.h>
 
-CUresult pinned_new(CUcontext ctx, enum span_kind kind, void *at, size_t bytes, unsigned flags)
+static CUresult pinned_new(CUcontext ctx, enum span_kind kind, void *at, size_t bytes, unsigned flags)
 {
     const struct span like = {.base = (uintptr_t)at, .bytes = bytes, .room = bytes, .kind = kind, .ctx = ctx, .device = ctx->device, .flags = flags};
-    return span_new(&like) != NULL ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    return span_new(&cuda.spans, &like) != NULL ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 
-CUresult host_new(void **at, size_t bytes, unsigned flags)
+static CUresult host_new(void **at, size_t bytes, unsigned flags)
 {
     CUcontext ctx;
     TRY(current(&ctx));
@@ -32,15 +33,9 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, const st
         CHECK(exists, CUDA_ERROR_INVALID_VALUE);                                                                               \
         *(type *)data = (type)(value);                                                                                         \
         return CUDA_SUCCESS;
-#include "pointer.def"
+#include "pointer_attributes.def"
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr at)
-{
-    TRY(ready());
-    CHECK(data != NULL, CUDA_ERROR_INVALID_VALUE);
-    SCOPED tables = hold(&cuda.lock);
-    return attribute_of(data, attribute, span_find((uintptr_t)at), at);
-}
+#include "host.def"

@@ -22,6 +22,12 @@
             return otherwise;                                                                                                  \
     } while (0)
 
+#define PUT(at, value)                                                                                                         \
+    do {                                                                                                                       \
+        if ((at) != NULL)                                                                                                      \
+            *(at) = (value);                                                                                                   \
+    } while (0)
+
 /* SCOPED name = hold(&mutex); lets go of it where the block ends, also by a return. */
 #define SCOPED __attribute__((cleanup(let_go), unused)) pthread_mutex_t *const
 static inline void let_go(pthread_mutex_t *const *held) { pthread_mutex_unlock(*held); }
@@ -40,21 +46,10 @@ static inline const struct fake_profile *profile_of(int device) /* NULL: a whole
 
 static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : card_of(device)->sms; }
 
-/* Exported functions that another one is made of; cuda.h declares the same. */
-#ifndef FAKE_WITH_NVIDIA_HEADER
-CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *how);
-CUresult cuCtxCreate_v2(CUcontext *made, unsigned flags, CUdevice device);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
-CUresult cuEventRecord(CUevent event, CUstream stream);
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
-CUresult cuModuleUnload(CUmodule module);
-CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority);
-#endif
+static inline CUresult must(bool condition, CUresult otherwise) { return condition ? CUDA_SUCCESS : otherwise; }
 
 /* handle.c */
-CUresult handle_new(void *made, enum handle_kind kind, size_t bytes); /* made: where the pointer to it goes; all zero */
+CUresult handle_new(void *made, enum handle_kind kind, const void *like, size_t bytes); /* MAKE */
 void handle_free(void *handle);
 bool handle_is(const void *handle, enum handle_kind kind);
 /* The process may use CUDA, and it is a handle of that kind; otherwise: the error if it is not. */
@@ -68,25 +63,20 @@ void take_a_while(void); /* cuInit and each new context: TANGRAM_FAKE_START_MS l
 /* context.c */
 CUresult ready(void); /* CUDA_ERROR_NOT_INITIALIZED before cuInit and after fork */
 CUresult current(CUcontext *ctx); /* or the error that the process is left with */
-CUresult current_even_failed(CUcontext *ctx);
 bool context_ok(CUcontext ctx);
-CUresult context_get(CUcontext given, CUcontext *ctx); /* NULL: the current one */
+CUresult context_idle(CUcontext ctx); /* waits for its work */
 
 /* stream.c */
 CUresult stream_get(CUstream handle, CUstream *stream); /* resolves NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */
 /* Work on a stream that happens at once; a stream that is captured gets a node of that type instead. */
-CUresult stream_captures(CUstream handle, CUgraphNodeType type, bool *captured);
-CUresult stream_call(CUstream handle, CUhostFn run, CUstreamCallback callback, void *data);
+CUresult stream_captures(CUstream handle, CUstream *stream, CUgraphNodeType type, bool *captured);
 uint64_t stream_queue(CUstream stream, uint64_t ns);
-CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after,
-                      const CUgraphEdgeData **edges, size_t *afters);
 /* After a kernel failed, its error; the process has no way back (measured, also for its other contexts on the device). */
 CUresult sticky(int device);
 void trap(int device, uint32_t error, uint64_t done_ns);
 bool work_done(int device, uint64_t done_ns);
 void work_wait(int device, uint64_t done_ns);
 CUresult synchronize(int device, uint64_t done_ns); /* what the program waits for */
-CUresult event_ok(CUevent event);
 /* Runs on a thread of its own, with a copy of what is given, which it frees. */
 CUresult beside(void *(*run)(void *given), const void *given, size_t bytes);
 
@@ -94,15 +84,15 @@ CUresult beside(void *(*run)(void *given), const void *given, size_t bytes);
 uint32_t channels_new(int device);
 void channels_free(int device, uint32_t group);
 
-/* faults.c: a scripted fault of the function, CUDA_SUCCESS when there is none. FAULT stands at the start of what can fail. */
+/* faults.c: a scripted fault of the function, CUDA_SUCCESS when there is none. */
 CUresult fault(enum faultable function, uint64_t bytes);
 int driver_cuda_version(void);
 bool symbol_missing(const char *symbol); /* an exported name, without the suffix of its per-thread twin */
-#define FAULT(function, bytes) TRY(fault(FAULTABLE_##function, bytes))
 
 /* losses.c */
 #define STACK_DEFAULT 1024u
 bool losses_stack(CUcontext ctx, uint64_t limit); /* a stack of that size for each thread */
+CUresult losses_limit(CUcontext ctx, CUlimit limit, size_t value);
 void losses_end(CUcontext ctx);
 CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap); /* before a kernel that needs these */
 bool losses_runtime(CUcontext ctx);
@@ -116,22 +106,17 @@ void image_free(struct image *image);
 bool image_is_text(const char *image);
 uint64_t image_local(const char *entry); /* of the kernel whose ".entry" that is in PTX text; NULL: 0 */
 
-/* module.c */
-CUresult module_new(CUmodule *made, const void *image, bool is_library);
-int function_attribute(CUfunction function, CUfunction_attribute attribute);
-
 /* launch.c */
-CUresult launch(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra);
-CUresult launch_grid(CUfunction function, int width, int height, CUstream stream);
 CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);
-/* counter.c: a kernel of ns that ends at done_ns counts at that address. */
-CUresult counter_start(int device, uintptr_t at, uint64_t ns, uint64_t done_ns);
 
 /* arena.c */
 /* NULL: the card is full. Its first user is the caller. */
 struct physical *physical_new(int device, uint64_t bytes, uint64_t charged);
 void physical_drop(struct physical *physical); /* one user less */
 void *addresses_take(uint64_t bytes, uint64_t align); /* of which nothing is used yet; MAP_FAILED: none are left */
+/* What is at that offset of the file behind the page appears at addresses that were taken. */
+bool arena_map(uintptr_t at, uint64_t bytes, int access, uint64_t offset);
+uintptr_t arena_at(uint64_t offset); /* where this process's region has it */
 void arena_wipe(uint64_t offset, uint64_t bytes);
 bool arena_dirty(uint64_t offset, uint64_t bytes); /* leaves somebody's bytes in new memory; false: it is clean */
 
@@ -140,11 +125,12 @@ bool arena_dirty(uint64_t offset, uint64_t bytes); /* leaves somebody's bytes in
 struct physical *range_take(struct range **list, int device, uint64_t bytes, uint64_t *at);
 void range_give(struct range **list, struct physical *block, uint64_t at, uint64_t bytes);
 
-/* span.c */
+/* span.c. Trees: cuda.spans, but for those that are named. */
 /* Puts a copy of it into the tree. NULL: something is at these addresses. */
-struct span *span_new(const struct span *like);
-void span_gone(struct span *span); /* takes it out of the tree and gives back what is behind it */
-struct span *span_find(uintptr_t at); /* the one that holds the address */
+struct span *span_new(void **tree, const struct span *like);
+void span_gone(void **tree, struct span *span); /* takes it out of the tree and gives back what is behind it */
+struct span *span_in(void *tree, uintptr_t at); /* the one that holds the address */
+struct span *span_find(uintptr_t at);
 CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct span **span); /* the same, of one of these kinds */
 struct span *span_from(CUdeviceptr at, unsigned kinds); /* the one that begins there */
 CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise);
@@ -156,7 +142,6 @@ bool span_covers(CUdeviceptr at, size_t bytes);
 /* memory.c */
 bool take(int device, uint64_t bytes);
 void give(int device, uint64_t bytes);
-size_t left_on(int device);
 /* like: what is asked for, that is its kind, context, device, pool, pages and bytes. */
 CUresult memory_new(const struct span *like, struct span **made);
 void memory_gone(const struct span *span); /* what is behind it; under lock */
@@ -165,36 +150,14 @@ bool owner_lives(const struct owned *owned);
 void owned_free(struct owned *owned);
 CUresult memory_free(CUdeviceptr at, unsigned kinds); /* of these kinds, or of a pool or graph */
 
-/* array.c */
-CUresult array_end(CUarray array, enum handle_kind kind);
-
-/* copy.c. ends: which of them must be device memory that CUDA knows. */
-enum { ANYWHERE, TO_DEVICE = 1, FROM_DEVICE = 2 };
-CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, unsigned ends);
-CUresult copy_peer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes);
-CUresult copy_2d(const CUDA_MEMCPY2D *how);
-CUresult fill(CUdeviceptr at, size_t pitch, uint32_t value, size_t width, size_t count, size_t rows);
-
-/* host.c */
-CUresult host_new(void **at, size_t bytes, unsigned flags);
-CUresult pinned_new(CUcontext ctx, enum span_kind kind, void *at, size_t bytes, unsigned flags);
-
 /* pool.c */
-#define POOL_MAGIC 0x4c4f4f5046414b45u
-CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocationHandleType type);
-CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value, bool set);
 CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool);
-CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, enum pool_kind of_device);
-CUresult pool_new(CUmemoryPool *made, int device, uint64_t most);
-CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream);
-CUresult pool_trim(CUmemoryPool pool, uint64_t keep);
 void pools_synchronized(int device);
 bool pool_grow(CUmemoryPool pool, uint64_t bytes);
 void pool_less(CUmemoryPool pool, uint64_t bytes); /* so much of it is free again */
 
-/* share.c: memory that other processes may hold, too; the daemon keeps the books. */
+/* share.c: memory that other processes may hold, too; the page keeps the books. */
 bool object_share(struct physical *physical);
-void object_release(uint64_t id);
 CUresult physical_import(uint64_t id, struct physical **made); /* refused if it is of a card that this process has not */
 /* A descriptor that stands for a number in another process. */
 CUresult token_export(void *shareable, CUmemAllocationHandleType type, uint64_t magic, uint64_t id);
@@ -204,8 +167,6 @@ CUresult lend(CUdeviceptr at, enum span_kind kind, void *data);
 CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemoryPool pool);
 
 /* vmm.c */
-/* All maps in [at, at + bytes), if whole ones cover it: their access, or NULL to end them. */
-CUresult maps_change(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access);
 CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **physical);
 
 /* graph.c: what a node does when its graph runs. A child is copied when its node is added. */
@@ -223,12 +184,12 @@ struct CUgraphNode_st {
     CUgraph graph;
     CUgraphNode next;
 };
+struct CUgraph_st {
+    struct handle handle;
+    CUgraphNode first;
+};
 CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made); /* made may be NULL */
 CUresult node_kernel(CUgraph graph, CUfunction function, void **parameters, void **extra, CUgraphNode *made);
 CUresult node_alloc(CUgraph graph, int device, size_t bytes, CUdeviceptr *at, CUgraphNode *made);
-CUresult graph_new(CUgraph *made, enum handle_kind kind);
-CUresult graph_copy(CUgraph *made, enum handle_kind kind, CUgraph graph);
-CUresult graph_end(CUgraph graph, enum handle_kind kind);
-CUresult graph_instantiate(CUgraphExec *exec, CUgraph graph);
 
 #endif

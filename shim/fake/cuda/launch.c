@@ -1,5 +1,9 @@
 /* launch.c - a launch is a stretch of time at the end of the process's one queue on a card; processes share the card's time. */
 #include "internal.h"
+#include "calls.h"
+
+#include <stdlib.h>
+#include <time.h>
 
 /* A parameter by its word, "paramN". The caller's buffer has no types: only where the first one stands is known there. */
 static bool parameter(const char *word, void **parameters, void **extra, void *value, size_t bytes)
@@ -25,7 +29,53 @@ CUresult function_ns(CUfunction function, void **parameters, void **extra, uint6
     return CUDA_SUCCESS;
 }
 
-CUresult launch(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
+/* A kernel that counts while it runs: //fake NAME counter=param0.
+ *
+ * Its parameter is the address of a 32-bit number in pinned host memory, which grows by one each COUNT_NS that the kernel runs.
+ * A thread brings it up to date. While the process is held it writes nothing, not even what ran just before: whoever
+ * suspends the process and then reads the number finds it still. */
+enum { COUNT_NS = 100000, LOOK_NS = 500000 };
+
+struct counting {
+    int device;
+    uintptr_t at;
+    struct gpu_time_counter counter;
+};
+
+/* The number itself, if there still is memory. */
+static _Atomic uint32_t *number_at(uintptr_t at)
+{
+    struct span *span;
+    SCOPED tables = hold(&cuda.lock);
+    const bool pinned = span_get(at, SPAN_PINNED, CUDA_ERROR_INVALID_VALUE, &span) == CUDA_SUCCESS;
+    return pinned && at % sizeof(uint32_t) == 0 && at + sizeof(uint32_t) <= span->base + span->bytes ? (_Atomic uint32_t *)at : NULL;
+}
+
+static void *count(void *given)
+{
+    struct counting of = *(struct counting *)given;
+    const struct timespec pause = {.tv_nsec = LOOK_NS};
+    free(given);
+    work_wait(of.device, of.counter.start_ns);
+    for (bool more = true; more; nanosleep(&pause, NULL)) {
+        SCOPED tables = hold(&cuda.lock);
+        _Atomic uint32_t *number = number_at(of.at);
+        more = number != NULL && gpu_time_count(cuda.client.page, cuda.client.slot, cuda.device[of.device].unit, &of.counter, number);
+    }
+    return NULL;
+}
+
+/* A kernel of ns that ends at done_ns counts at that address. */
+static CUresult counter_start(int device, uintptr_t at, uint64_t ns, uint64_t done_ns)
+{
+    const struct counting of = {device, at, {.start_ns = done_ns - ns, .end_ns = done_ns, .step_ns = COUNT_NS}};
+    if (number_at(at) != NULL)
+        return beside(count, &of, sizeof of);
+    trap(device, CUDA_ERROR_ILLEGAL_ADDRESS, done_ns);
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
 {
     CUstream stream;
     uint64_t ns, counter = 0;
@@ -45,20 +95,12 @@ CUresult launch(const CUlaunchConfig *how, CUfunction function, void **parameter
     return counts ? counter_start(stream->ctx->device, counter, ns, done_ns) : CUDA_SUCCESS;
 }
 
-/* Each in its own stream, which says the card. */
-EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned devices, unsigned flags)
+static CUresult launch_each(const CUDA_LAUNCH_PARAMS *list, unsigned devices)
 {
-    (void)flags;
-    CHECK(list != NULL && devices > 0, CUDA_ERROR_INVALID_VALUE);
     for (const CUDA_LAUNCH_PARAMS *how = list; how < list + devices; how++)
         TRY(launch(&(CUlaunchConfig){how->gridDimX, how->gridDimY, how->gridDimZ, how->blockDimX, how->blockDimY, how->blockDimZ,
                                      how->sharedMemBytes, how->hStream, NULL, 0}, how->function, how->kernelParams, NULL));
     return CUDA_SUCCESS;
 }
 
-/* The oldest forms, with whatever block was set before. */
-CUresult launch_grid(CUfunction function, int width, int height, CUstream stream)
-{
-    CHECK(width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
-    return launch(&(CUlaunchConfig){(unsigned)width, (unsigned)height, 1, 1, 1, 1, 0, stream, NULL, 0}, function, NULL, NULL);
-}
+#include "launch.def"

@@ -40,16 +40,11 @@ void losses_end(CUcontext ctx)
         lose(ctx, what, 0);
 }
 
-EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
+CUresult losses_limit(CUcontext ctx, CUlimit limit, size_t value)
 {
-    FAULT(cuCtxSetLimit, 0);
-    CUcontext ctx;
-    TRY(current(&ctx));
     CHECK((unsigned)limit < LIMITS, CUDA_ERROR_UNSUPPORTED_LIMIT);
     CHECK(limit != CU_LIMIT_STACK_SIZE || value <= STACK_MOST, CUDA_ERROR_INVALID_VALUE);
-    CHECK(limit != CU_LIMIT_STACK_SIZE || losses_stack(ctx, value), CUDA_ERROR_OUT_OF_MEMORY);
-    ctx->limit[limit] = value;
-    return CUDA_SUCCESS;
+    return limit != CU_LIMIT_STACK_SIZE || losses_stack(ctx, value) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap)

@@ -4,6 +4,7 @@
  * Managed memory shares none with plain memory, and is counted at the call. The addresses come from the arena (arena.c).
  */
 #include "internal.h"
+#include "calls.h"
 
 bool take(int device, uint64_t bytes)
 {
@@ -15,7 +16,7 @@ void give(int device, uint64_t bytes)
     page_give(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes);
 }
 
-size_t left_on(int device)
+static size_t left_on(int device)
 {
     const uint64_t limit = unit_of(device)->limit_bytes, used = page_unit_used(cuda.client.page, cuda.device[device].unit);
     return used < limit ? limit - used : 0;
@@ -38,9 +39,9 @@ CUresult memory_new(const struct span *like, struct span **made)
     }
     CHECK(span.physical != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     span.offset = span.physical->offset + at;
-    span.base = (uintptr_t)cuda.arena + span.offset;
+    span.base = arena_at(span.offset);
     span.touched = span.pages >= PAGES_LINEAR && arena_dirty(span.offset, span.bytes);
-    *made = span_new(&span);
+    *made = span_new(&cuda.spans, &span);
     if (*made == NULL)
         memory_gone(&span);
     return *made != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -73,7 +74,7 @@ void owned_free(struct owned *owned)
 {
     SCOPED tables = hold(&cuda.lock);
     if (owned->span != NULL && owner_lives(owned))
-        span_gone(owned->span);
+        span_gone(&cuda.spans, owned->span);
 }
 
 static CUresult alloc(enum span_kind kind, enum pages pages, CUdeviceptr *at, size_t bytes)
@@ -87,23 +88,8 @@ static CUresult alloc(enum span_kind kind, enum pages pages, CUdeviceptr *at, si
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
+static CUresult alloc_rows(CUdeviceptr *at, size_t *pitch, size_t width, size_t height)
 {
-    FAULT(cuMemAlloc_v2, bytes);
-    return alloc(SPAN_DEVICE, PAGES_LINEAR, at, bytes);
-}
-
-EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned flags)
-{
-    FAULT(cuMemAllocManaged, bytes);
-    CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
-    return alloc(SPAN_MANAGED, PAGES_MANAGED, at, bytes);
-}
-
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned element)
-{
-    CHECK(pitch != NULL && width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
-    CHECK(element == 4 || element == 8 || element == 16, CUDA_ERROR_INVALID_VALUE);
     const size_t row = rounded(width, GRAIN);
     CHECK(row >= width && row <= SIZE_MAX / height, CUDA_ERROR_INVALID_VALUE);
     TRY(alloc(SPAN_DEVICE, PAGES_LINEAR, at, row * height));
@@ -122,18 +108,8 @@ CUresult memory_free(CUdeviceptr at, unsigned kinds)
         pool_less(span->pool, rounded(span->bytes, GRAIN));
     span->usable = false;
     if (span->kind != SPAN_GRAPH) /* its address stays the graph's */
-        span_gone(span);
+        span_gone(&cuda.spans, span);
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
-{
-    FAULT(cuMemFree_v2, 0);
-    CUcontext ctx;
-    TRY(current(&ctx));
-    if (at == 0)
-        return CUDA_SUCCESS;
-    work_wait(ctx->device, atomic_load(&ctx->done_ns)); /* the real one waits for the device, too */
-    TRY(sticky(ctx->device));
-    return memory_free(at, SPAN_DEVICE | SPAN_MANAGED);
-}
+#include "memory.def"

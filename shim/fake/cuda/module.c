@@ -4,13 +4,14 @@
  *     //fake NAME us=250          250 microseconds
  *     //fake NAME us=param0       as its first parameter says, an unsigned 32-bit number of microseconds
  *     //fake NAME us=250 error=719   and ends in that error
- *     //fake NAME us=250 counter=param0   and counts meanwhile (counter.c)
+ *     //fake NAME us=250 counter=param0   and counts meanwhile (launch.c)
  *     //fake NAME local=4096      bytes of local memory, if not those of its .local arrays
  * Variables lose memory at load, in blocks of their own, as measured (image.c). All other kernels take the description's
  * kernel_us. A kernel computes nothing.
  */
 #define _GNU_SOURCE
 #include "internal.h"
+#include "calls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,14 +34,14 @@ static CUresult load(CUmodule module, CUcontext ctx, const void *image)
 }
 
 /* A library is a module that is loaded into every context at once: without one it is empty here. */
-CUresult module_new(CUmodule *made, const void *image, bool is_library)
+static CUresult module_new(CUmodule *made, const void *image, bool is_library)
 {
     CUcontext ctx;
     CUmodule module;
     CUresult rc = current(&ctx);
     CHECK(rc == CUDA_SUCCESS || (is_library && ready() == CUDA_SUCCESS), rc);
     CHECK(made != NULL && image != NULL, CUDA_ERROR_INVALID_VALUE);
-    TRY(handle_new(&module, HANDLE_MODULE, sizeof *module));
+    TRY(MAKE(&module, HANDLE_MODULE, CUmod_st, .text = NULL));
     rc = rc == CUDA_SUCCESS ? load(module, ctx, image) : CUDA_SUCCESS;
     if (rc == CUDA_SUCCESS)
         *made = module;
@@ -49,12 +50,11 @@ CUresult module_new(CUmodule *made, const void *image, bool is_library)
     return rc;
 }
 
-EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
+static CUresult module_read(CUmodule *module, const char *path)
 {
-    CHECK(path != NULL, CUDA_ERROR_INVALID_VALUE);
+    static const size_t most = 1 << 20;
     FILE *file = fopen(path, "re");
     CHECK(file != NULL, CUDA_ERROR_FILE_NOT_FOUND);
-    static const size_t most = 1 << 20;
     char *text = calloc(1, most + 1);
     const size_t got = text == NULL ? 0 : fread(text, 1, most, file);
     fclose(file);
@@ -63,27 +63,21 @@ EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
     return rc;
 }
 
-EXPORT CUresult cuModuleUnload(CUmodule module)
+static CUresult module_unload(CUmodule module)
 {
-    TRY(handle_ok(module, HANDLE_MODULE, CUDA_ERROR_INVALID_HANDLE));
     owned_free(&module->variables);
     module_end(module);
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *at, size_t *bytes, CUmodule module, const char *name)
+static CUresult find_variable(CUmodule module, const char *name, CUdeviceptr *at, size_t *bytes)
 {
-    TRY(handle_ok(module, HANDLE_MODULE, CUDA_ERROR_INVALID_HANDLE));
-    CHECK(name != NULL, CUDA_ERROR_INVALID_VALUE);
-    CHECK(owner_lives(&module->variables), CUDA_ERROR_INVALID_HANDLE);
     const struct variable *variable = module->image.variables;
     while (variable != NULL && strcmp(variable->name, name) != 0)
         variable = variable->next;
     CHECK(variable != NULL, CUDA_ERROR_NOT_FOUND);
-    if (at != NULL)
-        *at = (CUdeviceptr)(module->variables.span->base + variable->at);
-    if (bytes != NULL)
-        *bytes = variable->bytes;
+    PUT(at, (CUdeviceptr)(module->variables.span->base + variable->at));
+    PUT(bytes, variable->bytes);
     return CUDA_SUCCESS;
 }
 
@@ -128,29 +122,22 @@ static const char *parameter_word(const char *word)
     return word != NULL && strncmp(word, "param", 5) == 0 && word[5] >= '0' && word[5] <= '9' ? word : NULL;
 }
 
-EXPORT CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const char *name)
+static CUresult function_new(CUfunction *made, CUmodule module, const char *name)
 {
-    FAULT(cuModuleGetFunction, 0);
-    TRY(handle_ok(module, HANDLE_MODULE, CUDA_ERROR_INVALID_HANDLE));
-    CHECK(made != NULL && name != NULL && name[0] != '\0', CUDA_ERROR_INVALID_VALUE);
     const char *text = module->text != NULL ? module->text : "", *entry = find_word(text, ".entry", name);
     CHECK(strstr(text, ".entry") == NULL || entry != NULL, CUDA_ERROR_NOT_FOUND);
-    CUfunction function;
-    TRY(handle_new(&function, HANDLE_FUNCTION, sizeof *function));
-    snprintf(function->name, sizeof function->name, "%s", name);
-    function->module = module;
-    function->runtime = module->image.runtime;
-    function->us_parameter = parameter_word(fake_word(text, name, " us="));
-    function->counter_parameter = parameter_word(fake_word(text, name, " counter="));
     const uint64_t us = fake_number(text, name, " us=", UINT64_MAX);
-    function->ns = us == UINT64_MAX ? cuda.client.page->kernel_ns : us * 1000;
-    function->error = (uint32_t)fake_number(text, name, " error=", 0);
-    function->local = fake_number(text, name, " local=", image_local(entry));
-    *made = function;
+    TRY(MAKE(made, HANDLE_FUNCTION, CUfunc_st, .module = module, .runtime = module->image.runtime,
+             .us_parameter = parameter_word(fake_word(text, name, " us=")),
+             .counter_parameter = parameter_word(fake_word(text, name, " counter=")),
+             .ns = us == UINT64_MAX ? cuda.client.page->kernel_ns : us * 1000,
+             .error = (uint32_t)fake_number(text, name, " error=", 0),
+             .local = fake_number(text, name, " local=", image_local(entry))));
+    snprintf((*made)->name, sizeof (*made)->name, "%s", name);
     return CUDA_SUCCESS;
 }
 
-int function_attribute(CUfunction function, CUfunction_attribute attribute)
+static int function_attribute(CUfunction function, CUfunction_attribute attribute)
 {
     switch ((int)attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
@@ -159,3 +146,11 @@ int function_attribute(CUfunction function, CUfunction_attribute attribute)
     default: return 0;
     }
 }
+
+static bool loads_eagerly(void)
+{
+    const char *wanted = getenv("CUDA_MODULE_LOADING");
+    return wanted != NULL && strcmp(wanted, "EAGER") == 0;
+}
+
+#include "module.def"

@@ -4,16 +4,9 @@
  * missing, in steps of 2 MiB; synchronising lets it shrink to its release threshold.
  */
 #include "internal.h"
+#include "calls.h"
 
-CUresult pool_new(CUmemoryPool *made, int device, uint64_t most)
-{
-    CUmemoryPool pool;
-    TRY(handle_new(&pool, HANDLE_POOL, sizeof *pool));
-    pool->device = device;
-    pool->most = most;
-    *made = pool;
-    return CUDA_SUCCESS;
-}
+#define POOL_MAGIC 0x4c4f4f5046414b45u
 
 CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
 {
@@ -22,10 +15,8 @@ CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
     CUmemoryPool *kept = &cuda.device[device].pools[kind];
     if (*kept == NULL && kind == POOL_CURRENT)
         TRY(pool_get(device, POOL_DEFAULT, kept));
-    if (*kept == NULL) {
-        TRY(pool_new(kept, device, 0));
-        (*kept)->host = kind == POOL_HOST;
-    }
+    if (*kept == NULL)
+        TRY(MAKE(kept, HANDLE_POOL, CUmemPoolHandle_st, .device = device, .host = kind == POOL_HOST));
     *pool = *kept;
     return CUDA_SUCCESS;
 }
@@ -41,9 +32,8 @@ static void pool_give(CUmemoryPool pool, uint64_t bytes)
         give(pool->device, bytes);
 }
 
-CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
+static CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
 {
-    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
     SCOPED tables = hold(&cuda.lock);
     const uint64_t floor = rounded(pool->used > keep ? pool->used : keep, BLOCK_BYTES);
     if (pool->reserved > floor) {
@@ -88,7 +78,7 @@ void pool_less(CUmemoryPool pool, uint64_t bytes)
     pool->used -= bytes < pool->used ? bytes : pool->used;
 }
 
-CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
+static CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     struct span *span;
     CHECK(at != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -109,47 +99,34 @@ CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream s
     return rc;
 }
 
-EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream handle)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    if (stream->capture != NULL)
-        return node_add(stream->capture, (struct work){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .at = at}, NULL);
-    return at == 0 ? CUDA_SUCCESS : memory_free(at, SPAN_DEVICE);
-}
-
-CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocationHandleType type)
+static CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocationHandleType type)
 {
     uint64_t device;
     TRY(token_import(shareable, type, POOL_MAGIC, &device));
     TRY(device_ok((int)device));
-    return pool_new(made, (int)device, 0);
+    return MAKE(made, HANDLE_POOL, CUmemPoolHandle_st, .device = (int)device);
 }
 
-EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
+/* It is there without being made. */
+static bool pool_stays(CUmemoryPool pool)
 {
-    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
-    SCOPED tables = hold(&cuda.lock);
-    struct device *of = &cuda.device[pool->device];
     for (enum pool_kind kind = 0; kind < POOL_KINDS; kind++)
-        CHECK(kind == POOL_CURRENT || of->pools[kind] != pool, CUDA_ERROR_INVALID_VALUE);
-    if (of->pools[POOL_CURRENT] == pool)
-        of->pools[POOL_CURRENT] = NULL;
+        if (kind != POOL_CURRENT && cuda.device[pool->device].pools[kind] == pool)
+            return true;
+    return false;
+}
+
+static CUresult pool_end(CUmemoryPool pool)
+{
+    CUmemoryPool *current = &cuda.device[pool->device].pools[POOL_CURRENT];
+    *current = *current == pool ? NULL : *current;
     pool_give(pool, pool->reserved);
     handle_free(pool);
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
-{
-    TRY(device_ok(device));
-    CHECK(handle_is(pool, HANDLE_POOL) && pool->device == device, CUDA_ERROR_INVALID_VALUE);
-    cuda.device[device].pools[POOL_CURRENT] = pool;
-    return CUDA_SUCCESS;
-}
-
 /* As driver 580 does, but for managed memory of the host. */
-CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, enum pool_kind of_device)
+static CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationType kind, enum pool_kind of_device)
 {
     TRY(ready());
     CHECK(pool != NULL && at != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -164,10 +141,8 @@ CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAllocationTyp
     }
 }
 
-CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value, bool set)
+static CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value, bool set)
 {
-    TRY(handle_ok(pool, HANDLE_POOL, CUDA_ERROR_INVALID_VALUE));
-    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     switch ((int)attribute) {
 #define ATTRIBUTE(name, type, field, settable, becomes)                                                                        \
     case CU_MEMPOOL_ATTR_##name:                                                                                               \
@@ -178,20 +153,19 @@ CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *
             *(type *)value = pool->field;                                                                                      \
         return CUDA_SUCCESS;
 #define OF_GRAPHS(name, field)
-#include "pool.def"
+#include "pool_attributes.def"
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
+static CUresult graph_attribute(CUmemoryPool pool, CUgraphMem_attribute attribute, void *value)
 {
-    CUmemoryPool pool;
-    TRY(pool_get(device, POOL_GRAPH, &pool));
-    CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     switch ((int)attribute) {
 #define ATTRIBUTE(name, type, field, settable, becomes)
 #define OF_GRAPHS(name, field) case CU_GRAPH_MEM_ATTR_##name: *(cuuint64_t *)value = pool->field; return CUDA_SUCCESS;
-#include "pool.def"
+#include "pool_attributes.def"
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
+
+#include "pool.def"

@@ -1,7 +1,8 @@
-/* share.c - memory that crosses processes: the daemon holds the descriptor and counts the holders. IPC handles, and the
+/* share.c - memory that crosses processes: the page counts the holders. IPC handles, and the
  * pointers and handles of pools; what they stand for stays counted where it was made. */
 #define _GNU_SOURCE
 #include "internal.h"
+#include "calls.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -36,29 +37,12 @@ CUresult token_import(void *shareable, CUmemAllocationHandleType type, uint64_t 
     return CUDA_SUCCESS;
 }
 
-static bool ask(enum fake_type type, struct fake_object *object, int send_fd, int *got_fd)
-{
-    static struct fake_message message; /* under lock */
-    SCOPED tables = hold(&cuda.lock);
-    message.type = (uint32_t)type;
-    message.object = *object;
-    const bool good = client_ask(&cuda.client, &message, send_fd, got_fd) == 0;
-    *object = message.object;
-    return good;
-}
-
 bool object_share(struct physical *physical)
 {
-    struct fake_object object = {.offset = physical->offset, .bytes = physical->charged, .unit = cuda.device[physical->device].unit};
-    if (physical->object == 0 && ask(FAKE_SHARE, &object, cuda.arena_fd, NULL))
-        physical->object = object.id;
+    const struct fake_object like = {.offset = physical->offset, .bytes = physical->charged, .unit = cuda.device[physical->device].unit};
+    if (physical->object == 0)
+        physical->object = object_new(cuda.client.page, cuda.client.slot, like);
     return physical->object != 0;
-}
-
-void object_release(uint64_t id)
-{
-    struct fake_object object = {.id = id};
-    ask(FAKE_RELEASE, &object, -1, NULL);
 }
 
 static int device_of_unit(uint32_t unit)
@@ -71,18 +55,14 @@ static int device_of_unit(uint32_t unit)
 
 CUresult physical_import(uint64_t id, struct physical **made)
 {
-    struct fake_object object = {.id = id};
-    int fd = -1;
-    CHECK(ask(FAKE_IMPORT, &object, -1, &fd) && fd >= 0, CUDA_ERROR_INVALID_VALUE);
-    const int device = device_of_unit(object.unit);
-    if (device < 0 || handle_new(made, HANDLE_PHYSICAL, sizeof **made) != CUDA_SUCCESS) {
-        object_release(id);
-        close(fd);
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    **made = (struct physical){.handle = (*made)->handle, .device = device, .fd = fd, .offset = object.offset,
-                               .charged = object.bytes, .object = id, .users = 1};
-    return CUDA_SUCCESS;
+    struct fake_object is;
+    client_catch_up(&cuda.client);
+    CHECK(object_hold(cuda.client.page, cuda.client.slot, id, &is), CUDA_ERROR_INVALID_VALUE);
+    const int device = device_of_unit(is.unit);
+    if (device >= 0)
+        return MAKE(made, HANDLE_PHYSICAL, physical, .device = device, .offset = is.offset, .charged = is.bytes, .object = id, .users = 1);
+    object_release(cuda.client.page, cuda.client.slot, id);
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult lend(CUdeviceptr at, enum span_kind kind, void *data)
@@ -97,12 +77,14 @@ CUresult lend(CUdeviceptr at, enum span_kind kind, void *data)
     return CUDA_SUCCESS;
 }
 
+/* Where it is here; MAP_FAILED: it is not what it says. */
 static void *map_lent(const struct lent *lent, const struct physical *physical, uint64_t skip, uint64_t room)
 {
     const bool fits = lent->inside <= physical->charged && lent->bytes <= physical->charged - lent->inside;
     CHECK(lent->kind == SPAN_POOL || fits, MAP_FAILED); /* what is of a pool is not charged */
-    const off_t start = (off_t)(physical->offset + lent->inside - skip);
-    return mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, physical->fd, start);
+    void *at = addresses_take(room, 4096);
+    const bool mapped = at != MAP_FAILED && arena_map((uintptr_t)at, room, PROT_READ | PROT_WRITE, physical->offset + lent->inside - skip);
+    return mapped ? at : MAP_FAILED;
 }
 
 CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemoryPool pool)
@@ -121,10 +103,12 @@ CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemory
     void *mapped = map_lent(&lent, physical, skip, room);
     const struct span like = {.base = (uintptr_t)mapped + skip, .bytes = lent.bytes, .room = room, .kind = SPAN_IPC, .ctx = ctx,
                               .device = physical->device, .pool = pool, .physical = physical};
-    if (mapped == MAP_FAILED || span_new(&like) == NULL) {
+    if (mapped == MAP_FAILED || span_new(&cuda.spans, &like) == NULL) {
         physical_drop(physical);
         return refused;
     }
     *at = (CUdeviceptr)like.base;
     return CUDA_SUCCESS;
 }
+
+#include "share.def"

@@ -15,13 +15,13 @@ static int by_address(const void *a, const void *b)
     return y->base + y->bytes <= x->base;
 }
 
-struct span *span_new(const struct span *like)
+struct span *span_new(void **tree, const struct span *like)
 {
     struct span *span = malloc(sizeof *span);
     CHECK(span != NULL, NULL);
     *span = *like;
     SCOPED tables = hold(&cuda.lock);
-    void *const *at = tsearch(span, &cuda.spans, by_address);
+    void *const *at = tsearch(span, tree, by_address);
     if (at == NULL || *(struct span *const *)at != span) {
         free(span);
         return NULL;
@@ -38,22 +38,28 @@ static void unmap(const struct span *span)
         munmap((void *)(span->base & ~(uintptr_t)4095), span->room);
 }
 
-void span_gone(struct span *span)
+void span_gone(void **tree, struct span *span)
 {
     SCOPED tables = hold(&cuda.lock);
-    tdelete(span, &cuda.spans, by_address);
+    tdelete(span, tree, by_address);
     unmap(span);
     if (span->physical != NULL)
         memory_gone(span);
     free(span);
 }
 
-struct span *span_find(uintptr_t at)
+struct span *span_in(void *tree, uintptr_t at)
 {
     SCOPED tables = hold(&cuda.lock);
     const struct span key = {.base = at, .bytes = 1};
-    void *const *found = tfind(&key, &cuda.spans, by_address);
+    void *const *found = tfind(&key, &tree, by_address);
     return found == NULL ? NULL : *(struct span *const *)found;
+}
+
+struct span *span_find(uintptr_t at)
+{
+    SCOPED tables = hold(&cuda.lock);
+    return span_in(cuda.spans, at);
 }
 
 CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct span **span)
@@ -75,7 +81,7 @@ CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise)
     SCOPED tables = hold(&cuda.lock);
     struct span *span = span_from(at, kinds);
     CHECK(span != NULL, otherwise);
-    span_gone(span);
+    span_gone(&cuda.spans, span);
     return CUDA_SUCCESS;
 }
 
@@ -101,7 +107,7 @@ void spans_of_context_gone(CUcontext ctx)
     twalk(cuda.spans, collect);
     for (struct span *span = walk_first, *next; span != NULL; span = next) {
         next = span->next;
-        span_gone(span);
+        span_gone(&cuda.spans, span);
     }
 }
 

@@ -30,6 +30,8 @@ struct handle {
     uint32_t kind;
     struct handle *next_free;
 };
+/* The handle of a new struct type, of which the rest says what is not zero; made: where the pointer to it goes. */
+#define MAKE(made, kind, type, ...) handle_new(made, kind, &(struct type){__VA_ARGS__}, sizeof(struct type))
 
 struct CUstream_st {
     struct handle handle;
@@ -140,8 +142,8 @@ struct CUmemPoolHandle_st {
 /* Memory of a card, counted while anybody uses it, behind a file descriptor. */
 struct physical {
     struct handle handle;
-    int device, fd; /* fd: of an imported one, else -1 = the arena */
-    uint64_t offset, room; /* in the descriptor */
+    int device;
+    uint64_t offset, room; /* in the file behind the page */
     unsigned class; /* of the arena */
     uint64_t charged; /* to the card */
     uint64_t object;  /* shared with other processes under this number, 0 = not */
@@ -166,7 +168,7 @@ struct span {
     CUmemoryPool pool;
     struct physical *physical; /* NULL: memory of the host */
     enum pages pages;
-    uint64_t offset, room; /* in the arena; of what else is mapped, room is how much of it */
+    uint64_t offset, room; /* in the file; of what else is mapped, room is how much of it */
     uint64_t id;
     unsigned flags;
     bool touched;
@@ -185,7 +187,7 @@ struct device {
 };
 
 enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };
-#define ARENA_BYTES ((uint64_t)16 << 40) /* address space only: pages come when they are written */
+#define ARENA_BYTES FAKE_REGION_BYTES
 #define ARENA_CLASSES 512
 
 struct cuda {
@@ -199,12 +201,10 @@ struct cuda {
     _Atomic unsigned long long ids; /* given so far */
     bool kernel_client;
     uint32_t kernel_groups;
-    void *spans; /* tsearch tree by address */
-    int arena_fd;
+    void *spans, *reservations; /* tsearch trees by address */
     char *arena;
-    uint64_t arena_used, arena_bytes;
+    uint64_t arena_start, arena_used, arena_bytes; /* start: of the region, in the file */
     struct physical *arena_free[ARENA_CLASSES];
-    struct reservation *reservations;
 };
 extern struct cuda cuda;
 

@@ -1,6 +1,7 @@
 /* stream.c - streams and events: both are points in what the process has queued on a card. Streams that capture: what is
  * launched there becomes a node of a graph (graph.c). */
 #include "internal.h"
+#include "calls.h"
 
 #include <stdlib.h>
 
@@ -19,12 +20,11 @@ CUresult stream_get(CUstream handle, CUstream *stream)
     return CUDA_SUCCESS;
 }
 
-CUresult stream_captures(CUstream handle, CUgraphNodeType type, bool *captured)
+CUresult stream_captures(CUstream handle, CUstream *stream, CUgraphNodeType type, bool *captured)
 {
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    *captured = stream->capture != NULL;
-    return *captured ? node_add(stream->capture, (struct work){.type = type}, NULL) : CUDA_SUCCESS;
+    TRY(stream_get(handle, stream));
+    *captured = (*stream)->capture != NULL;
+    return *captured ? node_add((*stream)->capture, (struct work){.type = type}, NULL) : CUDA_SUCCESS;
 }
 
 static void raise_to(_Atomic uint64_t *at, uint64_t ns)
@@ -78,103 +78,28 @@ uint64_t stream_queue(CUstream stream, uint64_t ns)
     return end;
 }
 
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *made, unsigned flags, int priority)
+static CUresult stream_end(CUstream stream)
 {
-    FAULT(cuStreamCreateWithPriority, 0);
-    CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK(made != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
-    CHECK(losses_stream(ctx), CUDA_ERROR_OUT_OF_MEMORY);
-    CUstream stream;
-    TRY(handle_new(&stream, HANDLE_STREAM, sizeof *stream));
-    stream->ctx = ctx;
-    stream->flags = flags;
-    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    stream->id = ++cuda.ids;
-    *made = stream;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK((uintptr_t)handle > 2, CUDA_ERROR_INVALID_HANDLE);
     losses_stream_end(stream->ctx);
     handle_free(stream);
     return CUDA_SUCCESS;
 }
 
-ALIAS(cuStreamDestroy, cuStreamDestroy_v2)
-
-EXPORT CUresult cuStreamSynchronize(CUstream handle)
-{
-    FAULT(cuStreamSynchronize, 0);
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(stream->capture == NULL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    const bool legacy = stream == &stream->ctx->stream[0]; /* waits for the blocking streams, too */
-    return synchronize(stream->ctx->device, atomic_load(legacy ? &stream->ctx->done_ns : &stream->done_ns));
-}
-
-EXPORT CUresult cuStreamQuery(CUstream handle)
-{
-    FAULT(cuStreamQuery, 0);
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(stream->capture == NULL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    return work_done(stream->ctx->device, atomic_load(&stream->done_ns)) ? sticky(stream->ctx->device) : CUDA_ERROR_NOT_READY;
-}
-
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
-{
-    CUstream stream;
-    (void)mode;
-    TRY(stream_get(handle, &stream));
-    CHECK((uintptr_t)handle > 1, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); /* the legacy stream cannot be captured */
-    CHECK(stream->capture == NULL, CUDA_ERROR_ILLEGAL_STATE);
-    return graph_new(&stream->capture, HANDLE_GRAPH);
-}
-
-EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(graph != NULL, CUDA_ERROR_INVALID_VALUE);
-    CHECK(stream->capture != NULL, CUDA_ERROR_ILLEGAL_STATE);
-    *graph = stream->capture;
-    stream->capture = NULL;
-    return CUDA_SUCCESS;
-}
+static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 /* All but the status may be NULL. */
-CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after,
-                      const CUgraphEdgeData **edges, size_t *afters)
+static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after,
+                             const CUgraphEdgeData **edges, size_t *afters)
 {
     CUstream stream;
     TRY(stream_get(handle, &stream));
     CHECK(status != NULL, CUDA_ERROR_INVALID_VALUE);
     *status = stream->capture != NULL ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-    if (id != NULL)
-        *id = (cuuint64_t)(uintptr_t)stream->capture;
-    if (graph != NULL)
-        *graph = stream->capture;
-    if (after != NULL)
-        *after = NULL;
-    if (edges != NULL)
-        *edges = NULL;
-    if (afters != NULL)
-        *afters = 0;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
-    static _Thread_local CUstreamCaptureMode now = CU_STREAM_CAPTURE_MODE_GLOBAL;
-    CHECK(mode != NULL && (unsigned)*mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
-    const CUstreamCaptureMode was = now;
-    now = *mode;
-    *mode = was;
+    PUT(id, (cuuint64_t)(uintptr_t)stream->capture);
+    PUT(graph, stream->capture);
+    PUT(after, NULL);
+    PUT(edges, NULL);
+    PUT(afters, 0);
     return CUDA_SUCCESS;
 }
 
@@ -213,31 +138,17 @@ static void *host_thread(void *given)
     return NULL;
 }
 
-CUresult stream_call(CUstream handle, CUhostFn run, CUstreamCallback callback, void *data)
+/* on: the stream as the program calls it. */
+static CUresult host_call(CUstream stream, CUstream on, CUhostFn run, CUstreamCallback callback, void *data)
 {
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
     CHECK(run != NULL || callback != NULL, CUDA_ERROR_INVALID_VALUE);
-    if (stream->capture != NULL)
-        return node_add(stream->capture, (struct work){.type = CU_GRAPH_NODE_TYPE_HOST}, NULL);
-    const struct host_call call = {run, callback, handle, data, stream->ctx->device, atomic_load(&stream->done_ns)};
+    const struct host_call call = {run, callback, on, data, stream->ctx->device, atomic_load(&stream->done_ns)};
     return beside(host_thread, &call, sizeof call);
 }
 
-EXPORT CUresult cuEventCreate(CUevent *made, unsigned flags)
-{
-    CUcontext ctx;
-    TRY(current(&ctx));
-    CHECK(made != NULL && flags < 8, CUDA_ERROR_INVALID_VALUE);
-    CUevent event;
-    TRY(handle_new(&event, HANDLE_EVENT, sizeof *event));
-    event->ctx = ctx;
-    event->flags = flags;
-    *made = event;
-    return CUDA_SUCCESS;
-}
+/* Events. One that was never recorded stands behind nothing. */
 
-CUresult event_ok(CUevent event)
+static CUresult event_ok(CUevent event)
 {
     TRY(handle_ok(event, HANDLE_EVENT, CUDA_ERROR_INVALID_HANDLE));
     return sticky(event->ctx->device);
@@ -252,14 +163,8 @@ static bool event_done(CUevent event)
     return true;
 }
 
-EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
+static CUresult event_record(CUevent event, CUstream stream)
 {
-    FAULT(cuEventRecord, 0);
-    CUstream stream;
-    TRY(event_ok(event));
-    TRY(stream_get(handle, &stream));
-    if (stream->capture != NULL)
-        return node_add(stream->capture, (struct work){.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD}, NULL);
     event->device = stream->ctx->device;
     atomic_store(&event->done_ns, atomic_load(&stream->done_ns));
     atomic_store(&event->seen_ns, 0);
@@ -268,51 +173,26 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventQuery(CUevent event)
+static bool have_times(CUevent start, CUevent end)
 {
-    FAULT(cuEventQuery, 0);
-    TRY(event_ok(event));
-    return !event->recorded || event_done(event) ? sticky(event->ctx->device) : CUDA_ERROR_NOT_READY;
+    return start->recorded && end->recorded && ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0;
 }
 
-EXPORT CUresult cuEventSynchronize(CUevent event)
+static float milliseconds_between(CUevent start, CUevent end)
 {
-    FAULT(cuEventSynchronize, 0);
-    TRY(event_ok(event));
-    if (!event->recorded)
-        return synchronize(event->ctx->device, 0);
-    const CUresult rc = synchronize(event->device, atomic_load(&event->done_ns));
-    event_done(event);
-    return rc;
-}
-
-EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
-{
-    TRY(event_ok(start));
-    TRY(event_ok(end));
-    CHECK(milliseconds != NULL, CUDA_ERROR_INVALID_VALUE);
-    CHECK(start->recorded && end->recorded, CUDA_ERROR_INVALID_HANDLE);
-    CHECK(((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0, CUDA_ERROR_INVALID_HANDLE);
-    TRY(cuEventQuery(start));
-    TRY(cuEventQuery(end));
     const uint64_t seen = atomic_load(&end->seen_ns) - atomic_load(&start->seen_ns);
     const uint64_t worked = start->device == end->device ? atomic_load(&end->done_ns) - atomic_load(&start->done_ns) : 0;
     const int64_t longer = (int64_t)seen > (int64_t)worked ? (int64_t)seen : (int64_t)worked; /* both may be seen late */
-    *milliseconds = (float)((double)longer / 1e6);
-    return CUDA_SUCCESS;
+    return (float)((double)longer / 1e6);
 }
 
-ALIAS(cuEventElapsedTime, cuEventElapsedTime_v2)
-
-EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags)
+static CUresult stream_follows(CUstream stream, CUevent event)
 {
-    CUstream stream;
-    (void)flags;
-    TRY(event_ok(event));
-    TRY(stream_get(handle, &stream));
-    if (event->recorded && event->device == stream->ctx->device)
+    if (event->device == stream->ctx->device)
         raise_to(&stream->done_ns, atomic_load(&event->done_ns));
-    else if (event->recorded)
+    else
         work_wait(event->device, atomic_load(&event->done_ns)); /* another card's work: here the caller waits for it */
     return CUDA_SUCCESS;
 }
+
+#include "stream.def"

@@ -1,7 +1,7 @@
 /* clients.c - the daemon while it serves: one thread, one poll.
  *
  * A connection gets a slot when it is accepted; its hang-up empties the slot, which is how the memory of a killed process is free
- * again. What is no request is answered with a hang-up, and touches nobody else.
+ * again. Clients send nothing but single bytes: who sends something else is hung up on, and touches nobody else.
  */
 #define _GNU_SOURCE
 #include "client.h"
@@ -28,7 +28,9 @@ static struct {
 
 static void drop(uint32_t slot)
 {
-    object_drop_slot(slot);
+    const uint32_t region = driver.page->slot[slot].region;
+    if (!objects_drop_slot(driver.page, slot) && region > 0 && region < FAKE_REGIONS) /* else the rest of it stays, too */
+        file_wipe(clients.page_fd, region * FAKE_REGION_BYTES, FAKE_REGION_BYTES);
     empty_slot(slot);
     close(clients.polled[slot].fd);
     clients.polled[slot].fd = -1;
@@ -42,37 +44,25 @@ static void accept_client(void)
     if (fd < 0)
         return;
     const bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0;
-    struct fake_message greeting = {.type = FAKE_DONE, .slot = known ? new_slot(FAKE_CTL, peer.pid) : FAKE_SLOTS};
-    if (greeting.slot == FAKE_SLOTS) {
+    const uint32_t slot = known ? new_slot(FAKE_CTL, peer.pid) : FAKE_SLOTS;
+    if (slot == FAKE_SLOTS) {
         fprintf(stderr, "nvidia-fake-driverd: a client is turned away: all %u slots are taken\n", FAKE_SLOTS);
         close(fd);
         return;
     }
-    clients.polled[greeting.slot] = (struct pollfd){.fd = fd, .events = POLLIN};
-    if (!process_name(peer.pid, driver.page->slot[greeting.slot].name))
-        snprintf(driver.page->slot[greeting.slot].name, FAKE_NAME, "[unknown]");
-    if (message_send(fd, &greeting, clients.page_fd) != 0)
-        drop(greeting.slot);
+    clients.polled[slot] = (struct pollfd){.fd = fd, .events = POLLIN};
+    if (!process_name(peer.pid, driver.page->slot[slot].name))
+        snprintf(driver.page->slot[slot].name, FAKE_NAME, "[unknown]");
+    if (!client_greet(fd, slot, clients.page_fd))
+        drop(slot);
 }
 
-/* Answers in the request's own place. Who sends no request is hung up on. */
+/* One byte comes back when all is seen that ended before. Who sends anything else is hung up on. */
 static void answer_client(uint32_t slot)
 {
-    struct fake_message message;
-    struct passed fd = {-1, -1};
-    const int socket_fd = clients.polled[slot].fd, got = message_receive(socket_fd, &message, &fd.in);
-    bool good = got == 0 && message.type >= FAKE_SHARE && message.type <= FAKE_RELEASE;
-    if (got == -EAGAIN)
-        return;
-    if (good) {
-        message.type = object_request(slot, &message, &fd) ? FAKE_DONE : FAKE_REFUSED;
-        good = message_send(socket_fd, &message, fd.out) == 0;
-    } else if (got != -ECONNRESET) {
-        fprintf(stderr, "nvidia-fake-driverd: pid %d is hung up on: it sent no request\n", (int)driver.page->slot[slot].pid);
-    }
-    if (fd.in >= 0)
-        close(fd.in);
-    if (!good)
+    char word[2];
+    const int fd = clients.polled[slot].fd;
+    if (recv(fd, word, sizeof word, MSG_DONTWAIT) != 1 || send(fd, word, 1, MSG_DONTWAIT | MSG_NOSIGNAL) != 1)
         drop(slot);
 }
 

@@ -48,11 +48,4 @@ void serve(int page_fd, int listener, const char *socket_path);
 uint32_t new_slot(enum fake_kind kind, int32_t pid);
 void empty_slot(uint32_t slot);
 
-/* objects.c - memory that several processes hold: SHARE, IMPORT and RELEASE. False: refused. */
-struct passed {
-    int in, out; /* descriptors that came with the request (-1: it is kept) and that go with the answer */
-};
-bool object_request(uint32_t slot, struct fake_message *message, struct passed *fd);
-void object_drop_slot(uint32_t slot);
-
 #endif

@@ -38,7 +38,7 @@ void fail(const char *format, ...)
 static int make_page(void)
 {
     const int fd = new_memfd("nvidia-fake-driver");
-    const bool sized = fd >= 0 && ftruncate(fd, (off_t)FAKE_PAGE_BYTES) == 0;
+    const bool sized = fd >= 0 && ftruncate(fd, (off_t)FAKE_FILE_BYTES) == 0;
     struct fake_page *page = sized ? mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (page == MAP_FAILED)
         fail("no shared memory: %s", strerror(errno));

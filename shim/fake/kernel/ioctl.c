@@ -34,7 +34,7 @@ static struct fake_page *page_of(int fd)
     static struct stat known;
     static struct fake_page *page;
     struct stat status;
-    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || (size_t)status.st_size != FAKE_PAGE_BYTES)
+    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || (uint64_t)status.st_size != FAKE_FILE_BYTES)
         return NULL;
     pthread_mutex_lock(&lock);
     if (page == NULL || known.st_dev != status.st_dev || known.st_ino != status.st_ino) {
@@ -52,6 +52,10 @@ static uint32_t misuse(struct fake_page *page, uint32_t status, const char *what
     snprintf(page->kernel_misuse, sizeof page->kernel_misuse, "%s: 0x%x", what, number);
     return status;
 }
+
+#define REFUSE(when, status, what, number)                                                                                     \
+    if (when)                                                                                                                  \
+        return misuse(page, status, what, number);
 
 static bool all_zero(const void *at, size_t bytes)
 {
@@ -87,29 +91,17 @@ static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
 {
     static const struct fake_kernel_object no_parent;
     const struct fake_kernel_object *parent = in->hClass == NV01_ROOT_CLIENT ? &no_parent : find(page, in->hRoot, in->hObjectParent);
-    const void *parameters = (const void *)(uintptr_t)in->pAllocParms;
+    const bool is_device = in->hClass == NV01_DEVICE_0, is_group = in->hClass == KEPLER_CHANNEL_GROUP_A;
+    const uint32_t *device = (const void *)(uintptr_t)in->pAllocParms;
+    const struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *group = (const void *)(uintptr_t)in->pAllocParms;
     struct fake_slot *of = &page->slot[slot_of(in->hRoot)];
-    if (of->kind != FAKE_CUDA || parent == NULL)
-        return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_ALLOC under a parent that is not there", in->hObjectParent);
-    if (in->hObjectNew == 0 || find(page, in->hRoot, in->hObjectNew) != NULL)
-        return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a handle that is taken", in->hObjectNew);
-    struct fake_kernel_object made = {in->hRoot, in->hObjectNew, in->hObjectParent, in->hClass, parent->unit, parent->engine, 0};
-    if (in->hClass == NV01_DEVICE_0) {
-        if (parameters == NULL)
-            return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a device without parameters", in->hObjectNew);
-        made.unit = *(const uint32_t *)parameters;
-        if (made.unit >= FAKE_UNITS || !page->unit[made.unit].live)
-            return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a device that is not there", made.unit);
-    }
-    if (in->hClass == KEPLER_CHANNEL_GROUP_A) {
-        if (parameters == NULL || in->paramsSize != sizeof(struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS))
-            return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_ALLOC of a channel group without parameters", in->hObjectNew);
-        made.engine = ((const struct NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *)parameters)->engineType;
-    }
+#define RULES_OF_ALLOC
+#include "rules.def"
     struct fake_kernel_object *entry = entry_of(of, 0, 0);
     if (entry == NULL)
         return NV_ERR_NO_MEMORY;
-    *entry = made;
+    *entry = (struct fake_kernel_object){in->hRoot, in->hObjectNew, in->hObjectParent, in->hClass, is_device ? *device : parent->unit,
+                                         is_group ? group->engineType : parent->engine, 0};
     return NV_OK;
 }
 
@@ -129,8 +121,8 @@ static void forget(struct fake_slot *of, uint32_t client, uint32_t handle)
 
 static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
 {
-    if (find(page, in->hRoot, in->hObjectOld) == NULL)
-        return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_FREE of a handle that is not there", in->hObjectOld);
+#define RULES_OF_FREE
+#include "rules.def"
     forget(&page->slot[slot_of(in->hRoot)], in->hRoot, in->hObjectOld);
     channels_hold(page, slot_of(in->hRoot));
     return NV_OK;
@@ -138,39 +130,24 @@ static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
 
 static uint32_t get_gid(struct fake_page *page, const struct fake_kernel_object *subdevice, struct NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *gid)
 {
-    if (gid->index != 0 || gid->flags != NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY)
-        return misuse(page, NV_ERR_INVALID_ARGUMENT, "GET_GID_INFO with other flags than binary", gid->flags);
+#define RULES_OF_GID
+#include "rules.def"
     memset(gid->data, 0, sizeof gid->data);
     memcpy(gid->data, page->card[page->unit[subdevice->unit % FAKE_UNITS].card % FAKE_CARDS].uuid_bytes, 16);
     gid->length = 16;
     return NV_OK;
 }
 
-/* What is wrong with a list of channels, NULL for nothing. */
-static const char *wrong_in(const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list)
-{
-    if (list->numChannels == 0 || list->numChannels > NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES)
-        return "DISABLE_CHANNELS with this many channels";
-    if (list->bDisable > 1 || list->bOnlyDisableScheduling != 0 || list->bRewindGpPut != 0 || list->pRunlistPreemptEvent != 0)
-        return "DISABLE_CHANNELS with a flag that must be 0";
-    const size_t left = sizeof list->hClientList - list->numChannels * sizeof(uint32_t);
-    if (!all_zero(list->pad1, sizeof list->pad1) || !all_zero(list->pad2, sizeof list->pad2) ||
-        !all_zero(list->hClientList + list->numChannels, left) || !all_zero(list->hChannelList + list->numChannels, left))
-        return "DISABLE_CHANNELS with bytes that are not 0 where nothing belongs";
-    return NULL;
-}
-
 static uint32_t disable(struct fake_page *page, const struct fake_kernel_object *subdevice, const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list)
 {
-    const char *wrong = wrong_in(list);
-    if (wrong != NULL)
-        return misuse(page, NV_ERR_INVALID_ARGUMENT, wrong, list->numChannels);
+#define RULES_OF_LIST
+#include "rules.def"
     if (fault_of_page(page, FAULT_SUSPEND))
         return NV_OK;
     for (uint32_t i = 0; i < list->numChannels; i++) {
         struct fake_kernel_object *channel = find(page, list->hClientList[i], list->hChannelList[i]);
-        if (channel == NULL || !channel_is(channel) || channel->unit != subdevice->unit)
-            return misuse(page, NV_ERR_INVALID_CHANNEL, "DISABLE_CHANNELS of a handle that is no channel of the subdevice", list->hChannelList[i]);
+#define RULES_OF_CHANNEL
+#include "rules.def"
         if (list->bDisable)
             channel->disables++;
         else if (channel->disables > 0)
@@ -184,10 +161,8 @@ static uint32_t control(struct fake_page *page, const struct NVOS54 *in)
 {
     void *parameters = (void *)(uintptr_t)in->params;
     const struct fake_kernel_object *object = find(page, in->hClient, in->hObject);
-    if (object == NULL)
-        return misuse(page, NV_ERR_INVALID_CHANNEL, "RM_CONTROL of an object that is not there", in->hObject);
-    if (in->flags != 0 || parameters == NULL || object->klass != NV20_SUBDEVICE_0)
-        return misuse(page, NV_ERR_INVALID_ARGUMENT, "RM_CONTROL with flags, without parameters, or of no subdevice", in->cmd);
+#define RULES_OF_CONTROL
+#include "rules.def"
     if (in->cmd == NV2080_CTRL_CMD_GPU_GET_GID_INFO && in->paramsSize == sizeof(struct NV2080_CTRL_GPU_GET_GID_INFO_PARAMS))
         return get_gid(page, object, parameters);
     if (in->cmd == NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS && in->paramsSize == sizeof(struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS))
