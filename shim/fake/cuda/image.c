@@ -2,13 +2,18 @@
  *
  * A variable of PTX is a statement ".global [.align N] [.vN] .TYPE name[N]..."; one behind .extern is another module's, and
  * ".ptr .global" belongs to a parameter. A cubin has them as objects in the sections .nv.global and .nv.global.init.
+ *
+ * Nobody says how long an image is, and a damaged one says it wrong: what is not text is read by peek alone.
  */
 #define _GNU_SOURCE
 #include "internal.h"
 
 #include <ctype.h>
 #include <elf.h>
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #define FATBIN_MAGIC "P\xed" "U\xba"
 #define WRAPPER_MAGIC "\xb1" "CbF"
@@ -24,6 +29,29 @@ struct fatbin_entry {
     uint64_t bytes;
     uint32_t compressed, unknown, version_of_language, architecture; /* 75 = sm_75 */
 };
+
+#define IMAGE_MOST ((uint64_t)1 << 30) /* bytes of one; guessed */
+
+/* False: there is no such memory. The kernel copies, and says so instead of a SIGSEGV. */
+static bool peek(const void *from, void *to, size_t bytes)
+{
+    const struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)from, bytes};
+    const ssize_t got = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
+    if (got < 0 && (errno == EPERM || errno == ENOSYS)) { /* a sandbox that forbids it */
+        memcpy(to, from, bytes);
+        return true;
+    }
+    return got == (ssize_t)bytes;
+}
+
+/* False: it is longer than any that is kept, or is not there. */
+static bool peek_name(const char *from, char name[256])
+{
+    for (size_t i = 0; i < 256 && peek(from + i, &name[i], 1); i++)
+        if (name[i] == '\0')
+            return true;
+    return false;
+}
 
 static void add(struct image *image, const char *name, size_t length, uint64_t bytes, uint64_t align)
 {
@@ -97,26 +125,50 @@ uint64_t image_local(const char *entry)
     return bytes;
 }
 
-static void read_elf(struct image *image, const char *elf)
+static bool peek_section(const char *elf, const Elf64_Ehdr *head, uint32_t number, Elf64_Shdr *section)
+{
+    return number < head->e_shnum && peek(elf + head->e_shoff + number * sizeof *section, section, sizeof *section);
+}
+
+/* The variables of a section, which begins at base. */
+static bool read_symbols(struct image *image, const char *elf, const Elf64_Ehdr *head, const Elf64_Shdr *table, unsigned number, uint64_t base, uint64_t room)
+{
+    Elf64_Shdr names;
+    Elf64_Sym symbol;
+    char name[256];
+    CHECK(table->sh_size <= IMAGE_MOST && peek_section(elf, head, table->sh_link, &names), false);
+    for (uint64_t at = 0; at + sizeof symbol <= table->sh_size; at += sizeof symbol) {
+        CHECK(peek(elf + table->sh_offset + at, &symbol, sizeof symbol), false);
+        if (symbol.st_shndx != number || ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT)
+            continue;
+        CHECK(symbol.st_value <= room && symbol.st_size <= room - symbol.st_value, false);
+        image->bytes = base + symbol.st_value;
+        if (peek_name(elf + names.sh_offset + symbol.st_name, name))
+            add(image, name, strlen(name), symbol.st_size, 1);
+    }
+    return true;
+}
+
+static bool read_elf(struct image *image, const char *elf)
 {
     Elf64_Ehdr head;
-    memcpy(&head, elf, sizeof head);
-    const Elf64_Shdr *section = (const Elf64_Shdr *)(elf + head.e_shoff);
+    Elf64_Shdr names, section, table;
+    char name[256];
+    CHECK(peek(elf, &head, sizeof head), false);
+    CHECK(head.e_shoff == 0 || peek_section(elf, &head, head.e_shstrndx, &names), false);
     for (unsigned i = 0; head.e_shoff != 0 && i < head.e_shnum; i++) {
-        const char *name = elf + section[head.e_shstrndx].sh_offset + section[i].sh_name;
-        if (strncmp(name, ".nv.global", 10) != 0)
+        CHECK(peek_section(elf, &head, i, &section), false);
+        if (!peek_name(elf + names.sh_offset + section.sh_name, name) || strncmp(name, ".nv.global", 10) != 0)
             continue;
-        const uint64_t base = image->bytes = rounded(image->bytes, GRAIN);
-        for (unsigned t = 0; t < head.e_shnum; t++)
-            for (uint64_t s = 0; section[t].sh_type == SHT_SYMTAB && s < section[t].sh_size / sizeof(Elf64_Sym); s++) {
-                const Elf64_Sym *symbol = (const Elf64_Sym *)(elf + section[t].sh_offset) + s;
-                const char *of = elf + section[section[t].sh_link].sh_offset + symbol->st_name;
-                image->bytes = base + symbol->st_value;
-                if (symbol->st_shndx == i && ELF64_ST_TYPE(symbol->st_info) == STT_OBJECT)
-                    add(image, of, strlen(of), symbol->st_size, 1);
-            }
-        image->bytes = base + section[i].sh_size;
+        const uint64_t base = rounded(image->bytes, GRAIN);
+        CHECK(section.sh_size <= ARENA_BYTES / 2, false);
+        for (unsigned t = 0; t < head.e_shnum; t++) {
+            CHECK(peek_section(elf, &head, t, &table), false);
+            CHECK(table.sh_type != SHT_SYMTAB || read_symbols(image, elf, &head, &table, i, base, section.sh_size), false);
+        }
+        image->bytes = base + section.sh_size;
     }
+    return true;
 }
 
 /* A cubin runs on GPUs of its generation that are no older, PTX on all that are no older. 0: not here. */
@@ -127,28 +179,40 @@ static unsigned suits(const struct fatbin_entry *entry, unsigned capability)
     return (entry->kind == 2 ? 1000 : 0) + entry->architecture;
 }
 
-/* Of the entries, the one that the driver would take. False: none runs on this GPU. */
-static bool read_fatbin(struct image *image, const char *at, unsigned capability)
+static bool read_part(struct image *image, const struct fatbin_entry *part, const char *body)
+{
+    char magic[SELFMAG];
+    CHECK(part->bytes >= SELFMAG && peek(body, magic, sizeof magic), false);
+    if (part->kind == 2) /* what is compressed does not begin so */
+        return memcmp(magic, ELFMAG, SELFMAG) != 0 || read_elf(image, body);
+    char *text = part->kind == 1 && part->compressed == 0 ? calloc(1, part->bytes + 1) : NULL;
+    const bool there = text == NULL || peek(body, text, part->bytes);
+    if (there && text != NULL)
+        read_text(image, text);
+    free(text);
+    return there;
+}
+
+/* Of the entries, the one that the driver would take. */
+static CUresult read_fatbin(struct image *image, const char *at, unsigned capability)
 {
     struct fatbin head;
-    struct fatbin_entry entry = {0}, found = {0};
+    struct fatbin_entry entry, found = {0};
     const char *body = NULL;
-    memcpy(&head, at, sizeof head);
-    const char *end = at + head.header + head.bytes;
-    for (at += head.header; at + sizeof entry <= end; at += entry.header + entry.bytes) {
-        memcpy(&entry, at, sizeof entry);
-        if (entry.header < sizeof entry)
-            break;
+    CHECK(peek(at, &head, sizeof head) && memcmp(&head, FATBIN_MAGIC, 4) == 0, CUDA_ERROR_INVALID_IMAGE);
+    CHECK(head.header >= sizeof head && head.bytes <= IMAGE_MOST, CUDA_ERROR_INVALID_IMAGE);
+    at += head.header;
+    for (uint64_t left = head.bytes, bytes; left >= sizeof entry; at += bytes, left -= bytes) {
+        CHECK(peek(at, &entry, sizeof entry) && entry.header >= sizeof entry && entry.bytes <= left, CUDA_ERROR_INVALID_IMAGE);
+        bytes = entry.header + entry.bytes;
+        CHECK(bytes <= left, CUDA_ERROR_INVALID_IMAGE);
         if (suits(&entry, capability) > suits(&found, capability)) {
             found = entry;
             body = at + entry.header;
         }
     }
-    if (body != NULL && found.kind == 2 && memcmp(body, ELFMAG, SELFMAG) == 0)
-        read_elf(image, body);
-    else if (body != NULL && found.kind == 1 && found.compressed == 0 && memchr(body, '\0', found.bytes) != NULL)
-        read_text(image, body);
-    return body != NULL;
+    CHECK(body != NULL, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    return read_part(image, &found, body) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }
 
 bool image_is_text(const char *image)
@@ -156,18 +220,18 @@ bool image_is_text(const char *image)
     return strchr("/.\n \t\r", image[0]) != NULL && image[0] != '\0';
 }
 
-bool image_read(struct image *image, const void *at, unsigned capability)
+CUresult image_read(struct image *image, const void *at, unsigned capability)
 {
     *image = (struct image){0}; /* what is no image at all may be shorter than a magic number: strncmp does not go past its end */
-    if (strncmp(at, WRAPPER_MAGIC, 4) == 0) /* magic, version, the fatbin's address */
-        memcpy(&at, (const char *)at + 8, sizeof at);
-    if (strncmp(at, FATBIN_MAGIC, 4) == 0)
+    const bool wrapped = strncmp(at, WRAPPER_MAGIC, 4) == 0; /* magic, version, the fatbin's address */
+    CHECK(!wrapped || peek((const char *)at + 8, &at, sizeof at), CUDA_ERROR_INVALID_IMAGE);
+    if (wrapped || strncmp(at, FATBIN_MAGIC, 4) == 0)
         return read_fatbin(image, at, capability);
     if (strncmp(at, ELFMAG, SELFMAG) == 0)
-        read_elf(image, at);
-    else if (image_is_text(at))
+        return must(read_elf(image, at), CUDA_ERROR_INVALID_IMAGE);
+    if (image_is_text(at))
         read_text(image, at);
-    return true;
+    return CUDA_SUCCESS;
 }
 
 void image_free(struct image *image)

@@ -100,8 +100,8 @@ bool losses_stream(CUcontext ctx);
 void losses_stream_end(CUcontext ctx);
 
 /* image.c */
-/* False: nothing in it runs on a GPU of that compute capability, 75 = 7.5. */
-bool image_read(struct image *image, const void *at, unsigned capability);
+/* For a GPU of that compute capability, 75 = 7.5. What was read is to be freed, also after an error. */
+CUresult image_read(struct image *image, const void *at, unsigned capability);
 void image_free(struct image *image);
 bool image_is_text(const char *image);
 uint64_t image_local(const char *entry); /* of the kernel whose ".entry" that is in PTX text; NULL: 0 */

@@ -26,7 +26,7 @@ static void module_end(CUmodule module)
 static CUresult load(CUmodule module, CUcontext ctx, const void *image)
 {
     const struct fake_card *card = card_of(ctx->device);
-    CHECK(image_read(&module->image, image, card->cc_major * 10 + card->cc_minor), CUDA_ERROR_NO_BINARY_FOR_GPU);
+    TRY(image_read(&module->image, image, card->cc_major * 10 + card->cc_minor));
     CHECK(!module->image.runtime || losses_runtime(ctx), CUDA_ERROR_OUT_OF_MEMORY);
     module->text = strdup(image_is_text(image) ? image : "");
     CHECK(module->text != NULL, CUDA_ERROR_OUT_OF_MEMORY);
