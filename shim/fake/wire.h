@@ -52,17 +52,17 @@ struct fake_profile {
 };
 
 struct fake_card {
-    char model[16]; /* "h200" */
-    char name[64], uuid[48], serial[32];
-    uint8_t uuid_bytes[16];
-    uint32_t minor, pci_domain, pci_bus, pci_device, pci_id, pci_subsystem;
-    uint32_t cc_major, cc_minor, architecture, brand, pcie;
-    uint32_t sms, clock_mhz, memory_clock_mhz, bus_bits, power_watts, l2_mib;
-    int32_t numa;
-    uint32_t links_wired;
-    int32_t link_peer[FAKE_LINKS];        /* card at the other end, -1 = not connected, -2 = a switch */
+    /* what its model says, in the order of daemon/models.def */
+    char model[16], name[64]; /* "h200" */
+    uint32_t pci_id, pci_subsystem, cc_major, cc_minor, architecture, brand, pcie;
+    uint32_t sms, clock_mhz, memory_clock_mhz, bus_bits, power_watts, l2_mib, links_wired;
     uint64_t total_bytes, reserved_bytes; /* what NVML calls total; of it, what no process can have */
     uint64_t context_bytes;               /* what one context costs */
+    /* its own */
+    char uuid[48], serial[32];
+    uint8_t uuid_bytes[16];
+    uint32_t minor, pci_domain, pci_bus, pci_device;
+    int32_t numa, link_peer[FAKE_LINKS]; /* card at the other end, -1 = not connected, -2 = a switch */
     uint32_t mig_on, profiles;            /* without profiles it has no MIG */
     struct fake_profile profile[FAKE_PROFILES];
     _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
@@ -81,7 +81,6 @@ struct fake_unit {
     _Atomic uint32_t time_bell; /* futex: changes when somebody is held, let go or ends */
     uint64_t settled_ns;        /* CLOCK_MONOTONIC up to which the books are made */
     _Atomic uint64_t ran_ns;    /* all kernel time that ever ran */
-    uint64_t with_work[FAKE_SLOTS / 64]; /* one bit a slot */
     _Atomic uint64_t sampled_ns[FAKE_SAMPLES]; /* ran_ns, then */
 };
 
@@ -162,16 +161,8 @@ struct fake_page {
 #define FAKE_REGIONS (1u << 18)
 #define FAKE_FILE_BYTES (FAKE_REGIONS * FAKE_REGION_BYTES)
 
-static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance)
-{
-    return FAKE_CARDS + card * FAKE_INSTANCES + instance;
-}
-
-static inline uint32_t fake_gi_of(uint32_t unit)
-{
-    return (unit - FAKE_CARDS) % FAKE_INSTANCES;
-}
-
+static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance) { return FAKE_CARDS + card * FAKE_INSTANCES + instance; }
+static inline uint32_t fake_gi_of(uint32_t unit) { return (unit - FAKE_CARDS) % FAKE_INSTANCES; }
 static inline const struct fake_profile *fake_profile_of(const struct fake_page *page, const struct fake_unit *instance)
 {
     return &page->card[instance->card % FAKE_CARDS].profile[instance->profile % FAKE_PROFILES];

@@ -1,5 +1,5 @@
 /* branch.c - the tables of branches.def and cuda/symbols.def, read. */
-#include "branch.h"
+#include "missing.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -26,7 +26,6 @@ static const struct symbol {
 #define PTSZ(name, version, symbol)
 #include "../cuda/symbols.def"
 };
-#define SYMBOLS (sizeof symbols / sizeof symbols[0])
 
 static const struct entry *find_entry(const char *name)
 {
@@ -36,10 +35,11 @@ static const struct entry *find_entry(const char *name)
     return NULL;
 }
 
-static const struct symbol *find_symbol(const char *name)
+/* The exported symbol, or by_name: the first that is found by that name. */
+static const struct symbol *find_symbol(const char *name, bool by_name)
 {
-    for (size_t i = 0; i < SYMBOLS; i++)
-        if (strcmp(name, symbols[i].symbol) == 0)
+    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++)
+        if (strcmp(name, by_name ? symbols[i].name : symbols[i].symbol) == 0)
             return &symbols[i];
     return NULL;
 }
@@ -55,7 +55,7 @@ void branch_set(struct fake_page *page, const char *word)
 
 bool branch_has_cuda(const struct fake_page *page, const char *symbol)
 {
-    const struct symbol *found = find_symbol(symbol);
+    const struct symbol *found = find_symbol(symbol, false);
     return found != NULL && found->cuda <= page->cuda_version;
 }
 
@@ -67,14 +67,11 @@ bool branch_has_nvml(const struct fake_page *page, const char *function)
 
 bool fault_hides(const struct fake_fault *fault, const char *symbol)
 {
-    const struct symbol *found = fault->kind == FAULT_MISSING ? find_symbol(symbol) : NULL;
+    const struct symbol *found = fault->kind == FAULT_MISSING ? find_symbol(symbol, false) : NULL;
     return found != NULL && (strcmp(fault->function, symbol) == 0 || strcmp(fault->function, found->name) == 0);
 }
 
 bool is_cuda_name(const char *name)
 {
-    for (size_t i = 0; i < SYMBOLS; i++)
-        if (strcmp(name, symbols[i].symbol) == 0 || strcmp(name, symbols[i].name) == 0)
-            return true;
-    return false;
+    return find_symbol(name, false) != NULL || find_symbol(name, true) != NULL;
 }

@@ -9,21 +9,9 @@
 
 #define HELD_LOOK_NS 200000000u /* a waiter looks again this often though no bell rang: its ringer may have died */
 
-/* The first slot from that one on which has work, or FAKE_SLOTS. */
-static uint32_t next_with_work(const struct fake_unit *on, uint32_t slot)
+static bool runs(const struct fake_slot *of, uint32_t unit)
 {
-    for (; slot < FAKE_SLOTS; slot = (slot / 64 + 1) * 64) {
-        const uint64_t bits = on->with_work[slot / 64] >> slot % 64;
-        if (bits != 0)
-            return slot + (uint32_t)__builtin_ctzll(bits);
-    }
-    return FAKE_SLOTS;
-}
-
-static void set_work(struct fake_unit *on, uint32_t slot, bool has)
-{
-    const uint64_t bit = (uint64_t)1 << slot % 64;
-    on->with_work[slot / 64] = has ? on->with_work[slot / 64] | bit : on->with_work[slot / 64] & ~bit;
+    return atomic_load(&of->queued_ns[unit]) > atomic_load(&of->ran_ns[unit]) && atomic_load(&of->held[unit]) == 0;
 }
 
 struct crowd {
@@ -31,20 +19,15 @@ struct crowd {
     uint64_t least_left; /* UINT64_MAX: nobody runs */
 };
 
-/* Locked. Who is done leaves the set. */
-static struct crowd crowd_of(struct fake_page *page, uint32_t unit)
+static struct crowd crowd_of(const struct fake_page *page, uint32_t unit)
 {
-    struct fake_unit *on = &page->unit[unit];
     struct crowd crowd = {0, UINT64_MAX};
-    for (uint32_t slot = 0; (slot = next_with_work(on, slot)) < FAKE_SLOTS; slot++) {
-        const struct fake_slot *of = &page->slot[slot];
-        const uint64_t queued = atomic_load(&of->queued_ns[unit]), ran = atomic_load(&of->ran_ns[unit]);
-        if (queued <= ran) {
-            set_work(on, slot, false);
-        } else if (atomic_load(&of->held[unit]) == 0) {
-            crowd.running++;
-            crowd.least_left = queued - ran < crowd.least_left ? queued - ran : crowd.least_left;
-        }
+    for (const struct fake_slot *of = page->slot; of < page->slot + page->slots % (FAKE_SLOTS + 1); of++) {
+        const uint64_t left = atomic_load(&of->queued_ns[unit]) - atomic_load(&of->ran_ns[unit]);
+        if (!runs(of, unit))
+            continue;
+        crowd.running++;
+        crowd.least_left = left < crowd.least_left ? left : crowd.least_left;
     }
     return crowd;
 }
@@ -61,9 +44,9 @@ static struct crowd begin(struct fake_page *page, uint32_t unit)
         const uint64_t each = passed / crowd.running < crowd.least_left ? passed / crowd.running : crowd.least_left;
         if (each == 0)
             break; /* nanoseconds that do not divide count next time */
-        for (uint32_t slot = 0; (slot = next_with_work(on, slot)) < FAKE_SLOTS; slot++)
-            if (atomic_load(&page->slot[slot].held[unit]) == 0)
-                atomic_fetch_add(&page->slot[slot].ran_ns[unit], each);
+        for (struct fake_slot *of = page->slot; of < page->slot + page->slots % (FAKE_SLOTS + 1); of++)
+            if (runs(of, unit))
+                atomic_fetch_add(&of->ran_ns[unit], each);
         atomic_fetch_add(&on->ran_ns, each * crowd.running);
         passed -= each * crowd.running;
         crowd = crowd_of(page, unit);
@@ -87,7 +70,6 @@ uint64_t gpu_time_queue(struct fake_page *page, uint32_t slot, uint32_t unit, ui
 {
     begin(page, unit);
     const uint64_t queued = atomic_fetch_add(&page->slot[slot].queued_ns[unit], ns) + ns;
-    set_work(&page->unit[unit], slot, true);
     end(page, unit);
     return queued;
 }
@@ -144,7 +126,6 @@ void gpu_time_drop(struct fake_page *page, uint32_t slot)
         if (atomic_load(&of->queued_ns[unit]) == 0)
             continue;
         begin(page, unit);
-        set_work(&page->unit[unit], slot, false);
         atomic_store(&of->queued_ns[unit], 0);
         atomic_store(&of->ran_ns[unit], 0);
         end(page, unit);

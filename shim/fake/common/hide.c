@@ -4,7 +4,7 @@
  * program that reads the table itself. What was bound before keeps its address.
  */
 #define _GNU_SOURCE
-#include "hide.h"
+#include "missing.h"
 
 #include <elf.h>
 #include <stddef.h>

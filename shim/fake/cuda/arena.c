@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "internal.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -29,6 +30,8 @@ bool arena_map(uintptr_t at, uint64_t bytes, int access, uint64_t offset)
 /* On a block's boundary, so that an address tells the block. */
 static bool arena_open(void)
 {
+    cuda.arena_fd = fcntl(cuda.client.page_fd, F_DUPFD_CLOEXEC, 0); /* without a free descriptor there is no memory */
+    CHECK(cuda.arena_fd >= 0, false);
     const uint32_t region = atomic_fetch_add(&cuda.client.page->regions, 1) + 1;
     char *at = MAP_FAILED;
     CHECK(region < FAKE_REGIONS, false);
@@ -112,7 +115,7 @@ void physical_drop(struct physical *physical)
 
 void arena_wipe(uint64_t offset, uint64_t bytes)
 {
-    file_wipe(cuda.client.page_fd, offset, bytes);
+    file_wipe(cuda.arena_fd, offset, bytes);
 }
 
 /* As a card that is not wiped between its tenants: TANGRAM_FAKE_DIRTY=1. */

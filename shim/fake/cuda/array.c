@@ -11,14 +11,8 @@
 static uint64_t element_bytes(CUarray_format format)
 {
     switch ((int)format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8: return 1;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF: return 2;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT: return 4;
+#define FORMAT(name, bytes) case CU_AD_FORMAT_##name: return bytes;
+#include "formats.def"
     default: return 0;
     }
 }

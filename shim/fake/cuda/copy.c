@@ -27,12 +27,6 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, unsigned en
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_peer(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes)
-{
-    CHECK(context_ok(to_ctx) && context_ok(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
-    return copy(to, from, bytes, TO_DEVICE | FROM_DEVICE);
-}
-
 /* One end of a 2D copy as bytes in this process, or NULL: arrays are not looked into. */
 static unsigned char *end_of(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t x, size_t y)
 {

@@ -133,10 +133,4 @@ static CUuuid uuid_of(const void *bytes)
     return uuid;
 }
 
-static bool are_linked(CUdevice device, CUdevice peer)
-{
-    const bool whole = profile_of(device) == NULL && profile_of(peer) == NULL;
-    return whole && cuda.device[device].card != cuda.device[peer].card && card_of(device)->links_wired > 0;
-}
-
 #include "device.def"

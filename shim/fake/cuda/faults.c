@@ -4,19 +4,12 @@
  * constructor before anybody can look for a symbol, and it asks the daemon by a connection of its own.
  */
 #define _GNU_SOURCE
-#include "branch.h"
-#include "fault.h"
-#include "hide.h"
+#include "missing.h"
 #include "internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const names[] = {
-#define F(function) #function,
-#include "faultable.def"
-#undef F
-};
 static struct fake_fault own[FAKE_FAULTS];
 static uint32_t owned;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -60,26 +53,21 @@ static CUresult apply(struct fake_fault *fault, const char *function, uint64_t b
     return fault->nth == 0 || fault->nth == number ? (CUresult)fault->error : CUDA_SUCCESS;
 }
 
-CUresult fault(enum faultable function, uint64_t bytes)
+CUresult fault(const char *function, uint64_t bytes)
 {
     struct fake_fault *of;
     for (uint32_t i = 0; (of = fault_at(&cuda.client, i)) != NULL; i++)
-        TRY(apply(of, names[function], bytes));
+        TRY(apply(of, function, bytes));
     return CUDA_SUCCESS;
 }
 
-static bool hidden_by(const struct client *client, const char *symbol)
+bool symbol_missing(const struct client *client, const char *symbol)
 {
     const struct fake_fault *of;
     for (uint32_t i = 0; (of = fault_at(client, i)) != NULL; i++)
         if (fault_hides(of, symbol))
             return true;
     return false;
-}
-
-bool symbol_missing(const char *symbol)
-{
-    return hidden_by(&cuda.client, symbol);
 }
 
 static struct client at_load;
@@ -98,7 +86,7 @@ static bool hidden_at_load(const char *symbol)
     char *suffix = strlen(name) > 5 ? name + strlen(name) - 5 : name;
     if (strcmp(suffix, "_ptds") == 0 || strcmp(suffix, "_ptsz") == 0)
         *suffix = '\0';
-    return hidden_by(&at_load, name) || (at_load.page != NULL && !branch_has_cuda(at_load.page, name));
+    return symbol_missing(&at_load, name) || (at_load.page != NULL && !branch_has_cuda(at_load.page, name));
 }
 
 __attribute__((constructor)) static void hide_missing(void)

@@ -91,18 +91,6 @@ static CUresult list_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
     return CUDA_SUCCESS;
 }
 
-static CUresult alloc_of(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *how)
-{
-    SCOPED tables = hold(&cuda.lock);
-    const struct span *span = span_find((uintptr_t)node->work.at);
-    memset(how, 0, sizeof *how);
-    how->dptr = node->work.at;
-    how->bytesize = span == NULL ? 0 : span->bytes;
-    how->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    how->poolProps.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = span == NULL ? 0 : span->device};
-    return CUDA_SUCCESS;
-}
-
 static void clear(CUgraph graph)
 {
     for (CUgraphNode node = graph->first, next; node != NULL; node = next) {

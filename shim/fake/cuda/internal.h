@@ -2,25 +2,11 @@
 #ifndef TANGRAM_FAKE_CUDA_INTERNAL_H
 #define TANGRAM_FAKE_CUDA_INTERNAL_H
 
-#include "fault.h"
+#include "check.h"
+#include "missing.h"
 #include "state.h"
 
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
-/* Another name of an exported function that stands above it. */
-#define ALIAS(name, function) EXPORT extern __typeof__(function) name __attribute__((alias(#function)));
-#define TRY(call)                                                                                                              \
-    do {                                                                                                                       \
-        const CUresult tried_ = (call);                                                                                        \
-        if (tried_ != CUDA_SUCCESS)                                                                                            \
-            return tried_;                                                                                                     \
-    } while (0)
-#define CHECK(condition, otherwise)                                                                                            \
-    do {                                                                                                                       \
-        if (!(condition))                                                                                                      \
-            return otherwise;                                                                                                  \
-    } while (0)
 
 #define PUT(at, value)                                                                                                         \
     do {                                                                                                                       \
@@ -46,6 +32,12 @@ static inline const struct fake_profile *profile_of(int device) /* NULL: a whole
 
 static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : card_of(device)->sms; }
 
+/* What the process has of a device: memory, and how far its work is. */
+static inline bool take(int device, uint64_t bytes) { return page_take(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes); }
+static inline void give(int device, uint64_t bytes) { page_give(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes); }
+static inline bool work_done(int device, uint64_t ns) { return gpu_time_reached(cuda.client.page, cuda.client.slot, cuda.device[device].unit, ns); }
+static inline void work_wait(int device, uint64_t ns) { gpu_time_wait(cuda.client.page, cuda.client.slot, cuda.device[device].unit, ns); }
+
 static inline CUresult must(bool condition, CUresult otherwise) { return condition ? CUDA_SUCCESS : otherwise; }
 
 /* handle.c */
@@ -65,6 +57,10 @@ CUresult ready(void); /* CUDA_ERROR_NOT_INITIALIZED before cuInit and after fork
 CUresult current(CUcontext *ctx); /* or the error that the process is left with */
 bool context_ok(CUcontext ctx);
 CUresult context_idle(CUcontext ctx); /* waits for its work */
+CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap); /* before a kernel that needs these */
+bool losses_runtime(CUcontext ctx);
+bool losses_stream(CUcontext ctx);
+CUresult losses_stream_end(CUcontext ctx);
 
 /* stream.c */
 CUresult stream_get(CUstream handle, CUstream *stream); /* resolves NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */
@@ -74,8 +70,6 @@ uint64_t stream_queue(CUstream stream, uint64_t ns);
 /* After a kernel failed, its error; the process has no way back (measured, also for its other contexts on the device). */
 CUresult sticky(int device);
 void trap(int device, uint32_t error, uint64_t done_ns);
-bool work_done(int device, uint64_t done_ns);
-void work_wait(int device, uint64_t done_ns);
 CUresult synchronize(int device, uint64_t done_ns); /* what the program waits for */
 /* Runs on a thread of its own, with a copy of what is given, which it frees. */
 CUresult beside(void *(*run)(void *given), const void *given, size_t bytes);
@@ -85,19 +79,9 @@ uint32_t channels_new(int device);
 void channels_free(int device, uint32_t group);
 
 /* faults.c: a scripted fault of the function, CUDA_SUCCESS when there is none. */
-CUresult fault(enum faultable function, uint64_t bytes);
+CUresult fault(const char *function, uint64_t bytes);
 int driver_cuda_version(void);
-bool symbol_missing(const char *symbol); /* an exported name, without the suffix of its per-thread twin */
-
-/* losses.c */
-#define STACK_DEFAULT 1024u
-bool losses_stack(CUcontext ctx, uint64_t limit); /* a stack of that size for each thread */
-CUresult losses_limit(CUcontext ctx, CUlimit limit, size_t value);
-void losses_end(CUcontext ctx);
-CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap); /* before a kernel that needs these */
-bool losses_runtime(CUcontext ctx);
-bool losses_stream(CUcontext ctx);
-void losses_stream_end(CUcontext ctx);
+bool symbol_missing(const struct client *client, const char *symbol); /* an exported name, without the suffix of its per-thread twin */
 
 /* image.c */
 /* For a GPU of that compute capability, 75 = 7.5. What was read is to be freed, also after an error. */
@@ -120,17 +104,12 @@ uintptr_t arena_at(uint64_t offset); /* where this process's region has it */
 void arena_wipe(uint64_t offset, uint64_t bytes);
 bool arena_dirty(uint64_t offset, uint64_t bytes); /* leaves somebody's bytes in new memory; false: it is clean */
 
-/* pages.c */
-/* A range of one of the blocks behind that list, which is at `at` there. NULL: the card is full. */
-struct physical *range_take(struct range **list, int device, uint64_t bytes, uint64_t *at);
-void range_give(struct range **list, struct physical *block, uint64_t at, uint64_t bytes);
-
 /* span.c. Trees: cuda.spans, but for those that are named. */
 /* Puts a copy of it into the tree. NULL: something is at these addresses. */
 struct span *span_new(void **tree, const struct span *like);
-void span_gone(void **tree, struct span *span); /* takes it out of the tree and gives back what is behind it */
-struct span *span_in(void *tree, uintptr_t at); /* the one that holds the address */
-struct span *span_find(uintptr_t at);
+CUresult span_gone(void **tree, struct span *span); /* takes it out of the tree and gives back what is behind it */
+struct span *span_in(void **tree, uintptr_t at); /* the one that holds the address */
+static inline struct span *span_find(uintptr_t at) { return span_in(&cuda.spans, at); }
 CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct span **span); /* the same, of one of these kinds */
 struct span *span_from(CUdeviceptr at, unsigned kinds); /* the one that begins there */
 CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise);
@@ -140,14 +119,12 @@ bool span_touch(CUdeviceptr at, size_t bytes);
 bool span_covers(CUdeviceptr at, size_t bytes);
 
 /* memory.c */
-bool take(int device, uint64_t bytes);
-void give(int device, uint64_t bytes);
 /* like: what is asked for, that is its kind, context, device, pool, pages and bytes. */
 CUresult memory_new(const struct span *like, struct span **made);
 void memory_gone(const struct span *span); /* what is behind it; under lock */
 CUresult memory_own(CUcontext ctx, enum span_kind kind, enum pages pages, size_t bytes, struct owned *owned);
 bool owner_lives(const struct owned *owned);
-void owned_free(struct owned *owned);
+CUresult owned_free(struct owned *owned);
 CUresult memory_free(CUdeviceptr at, unsigned kinds); /* of these kinds, or of a pool or graph */
 
 /* pool.c */

@@ -16,11 +16,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static void module_end(CUmodule module)
+static CUresult module_end(CUmodule module)
 {
     image_free(&module->image);
     free(module->text);
     handle_free(module);
+    return CUDA_SUCCESS;
 }
 
 static CUresult load(CUmodule module, CUcontext ctx, const void *image)
@@ -61,13 +62,6 @@ static CUresult module_read(CUmodule *module, const char *path)
     const CUresult rc = got == 0 ? CUDA_ERROR_INVALID_IMAGE : module_new(module, text, false);
     free(text);
     return rc;
-}
-
-static CUresult module_unload(CUmodule module)
-{
-    owned_free(&module->variables);
-    module_end(module);
-    return CUDA_SUCCESS;
 }
 
 static CUresult find_variable(CUmodule module, const char *name, CUdeviceptr *at, size_t *bytes)

@@ -8,6 +8,7 @@
  * CUDA_SUCCESS, a null pointer and a status; version 1 answers CUDA_ERROR_NOT_FOUND.
  */
 #include "internal.h"
+#include "calls.h"
 
 #if defined(__x86_64__)
 #define JUMP "jmp "
@@ -50,7 +51,7 @@ static const struct entry *newest(const char *name, int version, bool twin, bool
     const struct entry *best = NULL;
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         const struct entry *entry = &entries[i];
-        if (entry->twin != twin || strcmp(entry->name, name) != 0 || entry->version > driver_cuda_version() || symbol_missing(entry->symbol))
+        if (entry->twin != twin || strcmp(entry->name, name) != 0 || entry->version > driver_cuda_version() || symbol_missing(&cuda.client, entry->symbol))
             continue;
         *exists = true;
         if (entry->version <= version && (best == NULL || entry->version > best->version))
@@ -77,8 +78,4 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **at, int version, cu
     return CUDA_SUCCESS; /* also when nothing is found: measured, driver 580 */
 }
 
-EXPORT CUresult cuGetProcAddress(const char *name, void **at, int version, cuuint64_t flags)
-{
-    TRY(cuGetProcAddress_v2(name, at, version, flags, NULL));
-    return *at != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
+#include "procaddr.def"

@@ -38,7 +38,7 @@ static void unmap(const struct span *span)
         munmap((void *)(span->base & ~(uintptr_t)4095), span->room);
 }
 
-void span_gone(void **tree, struct span *span)
+CUresult span_gone(void **tree, struct span *span)
 {
     SCOPED tables = hold(&cuda.lock);
     tdelete(span, tree, by_address);
@@ -46,20 +46,15 @@ void span_gone(void **tree, struct span *span)
     if (span->physical != NULL)
         memory_gone(span);
     free(span);
+    return CUDA_SUCCESS;
 }
 
-struct span *span_in(void *tree, uintptr_t at)
+struct span *span_in(void **tree, uintptr_t at)
 {
     SCOPED tables = hold(&cuda.lock);
     const struct span key = {.base = at, .bytes = 1};
-    void *const *found = tfind(&key, &tree, by_address);
+    void *const *found = tfind(&key, tree, by_address);
     return found == NULL ? NULL : *(struct span *const *)found;
-}
-
-struct span *span_find(uintptr_t at)
-{
-    SCOPED tables = hold(&cuda.lock);
-    return span_in(cuda.spans, at);
 }
 
 CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct span **span)
@@ -80,9 +75,7 @@ CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise)
     TRY(current(&ctx));
     SCOPED tables = hold(&cuda.lock);
     struct span *span = span_from(at, kinds);
-    CHECK(span != NULL, otherwise);
-    span_gone(&cuda.spans, span);
-    return CUDA_SUCCESS;
+    return span != NULL ? span_gone(&cuda.spans, span) : otherwise;
 }
 
 static CUcontext walk_ctx; /* twalk has no closure; used under lock */

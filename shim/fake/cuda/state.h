@@ -43,11 +43,11 @@ struct CUstream_st {
     CUgraph capture; /* the graph being captured into, or NULL */
 };
 
-/* Where memory is: in pages of its own, or in blocks that small requests of its kind share (pages.c); memory of different
+/* Where memory is: in pages of its own, or in blocks that small requests of its kind share (memory.c); memory of different
  * kinds never shares a block. What is of a pool is counted there. */
 enum pages { PAGES_OWN, PAGES_POOL, PAGES_LINEAR, PAGES_MANAGED, PAGES_ARRAYS, PAGES_MODULES, PAGES_KINDS };
 
-/* losses.c: what a context loses beside what is allocated in it. */
+/* context.c: what a context loses beside what is allocated in it. */
 enum loss { LOSS_CONTEXT, LOSS_HEAP, LOSS_RUNTIME, LOSS_STREAMS, LOSSES };
 
 struct CUctx_st {
@@ -202,6 +202,7 @@ struct cuda {
     bool kernel_client;
     uint32_t kernel_groups;
     void *spans, *reservations; /* tsearch trees by address */
+    int arena_fd;
     char *arena;
     uint64_t arena_start, arena_used, arena_bytes; /* start: of the region, in the file */
     struct physical *arena_free[ARENA_CLASSES];

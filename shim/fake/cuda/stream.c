@@ -34,16 +34,6 @@ static void raise_to(_Atomic uint64_t *at, uint64_t ns)
         continue;
 }
 
-bool work_done(int device, uint64_t done_ns)
-{
-    return gpu_time_reached(cuda.client.page, cuda.client.slot, cuda.device[device].unit, done_ns);
-}
-
-void work_wait(int device, uint64_t done_ns)
-{
-    gpu_time_wait(cuda.client.page, cuda.client.slot, cuda.device[device].unit, done_ns);
-}
-
 CUresult synchronize(int device, uint64_t done_ns)
 {
     work_wait(device, done_ns);
@@ -78,30 +68,7 @@ uint64_t stream_queue(CUstream stream, uint64_t ns)
     return end;
 }
 
-static CUresult stream_end(CUstream stream)
-{
-    losses_stream_end(stream->ctx);
-    handle_free(stream);
-    return CUDA_SUCCESS;
-}
-
 static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-
-/* All but the status may be NULL. */
-static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after,
-                             const CUgraphEdgeData **edges, size_t *afters)
-{
-    CUstream stream;
-    TRY(stream_get(handle, &stream));
-    CHECK(status != NULL, CUDA_ERROR_INVALID_VALUE);
-    *status = stream->capture != NULL ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-    PUT(id, (cuuint64_t)(uintptr_t)stream->capture);
-    PUT(graph, stream->capture);
-    PUT(after, NULL);
-    PUT(edges, NULL);
-    PUT(afters, 0);
-    return CUDA_SUCCESS;
-}
 
 CUresult beside(void *(*run)(void *given), const void *given, size_t bytes)
 {
@@ -171,11 +138,6 @@ static CUresult event_record(CUevent event, CUstream stream)
     event->recorded = true;
     event_done(event); /* behind nothing, it is there now */
     return CUDA_SUCCESS;
-}
-
-static bool have_times(CUevent start, CUevent end)
-{
-    return start->recorded && end->recorded && ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0;
 }
 
 static float milliseconds_between(CUevent start, CUevent end)

@@ -75,14 +75,8 @@ static CUresult reserve(CUdeviceptr *at, size_t bytes, size_t alignment)
 /* The reserved range in which all of these are, or NULL. */
 static struct span *reservation_of(CUdeviceptr at, size_t bytes)
 {
-    struct span *span = span_in(cuda.reservations, (uintptr_t)at);
+    struct span *span = span_in(&cuda.reservations, (uintptr_t)at);
     return span != NULL && bytes <= span->base + span->bytes - (uintptr_t)at ? span : NULL;
-}
-
-static CUresult reservation_gone(struct span *span)
-{
-    span_gone(&cuda.reservations, span);
-    return CUDA_SUCCESS;
 }
 
 static CUresult map(CUdeviceptr at, size_t bytes, struct physical *physical)

@@ -6,12 +6,8 @@
 #include <string.h>
 
 static const struct fake_card models[] = {
-#define MODEL(model_, name_, pci, subsystem, major, minor_, arch, brand_, pcie_, sms_, clock, memory_clock, bus, watts, l2, links, total, reserved, \
-              context) \
-    {.model = model_, .name = name_, .pci_id = pci, .pci_subsystem = subsystem, .cc_major = major, .cc_minor = minor_, .architecture = arch, \
-     .brand = brand_, .pcie = pcie_, .sms = sms_, .clock_mhz = clock, .memory_clock_mhz = memory_clock, .bus_bits = bus, .power_watts = watts, \
-     .l2_mib = l2, .links_wired = links, .total_bytes = total * FAKE_MIB, .reserved_bytes = reserved * FAKE_MIB, .context_bytes = context * FAKE_MIB},
-#define PROFILE(model, ...)
+#define MODEL(...) {__VA_ARGS__, .minor = 0},
+#define PROFILE(...)
 #include "models.def"
 #undef MODEL
 #undef PROFILE
@@ -22,9 +18,7 @@ static const struct {
     struct fake_profile is;
 } profiles[] = {
 #define MODEL(...)
-#define PROFILE(model_, name_, id_, number, compute_, memory_, most_, last, sms_, copy, decoder, jpeg, ofa, mib) \
-    {model_, {.name = name_, .id = id_, .nvml = number, .compute = compute_, .memory = memory_, .most = most_, .last_start = last, .sms = sms_, \
-              .copy_engines = copy, .decoders = decoder, .jpegs = jpeg, .ofas = ofa, .bytes = mib * FAKE_MIB}},
+#define PROFILE(model, ...) {model, {__VA_ARGS__}},
 #include "models.def"
 };
 
@@ -88,23 +82,8 @@ static void set_memory(struct fake_card *card, uint64_t mib)
 
 static void set_option(struct fake_card *card, const char *key, const char *value, uint64_t *count)
 {
-    if (strcmp(key, "uuid") == 0)
-        set_uuid(card, value);
-    else if (strcmp(key, "bus") == 0)
-        set_bus(card, value);
-    else if (strcmp(key, "serial") == 0)
-        snprintf(card->serial, sizeof card->serial, "%s", value);
-    else if (strcmp(key, "count") == 0)
-        *count = read_number(key, value, 1, FAKE_CARDS);
-    else if (strcmp(key, "memory_mib") == 0)
-        set_memory(card, read_number(key, value, 1, 1u << 24));
-    else if (strcmp(key, "context_mib") == 0)
-        card->context_bytes = read_number(key, value, 0, 1u << 16) * FAKE_MIB;
-    else if (strcmp(key, "numa") == 0)
-        card->numa = (int32_t)read_number(key, value, 0, 255);
-    else if (strcmp(key, "minor") == 0)
-        card->minor = (uint32_t)read_number(key, value, 0, 254);
-    else
+#define OPTION(name, set) if (strcmp(key, #name) == 0) set; else
+#include "options.def"
         fail("card: the option is \"%s\", must be one of uuid, bus, serial, count, memory_mib, context_mib, numa, minor", key);
 }
 

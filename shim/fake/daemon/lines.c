@@ -1,8 +1,7 @@
 /* lines.c - reads the description, one thing a line, and the control commands, by which a test makes things happen to the
  * cards. Words by blanks, # begins a comment. */
-#include "branch.h"
+#include "missing.h"
 #include "daemon.h"
-#include "fault.h"
 
 #include <errno.h>
 #include <stdio.h>

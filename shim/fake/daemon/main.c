@@ -4,7 +4,7 @@
  *     nvidia-fake-driverd ctl --socket SOCK COMMAND...
  */
 #define _GNU_SOURCE
-#include "branch.h"
+#include "missing.h"
 #include "client.h"
 #include "daemon.h"
 

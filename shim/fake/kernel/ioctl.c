@@ -9,7 +9,8 @@
  * handles before it changed, and a suspend takes 0.6 ms, a resume 0.3.
  */
 #define _GNU_SOURCE
-#include "fault.h"
+#include "check.h"
+#include "missing.h"
 #include "nvos.h"
 #include "page.h"
 
@@ -22,8 +23,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 enum { SUSPEND_NS = 600000, RESUME_NS = 300000 };
 
@@ -189,22 +188,17 @@ static int fail(int error)
 static int kernel_ioctl(struct fake_page *page, unsigned escape, size_t bytes, void *argument)
 {
     const size_t more = fault_of_page(page, FAULT_ALLOC_FORM) ? FAKE_ALLOC_MORE : 0;
-    struct NVOS64 *made = argument;
-    struct NVOS00 *gone = argument;
-    struct NVOS54 *commanded = argument;
     bool known = true;
     if (argument == NULL)
         return fail(EFAULT);
-    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof *commanded)
-        take_time(commanded);
+    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54))
+        take_time(argument);
     page_lock(page);
-    if (escape == NV_ESC_RM_ALLOC && bytes == sizeof *made + more)
-        made->status = allocate(page, made);
-    else if (escape == NV_ESC_RM_FREE && bytes == sizeof *gone)
-        gone->status = release(page, gone);
-    else if (escape == NV_ESC_RM_CONTROL && bytes == sizeof *commanded)
-        commanded->status = control(page, commanded);
+#define REQUEST(number, form, beyond, answer)                                                                                  \
+    if (escape == number && bytes == sizeof(struct form) + beyond)                                                             \
+        ((struct form *)argument)->status = answer(page, argument);                                                            \
     else
+#include "requests.def"
         known = misuse(page, false, "an escape of this number and size is not known", escape << 16 | (uint32_t)bytes);
     page_unlock(page);
     return known ? 0 : fail(EINVAL);

@@ -1,5 +1,6 @@
 /* events.c - waiting for XIDs: the daemon rings a futex in the page. */
 #include "internal.h"
+#include "calls.h"
 
 #include <stdlib.h>
 
@@ -8,31 +9,11 @@ struct nvmlEventSet_st {
     uint32_t seen; /* how many events were raised before the next to look at */
 };
 
-EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
+static nvmlReturn_t new_set(nvmlEventSet_t *set)
 {
-    TRY(ready());
-    CHECK(set != NULL, NVML_ERROR_INVALID_ARGUMENT);
     *set = calloc(1, sizeof **set);
     CHECK(*set != NULL, NVML_ERROR_MEMORY);
     (*set)->seen = atomic_load(&nvml.client.page->events);
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
-{
-    TRY(ready());
-    CHECK(set != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    free(set);
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
-{
-    struct target to;
-    TRY(target_of(device, LIVE, &to));
-    CHECK(set != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    CHECK((types & ~SUPPORTED_EVENTS) == 0, NVML_ERROR_NOT_SUPPORTED);
-    set->types[to.card] |= types;
     return NVML_SUCCESS;
 }
 
@@ -56,17 +37,14 @@ static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
     return found;
 }
 
-EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
+static nvmlReturn_t wait_for(nvmlEventSet_t set, nvmlEventData_t *data, uint64_t until_ns)
 {
-    TRY(ready());
-    CHECK(set != NULL && data != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    const uint64_t until = page_now_ns() + (uint64_t)timeout_ms * 1000000u;
-    while (!next_event(set, data)) {
-        const uint64_t now = page_now_ns();
-        CHECK(now < until, NVML_ERROR_TIMEOUT);
-        bell_wait(&nvml.client.page->events, set->seen, until - now);
+    for (uint64_t now; !next_event(set, data);) {
+        now = page_now_ns();
+        CHECK(now < until_ns, NVML_ERROR_TIMEOUT);
+        bell_wait(&nvml.client.page->events, set->seen, until_ns - now);
     }
     return NVML_SUCCESS;
 }
 
-ALIAS(nvmlEventSetWait, nvmlEventSetWait_v2)
+#include "events.def"

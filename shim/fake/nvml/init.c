@@ -1,8 +1,8 @@
 /* init.c - nvmlInit, and what a handle stands for. */
 #define _GNU_SOURCE
-#include "branch.h"
-#include "hide.h"
+#include "missing.h"
 #include "internal.h"
+#include "calls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,16 +44,8 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
     return rc;
 }
 
-EXPORT nvmlReturn_t nvmlInit_v2(void)
+static nvmlReturn_t shut_down(void)
 {
-    return nvmlInitWithFlags(0);
-}
-
-ALIAS(nvmlInit, nvmlInit_v2)
-
-EXPORT nvmlReturn_t nvmlShutdown(void)
-{
-    TRY(ready());
     pthread_mutex_lock(&nvml.lock);
     if (nvml.users > 0 && --nvml.users == 0)
         client_close(&nvml.client);
@@ -61,15 +53,13 @@ EXPORT nvmlReturn_t nvmlShutdown(void)
     return NVML_SUCCESS;
 }
 
-/* Answers before nvmlInit, too. */
-EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+void hang(const char *function)
 {
-    CHECK(version != NULL, NVML_ERROR_INVALID_ARGUMENT);
-    *version = nvml.users > 0 ? (int)nvml.client.page->cuda_version : nvml.cuda_version;
-    return NVML_SUCCESS;
+    const struct fake_page *page = nvml.client.page;
+    const uint32_t faults = page == NULL ? 0 : atomic_load(&page->faults);
+    for (uint32_t i = 0; i < faults && i < FAKE_FAULTS; i++)
+        fault_hang(&page->fault[i], function);
 }
-
-ALIAS(nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion)
 
 nvmlReturn_t ready(void)
 {
@@ -100,3 +90,5 @@ nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target
     CHECK(accepted != INSTANCE || target->mig, NVML_ERROR_INVALID_ARGUMENT);
     return NVML_SUCCESS;
 }
+
+#include "init.def"

@@ -9,6 +9,7 @@
 #else
 #include "fake_nvml.h"
 #endif
+#include "check.h"
 #include "client.h"
 #include "page.h"
 
@@ -17,21 +18,6 @@
 #include <string.h>
 
 #define SUPPORTED_EVENTS 0xff9full /* what an H200 says, driver 580 */
-
-#define EXPORT __attribute__((visibility("default")))
-/* Another name of an exported function that stands above it. */
-#define ALIAS(name, function) EXPORT extern __typeof__(function) name __attribute__((alias(#function)));
-#define TRY(call)                                                                                                              \
-    do {                                                                                                                       \
-        const nvmlReturn_t tried_ = (call);                                                                                    \
-        if (tried_ != NVML_SUCCESS)                                                                                            \
-            return tried_;                                                                                                     \
-    } while (0)
-#define CHECK(condition, otherwise)                                                                                            \
-    do {                                                                                                                       \
-        if (!(condition))                                                                                                      \
-            return otherwise;                                                                                                  \
-    } while (0)
 
 struct nvmlDevice_st {
     uint32_t place; /* only its address counts */
@@ -58,7 +44,7 @@ struct target {
 };
 
 nvmlReturn_t ready(void);
-/* hang.c: waits as long as a scripted fault of the function says. */
+/* Waits as long as a scripted fault of the function says. */
 void hang(const char *function);
 /* Which handles a function takes; they are of any of NVML's types. */
 enum accepted {
@@ -71,9 +57,5 @@ enum accepted {
 nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target *target);
 
 void *handle_of(uint32_t unit);
-/* Processes on a device, in nvmlProcessInfo_v2_t or its beginning: width says how much of it. While a process that was
- * described as nvidia-cuda-mps-server is on a unit, all of CUDA there are clients of MPS. */
-enum listed { COMPUTE, GRAPHICS, MPS_CLIENTS };
-nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned *count, void *infos, size_t width);
 
 #endif

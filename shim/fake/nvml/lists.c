@@ -1,11 +1,16 @@
 /* lists.c - what NVML answers with a list: processes, their use of a card, field values. */
 #define _GNU_SOURCE
 #include "internal.h"
+#include "calls.h"
 
 #include <stdio.h>
 #include <time.h>
 
 #define MOST (FAKE_SLOTS * 2)
+
+/* Processes on a device, in nvmlProcessInfo_v2_t or its beginning: width says how much of it. While a process that was
+ * described as nvidia-cuda-mps-server is on a unit, all of CUDA there are clients of MPS. */
+enum listed { COMPUTE, GRAPHICS, MPS_CLIENTS };
 
 static bool mps_runs(uint32_t unit)
 {
@@ -41,7 +46,7 @@ static unsigned add_processes(uint32_t unit, enum listed which, nvmlProcessInfo_
     return count;
 }
 
-nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned *count, void *infos, size_t width)
+static nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned *count, void *infos, size_t width)
 {
     static _Thread_local nvmlProcessInfo_v2_t found[MOST];
     const unsigned room = *count;
@@ -61,12 +66,10 @@ nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned
 
 /* A process that was described by its name there. One of this PID namespace goes by its own: who lists a container's
  * processes names them as the container does. */
-EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
+static nvmlReturn_t name_of(unsigned pid, char *name, unsigned length)
 {
     char here[FAKE_NAME];
     const char *described = NULL, *connected = NULL;
-    TRY(ready());
-    CHECK(name != NULL && length > 0, NVML_ERROR_INVALID_ARGUMENT);
     for (const struct fake_slot *of = nvml.client.page->slot; of < nvml.client.page->slot + FAKE_SLOTS; of++) {
         if (of->kind == FAKE_FREE || of->pid != (int32_t)pid)
             continue;
@@ -80,12 +83,8 @@ EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned 
 }
 
 /* What ran since the last sample at or before a time, or since the oldest that is remembered: who is described has no kernels. */
-EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned *count,
-                                                    unsigned long long since_us)
+static nvmlReturn_t utilization_of(uint32_t card, nvmlProcessUtilizationSample_t *samples, unsigned *count, unsigned long long since_us)
 {
-    struct target to;
-    TRY(target_of(device, CARD, &to));
-    CHECK(count != NULL, NVML_ERROR_INVALID_ARGUMENT);
     const struct fake_page *page = nvml.client.page;
     const uint64_t newest = atomic_load(&page->samples) - 1;
     const unsigned room = samples == NULL ? 0 : *count;
@@ -95,7 +94,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     *count = 0;
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *of = &page->slot[slot];
-        const unsigned percent = of->kind == FAKE_CUDA ? gpu_time_percent(page, of->sampled_ns[to.card], from, newest) : 0;
+        const unsigned percent = of->kind == FAKE_CUDA ? gpu_time_percent(page, of->sampled_ns[card], from, newest) : 0;
         if (percent == 0 || (*count)++ >= room)
             continue;
         samples[*count - 1] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)of->pid,
@@ -122,12 +121,9 @@ static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)
     }
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields)
+static nvmlReturn_t fields_of(nvmlDevice_t device, int count, nvmlFieldValue_t *fields)
 {
-    struct target to;
     struct timespec now;
-    TRY(target_of(device, LIVE, &to));
-    CHECK(fields != NULL && count > 0, NVML_ERROR_INVALID_ARGUMENT);
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
         fields[i].timestamp = (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000;
@@ -136,3 +132,5 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
     }
     return NVML_SUCCESS;
 }
+
+#include "lists.def"

@@ -9,8 +9,8 @@ from tests.built import REPOSITORY
 FAKE = REPOSITORY / "shim" / "fake"
 TABLES = {"fake_cuda.h", "fake_cuda_values.h", "fake_nvml.h", "nvos.h"}
 """Headers that only declare NVIDIA's ABI; so do the .def files."""
-MOST = 5_243
-"""Lower it with the code: 5,000 is what is wanted."""
+MOST = 4_993
+"""Under the 5,000 that were wanted. Lower it with the code."""
 
 
 def code_lines(text: str) -> int:
