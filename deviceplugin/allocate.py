@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
 
 from vgpu.contract import uuid_of
 from vgpu.errors import Refused
@@ -21,6 +23,9 @@ from vgpu.grant import Assignment
 from vgpu.inventory import Inventory, Orphan
 from vgpu.names import DEFAULT_GUARD, Guard, Names
 from vgpu.request import FULL_CORE_PERCENT, Ask
+
+MOST_SLOTS: Final = 8192
+"""Of one GPU: 2 TiB in units of 256 MiB, the smallest there are. Guessed; the kubelet takes 4 MiB of IDs, some 90,000 for all GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +185,20 @@ def prefer(choice: Choice, available: Iterable[str], must_include: Collection[st
     picked = list(must_include)
     wanted = Counter(choice.cards)
     wanted.subtract(Counter(uuid_of(one) for one in picked))
-    taken, offered = set(picked), list(available)
+    free = set(available).difference(picked)
     for uuid in choice.cards:
-        # one pass over a thousand IDs for each card, at the speed of `startswith`: a card's own ID is its UUID, a slot's begins with it
-        free = [one for one in offered if one.startswith(uuid) and one not in taken]
         room = min(wanted[uuid], quantity - len(picked))
-        picked += sorted(free, key=_slot)[: max(0, room)]
+        picked += islice(_free_on(uuid, free), max(0, room))
     return picked if len(picked) == quantity else None
+
+
+def _free_on(uuid: str, free: Collection[str]) -> Iterator[str]:
+    """Those that lie on this card, the lowest slots first. A few of a thousand are taken: looking up names beats sorting them."""
+    if uuid in free:
+        yield uuid  # a whole GPU or a MIG instance
+    for slot in range(MOST_SLOTS):
+        if (one := f"{uuid}-{slot}") in free:
+            yield one
 
 
 def prefer_anywhere(
@@ -239,7 +251,7 @@ def check_room(
     """Invariant I1 on these cards: what pods were assigned is at most what the card has. `orphans` are pods that the API lacks
     and whose processes may run on. Raises Refused."""
     mib, percent, whole, instances = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    held = [tenant.assignment.held() for tenant in tenants if not _cards_of_pod(tenant).isdisjoint(cards)]
+    held = [tenant.assignment.held() for tenant in tenants if _uses_any(tenant, cards)]
     for pieces in (*held, *(orphan.held for orphan in orphans)):
         for piece in pieces:
             if piece.uuid in cards:
@@ -268,6 +280,14 @@ def _gone(orphans: Iterable[Orphan], uuid: str) -> str:
 
 def _cards_of_pod(tenant: Tenant) -> set[str]:
     return {piece.uuid for pieces in tenant.assignment.containers.values() for piece in pieces}
+
+
+def _uses_any(tenant: Tenant, cards: Collection[str]) -> bool:
+    for pieces in tenant.assignment.containers.values():
+        for piece in pieces:
+            if piece.uuid in cards:
+                return True
+    return False
 
 
 def _slot(device_id: str) -> int:

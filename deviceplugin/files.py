@@ -6,7 +6,12 @@ What stands beside has one fixed name, so a writer that was killed leaves at mos
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+from typing import Final
+
+_FOLDER_MODE: Final = 0o755
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = False) -> None:
@@ -14,20 +19,25 @@ def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = False)
 
     `durable`: also after a loss of power, as soon as this returns. That waits for the disk.
     """
-    beside = discard_leftover(path)
+    beside = _beside(path)
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = os.open(beside, _NEW, mode)
+    except FileExistsError:
+        beside.unlink()
+        descriptor = os.open(beside, _NEW, mode)
+    try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            os.fchmod(file.fileno(), mode)
+            os.fchmod(descriptor, mode)
             if durable:
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         beside.replace(path)
-        if durable:
-            sync(path.parent)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -41,17 +51,22 @@ def sync(path: Path) -> None:
 
 def discard_leftover(path: Path) -> Path:
     """Remove what a writer of `path` left that was killed. Answers where it would be."""
-    beside = path.with_name(f".{path.name}.new")
+    beside = _beside(path)
     beside.unlink(missing_ok=True)
     return beside
 
 
 def make_folder(path: Path) -> bool:
     """A folder that everybody may read, whatever the umask. Answers whether it is new."""
-    new = not path.is_dir()
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = 0
+    new = not stat.S_ISDIR(mode)
     if new:
         path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o755)
+    if new or stat.S_IMODE(mode) != _FOLDER_MODE:
+        path.chmod(_FOLDER_MODE)
     return new
 
 
@@ -79,3 +94,8 @@ def resolve_inside(root: Path, path: Path) -> Path:
         target = path.readlink()
         path = root / target.relative_to("/") if target.is_absolute() else path.parent / target
     return path
+
+
+def _beside(path: Path) -> Path:
+    """Where a writer of `path` writes first."""
+    return path.with_name(f".{path.name}.new")

@@ -11,7 +11,7 @@ the containers of a pod in the order of its spec, so the place of a container in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 
 from deviceplugin.allocate import Tenant
@@ -32,8 +32,8 @@ def containers_of(
 ) -> dict[str, str]:
     """Key -> container of the pod that has this directory, for all that share these device IDs.
 
-    `folders` are those of the IDs, the newest first; `books` are of all directories of the node. `listed` are the containers that
-    the kubelet's books name with these IDs; it leaves out init containers.
+    `folders` are those of the IDs, the newest first, as `as_far_as_another` answers them; `books` are of all others of the node.
+    `listed` are the containers that the kubelet's books name with these IDs; it leaves out init containers.
     Raises Refused when a container that may be the one that starts has none: it would run without its limits.
     """
     sharing = [ask for ask in tenant.asks if ask.kind == "share" and ask.units == units]
@@ -84,6 +84,16 @@ def _mine(folders: Sequence[Folder], uid: str) -> tuple[list[Folder], set[str]]:
 def _since_another_had_them(folders: Sequence[Folder], uid: str) -> list[Folder]:
     """As far back as none was granted to another pod."""
     return list(takewhile(lambda folder: owner_of(folder) in ("", uid), folders))
+
+
+def as_far_as_another(folders: Iterable[Folder], uid: str) -> list[Folder]:
+    """The newest directories, to the first that was granted to another pod, this one included: no older one can be this pod's."""
+    found: list[Folder] = []
+    for folder in folders:
+        found.append(folder)
+        if owner_of(folder) not in ("", uid):
+            break
+    return found
 
 
 def owner_of(folder: Folder) -> str:

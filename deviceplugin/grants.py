@@ -15,27 +15,24 @@ Knows files. Who gets what was decided elsewhere.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import structlog
 
 from deviceplugin import sealed
 from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync, write_whole
+from deviceplugin.listing import LEFTOVER, Listing
 from deviceplugin.record import RECORD, Record, new_suffix, of_ids, order_of, read_record
+from deviceplugin.settling import Settling
 from vgpu.codec import grant_from_text, grant_to_text
 from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Grant
-
-LEFTOVER: Final = "."
-"""Names of directories that are not complete begin so. The arbiter passes over them."""
 
 log = structlog.get_logger("deviceplugin.grants")
 
@@ -53,6 +50,8 @@ class Folder:
     """Why there is no record."""
     later: bool = False
     """A later plugin wrote the book: it is left as it is."""
+    remembered: bool = False
+    """The book is missing on the disk, and is answered from memory."""
 
 
 class Grants:
@@ -66,6 +65,8 @@ class Grants:
         """Key -> what is wrong with its book, as it was told."""
         self._later: set[str] = set()
         """Those of them that a later plugin wrote."""
+        self.settling = Settling(self.settle)
+        self._listing = Listing(state_root / "grants")
         self._known: dict[str, Record] = {}
         """Key -> its book, of those read or written so far."""
         self._granted: dict[str, Grant] = {}
@@ -92,24 +93,26 @@ class Grants:
     def prepare(self, record: Record) -> str:
         """A directory for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError.
 
-        It is on the disk when this returns, with its book: the kubelet remembers the path from the answer on.
+        A kill loses nothing of it. A loss of power may, until `settle` has returned.
         """
-        newest = max(map(order_of, of_ids(self.keys(), record.ids)), default=0)
+        newest = max(map(order_of, self.keys_of(record.ids)), default=0)
         record = msgspec.structs.replace(record, suffix=new_suffix(newest + 1), boot=self.boot)
-        folder = self.folder(record.key)
-        beside = folder.with_name(f"{LEFTOVER}{record.key}")
+        key = record.key
+        folder = self.folder(key)
+        beside = folder.with_name(f"{LEFTOVER}{key}")
         make_folder(beside)
         self._link_library(beside)
         sealed.write(beside / RECORD, record, durable=False)
         beside.rename(folder)
-        for path in (
-            folder / RECORD,
-            folder,
-            folder.parent,
-        ):  # the first waits for the disk and takes the others with it
+        self._listing.added(key)
+        self._known[key] = record
+        return key
+
+    def settle(self, key: str) -> None:
+        """Return when the directory and its book outlive a loss of power. Waits for the disk. Raises OSError."""
+        folder = self.folder(key)
+        for path in (folder / RECORD, folder, folder.parent):  # the first waits, and takes the others with it
             sync(path)
-        self._known[record.key] = record
-        return record.key
 
     def restore(self, key: str) -> list[str]:
         """Put back what is missing of what a container mounts. Answers what was. Raises OSError."""
@@ -194,15 +197,19 @@ class Grants:
 
     def keys(self) -> Iterator[str]:
         """Every allocation that has a directory."""
-        with suppress(FileNotFoundError):
-            with os.scandir(self._root / "grants") as entries:
-                names = [entry.name for entry in entries if entry.name[:1] != LEFTOVER and entry.is_dir()]
-            yield from sorted(names)
+        yield from sorted(self._listing.scan())
 
     def of_ids(self, ids: Collection[str]) -> list[Folder]:
         """The directories of exactly these IDs, the newest first; also one that somebody removed, if we remember it."""
-        keys = set(of_ids((*self.keys(), *self._known), ids))
-        return [self.look(key) for key in sorted(keys, key=order_of, reverse=True)]
+        return list(self.newest(ids))
+
+    def newest(self, ids: Collection[str]) -> Iterator[Folder]:
+        """As `of_ids`. Each is read when its turn comes: a container needs the first or two, and hundreds may be behind them."""
+        return map(self.look, sorted(self.keys_of(ids), key=order_of, reverse=True))
+
+    def keys_of(self, ids: Collection[str]) -> set[str]:
+        """Names of the directories of exactly these IDs."""
+        return set(of_ids((*self._listing.names(), *self._known), ids))
 
     def look(self, key: str) -> Folder:
         """One directory. A book that is missing is answered from memory."""
@@ -210,7 +217,9 @@ class Grants:
         if record is not None or key in self._damaged:
             return Folder(key, record, grant, self._damaged.get(key, ""), later=key in self._later)
         remembered = self._known.get(key)
-        return Folder(key, remembered, grant, "" if remembered else f"{self.folder(key) / RECORD} is missing")
+        if remembered is not None:
+            return Folder(key, remembered, grant, remembered=True)
+        return Folder(key, None, grant, f"{self.folder(key) / RECORD} is missing")
 
     def owners(self) -> Mapping[str, str]:
         """Key -> UID of the pod that our book says has this allocation, as `books`."""
@@ -219,7 +228,7 @@ class Grants:
     def books(self) -> Mapping[str, Record]:
         """Key -> our book about this allocation. One that was read once is not read again; one that could not be is tried at
         each call."""
-        unsettled = (key for key in self.keys() if key not in self._known)
+        unsettled = (key for key in sorted(self._listing.names()) if key not in self._known)
         self._known |= {key: record for key in unsettled if (record := self.record(key))}
         return self._known
 
@@ -241,6 +250,7 @@ class Grants:
         self._later.discard(key)
         self._known.pop(key, None)
         self._granted.pop(key, None)
+        self.settling.forget(key)
         leftover = folder.with_name(f"{LEFTOVER}{key}")
         with suppress(FileNotFoundError):
             folder.rename(leftover)

@@ -82,6 +82,8 @@ class Ledger:
     ) -> None:
         self.done: dict[str, dict[tuple[str, str], frozenset[str]]] = {}
         """Pod UID -> (container, resource) -> device IDs."""
+        self._had: dict[str, dict[str, frozenset[str]]] = {}
+        """Resource -> device ID -> UIDs of pods that `done` may name with it: where to look. A pod may have lost it since."""
         self.swaps = 0
         """Allocations whose devices lie on another card than assigned."""
         self._pods, self._inventory, self._names = pods, inventory, names
@@ -128,7 +130,9 @@ class Ledger:
 
     def restore(self, uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
         """After a restart: this was given before."""
-        self.done.setdefault(uid, {}).setdefault((container, resource), frozenset(ids))
+        has = self.done.setdefault(uid, {}).setdefault((container, resource), frozenset(ids))
+        had = self._had.setdefault(resource, {})
+        had.update({one: had.get(one, frozenset()) | {uid} for one in has})
 
     def forget_the_gone(self) -> None:
         """Drop what pods held that are no longer there."""
@@ -227,6 +231,8 @@ class Ledger:
             log.info("the pod in flight is another one", guessed=self._flight.uid, now=uid, pod=str(choice.tenant))
             self.done.pop(self._flight.uid, None)
             self.done[uid] = dict(choice.moves)
+            for (_, resource), moved in choice.moves.items():
+                self._had.setdefault(resource, {}).update(dict.fromkeys(moved, frozenset((uid,))))
         if choice.anew:
             calls = ()
             self.done.pop(uid, None)
@@ -237,14 +243,12 @@ class Ledger:
 
     def _drop_stale(self, uid: str, resource: str, ids: frozenset[str]) -> None:
         """The kubelet gives no device twice: who else holds one of these in our book no longer does."""
-        stale = [
-            (given, key)
-            for other, given in self.done.items()
-            for key, has in given.items()
-            if key[1] == resource and other != uid and not has.isdisjoint(ids)
-        ]
-        for given, key in stale:
-            del given[key]
+        had = self._had.setdefault(resource, {})
+        for other in frozenset().union(*(had[one] for one in ids if one in had)) - {uid}:
+            given = self.done.get(other, {})
+            for key in [key for key, has in given.items() if key[1] == resource and not has.isdisjoint(ids)]:
+                del given[key]
+        had.update(dict.fromkeys(ids, frozenset((uid,))))
 
     def _given(self, choice: Choice) -> dict[tuple[str, str], frozenset[str]]:
         return self.done.get(choice.tenant.uid, {}) | dict(choice.moves)

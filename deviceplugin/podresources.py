@@ -123,7 +123,7 @@ def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:
             shift, more = shift + 7, answer[at] >= 0x80
         at += 1
         pod = answer[at : at + length]
-        if any(one in pod for one in wanted):
+        if any(map(pod.__contains__, wanted)):
             found.append(pb.PodResources.FromString(pod))
         at += length
     return found

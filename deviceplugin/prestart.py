@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from deviceplugin.allocate import Tenant
-from deviceplugin.folders import containers_of
+from deviceplugin.folders import as_far_as_another, containers_of
 from deviceplugin.grants import Folder, Grants
 from deviceplugin.ledger import Ledger
 from deviceplugin.podbooks import PodBook, PodBooks
@@ -123,6 +123,7 @@ class PreStart:
             if not keys:
                 raise
             log.warning("the API server is away: the container starts with the grant it has", error=str(away))
+            await self._grants.settling.ended(keys)
             await self._arbiter_listens(keys)
             return
         if resource != self._names.gpu_mem:
@@ -130,6 +131,7 @@ class PreStart:
             await self._in_turn(self._enter, starting.tenant, resource, ids)
             return
         keys = await self._in_turn(self._grant, starting, ids)
+        await self._grants.settling.ended(keys)
         await self._arbiter_listens(keys, starting.pod)
 
     async def _in_turn(self, write: Callable[..., T], *args: Any) -> T:
@@ -153,7 +155,7 @@ class PreStart:
         for uid, _ in self._ledger.holders(resource, ids):
             if pod := self._pods.pod(uid):
                 return pod.metadata.namespace, pod.metadata.name
-        for folder in self._grants.of_ids(ids):
+        for folder in self._grants.newest(ids):
             if folder.record is not None:
                 return folder.record.namespace, folder.record.pod
             if folder.grant is not None:
@@ -193,8 +195,8 @@ class PreStart:
     def _grant(self, starting: Starting, ids: Sequence[str]) -> list[str]:
         """Write the grants of all containers of the pod that have these devices. Answers the keys of their directories."""
         tenant = starting.tenant
-        folders = self._grants.of_ids(ids)
-        containers = self._containers(starting, folders, len(ids))
+        folders = as_far_as_another(self._grants.newest(ids), tenant.uid)
+        containers = self._containers(starting, folders, ids)
         for folder in folders:
             if folder.key in containers:
                 self._verify_devices(starting, containers[folder.key], folder.record.cards if folder.record else None)
@@ -204,11 +206,12 @@ class PreStart:
                 self._write(tenant, containers[folder.key], folder, ids)
         return list(containers)
 
-    def _containers(self, starting: Starting, folders: Sequence[Folder], units: int) -> dict[str, str]:
-        books = list(self._grants.books().values())
+    def _containers(self, starting: Starting, folders: Sequence[Folder], ids: Sequence[str]) -> dict[str, str]:
+        these = self._grants.keys_of(ids)
+        books = [book for key, book in self._grants.books().items() if key not in these]
         try:
             return containers_of(
-                folders, starting.tenant, units, starting.listed, books=books, initialized=initialized(starting.pod)
+                folders, starting.tenant, len(ids), starting.listed, books=books, initialized=initialized(starting.pod)
             )
         except Refused as error:
             raise Unserved(str(error), starting.pod) from None
@@ -226,7 +229,7 @@ class PreStart:
         record = msgspec.structs.replace(
             before, uid=tenant.uid, namespace=tenant.namespace, pod=tenant.name, container=container, place=place
         )  # fmt: skip
-        if not folder.later and record != self._grants.record(folder.key):
+        if not folder.later and (folder.remembered or record != folder.record):
             self._grants.update(record)
         grant = grant_for(
             tenant.assignment, container, namespace=tenant.namespace, pod=tenant.name, uid=tenant.uid,
@@ -262,7 +265,7 @@ class PreStart:
     def _granted_before(self, ids: Sequence[str], who: tuple[str, str]) -> list[str]:
         """Keys of the pod's directories of these IDs, where the newest has a grant of it."""
         keys: list[str] = []
-        for folder in self._grants.of_ids(ids):
+        for folder in self._grants.newest(ids):
             if folder.grant is not None and (folder.grant.namespace, folder.grant.pod) != who:
                 break
             if folder.grant is not None:

@@ -18,14 +18,13 @@ from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
 from deviceplugin.record import Record
+from deviceplugin.settling import DISK_S
 from vgpu.contract import cdi_names, mounts
 from vgpu.errors import Refused, TangramError
 from vgpu.names import Names
 from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
 
-DISK_S: Final = 5.0
-"""For a new directory to be on the disk, which takes milliseconds. The kubelet admits nobody meanwhile. Guessed."""
 HEALTH: Final = {True: "Healthy", False: "Unhealthy"}
 """Specified by k8s.io/kubelet, constants.go."""
 
@@ -162,14 +161,16 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         """The key of a new directory. Raises OSError, Refused when the disk does not answer: the kubelet itself would wait for ever."""
         try:
             async with asyncio.timeout(DISK_S):
-                return await asyncio.to_thread(self._prepare, choice, ids)
+                key = await asyncio.to_thread(self._prepare, choice, ids)
         except TimeoutError:
             raise Refused(
                 f"the state folder {self._state_root} has not answered a write for {DISK_S:g} s: {choice.tenant} gets no directory for its grant"
             ) from None
+        self._grants.settling.begin(key)
+        return key
 
     def _prepare(self, choice: Choice, ids: Sequence[str]) -> str:
-        """Waits for the disk. Raises OSError."""
+        """Raises OSError."""
         tenant = choice.tenant
         record = Record(
             tuple(ids), tenant.uid, tenant.namespace, tenant.name, choice.container, tuple(choice.cards), self._now(),
@@ -186,7 +187,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
             if resource == self.resource:
                 containers.setdefault(ids, []).append(container)
         for ids, names in containers.items():
-            for folder, container in zip(self._grants.of_ids(ids), reversed(names), strict=False):
+            for folder, container in zip(self._grants.newest(ids), reversed(names), strict=False):
                 if folder.record is not None and folder.grant is None:
                     whose = {"uid": tenant.uid, "namespace": tenant.namespace, "pod": tenant.name}
                     self._grants.update(msgspec.structs.replace(folder.record, container=container, **whose))

@@ -177,6 +177,8 @@ class Machine:
         try:
             with cut_after(changes):
                 await work
+                if self.plugin is not None:
+                    await self.plugin.grants.settling.ended(self.plugin.grants.settling.under_way)
         except Killed:
             self.plugin = None
             self.kills += 1

@@ -113,9 +113,7 @@ def test_the_directory_of_an_earlier_plugin_is_read_under_its_name(grants: Grant
     assert book_of(grants, folder.name) == found
 
 
-def test_a_book_is_on_the_disk_before_the_kubelet_hears_of_its_directory(
-    grants: Grants, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_book_is_on_the_disk_once_its_directory_has_settled(grants: Grants, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     fsync, rename = os.fsync, Path.rename
 
@@ -130,6 +128,7 @@ def test_a_book_is_on_the_disk_before_the_kubelet_hears_of_its_directory(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     key = grants.prepare(record(0))
+    grants.settle(key)
     assert calls == [f"rename to {key}", RECORD, key, "grants"]
 
 

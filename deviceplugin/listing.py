@@ -1,0 +1,49 @@
+"""The names of the grant directories, remembered between two changes of the folder that they lie in.
+
+A start needs them several times, and a node may have hundreds. The folder's time of change tells whether anybody made, renamed or removed
+one since. That time is as coarse as the kernel's tick (some milliseconds): `scan` looks in any case, and upkeep calls it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+LEFTOVER: Final = "."
+"""Names of directories that are not complete begin so. The arbiter passes over them."""
+
+
+class Listing:
+    """Of one folder, which need not be there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names: frozenset[str] = frozenset()
+        self._changed_ns = -1
+
+    def scan(self) -> Collection[str]:
+        """The names on the disk now. Raises OSError."""
+        found: list[str] = []
+        self._changed_ns = self._time_ns()  # before: what is made meanwhile is found at the next look
+        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            found += [entry.name for entry in entries if entry.name[:1] != LEFTOVER and entry.is_dir()]
+        self._names = frozenset(found)
+        return self._names
+
+    def names(self) -> Collection[str]:
+        """As `scan`; the disk is read only when the folder has changed. Raises OSError."""
+        return self._names if self._time_ns() == self._changed_ns else self.scan()
+
+    def added(self, name: str) -> None:
+        """This name was made after the last call of `names`, and is all that changed."""
+        self._names |= {name}
+        self._changed_ns = self._time_ns()
+
+    def _time_ns(self) -> int:
+        try:
+            return self._folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return -1

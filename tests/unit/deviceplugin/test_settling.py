@@ -1,0 +1,115 @@
+"""Grant directories on their way to the disk: Allocate does not wait for it, a start does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from deviceplugin import settling
+from deviceplugin.folders import as_far_as_another
+from deviceplugin.grants import Grants
+from deviceplugin.listing import Listing
+from deviceplugin.record import Record
+from deviceplugin.settling import Settling
+from tests.unit.deviceplugin.builders import uuid
+from vgpu.errors import Refused
+from vgpu.grant import Grant, GrantCard
+
+
+async def test_a_start_waits_for_the_directories_that_it_uses_and_for_no_other() -> None:
+    answers = {"a": threading.Event(), "b": threading.Event()}
+    writing = Settling(lambda key: answers[key].wait(20) and None)
+    try:
+        writing.begin("a")
+        waiting = asyncio.ensure_future(writing.ended(["a", "of an earlier plugin"]))
+        writing.begin("b")
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        answers["a"].set()
+        await waiting
+        assert set(writing.under_way) == {"b"}
+    finally:
+        answers["b"].set()
+    await writing.ended(["b"])
+    assert not writing.under_way
+
+
+async def test_a_disk_that_does_not_answer_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "DISK_S", 0.05)
+    answers = threading.Event()
+    writing = Settling(lambda _: answers.wait(20) and None)
+    try:
+        writing.begin("a")
+        with pytest.raises(Refused, match=r"not answered a write for 0\.05 s: grant directory a is not on the disk"):
+            await writing.ended(["a"])
+    finally:
+        answers.set()
+    await writing.ended(["a"])
+
+
+async def test_a_write_that_failed_refuses_the_start_and_is_tried_again() -> None:
+    tries: list[str] = []
+
+    def fails_once(key: str) -> None:
+        tries.append(key)
+        if len(tries) == 1:
+            raise OSError(5, "Input/output error")
+
+    writing = Settling(fails_once)
+    writing.begin("a")
+    with pytest.raises(OSError, match="Input/output error"):
+        await writing.ended(["a"])
+    await writing.ended(["a"])
+    assert tries == ["a", "a"]
+    assert not writing.under_way
+
+
+async def test_a_directory_that_is_removed_is_waited_for_no_longer() -> None:
+    answers = threading.Event()
+    writing = Settling(lambda _: answers.wait(20) and None)
+    try:
+        writing.begin("a")
+        writing.forget("a")
+        await writing.ended(["a"])
+    finally:
+        answers.set()
+
+
+def test_names_are_read_again_only_when_the_folder_has_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "grants"
+    listing = Listing(folder)
+    assert not listing.names()
+    (folder / "a").mkdir(parents=True)
+    (folder / ".begun").mkdir()
+    (folder / "file").touch()
+    assert listing.names() == {"a"}
+    read = listing.names()
+    assert listing.names() is read
+    (folder / "b").mkdir()
+    listing.added("b")
+    assert listing.names() == {"a", "b"}
+    (folder / "a").rmdir()
+    assert listing.scan() == {"b"}
+
+
+def test_a_start_reads_no_further_than_the_directory_of_another_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "image.so").write_bytes(b"version 1")
+    grants = Grants(tmp_path / "state", tmp_path / "image.so")
+    grants.install()
+    ids = (f"{uuid(0)}-0",)
+    keys = []
+    for number in range(6):
+        name = f"p{number}"
+        keys.append(grants.prepare(Record(ids, f"uid-{name}", "default", name, "main", (uuid(0),), 0.0, 0)))
+        if number < 5:
+            grants.write(keys[-1], Grant("default", name, f"uid-{name}", "main", (GrantCard(uuid(0), 1024),)))
+    looked: list[str] = []
+    look = grants.look
+    monkeypatch.setattr(grants, "look", lambda key: looked.append(key) or look(key))
+    assert [folder.key for folder in as_far_as_another(grants.newest(ids), "uid-p5")] == [keys[5], keys[4]]
+    assert looked == [keys[5], keys[4]]
