@@ -71,7 +71,13 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
         hold_untold=settings.hold_untold,
         processes=connections,
     )
-    server = Server(settings.grants_dir, _limits(settings, connections), measuring=measuring, turns=turns)
+    server = Server(
+        settings.grants_dir,
+        _limits(settings, connections),
+        measuring=measuring,
+        turns=turns,
+        sockets_dir=settings.sockets_dir,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     operations = Operations(pages(server, settings.restarts), settings.metrics_host, settings.metrics_port)

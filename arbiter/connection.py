@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,3 +139,14 @@ def bound_socket(path: Path, kind: int, mode: int) -> socket.socket:
             raise OSError(errno.ENAMETOOLONG, f"socket path {path} is longer than 107 characters") from None
         raise
     return sock
+
+
+def socket_folder(folder: Path, sockets: Path | None) -> Path:
+    """Made before the directory by the device plugin; here for a directory of an earlier plugin."""
+    if sockets is None:
+        return folder
+    own = sockets / folder.name
+    with suppress(FileExistsError):
+        own.mkdir(0o755)
+        own.chmod(0o755)
+    return own

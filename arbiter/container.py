@@ -18,7 +18,7 @@ import structlog
 
 from arbiter import host, overlimit
 from arbiter.complaints import tell_of_report
-from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone, bound_socket, peer_pid
+from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone, bound_socket, peer_pid, socket_folder
 from arbiter.contexts import Contexts, Measuring, Waiting
 from arbiter.files import is_spare
 from arbiter.grant_file import read_grant, same_place, uuid_bytes
@@ -60,10 +60,17 @@ class Limits:
 
 
 class Container:
-    """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state theirs."""
+    """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state theirs. `sockets`: the folder
+    of all containers' sockets; None = each lies in its grant directory. Raises OSError."""
 
     def __init__(
-        self, folder: Path, limits: Limits, clock: Callable[[], float], opens_at_s: float, measuring: Measuring
+        self,
+        folder: Path,
+        limits: Limits,
+        clock: Callable[[], float],
+        opens_at_s: float,
+        measuring: Measuring,
+        sockets: Path | None = None,
     ) -> None:
         self.folder = folder
         self.grant: Grant | None = None
@@ -90,17 +97,20 @@ class Container:
         self._handed_over: list[Connection] = []
         self.spared = Spared()
         self._contexts_moved = False
+        self._sockets = sockets
         self.listener = self.bind()
         self.load()
 
     def bind(self) -> socket.socket:
         """A listener on the directory's socket. Raises OSError."""
-        return bound_socket(self.folder / SOCKET, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
+        path = socket_folder(self.folder, self._sockets) / SOCKET
+        return bound_socket(path, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0o666)
 
     @property
     def unreachable(self) -> bool:
         """Did somebody remove the socket?"""
-        return not (self.folder / SOCKET).exists()
+        folder = self.folder if self._sockets is None else self._sockets / self.folder.name
+        return not (folder / SOCKET).exists()
 
     def load(self) -> None:
         """Read the grant again. Never raises for what the file holds."""

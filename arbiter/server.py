@@ -39,7 +39,8 @@ _log = structlog.get_logger()
 
 
 class Server:
-    """Serves every directory under `grants_dir`. `lock` is held while anything changes, so a reader may take it to look."""
+    """Serves every directory under `grants_dir`, at sockets there or, where given, in a directory of the same name in `sockets_dir`.
+    `lock` is held while anything changes, so a reader may take it to look."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         measuring: Measuring | None = None,
         turns: Turns | None = None,
+        sockets_dir: Path | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
@@ -58,7 +60,7 @@ class Server:
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
         self.turns = turns
-        self._folder, self._clock = grants_dir, clock
+        self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else Limits()
         self._stopping = False
         self._poller = selectors.EpollSelector()
@@ -181,7 +183,7 @@ class Server:
         folder = self._folder / name
         self._watch.follow(folder)
         try:
-            container = Container(folder, self._limits, self._clock, opens_at_s, self.measuring)
+            container = Container(folder, self._limits, self._clock, opens_at_s, self.measuring, self._sockets)
         except OSError as error:
             if name not in self._broken:  # tried again at each rescan, said once
                 _log.error("grant directory cannot be served", grant=name, reason=str(error))

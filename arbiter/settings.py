@@ -24,6 +24,10 @@ class ArbiterSettings(ProgramSettings):
     grants_dir: Path = Field(
         Path("/var/lib/tangram/grants"), description="folder with one directory for each allocation"
     )
+    sockets_dir: Path | None = Field(
+        None,
+        description="folder in which each grant directory's socket gets a directory of its own; left out = the socket lies in the grant directory, and grants-dir is written to",
+    )
     status_socket: Path | None = Field(
         None, description="socket that tells who holds what; left out = status.sock beside the grants folder"
     )

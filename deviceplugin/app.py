@@ -214,6 +214,11 @@ class DevicePlugin:
 
     async def _to_kubelet(self) -> None:
         await self._install()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.grants.sockets.run())
+            group.create_task(self._serve_kubelet())
+
+    async def _serve_kubelet(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(SYNC_WAIT_S):
                 await self.cache.has_synced.wait()

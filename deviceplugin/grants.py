@@ -2,13 +2,14 @@
 
     lib/<sha256>/libtangram.so    the library by its content: a new one never touches an old one in use
     ld.so.preload                 what containers find as /etc/ld.so.preload
+    sockets/<key>/                mounted into the container as /run/tangram/socket; the arbiter makes its socket there
     grants/<key>/                 mounted into the container as /run/tangram; made for one Allocate, never used again (`record`)
         libtangram.so             hard link to the library as it was at allocation
-        arbiter.sock              made by the arbiter
+        socket/, arbiter.sock     the way to the arbiter (`sockets`)
         grant                     the container's limits; written before each start
         allocation.json           our own book, so that a restart of the plugin loses nothing
 
-A directory appears under its name with its book in it: a plugin that is killed before leaves one whose name begins with a dot.
+All of it but sockets/ belongs to the plugin alone: the arbiter may read the grants. A directory appears under its name with its book in it: a plugin that is killed before leaves one whose name begins with a dot.
 Knows files. Who gets what was decided elsewhere.
 """
 
@@ -29,8 +30,9 @@ from deviceplugin.files import content_of, discard_leftover, make_folder, size_o
 from deviceplugin.listing import LEFTOVER, Listing
 from deviceplugin.record import RECORD, Record, new_suffix, of_ids, order_of, read_record
 from deviceplugin.settling import Settling
+from deviceplugin.sockets import Sockets
 from vgpu.codec import grant_from_text, grant_to_text
-from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET
+from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, SOCKET_DIR
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Grant
 
@@ -65,8 +67,11 @@ class Grants:
         """Key -> what is wrong with its book, as it was told."""
         self._later: set[str] = set()
         """Those of them that a later plugin wrote."""
+        self._making: set[str] = set()
+        """Keys of directories that a thread is making."""
         self.settling = Settling(self.settle)
         self._listing = Listing(state_root / "grants")
+        self.sockets = Sockets(state_root, self.earlier)
         self._known: dict[str, Record] = {}
         """Key -> its book, of those read or written so far."""
         self._granted: dict[str, Grant] = {}
@@ -80,7 +85,7 @@ class Grants:
         """Put the library and the preload file in place. Answers the library's path. Raises OSError."""
         content = self._source.read_bytes()
         self._installed = self._root / "lib" / hashlib.sha256(content).hexdigest()[:16] / LIBRARY
-        for folder in (self._root, self._root / "lib", self._installed.parent, self._root / "grants"):
+        for folder in (*(self._root / name for name in ("", "lib", "grants", "sockets")), self._installed.parent):
             make_folder(folder)
         if not self._installed.exists() or self._installed.stat().st_size != len(content):
             write_whole(self._installed, content, 0o755)
@@ -88,7 +93,17 @@ class Grants:
         for path in (self._installed, self._root / "ld.so.preload"):
             discard_leftover(path)
         self._discard_leftovers()
+        for key in self.keys():
+            if not self._of_earlier(key):
+                self.sockets.furnish(self.folder(key))
         return self._installed
+
+    def earlier(self) -> Iterator[str]:
+        """Keys of directories that a plugin made which put the arbiter's socket into them."""
+        return filter(self._of_earlier, self._listing.names())
+
+    def _of_earlier(self, key: str) -> bool:
+        return not (self.folder(key) / SOCKET_DIR).exists()
 
     def prepare(self, record: Record) -> str:
         """A directory for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError.
@@ -100,12 +115,18 @@ class Grants:
         key = record.key
         folder = self.folder(key)
         beside = folder.with_name(f"{LEFTOVER}{key}")
-        make_folder(beside)
-        self._link_library(beside)
-        sealed.write(beside / RECORD, record, durable=False)
-        beside.rename(folder)
-        self._listing.added(key)
-        self._known[key] = record
+        self._making.add(key)
+        try:
+            make_folder(beside)
+            self._link_library(beside)
+            self.sockets.furnish(beside)
+            self.sockets.make(key)  # the kubelet mounts it too
+            sealed.write(beside / RECORD, record, durable=False)
+            beside.rename(folder)
+            self._listing.added(key)
+            self._known[key] = record
+        finally:
+            self._making.discard(key)
         return key
 
     def settle(self, key: str) -> None:
@@ -124,6 +145,12 @@ class Grants:
         if size_of(folder / LIBRARY) == 0:
             missing.append(LIBRARY)
             self._link_library(folder)
+        if self.sockets.make(key):
+            missing.append(str(self.sockets.path(key).parent))
+        if str(folder) in missing or not self._of_earlier(key):
+            missing += [SOCKET] * self.sockets.furnish(folder)
+        else:
+            self.sockets.link_earlier()
         return missing
 
     def write(self, key: str, grant: Grant) -> None:
@@ -163,7 +190,7 @@ class Grants:
 
     def socket(self, key: str) -> Path:
         """Where the arbiter listens."""
-        return self.folder(key) / SOCKET
+        return self.sockets.path(key)
 
     def record(self, key: str) -> Record | None:
         """Our book about one allocation, None when there is none that can be read. Why it cannot is told once."""
@@ -255,6 +282,7 @@ class Grants:
         with suppress(FileNotFoundError):
             folder.rename(leftover)
         shutil.rmtree(leftover, ignore_errors=True)
+        self.sockets.remove(key)
 
     def collect(
         self,
@@ -277,6 +305,9 @@ class Grants:
             self.remove(key)
         self._forget(set(self.keys()) | set(kept))
         self._discard_leftovers()
+        self.sockets.collect(
+            [*self._making, *self.keys()]
+        )  # in this order: what is made goes from the one to the other
         for folder in self._installed.parent.parent.glob("*"):
             if folder != self._installed.parent and now - folder.stat().st_mtime > older_than_s:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -292,7 +323,8 @@ class Grants:
     def _discard_leftovers(self) -> None:
         """What a plugin that was killed had begun."""
         for folder in (self._root / "grants").glob(f"{LEFTOVER}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder.name[len(LEFTOVER) :] not in self._making:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _restore_preload(self) -> bool:
         path, text = self._root / "ld.so.preload", PRELOAD_TEXT.encode()

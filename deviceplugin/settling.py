@@ -44,21 +44,26 @@ class Settling:
         return tuple(self._under_way)
 
     async def ended(self, keys: Collection[str]) -> None:
-        """Return when these are on the disk, as far as this plugin wrote them. Raises OSError, Refused when the disk does not answer."""
+        """Return when these are on the disk, as far as this plugin wrote them. What failed before is tried once more: the directory may
+        have been restored since. Raises OSError, Refused when the disk does not answer."""
         for key in keys:
-            writing = self._under_way.get(key)
-            if writing is None:
-                continue
             try:
-                async with asyncio.timeout(DISK_S):
-                    await asyncio.shield(writing)
-            except TimeoutError:
-                raise Refused(
-                    f"the state folder has not answered a write for {DISK_S:g} s: grant directory {key} is not on the disk"
-                ) from None
+                await self._one(key)
             except OSError:
-                self.begin(key)  # the kubelet tries the start again, and so do we
-                raise
+                self.begin(key)
+                await self._one(key)
+
+    async def _one(self, key: str) -> None:
+        writing = self._under_way.get(key)
+        if writing is None:
+            return
+        try:
+            async with asyncio.timeout(DISK_S):
+                await asyncio.shield(writing)
+        except TimeoutError:
+            raise Refused(
+                f"the state folder has not answered a write for {DISK_S:g} s: grant directory {key} is not on the disk"
+            ) from None
 
     def _ended(self, key: str, writing: asyncio.Future[None]) -> None:
         failed = writing.cancelled() or writing.exception() is not None

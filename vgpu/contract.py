@@ -24,6 +24,8 @@ PRELOAD_FILE: Final = "/etc/ld.so.preload"
 PRELOAD_TEXT: Final = f"{CONTAINER_LIBRARY}\n"
 GRANT: Final = "grant"
 SOCKET: Final = "arbiter.sock"
+SOCKET_DIR: Final = "socket"
+"""In the grant directory: where the folder is mounted in which the arbiter makes the socket."""
 GPUS_ENV: Final = "TANGRAM_GPUS"
 NVIDIA_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
 PRELOAD_ENV: Final = "LD_PRELOAD"
@@ -101,6 +103,7 @@ def mounts(state_root: str, key: str) -> tuple[Mount, ...]:
     """What a container with a share finds in its file system."""
     return (
         Mount(f"{state_root}/grants/{key}", CONTAINER_DIR),
+        Mount(f"{state_root}/sockets/{key}", f"{CONTAINER_DIR}/{SOCKET_DIR}"),
         Mount(f"{state_root}/ld.so.preload", PRELOAD_FILE),
     )
 

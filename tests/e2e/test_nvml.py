@@ -50,8 +50,10 @@ def test_the_arbiter_has_one_capability_and_neither_driver_nor_library(cluster: 
     assert int(re.search(r"CapEff:\s+(\w+)", status)[1], 16) == CAP_KILL  # type: ignore[index]
     assert re.search(r"NoNewPrivs:\s+1", status)
     assert re.search(r"Seccomp:\s+2", status)
-    assert inside(cluster, "arbiter", "ls /var/lib/tangram").split() == ["arbiter", "grants", "plugin"]
+    assert inside(cluster, "arbiter", "ls /var/lib/tangram").split() == ["arbiter", "grants", "plugin", "sockets"]
     assert "Read-only" in inside(cluster, "arbiter", "touch /var/lib/tangram/plugin/x 2>&1 || true")
+    assert "Read-only" in inside(cluster, "arbiter", "touch /var/lib/tangram/grants/x 2>&1 || true")
+    assert inside(cluster, "arbiter", "find /var/lib/tangram/sockets -name 'libtangram*' -o -type f") == ""
     assert inside(cluster, "arbiter", "ls /dev | grep -c nvidia || true").strip() == "0"
     grabbed = cluster.exec(namespace, "limited", "sh", "-c", "gpuview grab 12Gi || true")
     assert re.search(r"after [67] GiB the driver said CUDA_ERROR_OUT_OF_MEMORY", grabbed)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from deviceplugin.grants import Grants
+from deviceplugin.record import Record
 from deviceplugin.settings import DevicePluginSettings
 from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects, Refused, env
@@ -170,7 +173,8 @@ def test_in_mode_cdi_the_plugin_sees_the_driver_root_and_writes_specs(local: Obj
 def test_the_arbiter_reaches_grants_and_sockets_and_neither_driver_nor_library(rendered: Objects) -> None:
     arbiter = rendered.container("arbiter")
     assert {mount["mountPath"]: bool(mount.get("readOnly")) for mount in arbiter["volumeMounts"]} == {
-        "/var/lib/tangram/grants": False,
+        "/var/lib/tangram/grants": True,
+        "/var/lib/tangram/sockets": False,
         "/var/lib/tangram/arbiter": False,
         "/var/lib/tangram/plugin": True,
     }
@@ -182,6 +186,32 @@ def test_the_arbiter_reaches_grants_and_sockets_and_neither_driver_nor_library(r
     assert "NVIDIA_DRIVER_CAPABILITIES" not in given
 
 
+def test_nothing_that_the_arbiter_may_write_holds_the_library(rendered: Objects, tmp_path: Path) -> None:
+    """Neither a file of it nor a hard link: in a state folder as the device plugin leaves it, with a container of each layout."""
+    settings = env(rendered.container("plugin"))
+    root = str(settings["TANGRAM_DEVICEPLUGIN_STATE_ROOT"])
+    state, image = tmp_path / "state", tmp_path / "image.so"
+    image.write_bytes(b"library")
+    grants = Grants(state, image)
+    library = grants.install()
+    grants.prepare(Record(("GPU-0-1",), "uid", "default", "a", "main", ("GPU-0",), 0.0, 0))
+    earlier = state / "grants" / "0123456789abcdef0123456789abcdef"
+    earlier.mkdir()
+    (earlier / "libtangram.so").hardlink_to(library)
+    assert library.stat().st_nlink == 3
+    (spec,) = [one["spec"]["template"]["spec"] for one in rendered.of("DaemonSet").values()]
+    host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    writable = [host[m["name"]] for m in rendered.container("arbiter")["volumeMounts"] if not m.get("readOnly")]
+    assert writable
+    for path in writable:
+        assert not Path(root).is_relative_to(path), f"{path} holds the whole state folder"
+        assert Path(path).is_relative_to(root)
+        folder = state / Path(path).relative_to(root)
+        inodes = {one.stat().st_ino for one in folder.rglob("*") if one.is_file()}
+        assert library.stat().st_ino not in inodes, f"{path} is writable to the arbiter and holds the library"
+        assert not list(folder.rglob("libtangram.so"))
+
+
 def test_plugin_and_arbiter_meet_where_each_looks_for_the_other(
     rendered: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +220,8 @@ def test_plugin_and_arbiter_meet_where_each_looks_for_the_other(
         if name.startswith("TANGRAM_"):
             monkeypatch.setenv(name, value if isinstance(value, str) else "from-the-api")
     plugin = DevicePluginSettings()
+    sockets = Grants(plugin.state_root, plugin.library).sockets
+    assert str(sockets.path("k").parents[1]) == arbiter["TANGRAM_ARBITER_SOCKETS_DIR"]
     assert str(plugin.nvml_socket) == arbiter["TANGRAM_ARBITER_NVML_SOCKET"]
     assert str(plugin.plugin_folder / FILE) == arbiter["TANGRAM_ARBITER_TRIALS_FILE"]
     assert str(plugin.status) == arbiter["TANGRAM_ARBITER_STATUS_SOCKET"]
@@ -208,6 +240,7 @@ def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
     assert {volume["name"] for volume in spec["volumes"]} == {
         "state",
         "grants",
+        "sockets",
         "arbiter",
         "plugin",
         "device-plugins",

@@ -132,10 +132,11 @@ class PluginNode:
             return answer.status, await answer.text()
 
     def arbiter_listens_in(self, folder: Path) -> Path:
-        """Do as the arbiter does: a socket in a grant folder. Answers the folder."""
+        """Do as the arbiter does: a socket for a grant folder, in the folder of sockets. Answers the grant folder."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        (folder / SOCKET).unlink(missing_ok=True)
-        listening.bind(str(folder / SOCKET))
+        path = self.state / "sockets" / folder.name / SOCKET
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
         listening.listen(16)
         self.arbiters.append(listening)
         return folder

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from deviceplugin.prestart import listens
 from tests.builders import PodBuilder, pod
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
@@ -94,7 +95,11 @@ async def test_a_share_gets_its_card_its_grant_and_its_mounts_whatever_order_the
 
         answer = made.kubelet.answers["a", "main", MEM]
         assert [d.name for d in answer.cdi_devices] == [f"tangram.sh/gpu={uuid}"]
-        assert {m.container_path for m in answer.mounts} == {"/run/tangram", "/etc/ld.so.preload"}
+        assert {m.container_path for m in answer.mounts} == {
+            "/run/tangram",
+            "/run/tangram/socket",
+            "/etc/ld.so.preload",
+        }
         assert not made.kubelet.answers["a", "main", CORE].cdi_devices
         folder = made.arbiter_listens("a")
         assert not (folder / "grant").exists()
@@ -359,9 +364,14 @@ async def test_a_driver_that_comes_late_is_served_late(fake_driver: Callable[[st
 
 async def test_the_real_arbiter_listens_in_a_new_folder_before_the_container_starts(running: Start) -> None:
     async with running() as made:
-        (made.state / "grants").mkdir(parents=True, exist_ok=True)
+        grants, sockets = made.state / "grants", made.state / "sockets"
+        earlier = (
+            grants / "0123456789abcdef0123456789abcdef"
+        )  # as a plugin made it that knew no other folder for sockets
+        earlier.mkdir(parents=True, exist_ok=True)
+        before = {path: path.lstat().st_mtime_ns for path in (grants, *grants.rglob("*"))}
         arbiter = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "arbiter", "--grants-dir", str(made.state / "grants"),
+            sys.executable, "-m", "arbiter", "--grants-dir", str(grants), "--sockets-dir", str(sockets),
             "--metrics-host", "127.0.0.1", "--metrics-port", "0", cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
@@ -369,12 +379,19 @@ async def test_the_real_arbiter_listens_in_a_new_folder_before_the_container_sta
             async with asyncio.timeout(20):
                 while b"serving" not in (line := await arbiter.stderr.readline()):
                     assert line, "the arbiter ended"
+            assert {path: path.lstat().st_mtime_ns for path in (grants, *grants.rglob("*"))} == before, (
+                "it writes beside"
+            )
+            assert listens(sockets / earlier.name / "arbiter.sock")
             one = sharing("a", inventory(made), 0, 8)
             made.api.put(one.plain())
             await made.kubelet.admit(one.plain())
             await made.kubelet.start_container("a", "main")
             folder = made.grant_folder("a")
-            assert (folder / "arbiter.sock").is_socket()
+            assert listens(sockets / folder.name / "arbiter.sock")
+            mounted = {m.container_path: m.host_path for m in made.kubelet.answers["a", "main", DEFAULT.gpu_mem].mounts}
+            assert mounted["/run/tangram/socket"] == str(sockets / folder.name)
+            assert str((folder / "arbiter.sock").readlink()) == "socket/arbiter.sock"
             assert grant_from_text((folder / "grant").read_text()).pod == "a"
         finally:
             arbiter.terminate()

@@ -40,7 +40,7 @@ from vgpu_pb import deviceplugin_pb2 as pb
 CARDS: Final = 2
 UNITS: Final = 16
 CHANGES: Final = (
-    "mkdir", "unlink", "remove", "rename", "replace", "link", "rmdir", "chmod", "fchmod", "open", "fsync",
+    "mkdir", "unlink", "remove", "rename", "replace", "link", "symlink", "rmdir", "chmod", "fchmod", "open", "fsync",
 )  # fmt: skip
 """Functions of `os` by which files change, or stay changed."""
 
@@ -365,6 +365,9 @@ class Machine:
             (piece,) = process.of.pieces[process.container]
             assert (grant.uid, grant.pod, grant.container) == (process.of.uid, process.of.name, process.container)
             assert grant.cards == (GrantCard(piece.uuid, piece.mib, piece.core_percent),)
+            assert str((process.mount / "arbiter.sock").readlink()) == "socket/arbiter.sock"
+            assert (process.mount / "socket").is_dir()  # over it is mounted what follows
+            assert (self.state / "sockets" / process.mount.name).is_dir()
             assert (process.mount / "libtangram.so").read_bytes().startswith(b"library ")
             assert (self.state / "ld.so.preload").read_text() == "/run/tangram/libtangram.so\n"
 
@@ -382,7 +385,15 @@ class Machine:
         assert (await self.working()).offer.inventory().orphans == ()
         left = sorted(str(path.relative_to(self.state)) for path in self.state.rglob("*"))
         (library,) = (self.state / "lib").iterdir()
-        folders = ["grants", "ld.so.preload", "lib", f"lib/{library.name}", f"lib/{library.name}/libtangram.so", "pods"]
+        folders = [
+            "grants",
+            "ld.so.preload",
+            "lib",
+            f"lib/{library.name}",
+            f"lib/{library.name}/libtangram.so",
+            "pods",
+            "sockets",
+        ]
         assert left == folders
 
 
@@ -397,4 +408,4 @@ def sums(held: Any) -> tuple[Counter[str], Counter[str]]:
 
 
 def newest(root: Path) -> float:
-    return max(path.stat().st_mtime for path in root.rglob("*"))
+    return max(path.lstat().st_mtime for path in root.rglob("*"))

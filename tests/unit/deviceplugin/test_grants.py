@@ -69,7 +69,7 @@ def test_a_directory_has_the_library_as_a_link_and_no_grant(grants: Grants) -> N
     folder = grants.folder(grants.prepare(record(0, 1)))
     assert not (folder / "grant").exists()
     assert (folder / "libtangram.so").stat().st_nlink >= 2
-    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "libtangram.so"]
+    assert sorted(path.name for path in folder.iterdir()) == [RECORD, "arbiter.sock", "libtangram.so", "socket"]
     assert folder.stat().st_mode & 0o777 == 0o755
 
 

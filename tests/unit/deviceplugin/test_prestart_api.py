@@ -224,7 +224,7 @@ async def test_a_container_without_a_directory_does_not_start(on: Any) -> None:
 async def test_the_directory_of_another_pod_is_never_written_again(on: Any) -> None:
     async with on() as node:
         theirs = node.granted("b")
-        before = [(path, path.stat().st_mtime_ns) for path in sorted(node.grants.folder(theirs).iterdir())]
+        before = [(path, path.lstat().st_mtime_ns) for path in sorted(node.grants.folder(theirs).iterdir())]
         node.there()
         with pytest.raises(Unserved, match=f"the newest of these devices is {theirs}, of pod UID uid-default-b"):
             await node.start(MEM, IDS)
@@ -232,7 +232,7 @@ async def test_the_directory_of_another_pod_is_never_written_again(on: Any) -> N
         await node.start(MEM, IDS)
         assert node.grants.read(ours).pod == "a"
         assert node.grants.read(theirs).pod == "b"
-        assert before == [(path, path.stat().st_mtime_ns) for path in sorted(node.grants.folder(theirs).iterdir())]
+        assert before == [(path, path.lstat().st_mtime_ns) for path in sorted(node.grants.folder(theirs).iterdir())]
 
 
 async def test_what_a_pod_uses_is_in_its_book_before_it_starts(on: Any) -> None:
