@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -21,72 +22,58 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.call = Histogram(
-            "tangram_deviceplugin_call_seconds", "Time to answer a call of the kubelet.", ("call", "resource"),
-            buckets=BUCKETS_S, registry=self.registry,
+            "tangram_deviceplugin_call_seconds", "Time to answer a call of the kubelet.", ("call", "resource"), buckets=BUCKETS_S,
+            registry=self.registry,
         )  # fmt: skip
-        self.refusals = Counter(
+        self.refusals = counter(
             "tangram_deviceplugin_refusals_total", "Calls of the kubelet that were refused.", ("call", "resource"),
-            registry=self.registry,
         )  # fmt: skip
-        self.healthy = Gauge(
+        self.healthy = gauge(
             "tangram_deviceplugin_gpu_healthy", "1 when the GPU is fit for use, else 0.", ("gpu_uuid", "gpu_index"),
-            registry=self.registry,
         )  # fmt: skip
-        self.drift = Gauge(
+        self.drift = gauge(
             "tangram_deviceplugin_drift_devices",
-            "Device IDs that the kubelet counts on a GPU beyond what its pods were assigned there.",
-            ("resource", "gpu_uuid"), registry=self.registry,
+            "Device IDs that the kubelet counts on a GPU beyond what its pods were assigned there.", ("resource", "gpu_uuid"),
         )  # fmt: skip
-        self.swaps = Counter(
-            "tangram_deviceplugin_swaps_total",
-            "Containers that the kubelet gave the devices of another pod of the same size.", registry=self.registry,
+        self.swaps = counter(
+            "tangram_deviceplugin_swaps_total", "Containers that the kubelet gave the devices of another pod of the same size.",
         )  # fmt: skip
-        self.removals = Counter(
+        self.removals = counter(
             "tangram_deviceplugin_pods_removed_total", "Pods deleted so that their controllers make others.", ("reason",),
-            registry=self.registry,
         )  # fmt: skip
-        self.failed_removals = Counter(
+        self.failed_removals = counter(
             "tangram_deviceplugin_pod_removals_failed_total", "Pods that had to go and could not be deleted.", ("reason",),
-            registry=self.registry,
         )  # fmt: skip
-        self.over_limit = Gauge(
-            "tangram_deviceplugin_over_limit_containers",
-            "Containers that the arbiter finds holding more memory than they were granted.", registry=self.registry,
+        self.over_limit = gauge(
+            "tangram_deviceplugin_over_limit_containers", "Containers that the arbiter finds holding more memory than they were granted.",
         )  # fmt: skip
-        self.arbiter_silent = Counter(
+        self.arbiter_silent = counter(
             "tangram_deviceplugin_arbiter_status_failures_total",
             "Times that the arbiter's status was not there (unreachable) or not understood (unreadable).", ("reason",),
-            registry=self.registry,
         )  # fmt: skip
-        self.xids = Counter(
-            "tangram_deviceplugin_xids_total",
-            "XID errors that the driver reported.",
-            ("gpu_uuid", "xid"),
-            registry=self.registry,
-        )
-        self.orphans = Gauge(
+        self.xids = counter(
+            "tangram_deviceplugin_xids_total", "XID errors that the driver reported.", ("gpu_uuid", "xid"),
+        )  # fmt: skip
+        self.orphans = gauge(
             "tangram_deviceplugin_orphan_bytes",
-            "GPU memory granted to a pod that was deleted by force and whose processes still run.",
-            ("namespace", "pod", "gpu_uuid"), registry=self.registry,
+            "GPU memory granted to a pod that was deleted by force and whose processes still run.", ("namespace", "pod", "gpu_uuid"),
         )  # fmt: skip
-        self.processes_seen = Gauge(
+        self.processes_seen = gauge(
             "tangram_deviceplugin_processes_visible",
             "1 when the node's processes can be seen, 0 when not: then the room of a pod that is deleted by force is free at once.",
-            registry=self.registry,
         )  # fmt: skip
-        self.books_damaged = Gauge(
-            "tangram_deviceplugin_books_damaged", "Books of allocations and pods that cannot be read.", registry=self.registry,
+        self.books_damaged = gauge(
+            "tangram_deviceplugin_books_damaged", "Books of allocations and pods that cannot be read.",
         )  # fmt: skip
-        self.nvml_ends = Counter(
+        self.nvml_ends = counter(
             "tangram_deviceplugin_nvml_processes_ended_total", "NVML processes that were ended, by reason.", ("reason",),
-            registry=self.registry,
         )  # fmt: skip
-        self.nvml_abandoned = Gauge(
-            "tangram_deviceplugin_nvml_processes_abandoned",
-            "NVML processes that hang in the driver and cannot be killed.", registry=self.registry,
+        self.nvml_abandoned = gauge(
+            "tangram_deviceplugin_nvml_processes_abandoned", "NVML processes that hang in the driver and cannot be killed.",
         )  # fmt: skip
-        self.grants = Gauge("tangram_deviceplugin_grants", "Grant folders on the node.", registry=self.registry)
+        self.grants = gauge("tangram_deviceplugin_grants", "Grant folders on the node.")
 
     def served(self, call: str, resource: str, seconds: float) -> None:
         """A call was answered."""

@@ -30,8 +30,8 @@ _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})[0-9a-f]{7}\Z")
 UNKNOWN_PLACE: Final = -1
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One allocation. The pod is our guess until a grant is written beside it: then it is known."""
+class _Allocated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every version of the book has."""
 
     ids: tuple[str, ...]
     uid: str
@@ -42,6 +42,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """UUIDs whose devices the container was given by Allocate."""
     at: float
     """Unix time."""
+
+
+class Record(_Allocated, frozen=True, forbid_unknown_fields=True):
+    """One allocation. The pod is our guess until a grant is written beside it: then it is known."""
+
     place: int = UNKNOWN_PLACE
     """Of the container among those of its pod that request GPUs, in the order of the pod spec, init containers first."""
     suffix: str = ""
@@ -55,16 +60,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{hash_of(self.ids)}-{self.suffix}" if self.suffix else grant_key(self.ids)
 
 
-class _Unsealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Unsealed(_Allocated, frozen=True, forbid_unknown_fields=True):
     """As version 1 has it."""
 
-    ids: tuple[str, ...]
-    uid: str
-    namespace: str
-    pod: str
-    container: str
-    cards: tuple[str, ...]
-    at: float
     v: int
 
 

@@ -129,7 +129,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[tuple[str, 
         assert made.process
         watched = [made.process.pid, stack.enter_context(arbiter(made, driver)), nvml_child(made.process.pid)]
         async with asyncio.timeout(60):
-            while not (made.state / "arbiter/status.sock").exists():
+            while not (made.state / "arbiter/status.sock").exists():  # noqa: ASYNC110 (another process makes it)
                 await asyncio.sleep(0.1)
         programs: list[Program] = []
         for number in range(options.containers):
@@ -137,7 +137,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[tuple[str, 
             stack.callback(programs[-1].end)
         await asyncio.sleep(SETTLE_S)
         for _ in range(options.repeat):
-            rows.append(("idle", await connected(made), await shares_of(watched, options.seconds)))
+            rows.append(("idle", await connected(made), await shares_of(watched, options.seconds)))  # noqa: PERF401 (it awaits)
         for _ in range(options.repeat):
             until_s = time.monotonic() + options.seconds + 2
             work = f"all((launch({KERNEL_US}), wait(), time.monotonic() < {until_s})[-1] for _ in range(10**9))"
