@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +40,8 @@ SEND_S: Final = 2.0
 """A reader that takes longer for one document is hung up on. Guessed."""
 LOOK_S: Final = 1.0
 """While nobody asks, the socket is looked for this often."""
+COMMAND_S: Final = 10.0
+"""So long a connected process's command line is not read again: some programs change theirs. Guessed."""
 AGAIN_S: Final = 1.0
 """After an accept that failed, as it does when too many files are open. Guessed."""
 _log = structlog.get_logger()
@@ -50,6 +54,7 @@ class StatusSocket:
         self._path, self._server = path, server
         self._bind()
         self._closing = threading.Event()
+        self._commands = Commands()
         self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
         self._thread.start()
 
@@ -95,12 +100,37 @@ class StatusSocket:
             with reader:
                 reader.settimeout(SEND_S)
                 try:
-                    reader.sendall(encode_status(status_of(self._server)))
+                    reader.sendall(encode_status(status_of(self._server, self._commands)))
                 except OSError as error:
                     _log.debug("a reader of the status is gone", reason=str(error))
 
 
-def status_of(server: Server) -> Status:
+class Commands:
+    """Command lines of connected processes. Each is a file of /proc, and a document is asked for every 0.8 s."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._read: dict[tuple[str, int, int], tuple[float, str]] = {}
+        """Container, pid and pid inside -> when it was read, and what. A pid is not used again within seconds."""
+
+    def of(self, key: str, process: ProcessStatus) -> str:
+        """The command line; empty for a process that is gone."""
+        if not process.pid_in_container:
+            return host.command_of(process.pid)  # it never connected: nobody tells when it ends
+        at_s, who = self._clock(), (key, process.pid, process.pid_in_container)
+        read_s, command = self._read.get(who, (-inf, ""))
+        if not command or at_s - read_s >= COMMAND_S:
+            command = host.command_of(process.pid)
+            self._read[who] = at_s, command
+        return command
+
+    def forget(self, containers: Iterable[ContainerStatus]) -> None:
+        """All processes but those of these."""
+        there = {(one.key, process.pid, process.pid_in_container) for one in containers for process in one.processes}
+        self._read = {who: read for who, read in self._read.items() if who in there}
+
+
+def status_of(server: Server, commands: Commands | None = None) -> Status:
     """All containers that have a grant, as they are now."""
     with server.lock:
         turns = server.turns.statuses() if server.turns is not None else {}
@@ -109,7 +139,10 @@ def status_of(server: Server) -> Status:
             _container(key, server.containers[key], turns.get(key), found[key]) for key in sorted(server.containers)
         ]
         kills = server.killed()
-    return Status(tuple(_with_commands(container) for container in containers if container is not None), kills=kills)
+    commands = commands if commands is not None else Commands()
+    known = [container for container in containers if container is not None]
+    commands.forget(known)
+    return Status(tuple(_with_commands(container, commands) for container in known), kills=kills)
 
 
 def _container(key: str, container: Container, turn: TurnStatus | None, found: Enforcement) -> ContainerStatus | None:
@@ -166,11 +199,11 @@ def _strangers(held: Mapping[str, Mapping[int, int]]) -> Iterator[ProcessStatus]
         yield ProcessStatus(pid, 0, "", tuple(cards))
 
 
-def _with_commands(container: ContainerStatus) -> ContainerStatus:
+def _with_commands(container: ContainerStatus, commands: Commands) -> ContainerStatus:
     processes = (
         structs.replace(
             process,
-            command=host.command_of(process.pid),
+            command=commands.of(container.key, process),
             pid_in_container=process.pid_in_container or host.pid_inside(process.pid),
         )
         for process in container.processes

@@ -320,7 +320,8 @@ class Turns:
             return None
         for tenant in self.tenants.values():
             if (
-                tenant.wanted
+                tenant.depends_on_card(card)
+                and tenant.wanted
                 and not tenant.denied
                 and tenant.says_work()
                 and at_s >= tenant.healing.due_s(card, self._heal_s)
@@ -337,7 +338,9 @@ class Turns:
         if not self._heal_s:
             return inf
         ill = (
-            t.healing for t in self.tenants.values() if t.wanted and not t.denied and t.says_work() and t.seats(card)
+            t.healing
+            for t in self.tenants.values()
+            if t.depends_on_card(card) and t.wanted and not t.denied and t.says_work() and t.seats(card)
         )
         return min((healing.due_s(card, self._heal_s) for healing in ill), default=inf)
 
@@ -349,9 +352,11 @@ class Turns:
         """The thread of a card lives: say so to those that depend on it, but never that we live where another thread of theirs
         hangs. After a gap nobody knows who went on by himself: all are started, and stopped anew."""
         for tenant in self.tenants.values():
-            if tenant.page is not None and card in tenant.depends_on():
+            if not tenant.depends_on_card(card):
+                continue  # the threads of its own cards see to it
+            if tenant.page is not None:
                 tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
-            if gap and card in tenant.depends_on():
+            if gap:
                 self._doubt(tenant)
             if tenant.tries(self.clock()):
                 tell_of_try(tenant)
