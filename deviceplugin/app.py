@@ -45,6 +45,7 @@ from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
 from vgpu.inventory import Inventory, Orphan
+from vgpu.readiness import Missing
 from vgpu.trial import Outcome, Verdict
 
 SYNC_WAIT_S: Final = 10.0
@@ -118,7 +119,7 @@ class DevicePlugin:
             names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, podbooks=self.podbooks,
             orphans=self.orphans, remover=self.remover, metrics=self.metrics,
         )  # fmt: skip
-        self._installing = "the library is not installed yet"
+        self._installing = Missing.LIBRARY.because("not yet tried")
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -153,16 +154,16 @@ class DevicePlugin:
         if self._installing:
             return self._installing
         if self.machine.failing:
-            return self.machine.failing
+            return Missing.NVML.because(self.machine.failing)
         if self.management.failing:
-            return self.management.failing
+            return Missing.NVML_SOCKET.because(self.management.failing)
         if not self.offer.probed:
-            return "NVML was not asked yet"
+            return Missing.PROBE.because()
         if not self.cache.has_synced.is_set():
-            return "the pods of this node are not known yet"
+            return Missing.PODS.because()
         if self.publisher.failing:
-            return f"the inventory is not published: {self.publisher.failing}"
-        return "" if self.kubelet.known else "the kubelet does not watch our resources yet"
+            return Missing.INVENTORY.because(self.publisher.failing)
+        return "" if self.kubelet.known else Missing.KUBELET.because()
 
     def served(self, call: str, resource: str, seconds: float) -> None:
         """A call of the kubelet was answered."""
@@ -237,7 +238,7 @@ class DevicePlugin:
                 path = self.grants.install()
                 self.podbooks.load()
             except OSError as error:
-                self._installing = f"the library is not installed: {error}"
+                self._installing = Missing.LIBRARY.because(error)
                 log.error("no share can be given without the library", error=self._installing, retry_s=INSTALL_RETRY_S)
                 await asyncio.sleep(INSTALL_RETRY_S)
                 continue

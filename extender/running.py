@@ -35,6 +35,7 @@ from observe.pages import Pages
 from observe.ports import listen
 from observe.serving import Server
 from observe.signals import on_stop_signal
+from vgpu.readiness import Missing
 
 HOUSEKEEPING_S: Final = 1.0
 """Between looks at what has lapsed. Each look checks one node's books too."""
@@ -103,11 +104,11 @@ class Extender:
         missing = [
             name for name, cache in (("nodes", self.nodes), ("pods", self.pods)) if not cache.has_synced.is_set()
         ]
-        return f"cache not synced: {' and '.join(missing)} are still being listed" if missing else None
+        return Missing.CACHE.because(" and ".join(missing)) if missing else None
 
     def not_ready(self) -> str | None:
         """What is missing before the scheduler should call."""
-        return "stopping" if self.stopping.is_set() else self.not_synced()
+        return Missing.STOPPING.because() if self.stopping.is_set() else self.not_synced()
 
     async def run(self) -> None:
         """Until `stopping` is set."""

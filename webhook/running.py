@@ -21,6 +21,7 @@ from observe.pages import Pages
 from observe.ports import listen
 from observe.serving import Server
 from observe.signals import on_stop_signal
+from vgpu.readiness import Missing
 from webhook.keeper import FileKeeper, Keeper, SecretKeeper, keep
 from webhook.metrics import Metrics
 from webhook.server import admission_app
@@ -47,12 +48,12 @@ class Webhook:
     def not_ready(self) -> str | None:
         """What is missing before pods may be sent here."""
         if self.stopping.is_set():
-            return "stopping"
+            return Missing.STOPPING.because()
         if self.serving.expires is None:
-            return "no serving certificate yet"
+            return Missing.NO_CERTIFICATE.because()
         if self.serving.expires <= utc_now():
-            return f"the serving certificate expired at {self.serving.expires}"
-        return None if self.accepting.is_set() else "the port is not open yet"
+            return Missing.CERTIFICATE_EXPIRED.because(self.serving.expires)
+        return None if self.accepting.is_set() else Missing.PORT.because()
 
     async def run(self) -> None:
         """Until `stopping` is set. If one part dies all do, and Kubernetes starts the pod again."""
