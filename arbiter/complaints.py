@@ -7,7 +7,8 @@ from typing import Final
 
 import structlog
 
-from arbiter.tenant import PARTIAL, TenantTurns
+from arbiter.obstacles import PARTIAL
+from arbiter.tenant import TenantTurns
 from arbiter.timer import now_s
 from vgpu.enforcement import TABLE, Reason
 
@@ -24,7 +25,7 @@ _reported_s: dict[tuple[str, Reason], float] = {}
 
 def tell_of_doubt(tenant: TenantTurns) -> None:
     """The verdict on its word has changed."""
-    if not tenant.suspicion.proven:
+    if not tenant.word.suspicion.proven:
         _log.info("its word about its work counts again", grant=tenant.name)
     elif tenant.distrusted:
         _log.warning("computes while it says it is idle: it counts as working best-effort", grant=tenant.name)
@@ -34,23 +35,23 @@ def tell_of_doubt(tenant: TenantTurns) -> None:
 
 def tell_of_trouble(tenant: TenantTurns, why: str, at_s: float) -> None:
     """It cannot be suspended."""
-    if at_s - tenant.complained_at_s >= COMPLAIN_S:
-        tenant.complained_at_s = at_s
-        _log.error("a tenant cannot be suspended", grant=tenant.name, reason=why, times=tenant.failures)
+    if at_s - tenant.obstacles.complained_at_s >= COMPLAIN_S:
+        tenant.obstacles.complained_at_s = at_s
+        _log.error("a tenant cannot be suspended", grant=tenant.name, reason=why, times=tenant.obstacles.failures)
 
 
 def tell_of_no_trial(tenant: TenantTurns) -> None:
     """Once, of one that is suspended though no trial says that this works."""
-    if not tenant.told_no_trial:
-        _log.warning("suspending was not tried on this GPU", grant=tenant.name, reason=tenant.suspending.why)
-        tenant.told_no_trial = True
+    if not tenant.obstacles.told_no_trial:
+        _log.warning("suspending was not tried on this GPU", grant=tenant.name, reason=tenant.obstacles.suspending.why)
+        tenant.obstacles.told_no_trial = True
 
 
 def tell_of_partial(tenant: TenantTurns) -> None:
     """Once, of one with more channels than a list holds."""
-    if tenant.unlisted and not tenant.told_partial:
+    if tenant.obstacles.unlisted and not tenant.obstacles.told_partial:
         _log.error("a tenant cannot be suspended: new work is held back instead", grant=tenant.name, reason=PARTIAL)
-        tenant.told_partial = True
+        tenant.obstacles.told_partial = True
 
 
 def tell_of_report(grant: str, pid: int, reason: Reason, *, active: bool) -> None:

@@ -50,10 +50,10 @@ def time_facts(turns: Turns) -> dict[str, TimeFacts]:
                     for process in tenant.processes.values()
                     for card, _ in process.seats
                 ),
-                gated=tenant.joined is not None and (tenant.gates or tenant.effect.doubted),
-                partial=tenant.unlisted,
-                denied=tenant.suspending.reason,
-                gating_points=tenant.suspending.gating_points,
+                gated=tenant.joined is not None and (tenant.gates or tenant.evidence.effect.doubted),
+                partial=tenant.obstacles.unlisted,
+                denied=tenant.obstacles.suspending.reason,
+                gating_points=tenant.obstacles.suspending.gating_points,
                 stalled_s=turns.silent_s(tenant, at_s),
                 stall_ended_s=turns.stalls.ended_s(tenant.depends_on(), at_s) if tenant.joined is not None else inf,
             )

@@ -216,7 +216,7 @@ class Lane:
                     return
                 received = connection.receive_with_fd()
                 if received is None:
-                    tenant.behind.discard(connection.number)
+                    tenant.evidence.behind.discard(connection.number)
                     return
                 tenant.budget.spend(CHANNELS_COST if isinstance(received[1], wire.Channels) else 1.0)
                 order = self._turns.orders.of(self.uuid, tenant, received[1])

@@ -30,9 +30,10 @@ from arbiter.identity import Identity
 from arbiter.lane import Lane
 from arbiter.orders import Orders
 from arbiter.page import Page
+from arbiter.process import PROCESSES_LIMIT, Process
 from arbiter.pulse import Pulse, Stalls
 from arbiter.seat import Runs, Seat
-from arbiter.tenant import PROCESSES_LIMIT, Process, TenantTurns
+from arbiter.tenant import TenantTurns
 from arbiter.timer import now_s
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
@@ -109,8 +110,8 @@ class Turns:
                 connection.sock.close()
                 return
             tenant.processes[connection.number] = Process(connection.pid, connection.pid_in_container)
-            tenant.spared = self._spared.get(name, {})
-            tenant.contexts_s = dict(self._contexts.get(name, {}))
+            tenant.obstacles.spared = self._spared.get(name, {})
+            tenant.obstacles.contexts_s = dict(self._contexts.get(name, {}))
             self._lane(grant.cards[0].uuid).take(tenant, connection)
 
     def change(self, name: str, grant: Grant) -> None:
@@ -132,7 +133,7 @@ class Turns:
                 self._spared.pop(name, None)
             tenant = self.tenants.get(name)
             if tenant is not None:
-                tenant.spare(pids)
+                tenant.obstacles.spare(pids)
                 self.orders.forget()
                 self._know(tenant)
                 self._show(tenant, 0.0)
@@ -146,7 +147,7 @@ class Turns:
             else:
                 self._contexts.pop(name, None)
             if name in self.tenants:
-                self.tenants[name].contexts_s = dict(begun_s)
+                self.tenants[name].obstacles.contexts_s = dict(begun_s)
 
     def drop(self, name: str) -> None:
         """The grant is gone, or another container's: hang up on its processes. Its page may be closed after this."""
@@ -245,7 +246,7 @@ class Turns:
                         self._show(tenant, 0.0)
             case wire.Channels():
                 tenant.sits(connection.number, message, fd, at_s)
-                tenant.changed_channels()
+                tenant.obstacles.changed_channels()
                 self._judge(tenant)
                 self.orders.forget()
                 tell_of_partial(tenant)
@@ -258,7 +259,7 @@ class Turns:
     def lose(self, tenant: TenantTurns, connection: Connection) -> list[Seat]:
         """A process hung up, or is hung up on: its seats, which are the caller's now."""
         seats = tenant.leaves(connection.number, self.clock())
-        tenant.changed_channels()  # what was known may have been of that process's
+        tenant.obstacles.changed_channels()  # what was known may have been of that process's
         self.orders.forget()
         self._know(tenant)
         self._show(tenant, 0.0)  # it may have been the one that still ran, or that did not run yet, or the last
@@ -303,11 +304,11 @@ class Turns:
         """A switch was made, or failed: then the tenant is on, and stays so until it tells of its channels anew."""
         self.counts.switches += 1
         if status == rm.OK and not on:
-            tenant.suspended()
-            tenant.behind |= self._lane(tenant.grant.cards[0].uuid).unread(tenant)
+            tenant.obstacles.suspended()
+            tenant.evidence.behind |= self._lane(tenant.grant.cards[0].uuid).unread(tenant)
         if status != rm.OK:
             self.counts.failures += not on
-            tenant.failures += not on
+            tenant.obstacles.failures += not on
             self._gate(
                 tenant,
                 f"the driver answered {status & 0xFFFFFFFF:#x} to a {'resume' if on else 'suspend'}",
@@ -322,7 +323,7 @@ class Turns:
             if (
                 tenant.depends_on_card(card)
                 and tenant.wanted
-                and not tenant.denied
+                and not tenant.obstacles.denied
                 and tenant.says_work()
                 and at_s >= tenant.healing.due_s(card, self._heal_s)
                 and tenant.seats(card)
@@ -340,7 +341,7 @@ class Turns:
         ill = (
             t.healing
             for t in self.tenants.values()
-            if t.depends_on_card(card) and t.wanted and not t.denied and t.says_work() and t.seats(card)
+            if t.depends_on_card(card) and t.wanted and not t.obstacles.denied and t.says_work() and t.seats(card)
         )
         return min((healing.due_s(card, self._heal_s) for healing in ill), default=inf)
 
@@ -362,12 +363,12 @@ class Turns:
                 tell_of_try(tenant)
                 self._show(tenant, 0.0)
                 self._wake(tenant)
-            if tenant.falls_mute(self.clock()):
+            if tenant.obstacles.falls_mute(self.clock(), len(tenant.grant.cards)):
                 self.orders.forget()
                 self._know(tenant)
                 self._show(tenant, 0.0)
                 self._wake(tenant)
-            if tenant.forgets(self.clock()):
+            if tenant.word.forgets(self.clock()):
                 self._doubts(tenant)
                 self._know(tenant)
 
@@ -413,13 +414,11 @@ class Turns:
 
     def _contradicts(self, tenant: TenantTurns, number: int, said: wire.Activity, at_s: float) -> bool:
         """Does this word show that suspends have no effect?"""
-        if said.what is not wire.What.RESUMED:
-            return tenant.ends(number, said.what, at_s)
-        silent, about_to = self.silent_s(tenant, at_s) > SILENT_S, bool(said.value & wire.ABOUT_TO)
-        verdict = tenant.resumed(number, at_s, about_to=about_to, silent=silent)
-        self.orders.forget()
-        self._wake(tenant)
-        return verdict
+        resumed = said.what is wire.What.RESUMED
+        if resumed:
+            self.orders.forget()
+            self._wake(tenant)
+        return tenant.contradicts(number, said, at_s, silent=resumed and self.silent_s(tenant, at_s) > SILENT_S)
 
     def _doubt(self, tenant: TenantTurns) -> None:
         tenant.doubt(self.clock())
@@ -428,20 +427,20 @@ class Turns:
 
     def _doubts(self, tenant: TenantTurns) -> None:
         """The verdict on its word has changed."""
-        self.counts.untold += tenant.suspicion.proven
+        self.counts.untold += tenant.word.suspicion.proven
         tell_of_doubt(tenant)
 
     def _judge(self, tenant: TenantTurns) -> None:
         """May it be suspended, as far as its GPUs and their driver go?"""
-        tenant.suspending = self._suspending([card.uuid for card in tenant.grant.cards])
-        if tenant.denied:
-            tell_of_trouble(tenant, tenant.suspending.why, self.clock())
-        elif tenant.suspending.why:
+        tenant.obstacles.suspending = self._suspending([card.uuid for card in tenant.grant.cards])
+        if tenant.obstacles.denied:
+            tell_of_trouble(tenant, tenant.obstacles.suspending.why, self.clock())
+        elif tenant.obstacles.suspending.why:
             tell_of_no_trial(tenant)
 
     def _gate(self, tenant: TenantTurns, why: str) -> None:
         """It cannot be suspended: say so, and hold its new work back instead."""
-        tenant.refused(self.clock(), why)
+        tenant.obstacles.refused(self.clock(), why)
         tell_of_trouble(tenant, why, self.clock())
         self._show(tenant, 0.0)
 
@@ -459,7 +458,7 @@ class Turns:
             on = True
         elif stopped:
             on = False
-        elif tenant.trouble or tenant.denied:
+        elif tenant.obstacles.trouble or tenant.obstacles.denied:
             on = True
         else:
             return
@@ -510,7 +509,7 @@ class Turns:
     def _release_all(self) -> list[Seat]:
         with self.lock:
             seats = [
-                (tenant.denied, seat)
+                (tenant.obstacles.denied, seat)
                 for tenant in self.tenants.values()
                 for process in tenant.processes.values()
                 for seat in process.seats.values()

@@ -1,15 +1,13 @@
-"""What one process holds of a card, what it asks for and is told, and the sums of one card: the records that a ledger keeps.
+"""What one process holds of a card, what it asks for and is told: the records that a ledger keeps.
 
-The rules are the ledger's (`vgpu.ledger`); here is only what is written down, and what follows from one record alone. Bytes.
+The rules are the ledger's (`vgpu.ledger`), the sums its card books' (`vgpu.cardbook`); here is only what is written down. Bytes.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from vgpu.context import ContextMeasure
-from vgpu.shared import Shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +99,3 @@ class Promise:
 
     bytes: int
     until_s: float
-
-
-@dataclass(slots=True)
-class CardBook:
-    limit_bytes: int
-    holdings: dict[int, Holding] = field(default_factory=dict)
-    asks: deque[Ask] = field(default_factory=deque)
-    shared: Shared = field(default_factory=Shared)
-    leased_bytes: int = 0
-    context_bytes: int = 0
-    room_bytes: int = 0
-    """Beside the contexts, were there no bound to it."""
-    unconnected_bytes: int = 0
-    """Of processes of the container that are not connected."""
-    promises: dict[int, Promise] = field(default_factory=dict)
-    """By process."""
-
-    @property
-    def promised_bytes(self) -> int:
-        """To all processes together."""
-        return sum(promise.bytes for promise in self.promises.values())

@@ -10,14 +10,11 @@ once, each for all that is missing: what comes back too much is unused anyway, a
 can afford. Asks for one card are decided in the order they came. A sibling that could answer and has not (the machine is busy)
 is waited for longer than one that cannot: stopped or dead.
 
-Code that a process loads later, kernel by kernel, makes its context grow when the container may be full already. So beside each
-context some room is kept, which its growth uses up; together at most a sixteenth of the limit.
-
 A process that has just initialised the driver is promised what a context takes, if it is free: its BEGIN is granted then, whatever
 happened since, so it need not wait for the answer. A promise is no use, and ends by itself. An ask that would fit but for promises waits until
 they end or are redeemed. Nothing is promised while anybody waits, so that wait is bounded.
 
-Memory that processes share is charged once, whoever of them goes first (`vgpu/shared.py`).
+Memory that processes share is charged once, whoever of them goes first (`vgpu/shared.py`). What a card has left is `vgpu/cardbook.py`'s.
 
 Units: bytes; time in seconds of any one clock.
 """
@@ -29,9 +26,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
+from vgpu.cardbook import CardBook
 from vgpu.context import ContextMeasure
 from vgpu.errors import BadDocument
-from vgpu.holding import Ask, CardBook, Denied, Event, Granted, Holding, Part, Promise, Wanted
+from vgpu.holding import Ask, Denied, Event, Granted, Holding, Part, Promise, Wanted
 
 RECALLS: Final = 0x80000000
 """The bit of a sequence number that says it is a recall's. Specified: protocol.md."""
@@ -45,8 +43,6 @@ PROMISE_S: Final = 1.0
 """How long a promise is kept. Specified: a library relies on half of it (docs/reference/protocol.md)."""
 SHARE_OF_REST: Final = 4
 """Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
-ROOM_SHARE: Final = 16
-"""The room beside all contexts of a card is at most this part of the limit. Guessed: a container of 1 GiB keeps 64 MiB."""
 
 
 def _nobody(_: int) -> bool:
@@ -69,11 +65,10 @@ class Ledger:
         may_answer: Callable[[int], bool] = _nobody,
         room_bytes: int = 0,
     ) -> None:
-        self._cards = [CardBook(limit) for limit in limits_bytes]
+        self._cards = [CardBook(limit, room_bytes) for limit in limits_bytes]
         self._opens_at_s = opens_at_s
         self._recall_wait_s = recall_wait_s
         self._may_answer = may_answer
-        self._room_bytes = room_bytes
         self._recalls = 0
         self._exact: set[int] = set()
         """Processes that are never sent a recall."""
@@ -105,14 +100,8 @@ class Ledger:
         self._exact.discard(process)
         events: list[Event] = []
         for number, card in enumerate(self._cards):
-            holding = card.holdings.pop(process, None)
-            if holding is None:
+            if not card.lose(process):
                 continue
-            card.shared.leave(process)
-            self._heirs_moved(card)
-            card.leased_bytes -= holding.leased_bytes
-            self._take_out(card, holding)
-            card.promises.pop(process, None)
             card.asks = deque(ask for ask in card.asks if ask.process != process)
             for ask in card.asks:
                 ask.waits_for.discard(process)
@@ -131,7 +120,7 @@ class Ledger:
         nobody waits. What is kept."""
         of = self._cards[card]
         busy = bool(of.asks) or of.holdings[process].known or now_s < self._opens_at_s
-        if busy or context_bytes == 0 or self._free_bytes(card) < context_bytes:
+        if busy or context_bytes == 0 or of.free_bytes < context_bytes:
             return 0
         of.promises[process] = Promise(context_bytes, now_s + PROMISE_S)
         return context_bytes
@@ -143,11 +132,11 @@ class Ledger:
         holding.known = holding.begun = True
         context.counts_from_s = inf
         if (promise := self._cards[card].promises.pop(process, None)) is not None:
-            self._charge(card, holding, max(promise.bytes, context.bytes), made_bytes=estimate_bytes)
+            self._cards[card].charge(holding, max(promise.bytes, context.bytes), made_bytes=estimate_bytes)
             return [Granted(process, card, seq, context.bytes), *self._decide(card, now_s)]
         need_bytes = max(0, estimate_bytes - context.bytes)
         self._queue(card, Ask(process, seq, need_bytes, need_bytes, context=True))
-        self._charge(card, holding, context.bytes, made_bytes=estimate_bytes)
+        self._cards[card].charge(holding, context.bytes, made_bytes=estimate_bytes)
         return self._decide(card, now_s)
 
     def end_context(self, process: int, card: int, now_s: float, *, made: bool = True) -> None:
@@ -155,7 +144,7 @@ class Ledger:
         holding = self._holding(process, card)
         holding.context.counts_from_s = now_s
         if not made:
-            self._charge(card, holding, holding.context.bytes, made_bytes=0)
+            self._cards[card].charge(holding, holding.context.bytes, made_bytes=0)
 
     def bound_context(self, process: int, card: int, seq: int, bound_bytes: int, now_s: float) -> list[Event]:
         """A process is about to make calls that may make its contexts grow by so much. The room beside them pays first.
@@ -163,10 +152,8 @@ class Ledger:
         holding = self._holding(process, card)
         holding.known = True
         of = self._cards[card]
-        room_bytes = of.room_bytes - min(bound_bytes, self._room_of(holding))
-        taken_bytes = self._taken_bytes(of) - self._kept_bytes(of, of.room_bytes) + self._kept_bytes(of, room_bytes)
-        if taken_bytes + bound_bytes + of.promised_bytes <= of.limit_bytes and now_s >= self._opens_at_s:
-            self._bound(of, holding, bound_bytes)
+        if of.has_room(holding, bound_bytes) and now_s >= self._opens_at_s:
+            of.bound(holding, bound_bytes)
             return [Granted(process, card, seq, bound_bytes)]
         self._queue(card, Ask(process, seq, bound_bytes, bound_bytes, bound=True))
         return self._decide(card, now_s)
@@ -182,7 +169,7 @@ class Ledger:
             measured_bytes = holding.context.measured_bytes
             most_bytes = self._cards[card].limit_bytes if measured_bytes is None else measured_bytes
             stated_bytes = max(holding.context.bytes, min(context_bytes, most_bytes))
-            self._charge(card, holding, stated_bytes, made_bytes=stated_bytes)
+            self._cards[card].charge(holding, stated_bytes, made_bytes=stated_bytes)
 
     def measure(
         self, process: int, card: int, measured_bytes: int, at_s: float, now_s: float, *, exact: bool = False
@@ -191,7 +178,7 @@ class Ledger:
         holding = self._cards[card].holdings[process]
         context = holding.context
         before_bytes = context.bytes
-        self._take_out(self._cards[card], holding)
+        self._cards[card].take_out(holding)
         opened_bytes, orphaned_bytes = self._cards[card].shared.opened_bytes(process)
         context.read(
             measured_bytes, holding.used_bytes, holding.leased_bytes, at_s,
@@ -199,7 +186,7 @@ class Ledger:
         )  # fmt: skip
         if exact and holding.made_bytes == 0:
             holding.made_bytes = context.bytes
-        self._put_back(self._cards[card], holding)
+        self._cards[card].put_back(holding)
         return self._decide(card, now_s) if context.bytes < before_bytes else []
 
     def give_back(self, process: int, card: int, amount_bytes: int, seq: int, now_s: float) -> list[Event]:
@@ -207,9 +194,7 @@ class Ledger:
         holding = self._holding(process, card)
         if amount_bytes > holding.leased_bytes:
             raise BadDocument(f"RETURN of {amount_bytes} bytes of card {card}: 0 to {holding.leased_bytes} are leased")
-        holding.context.moved(holding.leased_bytes)
-        holding.leased_bytes -= amount_bytes
-        self._cards[card].leased_bytes -= amount_bytes
+        self._cards[card].shrink(holding, amount_bytes)
         if holding.recall and seq == holding.recall:
             holding.recall = 0
             for ask in self._cards[card].asks:
@@ -246,11 +231,9 @@ class Ledger:
         of = self._cards[card]
         if back_bytes > holding.leased_bytes:
             raise BadDocument(f"DROP of {back_bytes} bytes of card {card}: 0 to {holding.leased_bytes} are leased")
-        holding.context.moved(holding.leased_bytes)
-        holding.leased_bytes -= back_bytes
-        of.leased_bytes -= back_bytes
+        of.shrink(holding, back_bytes)
         of.shared.let_go(key, process, made=made, opened=not made)
-        self._heirs_moved(of)
+        of.heirs_moved()
         return self._decide(card, now_s)
 
     def state(self, process: int, card: int, used_bytes: int, leased_bytes: int) -> None:
@@ -264,7 +247,7 @@ class Ledger:
             self._cards[card].leased_bytes += leased_bytes - holding.leased_bytes
             holding.leased_bytes = leased_bytes
             # a reading before this took its allocations for contexts
-            self._charge(card, holding, 0, made_bytes=holding.made_bytes)
+            self._cards[card].charge(holding, 0, made_bytes=holding.made_bytes)
             holding.context = ContextMeasure()
         holding.used_bytes = min(used_bytes, holding.leased_bytes)
         holding.context.moved(holding.leased_bytes)
@@ -295,8 +278,7 @@ class Ledger:
 
     def unleased_bytes(self, card: int) -> int:
         """What no process holds, for allocations or contexts, and is not kept beside a context."""
-        of = self._cards[card]
-        return max(0, of.limit_bytes - self._taken_bytes(of))
+        return self._cards[card].unleased_bytes
 
     def leased_bytes(self, card: int) -> int:
         """What all processes hold together for allocations."""
@@ -325,11 +307,6 @@ class Ledger:
             raise BadDocument(f"packet names card {card}: this container has {len(self._cards)}, from 0")
         return self._cards[card].holdings[process]
 
-    def _heirs_moved(self, card: CardBook) -> None:
-        """NVML may count for them now what it counted for somebody else."""
-        for process in card.shared.openers():
-            card.holdings[process].context.moved(card.holdings[process].leased_bytes)
-
     def _queue(self, card: int, ask: Ask) -> None:
         """Who asks gives up what it was promised."""
         queue = self._cards[card].asks
@@ -338,30 +315,6 @@ class Ledger:
             raise BadDocument(f"{what} of card {card} while an earlier one is not answered: one at a time")
         self._cards[card].promises.pop(ask.process, None)
         queue.append(ask)
-
-    def _charge(self, card: int, holding: Holding, context_bytes: int, *, made_bytes: int) -> None:
-        self._take_out(self._cards[card], holding)
-        holding.context.bytes, holding.made_bytes = context_bytes, made_bytes
-        self._put_back(self._cards[card], holding)
-
-    def _bound(self, card: CardBook, holding: Holding, bound_bytes: int) -> None:
-        self._take_out(card, holding)
-        holding.context.bound(bound_bytes)
-        self._put_back(card, holding)
-
-    def _take_out(self, card: CardBook, holding: Holding) -> None:
-        """Its contexts and their room, out of the sums until `_put_back`."""
-        card.context_bytes -= holding.context.bytes
-        card.room_bytes -= self._room_of(holding)
-
-    def _put_back(self, card: CardBook, holding: Holding) -> None:
-        card.context_bytes += holding.context.bytes
-        card.room_bytes += self._room_of(holding)
-
-    def _room_of(self, holding: Holding) -> int:
-        if holding.made_bytes == 0 or holding.context.bytes == 0:
-            return 0
-        return max(0, holding.made_bytes + self._room_bytes - holding.context.bytes)
 
     def _decide_all(self, now_s: float) -> list[Event]:
         return [event for card in range(len(self._cards)) for event in self._decide(card, now_s)]
@@ -372,7 +325,7 @@ class Ledger:
         events: list[Event] = []
         while card.asks and now_s >= self._opens_at_s:
             ask = card.asks[0]
-            free_bytes = self._free_bytes(number)
+            free_bytes = card.free_bytes
             missing_bytes = card.shared.missing_bytes(ask.key, ask.need_bytes)
             full = bool(ask.key) and card.shared.full()
             if missing_bytes <= free_bytes and not full:
@@ -386,7 +339,7 @@ class Ledger:
                 return events + wanted
             elif ask.waits_for and (now_s < ask.until_s or self._worth_waiting(ask, now_s)):
                 return events
-            elif card.promises and missing_bytes <= self.unleased_bytes(number) and not full:
+            elif card.promises and missing_bytes <= card.unleased_bytes and not full:
                 ask.waits_for.clear()
                 return events
             else:
@@ -402,20 +355,6 @@ class Ledger:
             return self._opens_at_s
         return head.until_s if head.waits_for else inf
 
-    @staticmethod
-    def _kept_bytes(card: CardBook, room_bytes: int) -> int:
-        """Of the room that all contexts want beside them."""
-        return min(room_bytes, card.limit_bytes // ROOM_SHARE)
-
-    def _taken_bytes(self, card: CardBook) -> int:
-        held_bytes = card.leased_bytes + card.context_bytes + card.shared.charged_bytes + card.unconnected_bytes
-        return held_bytes + self._kept_bytes(card, card.room_bytes)
-
-    def _free_bytes(self, number: int) -> int:
-        """What can be given away: neither held nor promised."""
-        card = self._cards[number]
-        return max(0, card.limit_bytes - self._taken_bytes(card) - card.promised_bytes)
-
     def _grant(self, number: int, ask: Ask, free_bytes: int) -> Granted:
         card = self._cards[number]
         holding = card.holdings[ask.process]
@@ -423,12 +362,12 @@ class Ledger:
             card.shared.open(ask.key, ask.process, ask.need_bytes)
             return Granted(ask.process, number, ask.seq, ask.need_bytes)
         if ask.bound:
-            self._bound(card, holding, ask.need_bytes)
+            card.bound(holding, ask.need_bytes)
             return Granted(ask.process, number, ask.seq, ask.need_bytes)
         spare_bytes = 0 if ask.recalled else (free_bytes - ask.need_bytes) // SHARE_OF_REST
         granted_bytes = min(ask.want_bytes, ask.need_bytes + spare_bytes)
         if ask.context:
-            self._charge(number, holding, holding.context.bytes + granted_bytes, made_bytes=holding.made_bytes)
+            card.charge(holding, holding.context.bytes + granted_bytes, made_bytes=holding.made_bytes)
             return Granted(ask.process, number, ask.seq, holding.context.bytes)
         holding.leased_bytes += granted_bytes
         holding.context.moved(holding.leased_bytes)
@@ -446,7 +385,7 @@ class Ledger:
         card = self._cards[number]
         ask.recalled = True
         events: list[Event] = []
-        if missing_bytes + self._free_bytes(number) > card.limit_bytes:
+        if missing_bytes + card.free_bytes > card.limit_bytes:
             return events
         for process, holding in card.holdings.items():
             if process == ask.process or holding.leased_bytes == 0 or holding.recall or process in self._exact:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from arbiter.lane import PACKETS_A_TURN
-from arbiter.tenant import SEATS_LIMIT
+from arbiter.process import SEATS_LIMIT
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, B, Driver, Tenant, TurnsNode, open_descriptors
 from vgpu import wire
@@ -371,7 +371,7 @@ def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: TurnsN
     one.send(Activity(What.WORK, KERNELS_ONLY))
     wait_for(lambda: node.seats("a") == 1 and node.status("a").working)
     with node.turns.lock:
-        node.turns.tenants["a"].decay.ended = True
+        node.turns.tenants["a"].word.decay.ended = True
         heals = node.turns.counts.heals
     assert not node.status("a").working
     driver.stop_behind_its_back(one)
@@ -441,15 +441,15 @@ def test_the_gate_of_a_stopped_container_that_nobody_is_left_in_is_shut_until_th
     node: TurnsNode, driver: Driver
 ):
     """However short its processes live, none computes for free before the arbiter has met it."""
-    first = node.tenant("a", core=1)
-    first.works()
+    first = node.tenant("a", core=5)
+    first.send(Activity(What.WORK, 150_000 << LATE_SHIFT))
     wait_for(lambda: driver.off(first) and not node.status("a").on)
     assert not node.gate("a")
     first.close()
     driver.free(first)
     wait_for(lambda: node.gate("a"))
     assert (node.status("a").on, node.status("a").mode) == (False, "suspend")
-    second = node.tenant("a", core=1, channels=False)
+    second = node.tenant("a", core=5, channels=False)
     open_before_it_was_off = []
     driver.before = lambda client, _disable: (
         open_before_it_was_off.append(not node.gate("a")) if client == second.client else None
@@ -462,7 +462,7 @@ def test_the_gate_of_a_stopped_container_that_nobody_is_left_in_is_shut_until_th
     second.close()
     driver.free(second)
     wait_for(lambda: node.gate("a"))
-    wait_for(lambda: not node.gate("a") and node.status("a").on, 5)
+    wait_for(lambda: not node.gate("a") and node.status("a").on, 20)
     assert node.status("a").suspends == suspends
 
 

@@ -8,8 +8,8 @@ from math import inf
 import pytest
 
 from arbiter.enforcing import time_facts
+from arbiter.obstacles import TRY_AGAIN_S
 from arbiter.pulse import STALL_S
-from arbiter.tenant import TRY_AGAIN_S
 from tests.unit.arbiter.stalls_kit import Program, Simulation, simulation
 from tests.unit.arbiter.turns_kit import Driver
 from vgpu.effect import FIRST_S, TIMES

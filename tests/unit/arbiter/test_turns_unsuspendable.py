@@ -173,7 +173,7 @@ def test_that_nothing_is_on_the_gpu_is_taken_from_nobody_who_is_not_believed(den
     with denied.turns.lock:
         tenant = denied.turns.tenants["be"]
         if "untrue" in doubt:
-            tenant._holds, tenant.suspicion.proven = True, True
+            tenant._holds, tenant.word.suspicion.proven = True, True
         else:
             tenant.unheard = True
         denied.turns._show(tenant, 0.0)

@@ -9,9 +9,11 @@ from contextlib import suppress
 import pytest
 from structlog.testing import capture_logs
 
-from arbiter.tenant import FORGET_S, LOOK_MOST_S, Process, TenantTurns
+from arbiter.process import Process
+from arbiter.tenant import TenantTurns
 from arbiter.timer import now_s
 from arbiter.turn_metrics import families
+from arbiter.word import FORGET_S, LOOK_MOST_S
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.turns_kit import A, Driver, TurnsNode
 from vgpu import wire
@@ -34,7 +36,7 @@ def look(node: TurnsNode, seen_s: dict[str, float]) -> None:
     """A second passes in which the driver sees these compute."""
     with node.turns.lock:
         tenants = [tenant for name, tenant in node.turns.tenants.items() if name in seen_s]
-        at_s = max([now_s(), *(tenant._weighed[0] + 1 for tenant in tenants if tenant._weighed)])
+        at_s = max([now_s(), *(tenant.word.weighed[0] + 1 for tenant in tenants if tenant.word.weighed)])
     node.turns.witness(seen_s, frozenset(), at_s)
 
 
@@ -238,9 +240,9 @@ def test_what_speaks_against_one_is_what_was_seen_and_never_what_a_pause_hid(
     at_s: list[float], seen_s: list[float], doubt_s: float
 ) -> None:
     tenant = judged(at_s, seen_s, works=False)
-    assert tenant.suspicion.seconds == pytest.approx(doubt_s)
-    assert tenant.suspicion.proven == (doubt_s >= ENOUGH_S)
-    assert tenant.seen_s == pytest.approx(sum(seen_s[1:]))
+    assert tenant.word.suspicion.seconds == pytest.approx(doubt_s)
+    assert tenant.word.suspicion.proven == (doubt_s >= ENOUGH_S)
+    assert tenant.word.seen_s == pytest.approx(sum(seen_s[1:]))
 
 
 def test_a_pause_speaks_for_whoever_told_of_work_in_it() -> None:
@@ -248,14 +250,14 @@ def test_a_pause_speaks_for_whoever_told_of_work_in_it() -> None:
     tenant = judged([10, 11], [0.0, 1.0], works=False)
     tenant.says(1, Activity(What.WORK), 11)
     tenant.weigh(11 + LOOK_MOST_S + 1, 1.0)
-    assert tenant.suspicion.seconds == 0
+    assert tenant.word.suspicion.seconds == 0
 
 
 @pytest.mark.parametrize(("on", "proven"), [(True, False), (False, True)])
 def test_what_it_says_while_it_is_off_explains_nothing(*, on: bool, proven: bool) -> None:
     """Else one who says all the time that it works could compute past the library while its own cap stops it."""
     tenant = judged([float(at) for at in range(10, 20)], [1.0] * 10, works=True, on=on, core=10)
-    assert tenant.suspicion.proven is proven
+    assert tenant.word.suspicion.proven is proven
 
 
 def test_what_a_gated_one_says_while_it_is_off_counts() -> None:
@@ -264,19 +266,19 @@ def test_what_a_gated_one_says_while_it_is_off_counts() -> None:
     tenant = TenantTurns("a", grant, None, 9.0)
     tenant.processes[1] = Process(1)
     for _ in range(TIMES):
-        tenant.effect.ended(9.0)
+        tenant.evidence.effect.ended(9.0)
     tenant.says(1, Activity(What.WORK), 9.0)
     tenant.stands(9.0, on=False)
     for at in range(10, 20):
         tenant.weigh(float(at), 1.0)
-    assert not tenant.suspicion.proven
+    assert not tenant.word.suspicion.proven
 
 
 @pytest.mark.parametrize(("seen_s", "pace"), [(1.0, 1.0), (0.5, 0.5), (0.2, 0.2), (2.0, 1.0)])
 def test_time_without_a_word_costs_what_the_driver_saw_of_it(seen_s: float, pace: float) -> None:
     tenant = judged([float(at) for at in range(10, 60)], [seen_s] * 50, works=False)
-    assert tenant.suspicion.proven
-    assert tenant.pace == pytest.approx(pace)
+    assert tenant.word.suspicion.proven
+    assert tenant.word.pace == pytest.approx(pace)
 
 
 # --- work that was reported and that the driver does not see any more ---
@@ -286,7 +288,7 @@ def see(node: TurnsNode, whole: bool = True) -> None:
     """A second passes in which the driver sees nobody compute; `whole`: and would have seen the container."""
     with node.turns.lock:
         tenant = node.turns.tenants["a"]
-        at_s = max(now_s(), tenant._told_until_s + 1, (tenant._weighed or (0.0,))[0] + 1)
+        at_s = max(now_s(), tenant.word.added_until_s + 1, (tenant.word.weighed or (0.0,))[0] + 1)
     node.turns.witness({"a": 0.0}, frozenset({"a"} if whole else ()), at_s)
 
 

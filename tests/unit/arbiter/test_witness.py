@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from arbiter import witness
-from arbiter.tenant import Process, TenantTurns
+from arbiter.process import Process
+from arbiter.tenant import TenantTurns
 from arbiter.witness import AHEAD_US, REMEMBERED_US, Witness, add_up, look_since_us, seen_whole
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
 from nvml.messages import AnyReply, AnyRequest, Busy, Computed, Computes
@@ -279,8 +280,8 @@ def test_who_tells_all_its_work_is_never_accused_whatever_the_pauses_between_loo
         for pause_s in pauses_s:
             one.run(pause_s)
             looking._look()
-            assert not one.tenant.suspicion.proven
-    assert one.tenant.suspicion.seconds < 1.5, "no more than what is on its way"
+            assert not one.tenant.word.suspicion.proven
+    assert one.tenant.word.suspicion.seconds < 1.5, "no more than what is on its way"
 
 
 def test_of_a_container_all_is_seen_only_where_all_its_cards_count_by_process() -> None:
