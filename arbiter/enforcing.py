@@ -54,7 +54,7 @@ def time_facts(turns: Turns) -> dict[str, TimeFacts]:
                 partial=tenant.obstacles.unlisted,
                 denied=tenant.obstacles.suspending.reason,
                 gating_points=tenant.obstacles.suspending.gating_points,
-                stalled_s=turns.silent_s(tenant, at_s),
+                stalled_s=turns.lanes.silent_s(tenant, at_s),
                 stall_ended_s=turns.stalls.ended_s(tenant.depends_on(), at_s) if tenant.joined is not None else inf,
             )
             for name, tenant in turns.tenants.items()

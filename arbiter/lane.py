@@ -323,7 +323,7 @@ class Lane:
                 ill = self._heal(at_s) if step is None else None
                 if step is None:
                     turns.give_orders(self.uuid)
-                    self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.next_heal_s(self.uuid))
+                    self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.watchdog.next_s(self.uuid))
                     self.ask_again(turns.ask_again_s)
             if step is None:
                 if ill is not None:
@@ -346,7 +346,7 @@ class Lane:
     def _heal(self, at_s: float) -> TenantTurns | None:
         if at_s - self._heal_at_s < HEAL_S:
             return None
-        ill = self._turns.heal(self.uuid, at_s)
+        ill = self._turns.watchdog.heal(self.uuid, at_s)
         self._heal_at_s = at_s if ill is not None else self._heal_at_s
         return ill
 

@@ -97,7 +97,7 @@ def stuck(server: Server, at_s: float) -> str:
     idle_s = at_s - server.turned_at_s
     if idle_s >= STUCK_AFTER_S:
         return f"the loop has not come round for {idle_s:.0f} s"
-    card, idle_s = server.turns.stuck(at_s) if server.turns is not None else ("", 0.0)
+    card, idle_s = server.turns.lanes.stuck(at_s) if server.turns is not None else ("", 0.0)
     return f"the thread of card {card} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
 
 

@@ -27,7 +27,7 @@ from arbiter.complaints import (
 from arbiter.connection import TOO_MANY, Connection
 from arbiter.counts import Counts
 from arbiter.identity import Identity
-from arbiter.lane import Lane
+from arbiter.lanes import Lanes
 from arbiter.orders import Orders
 from arbiter.page import Page
 from arbiter.process import PROCESSES_LIMIT, Process
@@ -35,6 +35,7 @@ from arbiter.pulse import Pulse, Stalls
 from arbiter.seat import Runs, Seat
 from arbiter.tenant import TenantTurns
 from arbiter.timer import now_s
+from arbiter.watchdog import Watchdog
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -79,11 +80,12 @@ class Turns:
         """Nobody is stopped any more, and everybody started."""
         self.checked_at_s = -inf
         """When what tenants say was last compared with what the driver counts."""
-        self._failed, self._awake_s, self._heal_s, self._copies = failed, awake_s, heal_s, copies
+        self._failed, self._awake_s, self._copies = failed, awake_s, copies
         self._hold_untold, self._processes = hold_untold, processes
         self._suspending = suspending
         """May the channels on these GPUs be suspended, by the trial of this boot?"""
-        self._lanes: dict[str, Lane] = {}
+        self.lanes = Lanes(self)
+        self.watchdog = Watchdog(self.tenants, self.counts, heal_s)
         self._spared: dict[str, Mapping[int, str]] = {}
         self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
         self._decision = Decision(frozenset(), inf, {})
@@ -112,7 +114,7 @@ class Turns:
             tenant.processes[connection.number] = Process(connection.pid, connection.pid_in_container)
             tenant.obstacles.spared = self._spared.get(name, {})
             tenant.obstacles.contexts_s = dict(self._contexts.get(name, {}))
-            self._lane(grant.cards[0].uuid).take(tenant, connection)
+            self.lanes.reader_of(tenant).take(tenant, connection)
 
     def change(self, name: str, grant: Grant) -> None:
         """The same container, with other terms."""
@@ -137,7 +139,7 @@ class Turns:
                 self.orders.forget()
                 self._know(tenant)
                 self._show(tenant, 0.0)
-                self._wake(tenant)
+                self.lanes.wake(tenant)
 
     def contexts(self, name: str, begun_s: Mapping[tuple[Identity, int], float]) -> None:
         """Since when each process of a container has had a context on each card of its grant, by `now_s`."""
@@ -163,7 +165,7 @@ class Turns:
             if tenant.joined is not None:
                 self._apply(Leave(self.clock(), name))
             if tenant.processes:
-                self._lane(tenant.grant.cards[0].uuid).hang_up(tenant)
+                self.lanes.reader_of(tenant).hang_up(tenant)
 
     def statuses(self) -> dict[str, TurnStatus]:
         """What every tenant got, by name."""
@@ -214,7 +216,7 @@ class Turns:
         with self.lock:
             self.ending = True
             self.orders.forget()
-            lanes = list(self._lanes.values())
+            lanes = self.lanes.all()
         for lane in lanes:
             lane.stop()
         self.pulse.close()
@@ -228,13 +230,10 @@ class Turns:
     ) -> None:
         """A message of a process came at `at_s`, with a descriptor that is ours then. Raises BadDocument."""
         at_s = max(at_s, self.share.now_s)  # what others did meanwhile is in the books and stays before it
+        self.watchdog.heard(tenant, message, at_s)
         still = isinstance(message, wire.Activity) and message.what is wire.What.STILL
-        if isinstance(message, wire.Activity) and message.what is wire.What.IDLE:
-            tenant.healing.ended(at_s, self._heal_s)
-        if not still:  # that it launches does not say that it runs
-            tenant.healing.heard(at_s)
         if self._awake_s and tenant.urgent and not still:
-            self._stay_awake(tenant, at_s + self._awake_s)
+            self.lanes.stay_awake(tenant, at_s + self._awake_s)
         match message:
             case wire.Activity():
                 if self._contradicts(tenant, connection.number, message, at_s):
@@ -305,7 +304,7 @@ class Turns:
         self.counts.switches += 1
         if status == rm.OK and not on:
             tenant.obstacles.suspended()
-            tenant.evidence.behind |= self._lane(tenant.grant.cards[0].uuid).unread(tenant)
+            tenant.evidence.behind |= self.lanes.reader_of(tenant).unread(tenant)
         if status != rm.OK:
             self.counts.failures += not on
             tenant.obstacles.failures += not on
@@ -314,36 +313,6 @@ class Turns:
                 f"the driver answered {status & 0xFFFFFFFF:#x} to a {'resume' if on else 'suspend'}",
             )
         self._show(tenant, took_s)
-
-    def heal(self, card: str, at_s: float) -> TenantTurns | None:
-        """One who runs and works and was not heard of for long: perhaps somebody else stopped it. The caller starts it again."""
-        if not self._heal_s:
-            return None
-        for tenant in self.tenants.values():
-            if (
-                tenant.depends_on_card(card)
-                and tenant.wanted
-                and not tenant.obstacles.denied
-                and tenant.says_work()
-                and at_s >= tenant.healing.due_s(card, self._heal_s)
-                and tenant.seats(card)
-            ):
-                tenant.healing.healed(card, at_s, self._heal_s)
-                tenant.heals += 1
-                self.counts.heals += 1
-                return tenant
-        return None
-
-    def next_heal_s(self, card: str) -> float:
-        """When `heal` has something to do at the earliest; inf = not before somebody says something."""
-        if not self._heal_s:
-            return inf
-        ill = (
-            t.healing
-            for t in self.tenants.values()
-            if t.depends_on_card(card) and t.wanted and not t.obstacles.denied and t.says_work() and t.seats(card)
-        )
-        return min((healing.due_s(card, self._heal_s) for healing in ill), default=inf)
 
     @property
     def ask_again_s(self) -> float:
@@ -356,30 +325,21 @@ class Turns:
             if not tenant.depends_on_card(card):
                 continue  # the threads of its own cards see to it
             if tenant.page is not None:
-                tenant.page.beat(int(self._alive_at_s(tenant) * 1000))
+                tenant.page.beat(self.lanes.alive_ms(tenant))
             if gap:
                 self._doubt(tenant)
             if tenant.tries(self.clock()):
                 tell_of_try(tenant)
                 self._show(tenant, 0.0)
-                self._wake(tenant)
+                self.lanes.wake(tenant)
             if tenant.obstacles.falls_mute(self.clock(), len(tenant.grant.cards)):
                 self.orders.forget()
                 self._know(tenant)
                 self._show(tenant, 0.0)
-                self._wake(tenant)
+                self.lanes.wake(tenant)
             if tenant.word.forgets(self.clock()):
                 self._doubts(tenant)
                 self._know(tenant)
-
-    def stuck(self, at_s: float) -> tuple[str, float]:
-        """The card whose thread has not come round for longest, and for how long; without the lock, which it may hold."""
-        ages = {uuid: at_s - lane.alive_at_s for uuid, lane in self._lanes.copy().items()}
-        return max(ages.items(), key=lambda of: of[1], default=("", 0.0))
-
-    def silent_s(self, tenant: TenantTurns, at_s: float) -> float:
-        """How long a thread that a tenant depends on has not come round. Under the lock."""
-        return max(0.0, at_s - self._alive_at_s(tenant)) if tenant.joined is not None else 0.0
 
     def fail(self) -> None:
         """A thread of ours failed: start everybody, and let a fresh arbiter take over."""
@@ -407,7 +367,7 @@ class Turns:
             tenant.joined = terms
             self._apply(Join(at_s, tenant.name, terms))
             for uuid in terms.cards:
-                self._lane(uuid)
+                self.lanes.of(uuid)
         if tenant.joined is not None:
             for event in tenant.news(at_s):
                 self._apply(event)
@@ -417,13 +377,13 @@ class Turns:
         resumed = said.what is wire.What.RESUMED
         if resumed:
             self.orders.forget()
-            self._wake(tenant)
-        return tenant.contradicts(number, said, at_s, silent=resumed and self.silent_s(tenant, at_s) > SILENT_S)
+            self.lanes.wake(tenant)
+        return tenant.contradicts(number, said, at_s, silent=resumed and self.lanes.silent_s(tenant, at_s) > SILENT_S)
 
     def _doubt(self, tenant: TenantTurns) -> None:
         tenant.doubt(self.clock())
         self.orders.forget()
-        self._wake(tenant)
+        self.lanes.wake(tenant)
 
     def _doubts(self, tenant: TenantTurns) -> None:
         """The verdict on its word has changed."""
@@ -462,7 +422,7 @@ class Turns:
             on = True
         else:
             return
-        tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=int(self._alive_at_s(tenant) * 1000))
+        tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=self.lanes.alive_ms(tenant))
         for event in tenant.caught(max(self.clock(), self.share.now_s), stopped=stopped and not runs):
             self._apply(event)
         if on is not tenant.shown_on:
@@ -479,32 +439,9 @@ class Turns:
                 self.orders.forget(tenant.cards)
                 if tenant.gates or all(map(tenant.is_on, tenant.cards)):
                     self._show(tenant, 0.0)
-                self._wake(tenant)
-        for lane in self._lanes.values():
+                self.lanes.wake(tenant)
+        for lane in self.lanes.all():
             lane.ask_again(self._decision.ask_again_s)
-
-    def _wake(self, tenant: TenantTurns) -> None:
-        """There is something to do on its cards."""
-        for uuid in tenant.cards:
-            self._lane(uuid).wake()
-
-    def _stay_awake(self, tenant: TenantTurns, until_s: float) -> None:
-        """Who has a request has the next one soon: what it needs is to be done at once."""
-        for uuid in tenant.depends_on():
-            self._lane(uuid).awake_until_s = until_s
-
-    def _alive_at_s(self, tenant: TenantTurns) -> float:
-        """When the thread that has been silent for longest, of those that read or switch this tenant, came round last."""
-        return min(
-            (self._lanes[uuid].alive_at_s for uuid in tenant.depends_on() if uuid in self._lanes), default=self.clock()
-        )
-
-    def _lane(self, uuid: str) -> Lane:
-        if uuid not in self._lanes:
-            self.pulse.start()
-            self._lanes[uuid] = Lane(uuid, self)
-            self._lanes[uuid].start()
-        return self._lanes[uuid]
 
     def _release_all(self) -> list[Seat]:
         with self.lock:

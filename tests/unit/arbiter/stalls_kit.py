@@ -114,7 +114,7 @@ class Simulation:
 
     @property
     def lane(self) -> Lane:
-        return self.node.turns._lane(A)
+        return self.node.turns.lanes.of(A)
 
     def run(self, seconds: float) -> None:
         until_s = self.now_s + seconds

@@ -66,7 +66,7 @@ def test_who_depends_on_a_card_that_hangs_sees_no_sign_of_life_and_the_others_do
         wait_for(lambda: silent_s(node, "off") > SILENCE_S and silent_s(node, "gang") > SILENCE_S, 30)
         wait_for(lambda: silent_s(node, "elsewhere") < SILENCE_S, 30)
         assert min(silent_s(node, "off"), silent_s(node, "gang")) > SILENCE_S
-        card, seconds = node.turns.stuck(now_s())
+        card, seconds = node.turns.lanes.stuck(now_s())
         assert card == A
         assert seconds > SILENCE_S - 0.01  # the page tells milliseconds
     finally:

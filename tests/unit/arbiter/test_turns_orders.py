@@ -44,7 +44,7 @@ def given(node: TurnsNode, card: str = A) -> None:
     """Orders are as things stand now."""
     with node.turns.lock:
         node.turns.orders.forget()
-        lane = node.turns._lane(card)
+        lane = node.turns.lanes.of(card)
     lane.wake()
     wait_for(lambda: card in node.turns.orders._cards)
 
@@ -244,7 +244,7 @@ def test_channels_of_which_nobody_knows_whether_they_run_are_not_stopped_once_mo
         tenant.doubt(0.0)
         tenant.switch(A, on=False)
     assert driver.calls_about(background).count(True) == 1
-    node.turns._wake(node.turns.tenants["be"])
+    node.turns.lanes.wake(node.turns.tenants["be"])
     wait_for(lambda: not driver.off(background))
 
 

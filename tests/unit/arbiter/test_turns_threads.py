@@ -55,7 +55,7 @@ def test_the_end_starts_also_who_was_dropped_and_whose_hang_up_nobody_has_seen(
     node: TurnsNode, driver: Driver, stopped, monkeypatch: pytest.MonkeyPatch
 ):
     background, _ = stopped
-    monkeypatch.setattr(node.turns._lanes[A], "_ready", lambda *_: None)
+    monkeypatch.setattr(node.turns.lanes.of(A), "_ready", lambda *_: None)
     node.drop("be")
     assert driver.off(background)
     node.turns.close()
@@ -94,7 +94,7 @@ def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: Tur
 def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: TurnsNode, driver: Driver, stopped):
     background, _ = stopped
     driver.goes_on_by_itself(background)  # as nobody showed that he lives
-    lane = next(iter(node.turns._lanes.values()))
+    lane = node.turns.lanes.all()[0]
     with node.turns.lock:
         lane._beat_at_s -= GAP_S + 1
         lane.ask_again(0.0)
@@ -108,7 +108,7 @@ def test_a_page_that_is_closed_with_its_grant_is_not_written_any_more(node: Turn
         tenant = node.tenant(f"t{round_}", "best-effort")
         tenant.works()
         node.drop(f"t{round_}")
-        for lane in node.turns._lanes.values():
+        for lane in node.turns.lanes.all():
             with node.turns.lock:
                 lane._beat_at_s -= 1
                 lane.ask_again(0.0)

@@ -114,8 +114,8 @@ def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_c
     assert (denied.status("be").mode, "it hung" in denied.status("be").trouble) == ("gate", True)
     assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be", "lc"], "said once of each"
     with denied.turns.lock:
-        assert denied.turns.heal(CARD, now_s() + 60) is None
-        assert denied.turns.next_heal_s(CARD) == inf
+        assert denied.turns.watchdog.heal(CARD, now_s() + 60) is None
+        assert denied.turns.watchdog.next_s(CARD) == inf
     urgent.idles()
     wait_for(lambda: not denied.gate("be"))
     assert driver.calls == [], "what a call does there is not known: not even a resume"

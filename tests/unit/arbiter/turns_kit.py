@@ -246,7 +246,7 @@ class TurnsNode:
         """Has everything been read that its processes sent?"""
         with self.turns.lock:
             tenant = self.turns.tenants[name]
-            return not self.turns._lane(tenant.grant.cards[0].uuid).unread(tenant)
+            return not self.turns.lanes.reader_of(tenant).unread(tenant)
 
     def is_quiet(self) -> bool:
         """Everything that was sent has been read."""
