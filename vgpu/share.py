@@ -196,14 +196,8 @@ class Share:
         most_s = self._settings.frame_s * self._settings.frames_kept
         owed_s, least_s = min(late_s, most_s, self._now_s - state.paid_until_s), min(state.credit_s, -most_s)
         state.paid_until_s = self._now_s
-        self._pay(state, max(0.0, owed_s))
+        state.pay(max(0.0, owed_s))
         state.credit_s = max(state.credit_s, least_s)
-
-    @staticmethod
-    def _pay(state: Standing, paid_s: float) -> None:
-        state.credit_s -= paid_s if state.cap else 0.0
-        state.served += paid_s / state.tenant.weight
-        state.usage.on_s += paid_s
 
     def _kept_s(self, state: Standing) -> float:
         """How long one whose work ends keeps the card: a request's grace, or a pause in its turn while equals wait for the card."""
@@ -270,7 +264,7 @@ class Share:
             else:
                 state.usage.capped_s += passed_s
             return
-        self._pay(state, passed_s * rate)
+        state.pay(passed_s * rate)
         state.paid_until_s = self._now_s + passed_s
         state.turn_s = self._left(state.turn_s, passed_s)
         state.slice_s = self._left(state.slice_s, passed_s)

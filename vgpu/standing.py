@@ -91,6 +91,12 @@ class Standing:
             self.idle_since_s, self.kept_until_s = now_s, now_s + kept_s
         self.working, self.worked_before = False, False
 
+    def pay(self, paid_s: float) -> None:
+        """For so long on."""
+        self.credit_s -= paid_s if self.cap else 0.0
+        self.served += paid_s / self.tenant.weight
+        self.usage.on_s += paid_s
+
     def before(self, seconds: float, rate: float) -> tuple[float, float]:
         """Its credit and what it was served so many seconds ago, when each of them has cost it `rate`."""
         return self.credit_s + seconds * max(0.0, rate - self.cap), self.served - seconds * rate / self.tenant.weight
