@@ -6,6 +6,7 @@ all of them, ROUNDS= at most, in the order of SEED=.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import time
@@ -19,7 +20,7 @@ from tests.e2e.matrix.harm import harm
 from tests.e2e.matrix.invariants import broken, grant_directories_are_never_reused
 from tests.e2e.matrix.life import Stage
 from tests.e2e.matrix.look import look
-from tests.e2e.matrix.pods import BUSY
+from tests.e2e.matrix.pods import BUSY, priority_class
 from tests.e2e.matrix.table import Round, rounds
 from tests.e2e.matrix.watch import Watch
 
@@ -36,6 +37,7 @@ def stage(cluster: Cluster) -> Iterator[Stage]:
     made.build()
     yield made
     cluster.drop_namespace(made.namespace)
+    cluster.kubectl("delete", "priorityclass", priority_class()["metadata"]["name"])
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,11 @@ def test_in_the_end_everything_runs_and_every_invariant_holds(
     residents = stage.undisturbed()
     watch = Watch(stage.inventory)
     with watch.watching():
-        stage.meet(one.step, lambda: harm(stage.cluster, stage.namespace, one.row))
+        fault = functools.partial(harm, stage.cluster, stage.namespace, one.row)
+        if one.row.preempts and one.step == "placing":
+            stage.preempt(fault)
+        else:
+            stage.meet(one.step, fault)
         began_s = time.monotonic()
         stage.settle(one.row.within_s)
     print(f"everything runs {time.monotonic() - began_s:.1f} s after the fault")

@@ -17,13 +17,13 @@ from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
 from tests.e2e.matrix import node
 from tests.e2e.matrix.look import address_of, allocatable, inventory_of, node_of
-from tests.e2e.matrix.pods import BUSY, REPLICAS, STEADY, SUBJECT, residents, subject
+from tests.e2e.matrix.pods import BUSY, FILLER, REPLICAS, STEADY, SUBJECT, filler, priority_class, residents, subject
 from tests.e2e.matrix.table import Step
 from vgpu.errors import BadDocument
 
 Harm = Callable[[], AbstractContextManager[None]]
 RESIDENTS: Final = (STEADY, BUSY)
-ALL: Final = {STEADY: 1, BUSY: 1, SUBJECT: REPLICAS}
+ALL: Final = {STEADY: 1, BUSY: 1, SUBJECT: REPLICAS, FILLER: 0}
 """ReplicaSet -> pods that should be ready at the end of a round."""
 EMPTY: Final[frozenset[Step]] = frozenset({"placing", "bound", "allocated"})
 """Steps that begin without the subject's pods."""
@@ -41,7 +41,9 @@ class Stage:
     def build(self) -> None:
         """The residents run; the subject has no pods."""
         self.cluster.make_namespace(self.namespace)
-        self.cluster.create(self.namespace, *residents([card.uuid for card in self.inventory.cards]), subject())
+        self.cluster.kubectl.apply(priority_class())
+        gpus = [card.uuid for card in self.inventory.cards]
+        self.cluster.create(self.namespace, *residents(gpus), subject(), filler())
         eventually(lambda: [self._ready(name) for name in RESIDENTS] == [1, 1], "the residents are ready")
 
     def renew(self) -> None:
@@ -62,6 +64,7 @@ class Stage:
     def begin(self, step: Step) -> None:
         """Everything is as the step needs it before the fault. Pods that failed in an earlier round go."""
         self.cluster.kubectl("-n", self.namespace, "delete", "pods", "--field-selector=status.phase=Failed", "--wait=false")  # fmt: skip
+        self._scale(0, FILLER)  # a round that failed may have left some
         if step in EMPTY:
             self._scale(0)
             eventually(lambda: not self._subjects(), "the subject's pods are gone", timeout_s=60)
@@ -73,6 +76,15 @@ class Stage:
     def meet(self, step: Step, harm: Harm) -> None:
         """The step, with the fault in it. Returns when the fault is over."""
         getattr(self, f"_{step}")(harm)
+
+    def preempt(self, harm: Harm) -> None:
+        """`placing`, where the subject first has to preempt pods that hold the room."""
+        self._scale(REPLICAS, FILLER)
+        eventually(lambda: self._ready(FILLER) == REPLICAS, "the filler runs")
+        victims = {pod["metadata"]["uid"] for pod in self._of(FILLER)}
+        self._placing(harm)
+        eventually(lambda: victims - {pod["metadata"]["uid"] for pod in self._of(FILLER)}, "one is preempted")
+        self._scale(0, FILLER)
 
     def _placing(self, harm: Harm) -> None:
         scaling = threading.Timer(self.chance.random() * 0.1, self._scale, (REPLICAS,))
@@ -164,15 +176,20 @@ class Stage:
     def _at_work(self) -> bool:
         return len(node.gpu_processes()) == 2 + REPLICAS
 
-    def _scale(self, replicas: int) -> None:
-        self.cluster.kubectl("-n", self.namespace, "scale", f"rs/{SUBJECT}", f"--replicas={replicas}")
+    def _scale(self, replicas: int, name: str = SUBJECT) -> None:
+        self.cluster.kubectl("-n", self.namespace, "scale", f"rs/{name}", f"--replicas={replicas}")
 
     def _ready(self, name: str = SUBJECT) -> int:
         return int(self.cluster.kubectl.get("-n", self.namespace, "rs", name)["status"].get("readyReplicas", 0))
 
     def _subjects(self) -> list[dict[str, Any]]:
-        found = self.cluster.kubectl.get("-n", self.namespace, "pods", "-l", f"app={SUBJECT}")["items"]
-        return [pod for pod in found if pod["status"].get("phase") not in ("Failed", "Succeeded")]
+        return [pod for pod in self._of(SUBJECT) if pod["status"].get("phase") not in ("Failed", "Succeeded")]
+
+    def _of(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.cluster.kubectl.get("-n", self.namespace, "pods", "-l", f"app={name}")[
+            "items"
+        ]
+        return found
 
     def _folders(self) -> list[str]:
         return [folder.name for folder in (node.STATE / "grants").glob("[!.]*")]

@@ -13,6 +13,8 @@ from tests.e2e.objects import container, pod
 SUBJECT: Final = "subject"
 """Name of a ReplicaSet, and of its pods' label `app`."""
 REPLICAS: Final = 2
+FILLER: Final = "filler"
+"""As the subject, of less priority: the subject preempts it."""
 STEADY: Final = "steady"
 BUSY: Final = "busy"
 """The ReplicaSets of one pod each, on the first and on the second GPU."""
@@ -70,6 +72,23 @@ def residents(gpus: Sequence[str]) -> list[dict[str, Any]]:
 def subject() -> dict[str, Any]:
     """No pods yet."""
     return replica_set(SUBJECT, working(SUBJECT_UNITS, SUBJECT_CORE, end_s=4), 0, {"tangram.sh/placement": "spread"})
+
+
+def filler() -> dict[str, Any]:
+    """No pods yet."""
+    template = working(SUBJECT_UNITS, SUBJECT_CORE)
+    template["spec"]["priorityClassName"] = priority_class()["metadata"]["name"]
+    return replica_set(FILLER, template, 0, {"tangram.sh/placement": "spread"})
+
+
+def priority_class() -> dict[str, Any]:
+    """Of the filler."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "e2e-matrix-filler"},
+        "value": -10,
+    }
 
 
 def replica_set(name: str, template: dict[str, Any], replicas: int, annotations: dict[str, str]) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Row:
     """What cannot be enforced or counted is reported within this."""
     reason: str = ""
     """Why limits are not enforced meanwhile, as the arbiter must say during the round."""
+    preempts: bool = False
+    """At the step `placing`, pods of less priority hold the room first."""
     replaced: bool = False
     """All pods are replaced after the round: until then the kubelet does not count them."""
     ci: tuple[Step, ...] = ()
@@ -111,9 +113,9 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("kubelet", "stop", ("allocated", "forced"), LATER),
     Row("kubelet", "starve", ("bound", "deleting"), LATER),
     Row("kubelet", "lose", ("running",), "nothing at first; the kubelet may end them (OutOftangram.sh/gpu-mem) whenever it starts, until they are replaced", what="kubelet's checkpoint", report_s=40, replaced=True),
-    Row("extender", "kill", ("placing", "deleting", "forced"), WAITS, ci=("placing",)),
-    Row("extender", "stop", ("placing", "forced"), WAITS),
-    Row("extender", "starve", ("placing", "forced"), WAITS),
+    Row("extender", "kill", ("placing", "deleting", "forced"), WAITS, preempts=True, ci=("placing",)),
+    Row("extender", "stop", ("placing", "forced"), WAITS, preempts=True),
+    Row("extender", "starve", ("placing", "forced"), WAITS, preempts=True),
     Row("extender", "hang", ("placing",), NONE, what="silent peers"),
     Row("webhook", "kill", ("placing",), WAITS),
     Row("webhook", "stop", ("placing",), WAITS),
