@@ -63,10 +63,14 @@ def pid_inside(pid: int) -> int:
 
 
 def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
-    """Name of the grant directory that a process belongs to: mounted in its namespace, else by its cgroup, else, with `named_in`, as
-    `grant_named`."""
-    found = grant_of(pid, grants) or grant_by_cgroup(pid, grants)
-    return grant_named(pid, named_in) if found is None and named_in is not None else found
+    """Name of the grant directory that a process belongs to: as `key_shown`, else by its cgroup."""
+    return key_shown(pid, grants, named_in) or grant_by_cgroup(pid, grants)
+
+
+def key_shown(pid: int, grants: Path, named_in: Path | None) -> str | None:
+    """Mounted in its namespace, else, with `named_in`, as `grant_named`."""
+    mounted = grant_of(pid, grants)
+    return grant_named(pid, named_in) if mounted is None and named_in is not None else mounted
 
 
 def grant_of(pid: int, grants: Path) -> str | None:

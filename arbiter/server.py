@@ -110,10 +110,20 @@ class Server:
         meter = self.measuring.meter
         if meter is None:
             return
-        for reading in meter.taken():
+        for taken in meter.taken():
+            reading = taken.known_by(self._connected())
             for container in self.containers.values():
                 container.take(reading)
                 self._settle(container)
+
+    def _connected(self) -> dict[int, str]:
+        """Host pid -> key."""
+        return {
+            connection.pid: key
+            for key, container in self.containers.items()
+            for connection in container.connections.values()
+            if connection.welcomed and connection.pid
+        }
 
     def _want_cards(self) -> None:
         if self.measuring.meter is not None:

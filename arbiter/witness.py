@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Final
 
@@ -86,7 +86,10 @@ class Witness:
             raise failed
         self._trouble.pop("", None)
         pids = {pid for look, _ in cards.values() for pid in look.percent}
-        self._turns.witness(add_up(watched, cards, self._owners_of(pids)), seen_whole(watched, cards), now_s())
+        connected = frozenset(pid for _, of in watched.values() for pid in of)
+        self._turns.witness(
+            add_up(watched, cards, self._owners_of(pids, connected)), seen_whole(watched, cards), now_s()
+        )
 
     def _look_at(self, uuid: str) -> tuple[Busy, float]:
         """Who computed there since the last look, and how long that was in seconds: up to the driver's latest sample."""
@@ -102,14 +105,19 @@ class Witness:
             _log.warning("what containers say of their work is not checked", card=card, reason=why)
         self._trouble[card] = why
 
-    def _owners_of(self, pids: Iterable[int]) -> dict[int, str]:
-        """Container of each process that has one's grant mounted. What is known of a process that lives is not asked again."""
+    def _owners_of(self, pids: Iterable[int], connected: Set[int]) -> dict[int, str]:
+        """Container of each process that has one's grant mounted, or, where it is not connected, that its cgroup tells. What is known of a
+        process that lives is not asked again."""
         known = {(pid, host.started_at(pid)): pid for pid in pids}
         self._owners = {
-            who: self._owners[who] if self._owners.get(who) else host.key_of(pid, self._grants, self._named_in)
+            who: self._owners[who] if self._owners.get(who) else host.key_shown(pid, self._grants, self._named_in)
             for who, pid in known.items()
         }
-        return {pid: owner for who, pid in known.items() if (owner := self._owners[who])}
+        owners = {
+            pid: self._owners[who] or (None if pid in connected else host.key_of(pid, self._grants, self._named_in))
+            for who, pid in known.items()
+        }
+        return {pid: owner for pid, owner in owners.items() if owner}
 
 
 def look_since_us(seen_us: int, at_us: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from arbiter import host
 from arbiter.enforcing import enforcements
-from arbiter.meter import Meter
+from arbiter.meter import Meter, Reading, Seen
 from nvml.messages import AnyReply, AnyRequest, Held, ProcessUsage
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, a_grant, wait_for
@@ -105,6 +105,26 @@ def test_who_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone(
         assert process.hello().lease(MIB).granted_bytes == MIB
     else:
         assert isinstance(process.receive(), wire.Error)
+
+
+def test_a_process_that_is_connected_belongs_to_the_container_that_it_is_connected_to(
+    node: Node, meter: HandMeter
+) -> None:
+    """Of a pod with several, where its cgroup tells the pod alone."""
+    server = node.start()
+    for key in ("b1", "b2"):
+        node.allocate(key, replace(a_grant(), uid=B))
+    wait_for(lambda: all(server.containers.get(key) and server.containers[key].grant for key in ("b1", "b2")))
+    process = node.process("b2")
+    pid = os.getpid()
+    for _ in range(2):
+        seen = {pid: Seen(0, "b1", 0, by_cgroup=True)}
+        meter._tell(Reading(meter._clock(), {CARD: {pid: 900 * MIB}}, seen))
+    wait_for(lambda: not meter._readings)
+    with server.lock:
+        assert [enforcements(server)[key].findings for key in ("b1", "b2")] == [(), ()]
+    assert node.process("b1").lease(1000 * MIB).granted_bytes == 1000 * MIB
+    process.close()
 
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -63,6 +63,7 @@ def nobody(*_: object) -> Busy:
 
 def witness_of(turns: object, monkeypatch: pytest.MonkeyPatch, busy: Callable[[str, int, int], Busy]) -> Witness:
     monkeypatch.setattr(witness.host, "key_of", lambda *_: None)
+    monkeypatch.setattr(witness.host, "key_shown", lambda *_: None)
     return Witness(turns, Nvml(Counts(busy)), Path("/grants"))  # type: ignore[arg-type]
 
 
@@ -292,3 +293,11 @@ def test_of_a_container_all_is_seen_only_where_all_its_cards_count_by_process() 
     assert seen_whole(watched, {"0": (good, 1.0), "1": (mig, 1.0)}) == {"a"}
     assert seen_whole(watched, {"0": (good, 1.0), "1": (good, 1.0)}) == {"a", "b"}
     assert seen_whole(watched, {}) == frozenset()
+
+
+def test_the_cgroup_tells_of_a_process_that_is_not_connected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pod with several containers it may tell the wrong one."""
+    watch = witness_of(None, monkeypatch, nobody)
+    monkeypatch.setattr(witness.host, "key_of", lambda pid, *_: f"pod of {pid}")
+    monkeypatch.setattr(witness.host, "key_shown", lambda pid, *_: "shown" if pid == 3 else None)
+    assert watch._owners_of([1, 2, 3], frozenset({1, 3})) == {2: "pod of 2", 3: "shown"}
