@@ -70,6 +70,17 @@ def test_a_process_without_a_helper_comes_back_to_a_restarted_arbiter(own_stage:
     assert own_stage.probe().alloc(200) == OUT_OF_MEMORY, "600 and 300 were stated"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_process_without_a_helper_that_changed_its_root_comes_back_too(own_stage: Stage, tmp_path: Path) -> None:
+    gpu = own_stage.worker(**without_threads(own_stage))
+    gpu.must("alloc(600)")
+    gpu.must(f"[__import__('os').chroot({str(tmp_path)!r}) or 0]")
+    own_stage.stop_arbiter(another=True)
+    own_stage.start_arbiter("--grace-ms", "200")
+    gpu.must("alloc(300)")
+    assert own_stage.probe().alloc(200) == OUT_OF_MEMORY, "600 and 300 were stated"
+
+
 # --- an arbiter that is stopped, or away ---
 
 
