@@ -33,19 +33,19 @@ struct fatbin_entry {
 #define IMAGE_MOST ((uint64_t)1 << 30) /* bytes of one; guessed */
 
 /* False: there is no such memory. The kernel copies, and says so instead of a SIGSEGV. */
-static bool peek(const void *from, void *to, size_t bytes)
+static bool peek(uintptr_t from, void *to, size_t bytes)
 {
-    const struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)from, bytes};
+    const struct iovec here = {to, bytes}, there = {(void *)from, bytes};
     const ssize_t got = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
     if (got < 0 && (errno == EPERM || errno == ENOSYS)) { /* a sandbox that forbids it */
-        memcpy(to, from, bytes);
+        memcpy(to, (const void *)from, bytes);
         return true;
     }
     return got == (ssize_t)bytes;
 }
 
 /* False: it is longer than any that is kept, or is not there. */
-static bool peek_name(const char *from, char name[256])
+static bool peek_name(uintptr_t from, char name[256])
 {
     for (size_t i = 0; i < 256 && peek(from + i, &name[i], 1); i++)
         if (name[i] == '\0')
@@ -125,13 +125,13 @@ uint64_t image_local(const char *entry)
     return bytes;
 }
 
-static bool peek_section(const char *elf, const Elf64_Ehdr *head, uint32_t number, Elf64_Shdr *section)
+static bool peek_section(uintptr_t elf, const Elf64_Ehdr *head, uint32_t number, Elf64_Shdr *section)
 {
     return number < head->e_shnum && peek(elf + head->e_shoff + number * sizeof *section, section, sizeof *section);
 }
 
 /* The variables of a section, which begins at base. */
-static bool read_symbols(struct image *image, const char *elf, const Elf64_Ehdr *head, const Elf64_Shdr *table, unsigned number, uint64_t base, uint64_t room)
+static bool read_symbols(struct image *image, uintptr_t elf, const Elf64_Ehdr *head, const Elf64_Shdr *table, unsigned number, uint64_t base, uint64_t room)
 {
     Elf64_Shdr names;
     Elf64_Sym symbol;
@@ -149,7 +149,7 @@ static bool read_symbols(struct image *image, const char *elf, const Elf64_Ehdr 
     return true;
 }
 
-static bool read_elf(struct image *image, const char *elf)
+static bool read_elf(struct image *image, uintptr_t elf)
 {
     Elf64_Ehdr head;
     Elf64_Shdr names, section, table;
@@ -179,7 +179,7 @@ static unsigned suits(const struct fatbin_entry *entry, unsigned capability)
     return (entry->kind == 2 ? 1000 : 0) + entry->architecture;
 }
 
-static bool read_part(struct image *image, const struct fatbin_entry *part, const char *body)
+static bool read_part(struct image *image, const struct fatbin_entry *part, uintptr_t body)
 {
     char magic[SELFMAG];
     CHECK(part->bytes >= SELFMAG && peek(body, magic, sizeof magic), false);
@@ -194,11 +194,11 @@ static bool read_part(struct image *image, const struct fatbin_entry *part, cons
 }
 
 /* Of the entries, the one that the driver would take. */
-static CUresult read_fatbin(struct image *image, const char *at, unsigned capability)
+static CUresult read_fatbin(struct image *image, uintptr_t at, unsigned capability)
 {
     struct fatbin head;
     struct fatbin_entry entry, found = {0};
-    const char *body = NULL;
+    uintptr_t body = 0;
     CHECK(peek(at, &head, sizeof head) && memcmp(&head, FATBIN_MAGIC, 4) == 0, CUDA_ERROR_INVALID_IMAGE);
     CHECK(head.header >= sizeof head && head.bytes <= IMAGE_MOST, CUDA_ERROR_INVALID_IMAGE);
     at += head.header;
@@ -211,7 +211,7 @@ static CUresult read_fatbin(struct image *image, const char *at, unsigned capabi
             body = at + entry.header;
         }
     }
-    CHECK(body != NULL, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    CHECK(body != 0, CUDA_ERROR_NO_BINARY_FOR_GPU);
     return read_part(image, &found, body) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }
 
@@ -224,11 +224,11 @@ CUresult image_read(struct image *image, const void *at, unsigned capability)
 {
     *image = (struct image){0}; /* what is no image at all may be shorter than a magic number: strncmp does not go past its end */
     const bool wrapped = strncmp(at, WRAPPER_MAGIC, 4) == 0; /* magic, version, the fatbin's address */
-    CHECK(!wrapped || peek((const char *)at + 8, &at, sizeof at), CUDA_ERROR_INVALID_IMAGE);
+    CHECK(!wrapped || peek((uintptr_t)at + 8, &at, sizeof at), CUDA_ERROR_INVALID_IMAGE);
     if (wrapped || strncmp(at, FATBIN_MAGIC, 4) == 0)
-        return read_fatbin(image, at, capability);
+        return read_fatbin(image, (uintptr_t)at, capability);
     if (strncmp(at, ELFMAG, SELFMAG) == 0)
-        return must(read_elf(image, at), CUDA_ERROR_INVALID_IMAGE);
+        return must(read_elf(image, (uintptr_t)at), CUDA_ERROR_INVALID_IMAGE);
     if (image_is_text(at))
         read_text(image, at);
     return CUDA_SUCCESS;
