@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -51,6 +52,7 @@ def test_in_the_end_everything_runs_and_every_invariant_holds(
     stage: Stage, history: dict[str, str], one: Round
 ) -> None:
     stage.begin(one.step)
+    since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     residents = stage.undisturbed()
     watch = Watch(stage.inventory)
     with watch.watching():
@@ -71,7 +73,7 @@ def test_in_the_end_everything_runs_and_every_invariant_holds(
     wrong = ["not looked at"]
     until_s = time.monotonic() + one.row.report_s
     while wrong:
-        seen = look(stage.cluster, stage.namespace, longest_rest_s=longest)
+        seen = look(stage.cluster, stage.namespace, longest_rest_s=longest, since=since)
         wrong = [*broken(seen), *grant_directories_are_never_reused(seen, history)]
         if time.monotonic() > until_s:
             break

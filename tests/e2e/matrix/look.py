@@ -27,8 +27,10 @@ ROOM_GIB: Final = 1
 """Beside the limit for contexts: what is tried as an allocation that is allowed is this much less than what is left."""
 
 
-def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float]) -> Seen:
-    """First GPU time, over a window in which nothing else is done to the containers; then everything else, at one moment."""
+def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float], since: str) -> Seen:
+    """`since`: when the round began, as the API writes times; Events of earlier rounds are about pods that are gone.
+
+    First GPU time, over a window in which nothing else is done to the containers; then everything else, at one moment."""
     with ThreadPoolExecutor() as pool:
         before, began_s = node.ran_us(), time.monotonic()
         time.sleep(WINDOW_S)  # what is counted is what happens in this time
@@ -48,7 +50,7 @@ def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float
             shares=shares(status, {pid: (us - before.get(pid, us)) / passed_s / 1e4 for pid, us in after.items()}),
             longest_rest_s=longest_rest_s, unenforced_metric=metric(listed),
             unenforced_events=frozenset(_about(e) for e in events.result()["items"] if e.get("reason") == "LimitNotEnforced"),
-            preemptions=preemptions(events.result()["items"]), waiting=waiting(listed, namespace),
+            preemptions=preemptions(events.result()["items"], since), waiting=waiting(listed, namespace),
         )  # fmt: skip
 
 
@@ -157,11 +159,11 @@ def _about(event: Mapping[str, Any]) -> str:
     return f"{thing.get('namespace')}/{thing.get('name')}"
 
 
-def preemptions(events: list[dict[str, Any]]) -> tuple[Preemption, ...]:
+def preemptions(events: list[dict[str, Any]], since: str) -> tuple[Preemption, ...]:
     """As kube-scheduler tells of them."""
     found = []
     for event in events:
         preemptor = UUID.search(event.get("note", ""))
-        if event.get("reason") == "Preempted" and preemptor:
+        if event.get("reason") == "Preempted" and preemptor and event["metadata"]["creationTimestamp"] >= since:
             found.append(Preemption(_about(event), preemptor[0]))
     return tuple(found)
