@@ -184,9 +184,9 @@ def test_a_process_of_a_run_that_never_connected_counts_for_the_run_it_was_start
     on_a_node = Witness(Turns(), Nvml(Counts(nobody)), grants)  # type: ignore[arg-type]
     with subprocess.Popen(["sleep", "60"], env=run) as child:
         wait_for(
-            lambda: looking._owners_of([child.pid]) == {child.pid: "0a"}, 30
+            lambda: looking._owners_of([child.pid], set()) == {child.pid: "0a"}, 30
         )  # it has an environment a moment later
-        assert on_a_node._owners_of([child.pid]) == {}, "tenants choose their environment"
+        assert on_a_node._owners_of([child.pid], set()) == {}, "tenants choose their environment"
         child.kill()
 
 
