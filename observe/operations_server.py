@@ -1,7 +1,7 @@
 """The process that serves a program's pages: `python -m observe.operations_server LISTENER`, with the program's socket as standard input.
 
-A program makes a page for several clients at once, and in a flood at most four a second: clients then get the last one. A program that does not
-answer in time is answered for with 503.
+A program makes a page for several clients at once. In a flood it makes at most four pages of metrics a second, which take milliseconds each, and fifty
+answers to probes: clients then get the last one. A program that does not answer in time is answered for with 503.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from observe.serving import App, Message, Server
 PR_SET_PDEATHSIG: Final = 1
 """<linux/prctl.h>"""
 
-BURST: Final = 20
-"""Pages that are made as soon as a client wants them, before clients are a flood."""
-
-PER_S: Final = 4.0
+PER_S: Final = {"/metrics": 4.0, "/healthz": 50.0, "/readyz": 50.0}
 """Pages a second in a flood."""
+
+BURST_S: Final = 5.0
+"""So many seconds' pages are made as soon as a client wants them, before clients are a flood."""
 
 ANSWER_S: Final = 0.9
 """Within the second that the kubelet's probes wait by default."""
@@ -42,7 +42,7 @@ class Source:
         self._reader, self._writer = reader, writer
         self._number = 0
         self._last: dict[str, Page] = {}
-        self._credit, self._credited_s = float(BURST), time.monotonic()
+        self._credit = {path: (BURST_S * per_s, time.monotonic()) for path, per_s in PER_S.items()}
         self._asked: dict[int, tuple[str, asyncio.Future[Page]]] = {}
         self._asking: dict[str, asyncio.Future[Page]] = {}
 
@@ -52,20 +52,18 @@ class Source:
             return unknown(path)
         asking = self._asking.get(path)
         if asking is None:
-            if path in self._last and not self._may_ask():
+            if path in self._last and not self._may_ask(path):
                 return self._last[path]
             asking = self._asking[path] = self._ask(path)
         done, _ = await asyncio.wait([asking], timeout=ANSWER_S)
         return asking.result() if done else text(503, "the program does not answer")
 
-    def _may_ask(self) -> bool:
-        now_s = time.monotonic()
-        self._credit = min(BURST, self._credit + (now_s - self._credited_s) * PER_S)
-        self._credited_s = now_s
-        if self._credit < 1:
-            return False
-        self._credit -= 1
-        return True
+    def _may_ask(self, path: str) -> bool:
+        per_s, now_s = PER_S[path], time.monotonic()
+        had, at_s = self._credit[path]
+        has = min(BURST_S * per_s, had + (now_s - at_s) * per_s)
+        self._credit[path] = has - (has >= 1), now_s
+        return has >= 1
 
     def _ask(self, path: str) -> asyncio.Future[Page]:
         self._number = (self._number + 1) % 2**32
