@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -70,8 +70,28 @@ def children(made: Node) -> list[int]:
     assert made.process is not None
     found = []
     for task in Path(f"/proc/{made.process.pid}/task").iterdir():
-        found += [int(word) for word in (task / "children").read_text().split()]
-    return [pid for pid in found if b"\0nvml\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        with suppress(FileNotFoundError):
+            found += [int(word) for word in (task / "children").read_text().split()]
+    return [pid for pid in found if b"\0nvml\0" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    """Its arguments; empty when it has ended. For a moment those of its parent, of which it is a copy."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+async def only_child(made: Node) -> int:
+    """Once there is one."""
+
+    async def one() -> bool:
+        return len(children(made)) == 1
+
+    await until(one)
+    (child,) = children(made)
+    return child
 
 
 async def test_a_call_that_never_returns_makes_cards_unhealthy_with_the_reason_and_they_recover(running: Start) -> None:
@@ -87,13 +107,13 @@ async def test_a_call_that_never_returns_makes_cards_unhealthy_with_the_reason_a
         await made.kubelet.until(lambda: len(made.kubelet.healthy(GPU)) == 2)
         _, metrics = await made.get("/metrics")
         assert 'tangram_deviceplugin_nvml_processes_ended_total{reason="hung"}' in metrics
-        assert len(children(made)) == 1, "those that hung are gone"
+        assert await only_child(made), "those that hung are gone"
 
 
 async def test_a_start_of_nvml_that_never_returns_is_survived(running: Start) -> None:
     async with running("--nvml-start-s", "1") as made:
         made.driver.ctl("fault", "hang", "nvmlInitWithFlags", "seconds=1000")
-        (child,) = children(made)
+        child = await only_child(made)
         os.kill(child, signal.SIGKILL)
         await made.kubelet.until(lambda: not made.kubelet.healthy(GPU))
         await until(ready_page(made, 503, "the start of NVML did not return within 1 s"))
@@ -106,7 +126,7 @@ async def test_a_child_that_is_killed_is_back_before_a_card_is_unhealthy(running
     async with running() as made:
         for _ in range(2):
             await until(ready_page(made, 200, "ok"))
-            (child,) = children(made)
+            child = await only_child(made)
             os.kill(child, signal.SIGKILL)
 
             async def replaced(killed: int = child) -> bool:
@@ -116,8 +136,13 @@ async def test_a_child_that_is_killed_is_back_before_a_card_is_unhealthy(running
         await until(ready_page(made, 200, "ok"))
         assert len(made.kubelet.healthy(GPU)) == 2
         assert not [line for line in made.log if line["event"] == "health changed"]
-        _, metrics = await made.get("/metrics")
-        assert 'tangram_deviceplugin_nvml_processes_ended_total{reason="died"} 2.0' in metrics
+
+        async def counted() -> bool:
+            return (
+                'tangram_deviceplugin_nvml_processes_ended_total{reason="died"} 2.0' in (await made.get("/metrics"))[1]
+            )
+
+        await until(counted)  # once a second
 
 
 async def test_while_nvml_is_released_nothing_has_a_gpu_open_and_the_kubelet_gets_none(running: Start) -> None:
@@ -147,7 +172,7 @@ async def test_other_programs_query_nvml_and_the_plugin_ends_in_time_while_nvml_
         made.driver.ctl("fault", "hang", "nvmlDeviceGetMemoryInfo", "seconds=1000")
         with pytest.raises(NvmlAway, match="no answer within 3 s"):
             await asyncio.to_thread(ask_until_nobody_answers, client, uuid)
-        (child,) = children(made)
+        child = await only_child(made)
         begun_s = time.monotonic()
         await made.stop_plugin()
         assert time.monotonic() - begun_s < 8, "of ten that the pod has"
