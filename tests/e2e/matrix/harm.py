@@ -202,7 +202,7 @@ def doors(cluster: Cluster, row: Row) -> list[Callable[[], socket.socket]]:
             lambda: _unix(node.STATE / "plugin/nvml.sock", socket.SOCK_SEQPACKET)
         ]
     if row.who == "arbiter":
-        grants = sorted((node.STATE / "grants").glob("[!.]*/arbiter.sock"))
+        grants = sorted((node.STATE / "sockets").glob("[!.]*/arbiter.sock"))
         return [lambda at=at: _unix(at, socket.SOCK_SEQPACKET) for at in grants] + [  # type: ignore[misc]
             lambda: _unix(node.STATE / "arbiter/status.sock", socket.SOCK_STREAM)
         ]
@@ -275,7 +275,7 @@ LOSSES: Final[dict[str, Callable[[Cluster, str], None]]] = {
     "grant file": _delete("grants/*/grant"),
     "verdicts of the trials": _delete("plugin/trials.json"),
     "status socket": _delete("arbiter/status.sock"),
-    "grant sockets": _delete("grants/*/arbiter.sock"),
+    "grant sockets": _delete("sockets/*/arbiter.sock"),
     "NVML socket": _delete("plugin/nvml.sock"),
     "kubelet's checkpoint": _lose_checkpoint,
     "webhook's Secret": _lose_secret,
