@@ -107,7 +107,7 @@ class Acceptor:
             self._forget(one)
             return
         if one in self.connections:
-            self._closers[one] = transport.abort
+            self._closers[one] = protocol.abort
             if self.connections.bounds.read_bytes and hasattr(transport, "max_size"):
                 transport.max_size = self.connections.bounds.read_bytes
         else:  # it was closed while its handshake ended

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain
 from math import inf
 from typing import Final
 
@@ -158,10 +157,8 @@ class Connections:
         return late
 
     def _choose(self, among: Iterable[Connection], at_s: float) -> Connection | None:
-        """Whom to close for another: first the oldest without a whole request, last one that was served and has a request under way.
-
-        A client that keeps many served connections loses one of those before a young request of somebody else is lost.
-        """
+        """Whom to close for another: the oldest without a whole request. Where none is older than a second, the client with the most connections
+        loses one: without a whole request, else idle, else with a request under way."""
         waiting: list[Connection] = []
         idle: list[Connection] = []
         rest: list[Connection] = []
@@ -172,6 +169,6 @@ class Connections:
                 waiting.append(one)
             else:
                 (idle if one.phase is Phase.IDLE else rest).append(one)
-        if idle:
-            return max(idle, key=lambda one: self._addresses[one.address])  # of equals the first, which is the oldest
-        return next(chain(waiting, rest), None)
+        young = [*waiting, *idle, *rest]
+        most = max((self._addresses[one.address] for one in young), default=0)
+        return next((one for one in young if self._addresses[one.address] == most), None)

@@ -98,6 +98,13 @@ class BoundedProtocol(HttpToolsProtocol):
                 bytearray()
             )  # these objects are a cycle, for which Python may not look for a minute (`collecting`)
 
+    def abort(self) -> None:
+        """Close the connection at once. What the program still answers is dropped."""
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = True
+        cast(Any, self.transport).abort()
+
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
             return
@@ -215,4 +222,4 @@ class BoundedProtocol(HttpToolsProtocol):
             % (status.value, status.phrase.encode(), len(said), said)
         )
         self.flow.pause_reading()
-        self.loop.call_later(CLOSING_S, cast(Any, self.transport).abort)
+        self.loop.call_later(CLOSING_S, self.abort)

@@ -49,6 +49,15 @@ def test_a_young_request_is_worth_more_than_an_idle_connection_of_the_client_wit
     assert young in connections
 
 
+def test_a_flood_of_young_connections_costs_none_that_a_client_with_few_keeps() -> None:
+    connections = Connections(BOUNDS)
+    (kept,) = opened(connections, ("api", 0))
+    serve(connections, kept, 1)
+    for number in range(100):
+        connections.add(Connection("ab"[number % 2], 50 + number / 1000))
+    assert kept in connections
+
+
 def test_too_much_in_memory_costs_the_oldest_holder_and_never_one_whose_answer_is_being_made() -> None:
     connections = Connections(BOUNDS)
     working, slow, late = opened(connections, ("a", 0), ("b", 1), ("c", 20))
