@@ -8,7 +8,6 @@ import socket
 import ssl
 import time
 from asyncio import sslproto
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -36,8 +35,7 @@ class Acceptor:
         self.connections = Connections(bounds)
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
-        self._listener = Listener(self.connections, FairQueue(), Pace(bounds.long_bytes_per_s), self._close)
-        self._closers: dict[Connection, Callable[[], object]] = {}
+        self._listener = Listener(self.connections, FairQueue(), Pace(bounds.long_bytes_per_s))
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         if config.ssl:  # a TLS client speaks first: the kernel tells of it once it has
@@ -77,11 +75,10 @@ class Acceptor:
                 )
                 return
             client.setblocking(False)
-            one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic())
+            one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic(), close=client.close)
             evicted = self.connections.add(one)
             if evicted is not None:
-                self._close(evicted)
-            self._closers[one] = client.close
+                evicted.close()
             self._listener.queue.submit(one.address, partial(self._begin, client, one))
 
     def _begin(self, client: socket.socket, one: Connection) -> None:
@@ -89,7 +86,7 @@ class Acceptor:
             return
         task = self._loop.create_task(self._shake_hands(client, one))
         self._handshakes.add(task)
-        self._closers[one] = task.cancel
+        one.close = task.cancel
         task.add_done_callback(self._handshakes.discard)
 
     async def _shake_hands(self, client: socket.socket, one: Connection) -> None:
@@ -104,29 +101,15 @@ class Acceptor:
             )
         except (OSError, ssl.SSLError, asyncio.CancelledError):
             client.close()
-            self._forget(one)
+            self.connections.remove(one)
             return
-        if one in self.connections:
-            self._closers[one] = protocol.abort
-            if self.connections.bounds.read_bytes and hasattr(transport, "max_size"):
-                transport.max_size = self.connections.bounds.read_bytes
-        else:  # it was closed while its handshake ended
-            transport.abort()
-            self._closers.pop(one, None)
-
-    def _close(self, one: Connection) -> None:
-        self.connections.remove(one)
-        close = self._closers.pop(one, None)
-        if close is not None:
-            close()
-
-    def _forget(self, one: Connection) -> None:
-        self.connections.remove(one)
-        self._closers.pop(one, None)
+        one.close = protocol.abort
+        if one not in self.connections:  # it was closed while its handshake ended
+            one.close()
+        elif self.connections.bounds.read_bytes and hasattr(transport, "max_size"):
+            transport.max_size = self.connections.bounds.read_bytes
 
     def _sweep(self) -> None:
         for one in self.connections.expired(time.monotonic()):
-            self._close(one)
-        for one in [one for one in self._closers if one not in self.connections]:
-            del self._closers[one]  # the client closed it
+            one.close()
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)

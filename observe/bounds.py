@@ -6,7 +6,7 @@ Values and decisions only: `protocol` counts bytes and reports phases, `acceptor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -78,6 +78,8 @@ class Connection:
     served: bool = False
     """Was a whole request answered on it?"""
     held_bytes: int = 0
+    close: Callable[[], object] = lambda: None
+    """Ends it at once, wherever it is: accepted, in its handshake, or served."""
 
 
 @dataclass(slots=True)

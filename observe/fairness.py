@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
-HALF_LIFE_S = 1.0
+HALF_LIFE_S: Final = 1.0
 """What a client had counts half after so long. Guessed."""
 
-FORGET = 2.0**-6
+FORGET: Final = 2.0**-6
 """Less than that is nothing."""
 
 

@@ -16,8 +16,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import uvloop
-
 from observe.bounds import OPERATIONS
 from observe.page import ANSWER, PATHS, REQUEST, Page, text, unknown
 from observe.serving import App, Message, Server
@@ -111,13 +109,14 @@ async def serve(listener: socket.socket, program: socket.socket) -> None:
 
 
 def main() -> None:
-    """Signals are for the program, with which this ends."""
+    """Signals are for the program, with which this ends. On asyncio's own event loop: uvloop raises when a client hung up just before its answer,
+    which uvicorn logs with a traceback."""
     ctypes.CDLL(None).prctl(
         PR_SET_PDEATHSIG, signal.SIGKILL
     )  # so that its port is free when the program is started again
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    uvloop.run(serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=os.dup(0))))
+    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=os.dup(0))))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -34,12 +33,11 @@ CLOSING_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What the connections of one listener share. `close` closes one of them."""
+    """What the connections of one listener share."""
 
     connections: Connections
     queue: FairQueue
     pace: Pace
-    close: Callable[[Connection], None]
 
 
 class RestingFlow(FlowControl):
@@ -80,29 +78,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = self._refused = self._unread = False
         self._header_bytes = self._body_bytes = self._wire_bytes = 0
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
+        self._answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = RestingFlow(transport, self.loop)
-        transport.set_write_buffer_limits(
-            high=1, low=0
-        )  # so that pause_writing tells of any byte that the client has not read
+        # so that pause_writing tells of any byte that the client has not read
+        transport.set_write_buffer_limits(high=1, low=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self._one)
+        self._drop_answers()
         super().connection_lost(exc)
         self._incomplete = None
         self.pipeline.clear()
         if self.cycle is not None:
-            self.cycle.body = (
-                bytearray()
-            )  # these objects are a cycle, for which Python may not look for a minute (`collecting`)
+            # these objects refer to each other, for which Python may not look for a minute (`collecting`)
+            self.cycle.body = bytearray()
 
     def abort(self) -> None:
         """Close the connection at once. What the program still answers is dropped."""
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
-            if cycle is not None:
-                cycle.disconnected = True
+        self._drop_answers()
         cast(Any, self.transport).abort()
 
     def data_received(self, data: bytes) -> None:
@@ -165,6 +161,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
         self._unread = self.transport.get_write_buffer_size() > 0
         if self._unread or self.transport.is_closing():
             self._enter(Phase.ANSWER)
@@ -190,7 +187,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         if not cycle.disconnected:
+            self._answering = cycle
             super()._start_asgi_task(cycle, app)
+
+    def _drop_answers(self) -> None:
+        """What the program still answers is sent to nobody. uvicorn by itself forgets the request that is answered while another waits behind it."""
+        for cycle in (self._answering, self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = True
 
     def _enter(self, phase: Phase) -> None:
         self._connections.enter(self._one, phase, time.monotonic())
@@ -198,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _hold(self, more_bytes: int) -> None:
         found = self._connections.hold(self._one, more_bytes)
         if found is not None:
-            self._listener.close(found)
+            found.close()
 
     def _count_header(self, more_bytes: int) -> None:
         self._header_bytes += more_bytes
@@ -214,9 +218,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = True
         said = f"{status.value} {status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # whatever the program answers is not sent
-            self.cycle.message_event.set()
+        self._drop_answers()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
             % (status.value, status.phrase.encode(), len(said), said)

@@ -15,7 +15,7 @@ from observe.bounds import Bounds
 
 OPTIONS: Final[dict[str, Any]] = {
     "log_config": None, "log_level": "error", "access_log": False, "lifespan": "off", "server_header": False, "date_header": False,
-    "timeout_keep_alive": 24 * 3600, "timeout_graceful_shutdown": 10, "http": "httptools", "ws": "none",
+    "timeout_graceful_shutdown": 10, "http": "httptools", "ws": "none",
     "proxy_headers": False,
 }  # fmt: skip
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import socket
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -11,6 +14,7 @@ import pytest
 
 from observe.bounds import Bounds
 from observe.ports import listen
+from observe.protocol import BoundedProtocol
 from observe.serving import App, Message, Server
 
 BOUNDS = Bounds(
@@ -186,3 +190,17 @@ async def test_many_requests_at_once_on_one_connection_are_refused() -> None:
         assert b"429" in await asyncio.wait_for(reader.read(-1), 10)
         assert len(one.bodies) < 20
         writer.close()
+
+
+async def test_a_client_that_was_served_and_resets_its_connection_leaves_nothing_in_memory() -> None:
+    async with running() as one:
+        for _ in range(5):
+            reader, writer = await one.connect()
+            writer.write(post(b"fine"))
+            assert await first_line(reader) == b"HTTP/1.1 200 OK"
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        while one.server.server_state.connections:  # noqa: ASYNC110 (the kernel tells of each a moment later)
+            await asyncio.sleep(0.01)
+        gc.collect()
+        assert [found for found in gc.get_objects() if isinstance(found, BoundedProtocol)] == []
