@@ -263,8 +263,9 @@ class DevicePlugin:
 
     async def _before_start(self, resource: str, ids: Sequence[str]) -> None:
         """A container that starts while the CDI specification is lost would not find its devices. Raises as `PreStart`, OSError."""
-        if not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
-            await asyncio.to_thread(self._write_cdi, self.offer.inventory())
+        inventory = self.offer.inventory()
+        if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
+            await asyncio.to_thread(self._write_cdi, inventory)
         await self.prestart(resource, ids)
 
     def _write_cdi(self, inventory: Inventory) -> None:
