@@ -27,7 +27,7 @@ from arbiter.meter import Reading
 from arbiter.page import Page
 from arbiter.spared import Spared
 from vgpu import wire
-from vgpu.contract import SOCKET
+from vgpu.contract import GRANT, SOCKET
 from vgpu.enforcement import Reason, reported
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -108,13 +108,14 @@ class Container:
 
     @property
     def unreachable(self) -> bool:
-        """Did somebody remove the socket?"""
-        folder = self.folder if self._sockets is None else self._sockets / self.folder.name
-        return not (folder / SOCKET).exists()
+        """Did somebody remove the socket? Where it lies beside the grant, a directory without one is being removed, the grant first."""
+        if self._sockets is not None:
+            return not (self._sockets / self.folder.name / SOCKET).exists()
+        return not (self.folder / SOCKET).exists() and (self.folder / GRANT).exists()
 
     def load(self) -> None:
         """Read the grant again. Never raises for what the file holds."""
-        path = self.folder / "grant"
+        path = self.folder / GRANT
         try:
             grant = read_grant(path)
             uuids = [uuid_bytes(card.uuid) for card in grant.cards]

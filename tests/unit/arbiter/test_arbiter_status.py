@@ -109,6 +109,18 @@ def test_a_status_socket_that_somebody_removes_is_back_within_seconds(node: Node
     assert told().containers == ()
 
 
+def test_nothing_is_put_into_a_directory_that_is_being_removed(node: Node, told: Callable[[], Status]) -> None:
+    node.allocate("k", a_grant())
+    other = node.allocate("other", a_grant())
+    node.process().lease(1 * MIB)
+    (node.folder / "k/grant").unlink()
+    (node.folder / "k/arbiter.sock").unlink()
+    (other / "arbiter.sock").unlink()
+    wait_for((other / "arbiter.sock").exists)  # so the arbiter has looked at both
+    (node.folder / "k").rmdir()
+    wait_for(lambda: len(told().containers) == 1)
+
+
 def test_a_grants_socket_that_somebody_removes_is_back_and_those_connected_stay(
     node: Node, told: Callable[[], Status]
 ) -> None:
