@@ -116,6 +116,33 @@ static struct cubin cubin_of(uint64_t zeros, uint64_t set)
     return cubin;
 }
 
+struct fatbin {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes;
+    struct {
+        uint16_t kind, version;
+        uint32_t header_bytes;
+        uint64_t bytes;
+        uint32_t compressed_bytes, rest[5];
+        uint64_t flags, more;
+        struct cubin cubin;
+    } part[2];
+};
+
+/* Of two parts, each with so many bytes of variables. */
+static struct fatbin fatbin_of(const uint16_t kinds[2], const uint64_t zeros[2])
+{
+    struct fatbin fatbin = {.magic = 0xba55ed50, .version = 1, .header_bytes = 16, .bytes = sizeof fatbin.part};
+    for (unsigned i = 0; i < 2; i++) {
+        fatbin.part[i].kind = kinds[i];
+        fatbin.part[i].header_bytes = (uint32_t)((char *)&fatbin.part[0].cubin - (char *)&fatbin.part[0]);
+        fatbin.part[i].bytes = sizeof fatbin.part[0] - fatbin.part[i].header_bytes;
+        fatbin.part[i].cubin = cubin_of(zeros[i], 0);
+    }
+    return fatbin;
+}
+
 static void a_cubin_states_its_variables(void)
 {
     struct cubin cubin = cubin_of(UINT64_C(3) << 30, 100);
@@ -129,25 +156,7 @@ static void a_cubin_states_its_variables(void)
 /* Of parts for several GPUs the driver loads one. */
 static void a_fatbin_states_the_most_that_one_of_its_parts_takes(void)
 {
-    struct {
-        uint32_t magic;
-        uint16_t version, header_bytes;
-        uint64_t bytes;
-        struct {
-            uint16_t kind, version;
-            uint32_t header_bytes;
-            uint64_t bytes;
-            uint32_t compressed_bytes, rest[5];
-            uint64_t flags, more;
-            struct cubin cubin;
-        } part[2];
-    } fatbin = {.magic = 0xba55ed50, .version = 1, .header_bytes = 16, .bytes = sizeof fatbin.part};
-    for (unsigned i = 0; i < 2; i++) {
-        fatbin.part[i].kind = 2;
-        fatbin.part[i].header_bytes = (uint32_t)((char *)&fatbin.part[0].cubin - (char *)&fatbin.part[0]);
-        fatbin.part[i].bytes = sizeof(fatbin.part[0]) - fatbin.part[i].header_bytes;
-        fatbin.part[i].cubin = cubin_of(1000 * (i + 1), 0);
-    }
+    struct fatbin fatbin = fatbin_of((const uint16_t[]){2, 2}, (const uint64_t[]){1000, 2000});
     const struct {
         uint32_t magic, version;
         const void *data, *file;
@@ -232,25 +241,7 @@ static void damaged_images_are_read_within_their_length(void)
 {
     static const char text[] = ".version 8.0\n.target sm_90\n// c\n.extern .global .b8 e[];\n.visible .global .align 8 .b8 a[4][2] = {1, {2, 3}}, b;\n"
                                "/* .x */.file 1 \"name\"\n.visible .entry k(.param .u64 .ptr .global p) { ld.global.u32 %r1, [%rd1]; ret; }\n";
-    struct {
-        uint32_t magic;
-        uint16_t version, header_bytes;
-        uint64_t bytes;
-        struct {
-            uint16_t kind, version;
-            uint32_t header_bytes;
-            uint64_t bytes;
-            uint32_t compressed_bytes, rest[5];
-            uint64_t flags, more;
-            struct cubin cubin;
-        } part[2];
-    } fatbin = {.magic = 0xba55ed50, .version = 1, .header_bytes = 16, .bytes = sizeof fatbin.part};
-    for (unsigned i = 0; i < 2; i++) {
-        fatbin.part[i].kind = (uint16_t)(1 + i);
-        fatbin.part[i].header_bytes = (uint32_t)((char *)&fatbin.part[0].cubin - (char *)&fatbin.part[0]);
-        fatbin.part[i].bytes = sizeof fatbin.part[0] - fatbin.part[i].header_bytes;
-        fatbin.part[i].cubin = cubin_of(1000, 0);
-    }
+    const struct fatbin fatbin = fatbin_of((const uint16_t[]){1, 2}, (const uint64_t[]){1000, 1000});
     const struct cubin cubin = cubin_of(1000, 100);
     uint64_t state = 1;
     for (unsigned i = 0; i < 20000; i++) {

@@ -26,6 +26,7 @@ import pytest
 
 from arbiter.verdicts import BOOT_ID, text_of
 from tests.built import shim_build
+from tests.integration.shim.reader import Reader
 from tests.probe import Probe
 from tests.signals import send_signal
 from vgpu.codec import grant_to_text
@@ -376,3 +377,13 @@ def own_measured(build: Path) -> Iterator[Stage]:
         made.grant((CARDS[0], 1000))
         made.start_measuring_arbiter()
         yield made
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    """It ends with status 0: the sanitizers found nothing."""
+    made = Reader()
+    with made.process as process:
+        yield made
+        made.end()
+    assert process.returncode == 0

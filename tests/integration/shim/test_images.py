@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
-from typing import IO, NamedTuple, cast
+from typing import cast
 
 import lz4.block
 import pytest
@@ -14,66 +12,13 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.built import REPOSITORY, shim_build
+from tests.built import REPOSITORY
 from tests.images import CUBIN, PTX, cubin, fatbin, part
+from tests.integration.shim.reader import Reader
 
 GIB = 1 << 30
 ROOM = 1 << 20
 MODULES = REPOSITORY / "tests/modules"
-
-
-class Needs(NamedTuple):
-    """What the library reads from an image. Bytes, but for the last two."""
-
-    variables: int
-    code: int
-    function: int
-    known: int
-    heap: int
-
-
-class Reader:
-    """The library's own reading, in a process: one that is asked to read too far dies, and says so under the sanitizers."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [shim_build() / "tests" / "images"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._in, self._out = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout)
-
-    def ask(self, how: bytes, number: int, data: bytes) -> None:
-        """One request; what comes back is read by the caller."""
-        self._in.write(how + struct.pack("=QQ", number, len(data)) + data)
-        self._in.flush()
-
-    def take(self, length: int) -> bytes:
-        """So many bytes of the answer."""
-        answer = self._out.read(length)
-        assert len(answer) == length, f"the reader ended: {self.process.wait()}"
-        return answer
-
-    def unpack(self, how: bytes, data: bytes, room: int) -> bytes:
-        """What comes out, nothing where the data is damaged."""
-        self.ask(how, room, data)
-        return self.take(*struct.unpack("=Q", self.take(8)))
-
-    def end(self) -> None:
-        """It ends with its input."""
-        self._in.close()
-
-    def needs(self, image: bytes, capability: int = 90) -> Needs:
-        """What a module of this image takes on such a GPU."""
-        self.ask(b"i", capability, image)
-        return Needs(*struct.unpack("=5Q", self.take(40)))
-
-
-@pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
-    made = Reader()
-    with made.process as process:
-        yield made
-        made.end()
-    assert process.returncode == 0
 
 
 def zstd(level: int) -> Callable[[bytes], bytes]:

@@ -6,13 +6,12 @@ ptxas 13.5 was given each text of `ACCEPTED` and allocated 3 GiB. Those of `REFU
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.images import PTX, fatbin
 from tests.integration.shim.conftest import MIB, Stage, wait_for
-from tests.integration.shim.test_images import Reader
+from tests.integration.shim.reader import Reader
 
 LARGE = 3 << 30
 HEAD = ".version 8.8\n.target sm_90\n.address_size 64\n"
@@ -83,15 +82,6 @@ REFUSED = {
     "behind a quote in a string": '.file 1 "a\\"b"\n.global .b8 x[3221225472];',
     "the modifier behind the type": ".global .b8 .align 8 x[3221225472];",
 }
-
-
-@pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
-    made = Reader()
-    with made.process as process:
-        yield made
-        made.end()
-    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("way", ["as a text", "in a fatbin"])
