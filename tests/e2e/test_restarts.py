@@ -99,7 +99,13 @@ def test_no_process_fails_or_waits_long_while_the_arbiter_is_killed_twenty_times
 
 @pytest.mark.timeout(900)
 def test_no_process_fails_or_waits_long_while_tangram_is_upgraded_three_times(cluster: Cluster, namespace: str) -> None:
+    cluster.run(namespace, share("steady", 2))
+    (before,) = cluster.pod(namespace, "steady")["status"]["containerStatuses"]
     with processes_start(cluster, namespace, pause_s=0.3) as started:
         for at in range(UPGRADES):
             cluster.upgrade({"podAnnotations": {"upgraded": f"time-{at}"}})
     started.must_have_waited_at_most(UPGRADE_WAITS_S)
+    (after,) = cluster.pod(namespace, "steady")["status"]["containerStatuses"]
+    assert (after["state"]["running"], after["restartCount"]) == (before["state"]["running"], 0)
+    cluster.run(namespace, share("next", 2))
+    assert cluster.sees(namespace, "next") == cluster.assigned(namespace, "next")
