@@ -39,6 +39,11 @@ class Lanes:
         for uuid in tenant.cards:
             self.of(uuid).wake()
 
+    def beat_soon(self, tenant: TenantTurns) -> None:
+        """It is off or waits from now on."""
+        for uuid in tenant.depends_on():
+            self.of(uuid).beat_soon()
+
     def stay_awake(self, tenant: TenantTurns, until_s: float) -> None:
         """Who has a request has the next one soon: what it needs is to be done at once."""
         for uuid in tenant.depends_on():
@@ -58,5 +63,6 @@ class Lanes:
         return max(ages.items(), key=lambda of: of[1], default=("", 0.0))
 
     def _alive_at_s(self, tenant: TenantTurns) -> float:
-        ours = (self._lanes[uuid].alive_at_s for uuid in tenant.depends_on() if uuid in self._lanes)
-        return min(ours, default=self._turns.clock())
+        at_s = self._turns.clock()
+        ours = (self._lanes[uuid].lived_s(at_s) for uuid in tenant.depends_on() if uuid in self._lanes)
+        return min(ours, default=at_s)

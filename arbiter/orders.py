@@ -37,9 +37,11 @@ class Orders:
         """What is announced for later is no order yet."""
         self._cards: dict[str, dict[TenantTurns, Order]] = {}
 
-    def give(self, card: str, tenants: Mapping[str, TenantTurns], share: Share) -> None:
-        """As things stand now."""
-        urgent = [t for t in tenants.values() if t.urgent and _is_this_threads(t, card) and not t.distrusted]
+    def give(
+        self, card: str, depending: Iterable[TenantTurns], tenants: Mapping[str, TenantTurns], share: Share
+    ) -> None:
+        """As things stand now; `depending`: those of the tenants that the card's thread reads or switches."""
+        urgent = [t for t in depending if t.urgent and _is_this_threads(t, card) and not t.distrusted]
         found = {t: [o for name in share.gives_way(t.name) if _obeys(o := tenants[name], card)] for t in urgent}
         self._cards[card] = {t: Order(stops[0], stops[0].seats(card)) for t, stops in found.items() if stops}
 

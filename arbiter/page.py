@@ -63,6 +63,11 @@ class Page:
             self.beat(alive_ms)
         self._numbers[TURN_AT // 8 + 1] = int(off) | int(gate) << 32
 
+    @property
+    def waits(self) -> bool:
+        """Is the container suspended, or its new work to wait? Then it looks whether the arbiter lives."""
+        return self._numbers[TURN_AT // 8 + 1] != 0
+
     def close(self) -> None:
         """Give the page up. Who has mapped it keeps it."""
         self._numbers.release()

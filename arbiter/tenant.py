@@ -88,10 +88,6 @@ class TenantTurns:
         """Cards whose threads read its messages or switch it."""
         return self.cards | {self.grant.cards[0].uuid}
 
-    def depends_on_card(self, card: str) -> bool:
-        """Is it one of `depends_on`? Asked of every tenant at every turn of every thread."""
-        return card in self.cards or card == self.grant.cards[0].uuid
-
     def terms(self) -> Tenant | None:
         """What the policy is told; None when there is nothing to switch."""
         seated = {card for process in self.processes.values() for card, _ in process.seats}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from math import inf
 from typing import Final
 
@@ -85,10 +85,13 @@ class Turns:
         self._suspending = suspending
         """May the channels on these GPUs be suspended, by the trial of this boot?"""
         self.lanes = Lanes(self)
-        self.watchdog = Watchdog(self.tenants, self.counts, heal_s)
+        self.watchdog = Watchdog(self.depending, self.counts, heal_s)
+        self._depending: dict[str, list[TenantTurns]] = {}
         self._spared: dict[str, Mapping[int, str]] = {}
         self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
         self._decision = Decision(frozenset(), inf, {})
+        self._undecided = True
+        """Has something happened since?"""
         self.orders = Orders(self.share.lead_s)
 
     def adopt(self, name: str, grant: Grant, page: Page, connection: Connection) -> None:
@@ -106,6 +109,7 @@ class Turns:
                     clock=self.clock,
                 )
                 self._judge(tenant)
+                self._depending.clear()
             most = min(self._processes, PROCESSES_LIMIT)
             if self.ending or len(tenant.processes) >= most:
                 connection.refuse(TOO_MANY, f"more than {most} processes of one container")
@@ -122,6 +126,7 @@ class Turns:
             tenant = self.tenants.get(name)
             if tenant is not None:
                 tenant.grant = grant
+                self._depending.clear()
                 self.orders.forget()
                 self._know(tenant)
                 self._decide()
@@ -157,6 +162,7 @@ class Turns:
             self._spared.pop(name, None)
             self._contexts.pop(name, None)
             tenant = self.tenants.pop(name, None)
+            self._depending.clear()
             if tenant is None:
                 return
             if tenant.page is not None:
@@ -214,7 +220,7 @@ class Turns:
     def close(self) -> None:
         """Start everybody and end the threads."""
         with self.lock:
-            self.ending = True
+            self.ending = self._undecided = True
             self.orders.forget()
             lanes = self.lanes.all()
         for lane in lanes:
@@ -278,7 +284,14 @@ class Turns:
     def give_orders(self, card: str) -> None:
         """Nothing is to be switched on a card now: what will be when a request comes?"""
         if not self.ending:
-            self.orders.give(card, self.tenants, self.share)
+            self.orders.give(card, self.depending(card), self.tenants, self.share)
+
+    def depending(self, card: str) -> Sequence[TenantTurns]:
+        """Whom the thread of a card reads or switches; it asks several times in each round."""
+        found = self._depending.get(card)
+        if found is None:
+            found = self._depending[card] = [one for one in self.tenants.values() if card in one.depends_on()]
+        return found
 
     def hush(self, tenant: TenantTurns, *, unheard: bool) -> None:
         """A tenant is not listened to for a while, or is again."""
@@ -287,11 +300,12 @@ class Turns:
 
     def step(self, card: str) -> tuple[TenantTurns, bool] | None:
         """What to switch next on a card: stops first, so that nobody is started beside one who is to be alone."""
-        self._decide()
+        if self._undecided or self.clock() >= self._decision.ask_again_s:
+            self._decide()
         starts = None
-        for tenant in self.tenants.values():
-            if tenant.joined is None or card not in tenant.joined.cards:
-                continue
+        for tenant in self.depending(card):
+            if card not in tenant.cards:
+                continue  # it is only read here
             todo = tenant.to_do(card)
             if todo is False:
                 return tenant, False
@@ -318,15 +332,15 @@ class Turns:
     def ask_again_s(self) -> float:
         return self._decision.ask_again_s
 
-    def beat(self, card: str, gap: bool) -> None:
+    def beat(self, card: str, late: bool) -> bool:
         """The thread of a card lives: say so to those that depend on it, but never that we live where another thread of theirs
-        hangs. After a gap nobody knows who went on by himself: all are started, and stopped anew."""
-        for tenant in self.tenants.values():
-            if not tenant.depends_on_card(card):
-                continue  # the threads of its own cards see to it
+        hangs. Where it is late nobody knows who went on by himself: all are started, and stopped anew. Does any of them look?"""
+        looks = False
+        for tenant in self.depending(card):
             if tenant.page is not None:
                 tenant.page.beat(self.lanes.alive_ms(tenant))
-            if gap:
+                looks |= tenant.page.waits
+            if late:
                 self._doubt(tenant)
             if tenant.tries(self.clock()):
                 tell_of_try(tenant)
@@ -340,12 +354,13 @@ class Turns:
             if tenant.word.forgets(self.clock()):
                 self._doubts(tenant)
                 self._know(tenant)
+        return looks
 
     def fail(self) -> None:
         """A thread of ours failed: start everybody, and let a fresh arbiter take over."""
         try:
             with self.lock:
-                self.ending = True
+                self.ending = self._undecided = True
                 self.orders.forget()
             self._release_all()
         finally:
@@ -356,6 +371,7 @@ class Turns:
         self.orders.forget(tenant.cards if tenant is not None else None)
         self.trace.append(event)
         self.share.apply(event)
+        self._undecided = True
 
     def _know(self, tenant: TenantTurns, at_s: float | None = None) -> None:
         """Bring what the policy knows of a tenant in step with what it is. One without channels stays: its debts do."""
@@ -365,6 +381,7 @@ class Turns:
         if terms is not None and terms != tenant.joined:
             tenant.shown_on = True if tenant.joined is None else tenant.shown_on
             tenant.joined = terms
+            self._depending.clear()
             self._apply(Join(at_s, tenant.name, terms))
             for uuid in terms.cards:
                 self.lanes.of(uuid)
@@ -422,7 +439,10 @@ class Turns:
             on = True
         else:
             return
+        waited = tenant.page.waits
         tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=self.lanes.alive_ms(tenant))
+        if tenant.page.waits and not waited:
+            self.lanes.beat_soon(tenant)
         for event in tenant.caught(max(self.clock(), self.share.now_s), stopped=stopped and not runs):
             self._apply(event)
         if on is not tenant.shown_on:
@@ -432,6 +452,7 @@ class Turns:
 
     def _decide(self, at_s: float | None = None) -> None:
         self._decision = self.share.decide(self.clock() if at_s is None else at_s)
+        self._undecided = False
         for name, tenant in self.tenants.items():
             wanted = self.ending or tenant.joined is None or name in self._decision.on
             if wanted != tenant.wanted:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from arbiter.counts import Counts
@@ -16,8 +16,8 @@ from vgpu import wire
 class Watchdog:
     """Of one node. `wait_s`: 0 = nobody is resumed. Under the lock of `Turns`."""
 
-    def __init__(self, tenants: Mapping[str, TenantTurns], counts: Counts, wait_s: float) -> None:
-        self._tenants, self._counts, self._wait_s = tenants, counts, wait_s
+    def __init__(self, depending: Callable[[str], Sequence[TenantTurns]], counts: Counts, wait_s: float) -> None:
+        self._depending, self._counts, self._wait_s = depending, counts, wait_s
 
     def heard(self, tenant: TenantTurns, message: wire.Message, at_s: float) -> None:
         """A message of its came. That it launches does not say that it runs."""
@@ -42,8 +42,6 @@ class Watchdog:
         return min((tenant.healing.due_s(card, self._wait_s) for tenant in self._watched(card)), default=inf)
 
     def _watched(self, card: str) -> Iterator[TenantTurns]:
-        for tenant in self._tenants.values() if self._wait_s else ():
-            if not tenant.depends_on_card(card) or not tenant.wanted or tenant.obstacles.denied:
-                continue
-            if tenant.says_work() and tenant.seats(card):
+        for tenant in self._depending(card) if self._wait_s else ():
+            if tenant.wanted and not tenant.obstacles.denied and tenant.says_work() and tenant.seats(card):
                 yield tenant

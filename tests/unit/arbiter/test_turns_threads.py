@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from arbiter.lane import GAP_S
+from arbiter.lane import LATE_S
 from arbiter.server import Server
 from arbiter.status import status_of
 from arbiter.turn_metrics import families
@@ -96,7 +96,7 @@ def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: TurnsNode, dri
     driver.goes_on_by_itself(background)  # as nobody showed that he lives
     lane = node.turns.lanes.all()[0]
     with node.turns.lock:
-        lane._beat_at_s -= GAP_S + 1
+        lane._beat_due_s -= LATE_S + 1
         lane.ask_again(0.0)
     wait_for(lambda: driver.off(background), 0.5)  # before a slice against starvation would do the same
     assert driver.owed() == 2, "both of its channels, once"
@@ -110,7 +110,7 @@ def test_a_page_that_is_closed_with_its_grant_is_not_written_any_more(node: Turn
         node.drop(f"t{round_}")
         for lane in node.turns.lanes.all():
             with node.turns.lock:
-                lane._beat_at_s -= 1
+                lane._beat_due_s -= 1
                 lane.ask_again(0.0)
     assert node.is_quiet()
     assert not node.failed.is_set()
