@@ -209,9 +209,11 @@ class Machine:
         }
         return self.base | (inside if key else {}) | more
 
-    def tenant(self, key: str = "", way: str = "primary", fds: tuple[int, ...] = (), **env: str) -> Tenant:
-        """A process with a context made in one of `cuda.CONTEXTS`' ways; none for way ''."""
-        made = Tenant([sys.executable, str(KIT / "tenant.py")], self.env(key, **env), fds)
+    def tenant(
+        self, key: str = "", way: str = "primary", fds: tuple[int, ...] = (), under: tuple[str, ...] = (), **env: str
+    ) -> Tenant:
+        """A process with a context made in one of `cuda.CONTEXTS`' ways; none for way ''. `under`: words of a program that starts it."""
+        made = Tenant([*under, sys.executable, str(KIT / "tenant.py")], self.env(key, **env), fds)
         self._running.append(made)
         if way:
             code = made.ask("start", way)
