@@ -283,17 +283,17 @@ class Server:
             self._deadlines[container] = deadline_s
 
     def _forget(self, container: Container) -> None:
-        for connection in container.gone():
+        for connection in container.connections.gone():
             if connection.sock.fileno() in self._poller.get_map():
                 self._poller.unregister(connection.sock)
             connection.sock.close()
         spared = container.newly_spared()
         if self.turns is not None and spared is not None:
             self.turns.never_suspend(container.folder.name, spared)
-        contexts = container.begun_contexts()
+        contexts = container.memory.begun_contexts()
         if self.turns is not None and contexts is not None:
             self.turns.contexts(container.folder.name, contexts)
-        for connection in container.handed_over():
+        for connection in container.connections.handed_over():
             self._poller.unregister(connection.sock)
             if self.turns is not None and container.grant is not None:
                 self.turns.adopt(container.folder.name, container.grant, container.page, connection)

@@ -11,19 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from math import inf
 from typing import Final
 
-from arbiter.complaints import (
-    tell_of_doubt,
-    tell_of_no_effect,
-    tell_of_no_trial,
-    tell_of_partial,
-    tell_of_stall,
-    tell_of_trouble,
-    tell_of_try,
-)
+from arbiter.complaints import tell_of_partial, tell_of_stall
 from arbiter.connection import TOO_MANY, Connection
 from arbiter.counts import Counts
 from arbiter.identity import Identity
@@ -34,7 +26,9 @@ from arbiter.process import PROCESSES_LIMIT, Process
 from arbiter.pulse import Pulse, Stalls
 from arbiter.seat import Runs, Seat
 from arbiter.tenant import TenantTurns
+from arbiter.tenants import Tenants
 from arbiter.timer import now_s
+from arbiter.trust import Trust
 from arbiter.watchdog import Watchdog
 from vgpu import rm, wire
 from vgpu.errors import BadDocument
@@ -47,10 +41,6 @@ from vgpu.trial import Suspending
 
 EVENTS_KEPT: Final = 4096
 """Of the trace, which an admin may ask for. Guessed: some seconds of a busy node."""
-SILENT_S: Final = 0.5
-"""A container whose thread has not come round for so long may resume itself. Specified: the library waits 0.6 s."""
-CHECKED_S: Final = 10.0
-"""Nothing was compared with the driver's count for so long: it is not checked. Guessed: some looks."""
 
 
 class Turns:
@@ -74,21 +64,15 @@ class Turns:
         self.lock = threading.Lock()
         self.share = Share(settings)
         self.trace: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self.tenants: dict[str, TenantTurns] = {}
+        self.tenants = Tenants()
         self.counts = Counts()
         self.ending = False
         """Nobody is stopped any more, and everybody started."""
-        self.checked_at_s = -inf
-        """When what tenants say was last compared with what the driver counts."""
         self._failed, self._awake_s, self._copies = failed, awake_s, copies
         self._hold_untold, self._processes = hold_untold, processes
-        self._suspending = suspending
-        """May the channels on these GPUs be suspended, by the trial of this boot?"""
         self.lanes = Lanes(self)
-        self.watchdog = Watchdog(self.depending, self.counts, heal_s)
-        self._depending: dict[str, list[TenantTurns]] = {}
-        self._spared: dict[str, Mapping[int, str]] = {}
-        self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
+        self.trust = Trust(self.counts, suspending)
+        self.watchdog = Watchdog(self.tenants.depending, self.counts, heal_s)
         self._decision = Decision(frozenset(), inf, {})
         self._undecided = True
         """Has something happened since?"""
@@ -99,25 +83,17 @@ class Turns:
         with self.lock:
             tenant = self.tenants.get(name)
             if tenant is None:
-                tenant = self.tenants[name] = TenantTurns(
-                    name,
-                    grant,
-                    page,
-                    self.clock(),
-                    copies=self._copies,
-                    holds=self._hold_untold,
-                    clock=self.clock,
+                tenant = TenantTurns(
+                    name, grant, page, self.clock(), copies=self._copies, holds=self._hold_untold, clock=self.clock
                 )
-                self._judge(tenant)
-                self._depending.clear()
+                self.tenants.add(tenant)
+                self.trust.judge(tenant, self.clock())
             most = min(self._processes, PROCESSES_LIMIT)
             if self.ending or len(tenant.processes) >= most:
                 connection.refuse(TOO_MANY, f"more than {most} processes of one container")
                 connection.sock.close()
                 return
             tenant.processes[connection.number] = Process(connection.pid, connection.pid_in_container)
-            tenant.obstacles.spared = self._spared.get(name, {})
-            tenant.obstacles.contexts_s = dict(self._contexts.get(name, {}))
             self.lanes.reader_of(tenant).take(tenant, connection)
 
     def change(self, name: str, grant: Grant) -> None:
@@ -126,7 +102,7 @@ class Turns:
             tenant = self.tenants.get(name)
             if tenant is not None:
                 tenant.grant = grant
-                self._depending.clear()
+                self.tenants.moved()
                 self.orders.forget()
                 self._know(tenant)
                 self._decide()
@@ -134,35 +110,19 @@ class Turns:
     def never_suspend(self, name: str, pids: Mapping[int, str]) -> None:
         """These processes of a container, by host pid, and no others, for these reasons: `arbiter.spared`."""
         with self.lock:
-            if pids:
-                self._spared[name] = pids
-            else:
-                self._spared.pop(name, None)
-            tenant = self.tenants.get(name)
+            tenant = self.tenants.spare(name, pids)
             if tenant is not None:
-                tenant.obstacles.spare(pids)
-                self.orders.forget()
-                self._know(tenant)
-                self._show(tenant, 0.0)
-                self.lanes.wake(tenant)
+                self._obstructed(tenant)
 
     def contexts(self, name: str, begun_s: Mapping[tuple[Identity, int], float]) -> None:
         """Since when each process of a container has had a context on each card of its grant, by `now_s`."""
         with self.lock:
-            if begun_s:
-                self._contexts[name] = begun_s
-            else:
-                self._contexts.pop(name, None)
-            if name in self.tenants:
-                self.tenants[name].obstacles.contexts_s = dict(begun_s)
+            self.tenants.contexts(name, begun_s)
 
     def drop(self, name: str) -> None:
         """The grant is gone, or another container's: hang up on its processes. Its page may be closed after this."""
         with self.lock:
-            self._spared.pop(name, None)
-            self._contexts.pop(name, None)
-            tenant = self.tenants.pop(name, None)
-            self._depending.clear()
+            tenant = self.tenants.remove(name)
             if tenant is None:
                 return
             if tenant.page is not None:
@@ -202,20 +162,18 @@ class Turns:
         with self.lock:
             if self.ending:
                 return
-            self.checked_at_s = at_s
+            self.trust.checked(at_s)
             for name, seconds in seen_s.items():
                 tenant = self.tenants.get(name)
                 if tenant is None or tenant.joined is None or tenant.page is None:
                     continue
-                if tenant.weigh(at_s, seconds):
-                    self._doubts(tenant)
-                self.counts.decays += tenant.decays(at_s, seconds if name in whole else None)
+                self.trust.weigh(tenant, at_s, seconds, whole=name in whole)
                 self._know(tenant)
             self._decide()
 
     def checks(self, at_s: float) -> bool:
         """Is what tenants say compared with what the driver counts?"""
-        return at_s - self.checked_at_s < CHECKED_S
+        return self.trust.checks(at_s)
 
     def close(self) -> None:
         """Start everybody and end the threads."""
@@ -242,8 +200,7 @@ class Turns:
             self.lanes.stay_awake(tenant, at_s + self._awake_s)
         match message:
             case wire.Activity():
-                if self._contradicts(tenant, connection.number, message, at_s):
-                    tell_of_no_effect(tenant)
+                self._weigh(tenant, connection.number, message, at_s)
                 if tenant.page is not None:
                     for event in tenant.says(connection.number, message, at_s):
                         self._apply(event)
@@ -252,7 +209,7 @@ class Turns:
             case wire.Channels():
                 tenant.sits(connection.number, message, fd, at_s)
                 tenant.obstacles.changed_channels()
-                self._judge(tenant)
+                self.trust.judge(tenant, self.clock())
                 self.orders.forget()
                 tell_of_partial(tenant)
             case _:
@@ -284,14 +241,7 @@ class Turns:
     def give_orders(self, card: str) -> None:
         """Nothing is to be switched on a card now: what will be when a request comes?"""
         if not self.ending:
-            self.orders.give(card, self.depending(card), self.tenants, self.share)
-
-    def depending(self, card: str) -> Sequence[TenantTurns]:
-        """Whom the thread of a card reads or switches; it asks several times in each round."""
-        found = self._depending.get(card)
-        if found is None:
-            found = self._depending[card] = [one for one in self.tenants.values() if card in one.depends_on()]
-        return found
+            self.orders.give(card, self.tenants.depending(card), self.tenants, self.share)
 
     def hush(self, tenant: TenantTurns, *, unheard: bool) -> None:
         """A tenant is not listened to for a while, or is again."""
@@ -303,7 +253,7 @@ class Turns:
         if self._undecided or self.clock() >= self._decision.ask_again_s:
             self._decide()
         starts = None
-        for tenant in self.depending(card):
+        for tenant in self.tenants.depending(card):
             if card not in tenant.cards:
                 continue  # it is only read here
             todo = tenant.to_do(card)
@@ -320,12 +270,8 @@ class Turns:
             tenant.obstacles.suspended()
             tenant.evidence.behind |= self.lanes.reader_of(tenant).unread(tenant)
         if status != rm.OK:
-            self.counts.failures += not on
-            tenant.obstacles.failures += not on
-            self._gate(
-                tenant,
-                f"the driver answered {status & 0xFFFFFFFF:#x} to a {'resume' if on else 'suspend'}",
-            )
+            self.trust.refused(tenant, on, status, self.clock())
+            self._show(tenant, 0.0)  # its new work is held back instead
         self._show(tenant, took_s)
 
     @property
@@ -336,23 +282,18 @@ class Turns:
         """The thread of a card lives: say so to those that depend on it, but never that we live where another thread of theirs
         hangs. Where it is late nobody knows who went on by himself: all are started, and stopped anew. Does any of them look?"""
         looks = False
-        for tenant in self.depending(card):
+        for tenant in self.tenants.depending(card):
             if tenant.page is not None:
                 tenant.page.beat(self.lanes.alive_ms(tenant))
                 looks |= tenant.page.waits
             if late:
                 self._doubt(tenant)
-            if tenant.tries(self.clock()):
-                tell_of_try(tenant)
+            if self.trust.tries(tenant, self.clock()):
                 self._show(tenant, 0.0)
                 self.lanes.wake(tenant)
             if tenant.obstacles.falls_mute(self.clock(), len(tenant.grant.cards)):
-                self.orders.forget()
-                self._know(tenant)
-                self._show(tenant, 0.0)
-                self.lanes.wake(tenant)
-            if tenant.word.forgets(self.clock()):
-                self._doubts(tenant)
+                self._obstructed(tenant)
+            if self.trust.forgets(tenant, self.clock()):
                 self._know(tenant)
         return looks
 
@@ -381,7 +322,7 @@ class Turns:
         if terms is not None and terms != tenant.joined:
             tenant.shown_on = True if tenant.joined is None else tenant.shown_on
             tenant.joined = terms
-            self._depending.clear()
+            self.tenants.moved()
             self._apply(Join(at_s, tenant.name, terms))
             for uuid in terms.cards:
                 self.lanes.of(uuid)
@@ -389,37 +330,25 @@ class Turns:
             for event in tenant.news(at_s):
                 self._apply(event)
 
-    def _contradicts(self, tenant: TenantTurns, number: int, said: wire.Activity, at_s: float) -> bool:
-        """Does this word show that suspends have no effect?"""
-        resumed = said.what is wire.What.RESUMED
-        if resumed:
+    def _weigh(self, tenant: TenantTurns, number: int, said: wire.Activity, at_s: float) -> None:
+        silent_s = 0.0
+        if said.what is wire.What.RESUMED:
             self.orders.forget()
             self.lanes.wake(tenant)
-        return tenant.contradicts(number, said, at_s, silent=resumed and self.lanes.silent_s(tenant, at_s) > SILENT_S)
+            silent_s = self.lanes.silent_s(tenant, at_s)
+        self.trust.hear(tenant, number, said, at_s, silent_s)
 
     def _doubt(self, tenant: TenantTurns) -> None:
         tenant.doubt(self.clock())
         self.orders.forget()
         self.lanes.wake(tenant)
 
-    def _doubts(self, tenant: TenantTurns) -> None:
-        """The verdict on its word has changed."""
-        self.counts.untold += tenant.word.suspicion.proven
-        tell_of_doubt(tenant)
-
-    def _judge(self, tenant: TenantTurns) -> None:
-        """May it be suspended, as far as its GPUs and their driver go?"""
-        tenant.obstacles.suspending = self._suspending([card.uuid for card in tenant.grant.cards])
-        if tenant.obstacles.denied:
-            tell_of_trouble(tenant, tenant.obstacles.suspending.why, self.clock())
-        elif tenant.obstacles.suspending.why:
-            tell_of_no_trial(tenant)
-
-    def _gate(self, tenant: TenantTurns, why: str) -> None:
-        """It cannot be suspended: say so, and hold its new work back instead."""
-        tenant.obstacles.refused(self.clock(), why)
-        tell_of_trouble(tenant, why, self.clock())
+    def _obstructed(self, tenant: TenantTurns) -> None:
+        """Something stands in the way of suspending it, or does not any more."""
+        self.orders.forget()
+        self._know(tenant)
         self._show(tenant, 0.0)
+        self.lanes.wake(tenant)
 
     def _show(self, tenant: TenantTurns, took_s: float) -> None:
         """Tell its processes and the policy how it stands now, once it stands so on all of its cards. One without channels is what it is
@@ -428,22 +357,18 @@ class Turns:
             return
         gated = (tenant.gates or tenant.empty) and not tenant.wanted
         runs, stopped = (all(map(stands, tenant.joined.cards)) for stands in (tenant.is_on, tenant.is_off))
-        drained = gated and (tenant.drained or tenant.empty)
-        if drained:
+        drained, off = gated and (tenant.drained or tenant.empty), stopped and not runs
+        if drained or off:
             on = False
-        elif runs:
-            on = True
-        elif stopped:
-            on = False
-        elif tenant.obstacles.trouble or tenant.obstacles.denied:
+        elif runs or tenant.obstacles.trouble or tenant.obstacles.denied:
             on = True
         else:
             return
         waited = tenant.page.waits
-        tenant.page.show_turn(off=stopped and not runs, gate=gated, alive_ms=self.lanes.alive_ms(tenant))
+        tenant.page.show_turn(off=off, gate=gated, alive_ms=self.lanes.alive_ms(tenant))
         if tenant.page.waits and not waited:
             self.lanes.beat_soon(tenant)
-        for event in tenant.caught(max(self.clock(), self.share.now_s), stopped=stopped and not runs):
+        for event in tenant.caught(max(self.clock(), self.share.now_s), stopped=off):
             self._apply(event)
         if on is not tenant.shown_on:
             at_s = self.clock()
@@ -466,12 +391,7 @@ class Turns:
 
     def _release_all(self) -> list[Seat]:
         with self.lock:
-            seats = [
-                (tenant.obstacles.denied, seat)
-                for tenant in self.tenants.values()
-                for process in tenant.processes.values()
-                for seat in process.seats.values()
-            ]
+            seats = [(tenant.obstacles.denied, seat) for tenant, seat in self.tenants.seats()]
         for denied, seat in seats:
             if not denied or seat.runs is Runs.OFF:
                 seat.resume()

@@ -5,7 +5,10 @@ An upgrade puts another library under the same path while the old one stays mapp
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +35,38 @@ def identity(driver_root: Path, mapped: str, version: Path = VERSION, module: Pa
     folder = library_folder(driver_root)
     library = folder / LIBRARY if folder is not None else Path(mapped) if mapped else None
     return Identity(_file(library) if library is not None else (), _text(version), _inode(module))
+
+
+class DriverWatch:
+    """Whether the driver that a child opened is still the one that is there; looked at once in `every_s`."""
+
+    def __init__(self, driver_root: Path, every_s: float, look: Callable[[Path, str], Identity] = identity) -> None:
+        self._driver_root, self._every_s, self._look = driver_root, every_s, look
+        self.opened = self._there = Identity((), "", 0)
+        """The one that the last child opened."""
+        self._path = ""
+        self._looked_at_s = -inf
+
+    def opens(self) -> None:
+        """A child opens the one that is there now."""
+        self.opened = self._look_now()
+
+    def has_opened(self, path: str) -> bool:
+        """The child found the library there. Answers whether the driver was still the same."""
+        self._path = path
+        before, self.opened = self.opened, self._look_now()
+        return not before.library or before == self.opened
+
+    def changed(self) -> bool:
+        """Is another one there than the last child opened?"""
+        if time.monotonic() - self._looked_at_s >= self._every_s:
+            self._look_now()
+        return self._there != self.opened
+
+    def _look_now(self) -> Identity:
+        self._looked_at_s = time.monotonic()
+        self._there = self._look(self._driver_root, self._path)
+        return self._there
 
 
 def _file(path: Path) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from nvml.driver import Identity, identity
+from nvml.driver import DriverWatch, Identity, identity
 from nvml.errors import NvmlAway, NvmlHung, NvmlOpening
 from nvml.messages import (
     MALFORMED,
@@ -102,7 +102,7 @@ class Supervisor:
         self.hangs = 0
         """Calls about a GPU that did not return, since one did."""
         self._driver_root, self._limits, self._released = driver_root, limits or Limits(), released
-        self._report, self._command, self._look = report, command, driver
+        self._report, self._command = report, command
         self._changed = threading.Condition()
         self._calls: deque[_Call] = deque()
         self._closing = False
@@ -111,11 +111,7 @@ class Supervisor:
         self._starting, self._tried = True, False
         self._wake = Wake()
         self._child: Child | None = None
-        self._path = ""
-        """Of the library that the last child had."""
-        self._driver = self._there = Identity((), "", 0)
-        """The one that the last child opened, and the one that is there."""
-        self._looked_at_s = -inf
+        self._driver = DriverWatch(driver_root, TICK_S, driver)
         self._answers_since_s = inf
         self._number = 0
         self._start_at_s = 0.0
@@ -215,11 +211,13 @@ class Supervisor:
         if self._child is not None:
             if why or self._reopen:
                 raise _Stop(End.RELEASED if why else End.REOPENED, why or self._reopen)
-            self._check_driver()
+            if self._driver.changed():
+                self._quarantine.forget()
+                raise _Stop(End.DRIVER, "the driver was replaced")
             self._serve(self._child)
         elif why:
             self._rest(why)
-        elif (pause_s := self._start_at_s - time.monotonic()) > 0 and not self._driver_changed():
+        elif (pause_s := self._start_at_s - time.monotonic()) > 0 and not self._driver.changed():
             self._rest(self.failing, min(TICK_S, pause_s))
         else:
             self._open()
@@ -228,8 +226,8 @@ class Supervisor:
         """Why there must be no child now; empty when there may be."""
         if self._released is not None and self._released.exists():
             return f"NVML is released, as the file {self._released} exists: remove it when the GPUs may be used again"
-        stuck = [one.child.pid for one in self._abandoned if one.driver == self._driver]
-        return too_many(stuck) if self._child is None and not self._driver_changed() else ""
+        stuck = [one.child.pid for one in self._abandoned if one.driver == self._driver.opened]
+        return too_many(stuck) if self._child is None and not self._driver.changed() else ""
 
     def _rest(self, why: str, seconds: float = TICK_S) -> None:
         with self._changed:
@@ -240,7 +238,7 @@ class Supervisor:
     def _open(self) -> None:
         with self._changed:
             self._starting, self._reopen = True, ""
-        self._driver = self._look_now()
+        self._driver.opens()
         try:
             child = self._child = Child(self._command)
         except OSError as error:
@@ -254,9 +252,7 @@ class Supervisor:
             raise _Stop(End.REFUSED, reply.text)
         if not isinstance(reply, Opened):
             raise _Stop(End.MALFORMED, f"the NVML process answered its start by {type(reply).__name__}")
-        self._path = reply.path
-        before, self._driver = self._driver, self._look_now()
-        if before.library and before != self._driver:
+        if not self._driver.has_opened(reply.path):
             raise _Stop(End.DRIVER, "the driver was replaced while NVML was opened")
         self._answers_since_s = time.monotonic()
         with self._changed:
@@ -333,22 +329,6 @@ class Supervisor:
             raise _Stop(End.MALFORMED, f"the NVML process sent no answer: {str(error)[:200]}") from None
         return answered.reply
 
-    def _check_driver(self) -> None:
-        """Raises _Stop when another one is there than the child has open."""
-        if self._driver_changed():
-            self._quarantine.forget()
-            raise _Stop(End.DRIVER, "the driver was replaced")
-
-    def _driver_changed(self) -> bool:
-        if time.monotonic() - self._looked_at_s >= TICK_S:
-            self._look_now()
-        return self._there != self._driver
-
-    def _look_now(self) -> Identity:
-        self._looked_at_s = time.monotonic()
-        self._there = self._look(self._driver_root, self._path)
-        return self._there
-
     def _end(self, end: End, why: str) -> None:
         """Of the child, if there is one; and what follows for the next."""
         answered_s = max(0.0, time.monotonic() - self._answers_since_s)
@@ -375,7 +355,7 @@ class Supervisor:
         for call in waiting:
             call.answer(Failed(why, kind="away"))
         if child is not None and not child.kill(self._limits.end_s):
-            self._abandoned.append(_Abandoned(child, self._driver))
+            self._abandoned.append(_Abandoned(child, self._driver.opened))
             why = f"{why}; process {child.pid} cannot be killed"
             self.failing = self.failing if self._closing else why
         return why

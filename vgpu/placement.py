@@ -88,7 +88,7 @@ def place(
     if wishes:
         fit = _lowest(policy.grade(outcome, scores, fit), fit)
         if len(fit) > 1:  # else nothing is to be weighed
-            liked = liking(wishes, fleet, table.columns(fit))
+            liked = liking(wishes, fleet, table.view.in_fleet(fit))
             fit = fit[liked == liked.max()]
     best = _best(table, scores, fit)
     return Placement(table.names[best], table.assignment(best))
@@ -192,7 +192,7 @@ def _no_room(table: Table, asked: Candidates, only: Mapping[str, Set[str]] | Non
     empty = Table(fleet, ask, asked, emptied=True)
     now = Table(fleet, ask, asked) if only else table
     found = [
-        (NO_INVENTORY, (fleet.model[:, table.view] < 0).all(axis=0)),
+        (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
         (TOO_LARGE, ~empty.fits & ~_holds_largest(empty, asked)),
         (TOO_FEW, ~empty.fits),

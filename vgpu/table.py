@@ -12,8 +12,7 @@ How it is kept short
     Most pods have one share. For them the fleet's own arrays are read as they are and nothing is written; which cards they
     are is looked up for the chosen node only. Everything else is tried on copies, of the nodes only that sums do not rule out.
 
-Units and shapes as in `fleet`. A column is a node in view: every one that the fleet has when most were asked for, since
-reading all of them is quicker than picking out many; else those asked for.
+Units and shapes as in `fleet`; a column is a node in `view`.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ import numpy.typing as npt
 
 from vgpu.fleet import Bools, Candidates, Columns, Fleet, Ints
 from vgpu.grant import Assignment, Slice
-from vgpu.instances import Counts, choose, on_node
-from vgpu.inventory import Card, MigInstance
+from vgpu.instances import choose
 from vgpu.links import nearest
 from vgpu.outcome import Cards, Outcome
 from vgpu.packing import Books, Need, pack
 from vgpu.policy import Order
 from vgpu.quantity import LARGEST_CARD_MIB
 from vgpu.request import FULL_CORE_PERCENT, Ask, PodAsk, peak
+from vgpu.view import View
 
 NEVER: Final = np.int32(np.iinfo(np.int32).max)
 """Leftover of a card that cannot take the ask. Larger than any real leftover."""
@@ -72,8 +71,9 @@ class Table:
     ) -> None:
         """`emptied`: as if no pod held anything. `order`: which cards a pod with one share takes."""
         self._order = order
-        self.fleet, self.ask, self._only, self._emptied = fleet, ask, only or {}, emptied
-        self._look_at(candidates.columns)
+        self.fleet, self.ask = fleet, ask
+        self.view = View(fleet, ask, candidates, only or {}, emptied=emptied)
+        self.names, self.asked = self.view.names, self.view.asked
         self._bundles = _bundles([part for part in ask.containers if part.kind == "share"])
         self._wholes = [part for part in ask.containers if part.kind == "whole"]
         self._profiles = {
@@ -81,7 +81,7 @@ class Table:
             for part in ask.containers
             if part.kind == "mig"
         }
-        self._counts = {profile: self._instances(profile) for profile in self._profiles}
+        self._counts = {profile: self.view.instances(profile) for profile in self._profiles}
         self.fits_mig = self.asked.copy()
         for profile, wanted in self._profiles.items():
             self.fits_mig &= self._counts[profile].enough(wanted)
@@ -93,34 +93,18 @@ class Table:
         """Nodes in view that other pods were tried on."""
         self._rows: list[Columns] = []
         """Per bundle, then for the whole GPUs: (cards taken, live nodes)."""
+        self._books = self.view.books(untouched=bool(self._wholes))
         if len(self._bundles) == 1 and not self._wholes and not self._profiles:
-            self.fits = self._place_one(self._books(), self._bundles[0].need)
+            self.fits = self._place_one(self._books, self._bundles[0].need)
         else:
-            self.fits = self._place_several(self._books())
-
-    def _look_at(self, columns: Columns) -> None:
-        """Choose what is in view."""
-        self.view: slice | Columns
-        """Of the fleet's columns."""
-        if 2 * len(columns) >= self.fleet.width:
-            self.view, self.names = slice(0, self.fleet.width), self.fleet.names
-            self.asked: Bools = np.zeros(self.fleet.width, np.bool_)
-            self.asked[columns] = True
-        else:
-            self.view, self.names = columns, [self.fleet.names[at] for at in columns.tolist()]
-            self.asked = np.ones(len(columns), np.bool_)
-
-    def columns(self, nodes: Columns) -> Columns:
-        """Where nodes in view are in the fleet."""
-        found: Columns = nodes if isinstance(self.view, slice) else self.view[nodes]
-        return found
+            self.fits = self._place_several(self._books)
 
     def outcome(self) -> Outcome:
         """What the policy sees."""
         node_free = self._node_free_mib
         if node_free is None:
             need = self._bundles[0].need
-            node_free = _node_free(self._books()) - np.int32(need.mib * need.cards)
+            node_free = _node_free(self._books) - np.int32(need.mib * need.cards)
         return Outcome(self._loosest_mib, node_free, self.fleet.mix, self._link_cost, self._look)
 
     def assignment(self, at: int) -> Assignment:
@@ -142,7 +126,7 @@ class Table:
         for profile, wanted in self._profiles.items():
             pieces = [
                 Slice(instance.uuid, card.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
-                for card, instance in choose(self._instances_on(self.names[at], profile), wanted)
+                for card, instance in choose(self.view.instances_on(self.names[at], profile), wanted)
             ]
             given |= _dealt(pieces, _of_profile(self.ask, profile))
         ordered = {ask.container: given[ask.container] for ask in self.ask.containers}
@@ -158,98 +142,6 @@ class Table:
             return [order[: self._bundles[0].need.cards].tolist()]
         live = int(np.searchsorted(self._live, at))
         return [rows[:, live].tolist() for rows in self._rows]
-
-    # --- what the pod may use ---
-
-    def _books(self) -> Books:
-        """What is free on the nodes in view, before the pod. Not to be written to."""
-        fleet, view = self.fleet, self.view
-        allowed = self._allowed()
-        if self._emptied:
-            total = fleet.total_mib[:, view]
-            return Books(total, np.full_like(total, FULL_CORE_PERCENT), allowed, allowed)
-        untouched = allowed & (fleet.tenants[:, view] == 0) if self._wholes else allowed
-        return Books(fleet.free_mib[:, view], fleet.free_percent[:, view], allowed, untouched)
-
-    def _allowed(self) -> Bools:
-        """(cards, nodes) cards that the pod may have a share of, or whole, when nobody else has them."""
-        ask, allowed = self.ask, self.fleet.shareable[:, self.view] & self.asked
-        if ask.models or ask.not_models:
-            allowed &= self._models()
-        if ask.uuids:
-            named = np.zeros_like(allowed)
-            for row, at in self._homes(ask.uuids):
-                named[row, at] = True
-            allowed &= named
-        for row, at in self._homes(ask.not_uuids):
-            allowed[row, at] = False
-        for name, uuids in self._only.items():
-            at = self._position(name)
-            for row, card in enumerate(self.fleet.inventory[name].cards if at >= 0 else ()):
-                allowed[row, at] &= card.uuid in uuids
-        return allowed
-
-    def _models(self) -> Bools:
-        """(cards, nodes) whether the pod's conditions allow the model."""
-        ask = self.ask
-        allowed = np.zeros(
-            len(self.fleet.models) + 1, np.bool_
-        )  # the last one is for rows without a card, which say -1
-        for model, code in self.fleet.models.items():
-            allowed[code] = (not ask.models or model in ask.models) and model not in ask.not_models
-        by_card: Bools = allowed[self.fleet.model[:, self.view]]
-        return by_card
-
-    def _homes(self, uuids: Set[str]) -> list[tuple[int, int]]:
-        """(row, node in view) of the cards that have or carry these UUIDs."""
-        found = [(row, self._position(node)) for uuid in uuids for node, row in self.fleet.homes(uuid)]
-        return [(row, at) for row, at in found if at >= 0]
-
-    def _position(self, name: str) -> int:
-        """Where in view a node is, -1 when it is no candidate."""
-        column = self.fleet.column.get(name, -1)
-        if isinstance(self.view, slice):
-            return column if column >= 0 and self.asked[column] else -1
-        found = np.flatnonzero(self.view == column)
-        return int(found[0]) if len(found) else -1
-
-    def _may_use(self, name: str, card: Card, instance: MigInstance) -> bool:
-        """Do the pod's conditions and `only` allow an instance? It answers to its own UUID and to its card's."""
-        ask, known = self.ask, {card.uuid, instance.uuid}
-        return (
-            (not ask.models or card.model in ask.models)
-            and card.model not in ask.not_models
-            and (not ask.uuids or bool(known & ask.uuids))
-            and not known & ask.not_uuids
-            and (name not in self._only or bool(known & self._only[name]))
-        )
-
-    def _instances(self, profile: str) -> Counts:
-        """Instances of a profile that the pod may use."""
-        ask, known = self.ask, self.fleet.mig.get(profile)
-        if known is None:
-            nothing = np.zeros((len(self.fleet.total_mib), len(self.asked)), np.int32)
-            return Counts(nothing, nothing)
-        usable = self._models() if ask.models or ask.not_models else np.True_
-        free = (known.offered if self._emptied else known.free)[:, self.view] * usable
-        free_mib = known.free_mib[:, self.view] * usable
-        one_by_one = {at for _, at in self._homes(ask.uuids | ask.not_uuids)}
-        one_by_one |= {at for at in map(self._position, self._only) if at >= 0}
-        if ask.uuids:
-            free[:], free_mib[:] = 0, 0
-        for at in one_by_one:
-            free[:, at], free_mib[:, at] = 0, 0
-            rows = {card.uuid: row for row, card in enumerate(self.fleet.inventory[self.names[at]].cards)}
-            for card, instance in self._instances_on(self.names[at], profile):
-                free[rows[card.uuid], at] += 1
-                free_mib[rows[card.uuid], at] += instance.mib
-        return Counts(free, free_mib)
-
-    def _instances_on(self, name: str, profile: str) -> list[tuple[Card, MigInstance]]:
-        found = on_node(self.fleet, name, profile, emptied=self._emptied)
-        return [(card, instance) for card, instance in found if self._may_use(name, card, instance)]
-
-    # --- trying ---
 
     def _place_one(self, books: Books, need: Need) -> Bools:
         """One share. Returns (nodes,) whether it fits."""
@@ -285,7 +177,7 @@ class Table:
 
     def _look(self) -> tuple[Cards, Cards]:
         """The cards before and after the pod, for a policy that judges them."""
-        fleet, view = self.fleet, self.view
+        fleet, view = self.fleet, self.view.columns
         shared = fleet.shareable[:, view]
         total, model, cpu = fleet.total_mib[:, view] * shared, fleet.model[:, view], fleet.free_cpu_milli[view]
         before = Cards(fleet.free_mib[:, view] * shared, fleet.free_percent[:, view], total, model, cpu)
@@ -326,7 +218,7 @@ class Table:
         fits: Bools = np.ones(len(self._live), np.bool_)
         every, whole_rows = np.arange(len(self._live)), []
         if wholes:
-            total = self.fleet.total_mib[:, self.view][:, self._live]
+            total = self.fleet.total_mib[:, self.view.columns][:, self._live]
             rows, found = _tightest(np.where(after.untouched, total, NEVER), wholes)
             _debit(after, None, rows, every)
             whole_rows, fits = [rows], fits & found
@@ -359,7 +251,7 @@ class Table:
             if at < len(self._bundles):
                 left = after.free_mib[rows, every]
             else:
-                left = self.fleet.total_mib[:, self.view][:, self._live][rows, every]
+                left = self.fleet.total_mib[:, self.view.columns][:, self._live][rows, every]
             np.maximum(loosest, left.max(axis=0), out=loosest)
         return loosest
 

@@ -25,6 +25,9 @@ Harm = Callable[[], AbstractContextManager[None]]
 RESIDENTS: Final = (STEADY, BUSY)
 ALL: Final = {STEADY: 1, BUSY: 1, SUBJECT: REPLICAS, FILLER: 0}
 """ReplicaSet -> pods that should be ready at the end of a round."""
+DECISION_S: Final = 0.1
+PREEMPTION_S: Final = 2.5
+"""From the pods' creation to their Bindings, about: the fault comes at a random moment of it. A victim takes a second to end."""
 EMPTY: Final[frozenset[Step]] = frozenset({"placing", "bound", "allocated"})
 """Steps that begin without the subject's pods."""
 
@@ -82,11 +85,11 @@ class Stage:
         self._scale(REPLICAS, FILLER)
         eventually(lambda: self._ready(FILLER) == REPLICAS, "the filler runs")
         victims = {pod["metadata"]["uid"] for pod in self._of(FILLER)}
-        self._placing(harm)
+        self._placing(harm, within_s=PREEMPTION_S)
         eventually(lambda: victims - {pod["metadata"]["uid"] for pod in self._of(FILLER)}, "one is preempted")
         self._scale(0, FILLER)
 
-    def _placing(self, harm: Harm) -> None:
+    def _placing(self, harm: Harm, within_s: float = DECISION_S) -> None:
         scaling = threading.Timer(self.chance.random() * 0.1, self._scale, (REPLICAS,))
         with contextlib.ExitStack() as order:
             if self.chance.random() < 0.5:  # before anybody decides; else while somebody does
@@ -94,7 +97,7 @@ class Stage:
                 scaling.start()
             else:
                 self._scale(REPLICAS)
-                time.sleep(self.chance.random() * 0.1)
+                time.sleep(self.chance.random() * within_s)
                 order.enter_context(harm())
         scaling.join() if scaling.ident else None
 
