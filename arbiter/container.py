@@ -21,13 +21,13 @@ from arbiter.complaints import tell_of_report
 from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone, bound_socket, peer_pid, socket_folder
 from arbiter.contexts import Contexts, Measuring, Waiting
 from arbiter.files import is_spare
-from arbiter.grant_file import read_grant, same_place, uuid_bytes
+from arbiter.grant_file import read_container_id, read_grant, same_place, uuid_bytes
 from arbiter.identity import Identity, named
 from arbiter.meter import Reading
 from arbiter.page import Page
 from arbiter.spared import Spared
 from vgpu import wire
-from vgpu.contract import GRANT, SOCKET
+from vgpu.contract import CONTAINER_ID, GRANT, SOCKET
 from vgpu.enforcement import Reason, reported
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -80,6 +80,8 @@ class Container:
         self.connections: dict[int, Connection] = {}
         self.contexts = Contexts()
         self.lookout = Lookout()
+        self.container_id = ""
+        """The runtime's ID; empty while nobody knows it."""
         self.bad_packets = 0
         self.kills = 0
         self._trouble = ""
@@ -116,6 +118,7 @@ class Container:
     def load(self) -> None:
         """Read the grant again. Never raises for what the file holds."""
         path = self.folder / GRANT
+        self.container_id = read_container_id(self.folder / CONTAINER_ID)
         try:
             grant = read_grant(path)
             uuids = [uuid_bytes(card.uuid) for card in grant.cards]

@@ -126,6 +126,9 @@ class Contexts:
                 else:
                     self.strangers[uuid][pid] = measured
                 found[uuid].append(Held(pid, measured, explained))
+            for pid, part_bytes in reading.parts.get(key, {}).get(uuid, {}).items():
+                self.strangers[uuid][pid] = part_bytes
+                found[uuid].append(Held(pid, part_bytes, 0))
         self._count(reading)
         return found
 

@@ -21,6 +21,7 @@ from typing import Final
 
 import structlog
 
+from arbiter.attributing import Attributing
 from arbiter.connection import Connection
 from arbiter.container import Container, Limits
 from arbiter.contexts import Measuring
@@ -50,6 +51,7 @@ class Server:
         measuring: Measuring | None = None,
         turns: Turns | None = None,
         sockets_dir: Path | None = None,
+        attributing: Attributing | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
@@ -59,6 +61,7 @@ class Server:
         self.bad_packets_before = self.kills_before = 0
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
+        self.attributing = attributing if attributing is not None else Attributing()
         self.turns = turns
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else Limits()
@@ -111,19 +114,10 @@ class Server:
         if meter is None:
             return
         for taken in meter.taken():
-            reading = taken.known_by(self._connected())
+            reading = self.attributing.take(taken, self.containers)
             for container in self.containers.values():
                 container.take(reading)
                 self._settle(container)
-
-    def _connected(self) -> dict[int, str]:
-        """Host pid -> key."""
-        return {
-            connection.pid: key
-            for key, container in self.containers.items()
-            for connection in container.connections.values()
-            if connection.welcomed and connection.pid
-        }
 
     def _want_cards(self) -> None:
         if self.measuring.meter is not None:
