@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from arbiter import host, overlimit
+from arbiter.bypassing import Bypassing
 from arbiter.complaints import tell_of_report
 from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone, bound_socket, peer_pid, socket_folder
 from arbiter.contexts import Contexts, Measuring, Waiting
@@ -80,6 +81,7 @@ class Container:
         self.connections: dict[int, Connection] = {}
         self.contexts = Contexts()
         self.lookout = Lookout()
+        self.bypassing = Bypassing(measuring.rules)
         self.container_id = ""
         """The runtime's ID; empty while nobody knows it."""
         self.bad_packets = 0
@@ -150,6 +152,7 @@ class Container:
                 self._limits.context_room_bytes,
             )
             self.contexts, self.lookout = Contexts(), Lookout(self._measuring.slack_bytes)
+            self.bypassing = Bypassing(self._measuring.rules)
         self._uuids = uuids
         _log.info("grant read", pod=f"{grant.namespace}/{grant.pod}", container=grant.container, grant=self.folder.name)
         self._answer_waiting()
@@ -223,7 +226,9 @@ class Container:
         self.spared.take(uuids, reading)
         held = self.contexts.held(self.folder.name, self.ledger, uuids, self._welcomed(), reading)
         self._charge_unconnected()
-        for kill in overlimit.look(self.lookout, self.grant, reading, held):
+        kills = overlimit.look(self.lookout, self.grant, reading, held)
+        kills += self.bypassing.take(self.grant, reading, held, self.contexts.unconnected(), self._clock())
+        for kill in {kill.id: kill for kill in reversed(kills)}.values():
             self.kills += 1
             self._measuring.kills.add(kill, self._clock())
         self._show()
@@ -366,6 +371,8 @@ class Container:
             self._handed_over.append(connection)
             return
         self.ledger.join(connection.number)
+        if self._measuring.tracer is not None:
+            self._measuring.tracer.connected(connection.pid)
         if self.contexts.met(connection.pid):
             self._charge_unconnected()
         promised_mib = self._promise(connection) if connection.for_context and len(cards) == 1 else 0

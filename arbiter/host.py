@@ -28,6 +28,8 @@ LIBRARY_THREAD: Final = "tangram"
 THREADS_LOOKED_AT: Final = 256
 """A process can have any number. Guessed: the library starts its own with the first context."""
 COMMAND_CHARACTERS: Final = 200
+REMOVED: Final = "//deleted"
+"""What mountinfo writes behind a directory that was removed and is mounted still."""
 _STOPPED: Final = frozenset("TtZXx")
 """States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
 
@@ -172,6 +174,20 @@ def user_of(status: str) -> int | None:
         if line.startswith("Uid:"):
             return int(line.split()[1])
     return None
+
+
+def sees_grant(pid: int, grants: Path) -> bool | None:
+    """Is any directory of the grants folder mounted where a process can see it? None = nobody can tell: it is gone, or the folder is nowhere."""
+    mountinfo = mounts_of(pid)
+    ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
+    if not mountinfo or ours is None:
+        return None
+    mounted = ((fields[2], fields[3]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4)
+    return any(device == ours[0] and _above(root.removesuffix(REMOVED)) == ours[1] for device, root in mounted)
+
+
+def _above(root: str) -> str:
+    return root.rpartition("/")[0]
 
 
 def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:

@@ -26,6 +26,7 @@ from arbiter.connection import Connection
 from arbiter.container import Container, Limits
 from arbiter.contexts import Measuring
 from arbiter.grant_file import same_place
+from arbiter.tracer import Suspect
 from arbiter.turns import Turns
 from arbiter.watch import Watch
 from vgpu.status import KillStatus
@@ -118,6 +119,14 @@ class Server:
             for container in self.containers.values():
                 container.take(reading)
                 self._settle(container)
+            self._trace()
+
+    def _trace(self) -> None:
+        """Have those looked at that hold GPU memory and are not connected."""
+        if self.measuring.tracer is not None:
+            contexts = [container.contexts for container in self.containers.values()]
+            suspects = {Suspect(pid, of.starts.get(pid, 0)) for of in contexts for pid in of.unconnected()}
+            self.measuring.tracer.suspect(suspects)
 
     def _want_cards(self) -> None:
         if self.measuring.meter is not None:
