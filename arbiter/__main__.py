@@ -5,10 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 import structlog
 
+from arbiter import host
+from arbiter.acquaintance import FILE as FILE_OF_CONNECTED
+from arbiter.acquaintance import Acquaintance
+from arbiter.attributing import Attributing
+from arbiter.bypassing import Rules
 from arbiter.container import Limits
 from arbiter.contexts import Measuring
 from arbiter.files import connections_of, raise_limit
@@ -19,6 +27,7 @@ from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.supervisor import needed, notify_ready
+from arbiter.tracer import Tracer
 from arbiter.turns import Turns
 from arbiter.verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.witness import Witness
@@ -30,6 +39,8 @@ from observe.operations import Operations, run_in_thread
 from observe.options import read
 from vgpu.timing import Settings
 from vgpu.trial import FILE
+
+MIB: Final = 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,7 +70,11 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     grants = settings.grants_dir.absolute()
     named_in = grants if settings.grants_in_environment else None
     meter = Meter(nvml(), grants, named_in=named_in)
-    measuring = Measuring(meter, slack_bytes=settings.guard_slack_mib * 2**20)
+    status_socket = settings.status_socket or grants.parent / "status.sock"
+    tracer = _tracer(settings, nvml(), grants, status_socket.with_name(FILE_OF_CONNECTED))
+    measuring = Measuring(
+        meter, slack_bytes=settings.guard_slack_mib * MIB, tracer=tracer, rules=_rules(settings, tracer)
+    )
     verdicts = Verdicts(settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID))
     turns = Turns(
         lambda: server.stop(),
@@ -77,14 +92,19 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
         measuring=measuring,
         turns=turns,
         sockets_dir=settings.sockets_dir,
+        attributing=Attributing(visible=settings.processes_visible),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     operations = Operations(pages(server, settings.restarts), settings.metrics_host, settings.metrics_port)
     run_in_thread(operations)
-    status = StatusSocket(settings.status_socket or grants.parent / "status.sock", server)
+    status = StatusSocket(status_socket, server)
     witness = Witness(turns, nvml(), grants, named_in)
     meter.start()
+    try:
+        tracer.start()
+    except RuntimeError as error:
+        log.error("a process that goes around the library counts as unconnected", reason=str(error))
     if settings.check_idle:
         witness.start()
     log.info(
@@ -97,7 +117,26 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     witness.close()
     status.close()
     meter.close()
+    tracer.close()
     log.info("stopped")
+
+
+def _tracer(settings: ArbiterSettings, nvml: Nvml, grants: Path, file: Path) -> Tracer:
+    """Where no grant is mounted anywhere, as for runs, that a process sees none says nothing."""
+    file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    known = Acquaintance(file, text_of(BOOT_ID))
+    return Tracer(nvml, known, lambda pid: host.sees_grant(pid, grants) if settings.mount_needed else None)
+
+
+def _rules(settings: ArbiterSettings, tracer: Tracer) -> Rules:
+    return Rules(
+        settings.bypass,
+        (settings.context_room_mib + settings.guard_slack_mib) * MIB,
+        time.monotonic(),
+        settings.bypass_quiet_s,
+        settings.processes_visible,
+        tracer,
+    )
 
 
 def _limits(settings: ArbiterSettings, connections: int) -> Limits:

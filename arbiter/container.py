@@ -17,18 +17,19 @@ from typing import Final
 import structlog
 
 from arbiter import host, overlimit
+from arbiter.bypassing import Bypassing
 from arbiter.complaints import tell_of_report
 from arbiter.connection import NO_GRANT, TOO_MANY, Connection, bound_socket, socket_folder
 from arbiter.connections import Connections
 from arbiter.contexts import Contexts, Measuring
 from arbiter.files import is_spare
-from arbiter.grant_file import read_grant, same_place, uuid_bytes
+from arbiter.grant_file import read_container_id, read_grant, same_place, uuid_bytes
 from arbiter.memory import MIB, Memory
 from arbiter.meter import Reading
 from arbiter.page import Page
 from arbiter.spared import Spared
 from vgpu import wire
-from vgpu.contract import GRANT, SOCKET
+from vgpu.contract import CONTAINER_ID, GRANT, SOCKET
 from vgpu.enforcement import Reason, reported
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
@@ -75,6 +76,9 @@ class Container:
         self.inode = folder.stat().st_ino
         self.lookout = Lookout()
         self.spared = Spared()
+        self.bypassing = Bypassing(measuring.rules)
+        self.container_id = ""
+        """The runtime's ID; empty while nobody knows it."""
         self.kills = 0
         self._uuids: list[bytes] = []
         self._trouble = ""
@@ -110,6 +114,7 @@ class Container:
     def load(self) -> None:
         """Read the grant again. Never raises for what the file holds."""
         path = self.folder / GRANT
+        self.container_id = read_container_id(self.folder / CONTAINER_ID)
         try:
             grant = read_grant(path)
             uuids = [uuid_bytes(card.uuid) for card in grant.cards]
@@ -134,6 +139,7 @@ class Container:
                 self.connections.drop(connection)
             self.memory.begin(grant.cards)
             self.lookout = Lookout(self._measuring.slack_bytes)
+            self.bypassing = Bypassing(self._measuring.rules)
         self._uuids = uuids
         _log.info("grant read", pod=f"{grant.namespace}/{grant.pod}", container=grant.container, grant=self.folder.name)
         self._answer_waiting()
@@ -203,7 +209,9 @@ class Container:
             return
         held = self.memory.measure(reading)
         self.spared.take(self.memory.uuids, reading)
-        for kill in overlimit.look(self.lookout, self.grant, reading, held):
+        kills = overlimit.look(self.lookout, self.grant, reading, held)
+        kills += self.bypassing.take(self.grant, reading, held, self.memory.contexts.unconnected(), self._clock())
+        for kill in {kill.id: kill for kill in reversed(kills)}.values():
             self.kills += 1
             self._measuring.kills.add(kill, self._clock())
         self.memory.show()
@@ -293,6 +301,8 @@ class Container:
             connection.send(0, wire.Welcome(cards), self._page.fd)
             self.connections.hand_over(connection)
             return
+        if self._measuring.tracer is not None:
+            self._measuring.tracer.connected(connection.pid)
         promised_mib = self.memory.join(connection)
         connection.send(0, wire.Welcome(cards, promised_mib), self._page.fd)
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from arbiter import host
+from arbiter.bypassing import Rules
 from arbiter.connection import Connection
 from arbiter.meter import Meter, Reading
 from arbiter.overlimit import Kills
+from arbiter.tracer import Tracer
 from vgpu import wire
 from vgpu.guard import Held
 from vgpu.holding import Event
@@ -43,6 +45,9 @@ class Measuring:
     slack_bytes: int = 0
     """How far a container may be beyond its limit before the guard minds."""
     kills: Kills = field(default_factory=Kills)
+    tracer: Tracer | None = None
+    rules: Rules = field(default_factory=Rules)
+    """About processes that go around the library."""
 
     def learn(self, uuid: str, context_bytes: int) -> None:
         """A context was made and measured."""
@@ -67,6 +72,8 @@ class Contexts:
         """UUID -> pid -> bytes of processes of this container that are not connected, in the last reading."""
         self._readings: dict[int, int] = {}
         """In how many readings in a row each of them was seen, those that belong to the arbiter's first one at least twice."""
+        self.starts: dict[int, int] = {}
+        """Of each of them, as far as the host knows."""
         self._first = True
         self._waiting: dict[tuple[int, int], Waiting] = {}
         """By process and card: who asks again has the answer to the last."""
@@ -126,6 +133,9 @@ class Contexts:
                 else:
                     self.strangers[uuid][pid] = measured
                 found[uuid].append(Held(pid, measured, explained))
+            for pid, part_bytes in reading.parts.get(key, {}).get(uuid, {}).items():
+                self.strangers[uuid][pid] = part_bytes
+                found[uuid].append(Held(pid, part_bytes, 0))
         self._count(reading)
         return found
 
@@ -134,6 +144,10 @@ class Contexts:
         one is enough, as nothing is lent yet and whoever connects is met. An MPS server runs the work of others."""
         before = IN_A_ROW - 1 if self._first else 0
         self._first = self._first and not reading.cards
+        fresh = {
+            pid: reading.seen[pid].started for held in self.strangers.values() for pid in held if pid in reading.seen
+        }
+        self.starts = {pid: at for pid, at in self.starts.items() if pid in self._readings} | fresh
         self._readings = {
             pid: self._readings.get(pid, before) + 1
             for held in self.strangers.values()

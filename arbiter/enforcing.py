@@ -75,7 +75,11 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         for connection in container.connections.values()
         if connection.welcomed
     )
-    unconnected = (ProcessFacts(pid=pid, unconnected=True) for pid in container.contexts.unconnected())
+    rules = server.measuring.rules
+    unconnected = (
+        ProcessFacts(pid=pid, unconnected=True, bypassing=rules.bypasses(pid))
+        for pid in container.contexts.unconnected()
+    )
     return ContainerFacts(
         grant_readable=container.readable,
         core_percent=max((card.core_percent for card in container.grant.cards), default=0) if container.grant else 0,
@@ -92,6 +96,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         stall_ended_s=time.stall_ended_s,
         over_limit_pids=tuple(excess.offender for excess in container.lookout.excesses),
         processes=(*processes, *unconnected),
+        unattributed=not rules.visible,
     )
 
 

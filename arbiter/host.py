@@ -1,8 +1,8 @@
 """Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
 
 The kernel alone is asked: nothing here but `grant_named` is what a tenant says of itself. Which container a process belongs to is told by what is
-mounted at /run/tangram in its mount namespace: a directory of the grants folder, put there by the node and read-only. Where a process shows none,
-as one that changed its root, its cgroup tells the pod.
+its cgroup, and by what is mounted at /run/tangram in its mount namespace: a directory of the grants folder, put there by the node and read-only.
+What follows from the two `vgpu.attribution` decides.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from arbiter.grant_file import read_grant
-from vgpu.cgroup import pods_of
+from arbiter.grant_file import read_container_id, read_grant
+from vgpu.attribution import Owner, Owners
+from vgpu.cgroup import Place, depth_of
+from vgpu.cgroup import place_of as place_in
+from vgpu.contract import CONTAINER_ID, GRANT
 from vgpu.errors import BadDocument
 
 MOUNT_POINT: Final = "/run/tangram"
@@ -26,6 +28,8 @@ LIBRARY_THREAD: Final = "tangram"
 THREADS_LOOKED_AT: Final = 256
 """A process can have any number. Guessed: the library starts its own with the first context."""
 COMMAND_CHARACTERS: Final = 200
+REMOVED: Final = "//deleted"
+"""What mountinfo writes behind a directory that was removed and is mounted still."""
 _STOPPED: Final = frozenset("TtZXx")
 """States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
 
@@ -63,8 +67,15 @@ def pid_inside(pid: int) -> int:
 
 
 def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
-    """Name of the grant directory that a process belongs to: as `key_shown`, else by its cgroup."""
-    return key_shown(pid, grants, named_in) or grant_by_cgroup(pid, grants)
+    """Name of the grant directory that a process belongs to, and the first one where several of its pod count as one."""
+    of = owners_in(grants).of(place(pid), key_shown(pid, grants, named_in))
+    return of[0] if of else None
+
+
+def place(pid: int) -> Place:
+    """Its pod and container by its cgroup."""
+    own = _read("self", "cgroup").decode(errors="replace")
+    return place_in(_read(pid, "cgroup").decode(errors="replace"), depth_of(own))
 
 
 def key_shown(pid: int, grants: Path, named_in: Path | None) -> str | None:
@@ -80,27 +91,16 @@ def grant_of(pid: int, grants: Path) -> str | None:
     return key_under(mounted, ours)
 
 
-def grant_by_cgroup(pid: int, grants: Path) -> str | None:
-    """Name of the directory in `grants` of the container that a process is in by its cgroup. A pod may have several: then the one that another
-    process of that cgroup shows, else the first one of the pod."""
-    cgroup = _read(pid, "cgroup")
-    keys = _grants_of_pod(pods_of(cgroup.decode(errors="replace")), grants)
-    if len(keys) < 2:
-        return keys[0] if keys else None
-    shown = (grant_of(other, grants) for other in _processes() if other != pid and _read(other, "cgroup") == cgroup)
-    return next((key for key in shown if key in keys), keys[0])
-
-
-def _grants_of_pod(uids: tuple[str, ...], grants: Path) -> list[str]:
-    """Directories with a grant for the first of these pods that has any, by name."""
-    keys: dict[str, list[str]] = {}
-    for folder in sorted(grants.iterdir()) if uids and grants.is_dir() else ():
+def owners_in(grants: Path) -> Owners:
+    """Of every directory with a grant that can be read."""
+    owners = []
+    for folder in sorted(grants.iterdir()) if grants.is_dir() else ():
         try:
-            uid = read_grant(folder / "grant").uid
+            uid = read_grant(folder / GRANT).uid
         except (OSError, UnicodeDecodeError, BadDocument):  # the device plugin reports one that is damaged
             continue
-        keys.setdefault(uid, []).append(folder.name)
-    return next((keys[uid] for uid in uids if uid in keys), [])
+        owners.append(Owner(folder.name, uid, read_container_id(folder / CONTAINER_ID)))
+    return Owners(owners)
 
 
 def mounts_of(pid: int) -> str:
@@ -176,6 +176,20 @@ def user_of(status: str) -> int | None:
     return None
 
 
+def sees_grant(pid: int, grants: Path) -> bool | None:
+    """Is any directory of the grants folder mounted where a process can see it? None = nobody can tell: it is gone, or the folder is nowhere."""
+    mountinfo = mounts_of(pid)
+    ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
+    if not mountinfo or ours is None:
+        return None
+    mounted = ((fields[2], fields[3]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4)
+    return any(device == ours[0] and _above(root.removesuffix(REMOVED)) == ours[1] for device, root in mounted)
+
+
+def _above(root: str) -> str:
+    return root.rpartition("/")[0]
+
+
 def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
     """Why a process has no business at the socket of grant directory `key`; None when it has.
 
@@ -189,7 +203,7 @@ def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = 
     theirs = grant_in(mountinfo, folder)
     if theirs is not None and theirs != key:
         return f"this socket is another container's: yours is in {theirs}"
-    in_pod = theirs is None and uid != "" and uid in pods_of(_read(pid, "cgroup").decode(errors="replace"))
+    in_pod = theirs is None and uid != "" and place(pid).pod == uid
     if mount_needed and not in_pod and not shows(mountinfo, folder, key):
         return f"process {pid} has no mount of grant {key}: this socket is for the container that has"
     return None
@@ -216,12 +230,6 @@ def kill(pid: int, started: int) -> bool:
     finally:
         os.close(handle)
     return True
-
-
-def _processes() -> Iterator[int]:
-    with os.scandir("/proc") as entries:
-        numbers = [int(entry.name) for entry in entries if entry.name.isdigit()]
-    yield from numbers
 
 
 def _threads(pid: int, name: str) -> list[str]:

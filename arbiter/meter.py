@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from arbiter import host
 from nvml.errors import NvmlAway, NvmlError, NvmlOpening
 from nvml.messages import ProcessUsage
 from nvml.queries import Nvml
+from vgpu.cgroup import NOWHERE, Place
 
 PERIOD_S: Final = 1.0
 """Specified."""
@@ -37,12 +38,13 @@ class Seen:
 
     started: int
     key: str | None
-    """Of the grant directory mounted in its namespace; else by its cgroup; else, for an arbiter of runs, of the one it was started with."""
+    """Of the grant directory mounted in its namespace; else, for an arbiter of runs, of the one it was started with. Once it is attributed: of
+    the grant that it belongs to; None = of none, or of one of several."""
     pid_inside: int
     mps_server: bool = False
     """The work of its clients runs on its channels."""
-    by_cgroup: bool = False
-    """`key` is its pod's, and of several containers may be the wrong one."""
+    place: Place = NOWHERE
+    """By its cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,8 @@ class Reading:
     """Every pid of `cards`."""
     mps_clients: frozenset[int] = frozenset()
     """Of those pids, the ones that NVML lists as clients of an MPS server."""
-
-    def known_by(self, connected: Mapping[int, str]) -> Reading:
-        """The same where a process that shows no grant belongs to the container that it is connected to. `connected`: by host pid."""
-        known = {
-            pid: replace(seen, key=connected[pid])
-            for pid, seen in self.seen.items()
-            if seen.by_cgroup and pid in connected
-        }
-        return replace(self, seen={**self.seen, **known}) if known else self
+    parts: Mapping[str, Mapping[str, Mapping[int, int]]] = field(default_factory=dict)
+    """Key -> UUID -> host pid -> bytes: what counts against a grant of processes that belong to one of several."""
 
 
 class Meter:
@@ -183,10 +178,9 @@ class Meter:
         seen = {}
         for pid in pids:
             before, started = self._known.get(pid), host.started_at(pid)
-            if before is None or before.started != started or before.key is None:
-                key = host.key_of(pid, self._grants, self._named_in)
-                by_cgroup = key is not None and host.key_shown(pid, self._grants, self._named_in) is None
-                before = Seen(started, key, host.pid_inside(pid), host.is_mps_server(pid), by_cgroup)
+            if before is None or before.started != started or (before.key is None and not before.place.pod):
+                key = host.key_shown(pid, self._grants, self._named_in)
+                before = Seen(started, key, host.pid_inside(pid), host.is_mps_server(pid), host.place(pid))
             seen[pid] = before
         self._known = seen
         return seen

@@ -55,6 +55,7 @@ class LedgerCollector(Collector):
             "tangram_arbiter_measures", "1 while NVML is read; 0 = contexts are unknown and the guard sees nothing"
         )
         measures.add_metric([], int(self._server.measuring.works))
+        ungranted = _ungranted(self._server)
         total_bad = total_kills = 0
         with self._server.lock:
             found = enforcements(self._server)
@@ -89,7 +90,26 @@ class LedgerCollector(Collector):
         restarts.add_metric([], self._restarts)
         bad.add_metric([], total_bad)
         kills.add_metric([], total_kills)
-        return [*gauges.values(), connections, unenforced, bad, kills, restarts, measures, *turns]
+        return [*gauges.values(), connections, unenforced, *ungranted, bad, kills, restarts, measures, *turns]
+
+
+def _ungranted(server: Server) -> list[Metric]:
+    """By GPU; of each that has a grant."""
+    held = GaugeMetricFamily(
+        "tangram_arbiter_ungranted_bytes", "GPU memory of processes that belong to no grant there", labels=["gpu_uuid"]
+    )
+    count = GaugeMetricFamily(
+        "tangram_arbiter_ungranted_processes",
+        "processes with GPU memory that belong to no grant there",
+        labels=["gpu_uuid"],
+    )
+    with server.lock:
+        found = server.attributing.ungranted
+        uuids = {card.uuid for one in server.containers.values() if one.grant is not None for card in one.grant.cards}
+    for uuid in sorted(uuids | {one.uuid for one in found}):
+        held.add_metric([uuid], sum(one.held_bytes or 0 for one in found if one.uuid == uuid))
+        count.add_metric([uuid], sum(one.uuid == uuid for one in found))
+    return [held, count]
 
 
 def stuck(server: Server, at_s: float) -> str:

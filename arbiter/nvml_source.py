@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from nvml.client import Client
+from nvml.mapped import Looks
+from nvml.messages import AnyReply, AnyRequest, Maps
 from nvml.queries import Nvml
 from nvml.replacing import End
 from nvml.supervisor import Limits, Supervisor
@@ -29,9 +32,21 @@ def nvml_source(socket: Path | None, driver_root: Path, limits: Limits) -> Itera
     supervisor = Supervisor(driver_root, limits, report=_report)
     supervisor.start()
     try:
-        yield lambda: supervisor.within(READ_S)
+        looks = Looks()
+        yield lambda: Nvml(_Own(supervisor, looks))
     finally:
         supervisor.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What a plugin's server answers, in this process."""
+
+    supervisor: Supervisor
+    looks: Looks
+
+    def call(self, request: AnyRequest) -> AnyReply:
+        return self.looks.answer(request) if isinstance(request, Maps) else self.supervisor.call(request, READ_S)
 
 
 def _report(end: End | None, text: str) -> None:

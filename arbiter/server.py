@@ -21,10 +21,12 @@ from typing import Final
 
 import structlog
 
+from arbiter.attributing import Attributing
 from arbiter.connection import Connection
 from arbiter.container import Container, Limits
 from arbiter.contexts import Measuring
 from arbiter.grant_file import same_place
+from arbiter.tracer import Suspect
 from arbiter.turns import Turns
 from arbiter.watch import Watch
 from vgpu.status import KillStatus
@@ -50,6 +52,7 @@ class Server:
         measuring: Measuring | None = None,
         turns: Turns | None = None,
         sockets_dir: Path | None = None,
+        attributing: Attributing | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
@@ -59,6 +62,7 @@ class Server:
         self.bad_packets_before = self.kills_before = 0
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
+        self.attributing = attributing if attributing is not None else Attributing()
         self.turns = turns
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else Limits()
@@ -111,19 +115,18 @@ class Server:
         if meter is None:
             return
         for taken in meter.taken():
-            reading = taken.known_by(self._connected())
+            reading = self.attributing.take(taken, self.containers)
             for container in self.containers.values():
                 container.take(reading)
                 self._settle(container)
+            self._trace()
 
-    def _connected(self) -> dict[int, str]:
-        """Host pid -> key."""
-        return {
-            connection.pid: key
-            for key, container in self.containers.items()
-            for connection in container.connections.values()
-            if connection.welcomed and connection.pid
-        }
+    def _trace(self) -> None:
+        """Have those looked at that hold GPU memory and are not connected."""
+        if self.measuring.tracer is not None:
+            contexts = [container.contexts for container in self.containers.values()]
+            suspects = {Suspect(pid, of.starts.get(pid, 0)) for of in contexts for pid in of.unconnected()}
+            self.measuring.tracer.suspect(suspects)
 
     def _want_cards(self) -> None:
         if self.measuring.meter is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from observe.options import ProgramSettings, config
+from vgpu.bypass import DEFAULT, QUIET_S, Policy
 
 
 class ArbiterSettings(ProgramSettings):
@@ -53,6 +54,20 @@ class ArbiterSettings(ProgramSettings):
         ge=0,
         le=1_048_576,
         description="MiB by which NVML's count of a container may pass its limit before that is reported",
+    )
+    bypass: Policy = Field(
+        DEFAULT,
+        description="what happens to a process that goes around the library, when its container passes limit, context room and slack in three readings",
+    )
+    bypass_quiet_s: float = Field(
+        QUIET_S,
+        ge=0,
+        le=3600,
+        description="seconds after the arbiter's start in which nothing but a report happens to it",
+    )
+    processes_visible: bool = Field(
+        True,
+        description="the arbiter sees the node's processes; if not, GPU memory outside the library is attributed to nobody, which is reported",
     )
     context_room_mib: int = Field(
         192,

@@ -19,6 +19,7 @@ import structlog
 from msgspec import structs
 
 from arbiter import host
+from arbiter.attributing import Ungranted
 from arbiter.connection import Connection, bound_socket
 from arbiter.container import Container
 from arbiter.enforcing import enforcements
@@ -33,6 +34,7 @@ from vgpu.status import (
     Status,
     TurnStatus,
     UnenforcedStatus,
+    UngrantedStatus,
     encode_status,
 )
 
@@ -139,10 +141,19 @@ def status_of(server: Server, commands: Commands | None = None) -> Status:
             _container(key, server.containers[key], turns.get(key), found[key]) for key in sorted(server.containers)
         ]
         kills = server.killed()
+        ungranted = server.attributing.ungranted
     commands = commands if commands is not None else Commands()
     known = [container for container in containers if container is not None]
     commands.forget(known)
-    return Status(tuple(_with_commands(container, commands) for container in known), kills=kills)
+    return Status(
+        tuple(_with_commands(container, commands) for container in known),
+        kills=kills,
+        ungranted=tuple(map(_ungranted, ungranted)),
+    )
+
+
+def _ungranted(one: Ungranted) -> UngrantedStatus:
+    return UngrantedStatus(one.uuid, one.pid, host.command_of(one.pid), one.held_bytes, one.pod)
 
 
 def _container(key: str, container: Container, turn: TurnStatus | None, found: Enforcement) -> ContainerStatus | None:
@@ -180,6 +191,7 @@ def _container(key: str, container: Container, turn: TurnStatus | None, found: E
         unenforced=tuple(
             UnenforcedStatus(one.reason, tuple(sorted(TABLE[one.reason].limits)), one.pids) for one in found.findings
         ),
+        bypasses=container.bypassing.status(),
     )
 
 

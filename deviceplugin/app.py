@@ -12,9 +12,10 @@ import structlog
 
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
+from deviceplugin.containerids import ContainerIds
 from deviceplugin.files import make_folder
 from deviceplugin.grants import Grants
-from deviceplugin.guard import NOTICES, REASON, UNENFORCED, Guard, Offence, Trouble
+from deviceplugin.guard import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, Guard, Offence, Trouble
 from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
@@ -37,7 +38,7 @@ from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
 from kube.client import Client, connect
-from kube.events import Recorder, about
+from kube.events import ObjectReference, Recorder, about
 from kube.objects import Pod
 from nvml.trials import Trier
 from observe import collecting
@@ -105,6 +106,7 @@ class DevicePlugin:
         self.remover = Remover(client, self.metrics.removed)
         self.guard = Guard(settings.status, self.pods.pod, self)
         self.followers = Followers(self.pods, self.grants, self)
+        self.container_ids = ContainerIds(self.pods, self.grants)
         self.publisher = Publisher(client, settings.node_name, self.offer)
         self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
         self.management = Management(settings, self.metrics)
@@ -139,6 +141,7 @@ class DevicePlugin:
                     self.upkeep.run,
                     self.guard.run,
                     self.followers.run,
+                    self.container_ids.run,
                     self._to_kubelet,
                     self._keep_grants,
                     collecting.keep_tidy,
@@ -185,9 +188,9 @@ class DevicePlugin:
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
         """A container holds more memory than it was granted: tell the pod's user, and do what its policy says."""
-        self.recorder.event(about(pod, offence.container), REASON, offence.note, "Warning")
+        self.recorder.event(about(pod, offence.container), offence.reason, offence.note, "Warning")
         if offence.policy == "evict":
-            self.remover.remove(pod, "over-limit")
+            self.remover.remove(pod, "bypass" if offence.reason == BYPASSED else "over-limit")
 
     def over_limit_now(self, containers: int) -> None:
         """So many containers are over their limit."""
@@ -200,6 +203,11 @@ class DevicePlugin:
     def unenforced(self, pod: Pod, container: str, note: str) -> None:
         """A limit of a container is not enforced: tell the pod's user."""
         self.recorder.event(about(pod, container), UNENFORCED, note, "Warning")
+
+    def ungranted(self, note: str) -> None:
+        """Memory of a shared GPU belongs to no grant: tell the operator, on the node."""
+        name = self.settings.node_name
+        self.recorder.event(ObjectReference(kind="Node", name=name, uid=name), UNGRANTED, note, "Warning")
 
     def class_ignored(self, pod: Pod, note: str) -> None:
         """An annotation of a pod's class or level does not count: tell the pod's user."""

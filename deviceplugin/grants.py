@@ -7,6 +7,7 @@
         libtangram.so             hard link to the library as it was at allocation
         socket/, arbiter.sock     the way to the arbiter (`sockets`)
         grant                     the container's limits; written before each start
+        container                 the runtime's ID of the container, soon after each start (`containerids`)
         allocation.json           our own book, so that a restart of the plugin loses nothing
 
 All of it but sockets/ belongs to the plugin alone: the arbiter may read the grants. A directory appears under its name with its book in it: a plugin that is killed before leaves one whose name begins with a dot.
@@ -32,7 +33,7 @@ from deviceplugin.record import RECORD, Record, new_suffix, of_ids, order_of, re
 from deviceplugin.settling import Settling
 from deviceplugin.sockets import Sockets
 from vgpu.codec import grant_from_text, grant_to_text
-from vgpu.contract import GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, SOCKET_DIR
+from vgpu.contract import CONTAINER_ID, GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, SOCKET_DIR
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Grant
 
@@ -159,6 +160,14 @@ class Grants:
         if content_of(path) != content:
             write_whole(path, content, 0o444)
         self._granted[key] = grant
+
+    def identify(self, key: str, container_id: str) -> bool:
+        """Write whose container the directory is, for the arbiter. Answers whether that is new. Raises OSError."""
+        path, content = self.folder(key) / CONTAINER_ID, f"{container_id}\n".encode()
+        if content_of(path) == content:
+            return False
+        write_whole(path, content, 0o444)
+        return True
 
     def put_back(self) -> list[str]:
         """Books and grants that somebody removed from directories that are still there. Answers their paths. Raises OSError.

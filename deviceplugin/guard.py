@@ -1,6 +1,6 @@
 """Follow what the arbiter says of containers over their limit: an Event on the pod, and its removal where the policy is `evict`.
 
-Of containers that compute without saying so, and of limits that are not enforced, too: an Event.
+Of containers that compute without saying so, of limits that are not enforced, and of memory that belongs to no grant, too: an Event.
 
 The arbiter compares, and kills where the policy is `kill`; it has no way to the API server. This module reads its status socket,
 and decides nothing but what is new. An arbiter that does not answer changes nothing: what was told stays told.
@@ -22,6 +22,7 @@ from kube.objects import Pod
 from vgpu.enforcement import row_of
 from vgpu.errors import BadDocument
 from vgpu.status import (
+    BypassStatus,
     CardStatus,
     ContainerStatus,
     KillStatus,
@@ -29,6 +30,7 @@ from vgpu.status import (
     ProcessStatus,
     Status,
     TurnStatus,
+    UngrantedStatus,
     decode_status,
 )
 
@@ -43,6 +45,8 @@ COMMAND_LIMIT: Final = 80
 """Characters of a command line in an Event."""
 
 REASON: Final = "OverMemoryLimit"
+BYPASSED: Final = "LimitBypassed"
+UNGRANTED: Final = "UngrantedMemory"
 KILL: Final = "kill"
 NOTICES: Final = {
     "UntoldWork": (
@@ -79,11 +83,31 @@ class Offence:
     policy: str
     note: str
     """The sentence for a person."""
+    reason: str = REASON
+    """Of the Event."""
 
 
 def offences(status: Status) -> list[Offence]:
-    """Every container that the arbiter found over its limit."""
-    return [Offence(c.uid, c.container, c.guard, _note(c)) for c in status.containers if c.over]
+    """Every container that the arbiter found over its limit, and every one that is over it by a way around the library. A kill is told of
+    as such."""
+    over = [Offence(c.uid, c.container, c.guard, _note(c)) for c in status.containers if c.over]
+    return over + [
+        Offence(c.uid, c.container, one.policy, _bypass_note(c, one), BYPASSED)
+        for c in status.containers
+        for one in c.bypasses
+        if one.policy != KILL
+    ]
+
+
+def _bypass_note(found: ContainerStatus, one: BypassStatus) -> str:
+    commands = {process.pid: process.command for process in found.processes}
+    pid = one.pids[0] if one.pids else 0
+    command = commands.get(pid, "")[:COMMAND_LIMIT] or "of unknown name"
+    follows = _FOLLOWS["evict"] if one.policy == "evict" else "it is reported"
+    return (
+        f"container {found.container} holds {one.held_bytes // MIB} MiB of {one.gpu} and was granted {one.limit_bytes // MIB} MiB; "
+        f"process {pid} ({command}) goes around the library; arbiter.bypass: {follows}"
+    )
 
 
 def _note(found: ContainerStatus) -> str:
@@ -117,9 +141,30 @@ def kill_offence(kill: KillStatus) -> Offence:
     """A kill as an Event tells it."""
     note = (
         f"container {kill.container} held {kill.held_bytes // MIB} MiB of {kill.gpu} and was granted "
-        f"{kill.limit_bytes // MIB} MiB; policy kill: process {kill.pid} ({kill.command[:COMMAND_LIMIT] or 'of unknown name'}) was killed"
+        f"{kill.limit_bytes // MIB} MiB; {'arbiter.bypass' if kill.bypass else 'policy'} kill: process {kill.pid} "
+        f"({kill.command[:COMMAND_LIMIT] or 'of unknown name'}) {'went around the library and ' * kill.bypass}was killed"
     )
-    return Offence(kill.uid, kill.container, KILL, note)
+    return Offence(kill.uid, kill.container, KILL, note, BYPASSED if kill.bypass else REASON)
+
+
+def ungranted_notes(found: Iterable[UngrantedStatus], pod: Callable[[str], Pod | None]) -> dict[str, str]:
+    """GPU -> the sentence for a person."""
+    of_gpu: dict[str, list[UngrantedStatus]] = {}
+    for one in found:
+        of_gpu.setdefault(one.gpu, []).append(one)
+    return {gpu: _ungranted_note(gpu, processes, pod) for gpu, processes in of_gpu.items()}
+
+
+def _ungranted_note(gpu: str, processes: list[UngrantedStatus], pod: Callable[[str], Pod | None]) -> str:
+    worst = max(processes, key=lambda one: (one.held_bytes or 0, -one.pid))
+    known = pod(worst.pod) if worst.pod else None
+    where = f" of pod {known.key if known is not None else worst.pod}" if worst.pod else ""
+    held = f"{(worst.held_bytes or 0) // MIB} MiB" if worst.held_bytes is not None else "memory"
+    others = f"; {len(processes) - 1} more do so" if len(processes) > 1 else ""
+    return (
+        f"process {worst.pid} ({worst.command[:COMMAND_LIMIT] or 'of unknown name'}){where} holds {held} of {gpu}, which containers share, and "
+        f"belongs to no grant there: no limit counts it{others}"
+    )
 
 
 def notices(turn: TurnStatus | None) -> list[str]:
@@ -154,6 +199,9 @@ class Observer(Protocol):
     def unenforced(self, pod: Pod, container: str, note: str) -> None:
         """A limit of a container is not enforced, for a reason that did not hold before."""
 
+    def ungranted(self, note: str) -> None:
+        """Processes hold memory of a shared GPU and belong to no grant."""
+
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The status could not be had this time."""
 
@@ -171,7 +219,9 @@ class Guard:
         self._socket, self._pod, self._observer, self._clock = socket, pod, observer, clock
         self._unenforced_s: dict[tuple[str, str, str], float] = {}
         """When each reason of a container was told last; forgotten with its container."""
-        self._told: frozenset[tuple[str, str, str]] = frozenset()
+        self._ungranted_s: dict[str, float] = {}
+        """When it was told of each GPU last; forgotten when nothing is ungranted there."""
+        self._told: frozenset[_Key] = frozenset()
         self._noticed: frozenset[tuple[str, str, str]] = frozenset()
         self._kills: frozenset[str] = frozenset()
         """Those that were told of, as long as the arbiter lists them."""
@@ -203,11 +253,12 @@ class Guard:
         self._follow_kills(status.kills, told_before | self._told)
         self._notice((c.uid, c.container, reason) for c in status.containers for reason in notices(c.turn))
         self._tell_unenforced(status.containers)
+        self._tell_ungranted(status.ungranted)
 
     def _follow(self, found: list[Offence]) -> None:
         told = set()
         for offence in found:
-            key = (offence.uid, offence.container, offence.policy)
+            key = _key(offence)
             if key not in self._told:
                 pod = self._pod(offence.uid)
                 if pod is None:
@@ -216,9 +267,9 @@ class Guard:
                 self._observer.over_limit(pod, offence)
             told.add(key)
         self._told = frozenset(told)
-        self._observer.over_limit_now(len(found))
+        self._observer.over_limit_now(sum(offence.reason == REASON for offence in found))
 
-    def _follow_kills(self, kills: Iterable[KillStatus], told: frozenset[tuple[str, str, str]]) -> None:
+    def _follow_kills(self, kills: Iterable[KillStatus], told: frozenset[_Key]) -> None:
         """A container that is killed for being over its limit is over it for a moment only, so a look may miss that."""
         known = set()
         for kill in kills:
@@ -226,8 +277,8 @@ class Guard:
             if pod is None:
                 continue  # the watch may be late: look again
             known.add(kill.id)
-            if kill.id not in self._kills and (kill.uid, kill.container, KILL) not in told:
-                offence = kill_offence(kill)
+            offence = kill_offence(kill)
+            if kill.id not in self._kills and _key(offence) not in told:
                 log.warning("killed over the memory limit", pod=pod.key, uid=pod.uid, note=offence.note)
                 self._observer.over_limit(pod, offence)
         self._kills = frozenset(known)
@@ -254,6 +305,22 @@ class Guard:
                 note = unenforced_note(name, one.reason, one.limits)
                 log.warning("a limit is not enforced", pod=pod.key, uid=uid, container=name, reason=one.reason)
                 self._observer.unenforced(pod, name, note)
+
+    def _tell_ungranted(self, found: Iterable[UngrantedStatus]) -> None:
+        notes, now_s = ungranted_notes(found, self._pod), self._clock()
+        self._ungranted_s = {gpu: at_s for gpu, at_s in self._ungranted_s.items() if gpu in notes}
+        for gpu, note in notes.items():
+            if now_s - self._ungranted_s.get(gpu, -inf) >= AGAIN_S:
+                self._ungranted_s[gpu] = now_s
+                log.warning("memory that belongs to no grant", note=note)
+                self._observer.ungranted(note)
+
+
+_Key = tuple[str, str, str, str]
+
+
+def _key(offence: Offence) -> _Key:
+    return offence.uid, offence.container, offence.policy, offence.reason
 
 
 async def read_document(socket: Path) -> bytes:

@@ -17,7 +17,7 @@ from kube import paths
 from kube.errors import ApiError
 from kube.objects import Pod
 
-Reason = Literal["swapped", "over-limit"]
+Reason = Literal["swapped", "over-limit", "bypass"]
 
 ATTEMPTS: Final = 8
 WAIT_S: Final = (0.5, 30.0)

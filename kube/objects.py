@@ -206,6 +206,14 @@ class Condition(Slim, frozen=True):
     reason: str = ""
 
 
+class ContainerStatus(Slim, frozen=True):
+    """How far one container of a pod is."""
+
+    name: str = ""
+    container_id: str = msgspec.field(name="containerID", default="")
+    """`<runtime>://<ID>` of the last one that was made; empty before that."""
+
+
 class PodStatus(Slim, frozen=True):
     """How far a pod is."""
 
@@ -213,6 +221,8 @@ class PodStatus(Slim, frozen=True):
     start_time: str | None = None
     nominated_node_name: str = ""
     conditions: tuple[Condition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
 
 
 class Pod(Slim, frozen=True):

@@ -31,6 +31,7 @@ from nvml.messages import (
     Failed,
     Health,
     Held,
+    Maps,
     OneCard,
     Open,
     Opened,
@@ -102,6 +103,8 @@ class Session:
                 return Computed(utilisation.busy(uuid, since_us, until_us))
             case Xids(uuids):
                 return self._xids(uuids)
+            case Maps():
+                return Failed("the NVML process reads no maps: the program that serves does")
 
     def _opened(self, driver_root: Path) -> Opened:
         """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""

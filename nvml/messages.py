@@ -19,6 +19,8 @@ REQUEST_BYTES: Final = 16 * 1024
 """Largest request: the UUIDs of 64 GPUs are 3 KiB."""
 REPLY_BYTES: Final = 128 * 1024
 """Largest reply: 4,000 processes of one GPU. Below what a socket's buffer takes as one packet by default, 208 KiB."""
+MOST_MAPS: Final = 16
+"""Processes whose maps one request names. More are asked for one after the other."""
 MOST_PROCESSES: Final = 3000
 """Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so no GPU has room for so many."""
 
@@ -136,6 +138,15 @@ class Xids(Request, frozen=True, tag=True):
     uuids: tuple[str, ...]
 
 
+class Maps(Request, frozen=True, tag=True):
+    """Which of these processes have the library in their memory. `processes`: host pid and start, in clock ticks since boot. No child answers it:
+    `nvml.mapped` does, in the program that serves."""
+
+    wants: ClassVar[str] = "the maps of processes"
+
+    processes: tuple[tuple[int, int], ...]
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True):
     """An answer."""
 
@@ -175,6 +186,12 @@ class XidsSeen(Reply, frozen=True, tag=True):
     """UUID -> why its events cannot be had."""
 
 
+class Mapped(Reply, frozen=True, tag=True):
+    """One for each process that was named; None = nobody knows."""
+
+    mapped: tuple[bool | None, ...]
+
+
 Kind = Literal["opening", "away", "hung", "refused"]
 
 
@@ -202,9 +219,9 @@ class Failed(Reply, frozen=True, tag=True):
         return self.KINDS[self.kind](self.text, self.code)
 
 
-AnyRequest = Open | Count | CardAt | Answers | Processes | Computes | Xids
-AnyReply = Opened | Counted | OneCard | Health | Held | Computed | XidsSeen | Failed
-Served = Count | Processes | Computes
+AnyRequest = Open | Count | CardAt | Answers | Processes | Computes | Xids | Maps
+AnyReply = Opened | Counted | OneCard | Health | Held | Computed | XidsSeen | Mapped | Failed
+Served = Count | Processes | Computes | Maps
 """What other programs may request. Each XID event is reported once, to the supervisor's program."""
 
 

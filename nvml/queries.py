@@ -18,6 +18,8 @@ from nvml.messages import (
     Failed,
     Health,
     Held,
+    Mapped,
+    Maps,
     OneCard,
     Processes,
     ProcessUsage,
@@ -61,6 +63,13 @@ class Nvml:
     def busy(self, uuid: str, since_us: int, until_us: int) -> Busy:
         """Who computed on a card after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
         return self._call(Computes(uuid, since_us, until_us), Computed).busy
+
+    def mapped(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
+        """Which of these have the library in their memory, by host pid and start; None where nobody knows. At most `MOST_MAPS`."""
+        found = self._call(Maps(processes), Mapped).mapped
+        if len(found) != len(processes):
+            raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
+        return found
 
     def xids(self, uuids: tuple[str, ...]) -> XidsSeen:
         """XID events since the last call."""

@@ -1,7 +1,8 @@
 """Serve other programs of the node: the arbiter queries the supervisor's child through a socket in the state folder.
 
 Only processes of our own user are let in. Each connection has a thread and one request at a time; there are few, their messages are
-bounded. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it reaches the child.
+bounded. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it reaches the child. What needs the
+rights of this program and no NVML, `Maps`, is answered here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,22 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from nvml.errors import NvmlError
-from nvml.messages import MALFORMED, REQUEST_BYTES, AnyReply, AnyRequest, Failed, ReplyPacket, decode_served, encode
+from nvml.mapped import Looks
+from nvml.messages import (
+    MALFORMED,
+    REQUEST_BYTES,
+    AnyReply,
+    AnyRequest,
+    Failed,
+    Maps,
+    ReplyPacket,
+    Served,
+    decode_served,
+    encode,
+)
 
 CONNECTIONS: Final = 8
-"""The arbiter has two; one that restarts has two more until its old ones are seen to end. Guessed."""
+"""The arbiter has three; one that restarts has three more until its old ones are seen to end. Guessed."""
 SEND_S: Final = 2.0
 """A peer that does not read for so long is hung up on. Guessed."""
 WAIT_S: Final = 4.0
@@ -49,7 +62,7 @@ class Server:
     ) -> None:
         self.refused = 0
         """Connections that were turned away or hung up on."""
-        self._path, self._supervisor, self._report = path, supervisor, report
+        self._path, self._supervisor, self._report, self._mapped = path, supervisor, report, Looks()
         self._user = os.geteuid() if user is None else user
         self._bind()
         self._lock = threading.Lock()
@@ -144,15 +157,20 @@ class Server:
         left, at_s = AT_ONCE, time.monotonic()
         while packet := sock.recv(REQUEST_BYTES + 1):
             received = decode_served(packet)
-            try:
-                reply = self._supervisor.call(received.request, WAIT_S)
-            except NvmlError as error:
-                reply = Failed.of(error)
+            reply = self._answer(received.request)
             sock.send(encode(ReplyPacket(received.number, reply)), socket.MSG_NOSIGNAL)
             now_s = time.monotonic()
             left, at_s = min(AT_ONCE, left - 1 + (now_s - at_s) * A_SECOND), now_s
             if left < 0 and self._closing.wait(-left / A_SECOND):
                 return
+
+    def _answer(self, request: Served) -> AnyReply:
+        if isinstance(request, Maps):
+            return self._mapped.answer(request)
+        try:
+            return self._supervisor.call(request, WAIT_S)
+        except NvmlError as error:
+            return Failed.of(error)
 
 
 def _time_of(seconds: float) -> bytes:

@@ -140,10 +140,6 @@ class Supervisor:
         """NVML through this supervisor."""
         return Nvml(self)
 
-    def within(self, wait_s: float) -> Nvml:
-        """The same for who waits no longer than that for an answer."""
-        return Nvml(_Within(self, wait_s))
-
     @property
     def abandoned(self) -> int:
         """Children that were killed and have not ended."""
@@ -362,15 +358,6 @@ class Supervisor:
 
     def _reap(self) -> None:
         self._abandoned = [one for one in self._abandoned if not one.child.ended()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Within:
-    supervisor: Supervisor
-    wait_s: float
-
-    def call(self, request: AnyRequest) -> AnyReply:
-        return self.supervisor.call(request, self.wait_s)
 
 
 @contextmanager

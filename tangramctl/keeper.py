@@ -138,6 +138,7 @@ class Keeper:
         ]  # fmt: skip
         env = os.environ | machine.driver_env() | {"TANGRAM_ARBITER_STATUS_SOCKET": str(machine.status_socket)}
         env["TANGRAM_ARBITER_GRANTS_IN_ENVIRONMENT"] = "true"  # a run has no mount to be known by
+        env["TANGRAM_ARBITER_BYPASS"] = "report"  # its processes are the user's own
         if machine.programs is not None:
             env["TANGRAM_ARBITER_DRIVER_ROOT"] = str(machine.root / "driver")
         self._arbiter = subprocess.Popen(command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL)

@@ -20,7 +20,7 @@ from tangramctl.machine import Machine, default_root, found
 from tangramctl.proc import called_by_kubectl
 from vgpu.enforcement import Limit, row_of
 from vgpu.errors import BadDocument
-from vgpu.status import ContainerStatus, Status, TurnStatus, UnenforcedStatus, decode_status
+from vgpu.status import ContainerStatus, Status, TurnStatus, UnenforcedStatus, UngrantedStatus, decode_status
 
 VERSION: Final = 1
 CLUSTER_SOCKET: Final = Path("/var/lib/tangram/arbiter/status.sock")
@@ -111,7 +111,9 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
         notes += note
     if os.access(cluster_socket, os.W_OK):
         try:
-            entries += [_container(status) for status in asked(cluster_socket).containers]
+            told = asked(cluster_socket)
+            entries += map(_container, told.containers)
+            notes += map(ungranted_note, told.ungranted)
         except (OSError, BadDocument) as error:
             notes.append(f"the node's arbiter at {cluster_socket} does not tell of pods: {error}")
     return View(tuple(entries), (*notes, *map(_not_held, filter(_tells_nothing, entries))))
@@ -141,6 +143,14 @@ def why_unenforced(name: str, found: Iterable[UnenforcedStatus]) -> list[str]:
     ]
 
 
+def ungranted_note(found: UngrantedStatus) -> str:
+    """What is said of a process whose memory no limit counts."""
+    held = "memory" if found.held_bytes is None else f"{found.held_bytes // 2**20} MiB"
+    where = f" of pod {found.pod}" if found.pod else ""
+    name = found.command or "of unknown name"
+    return f"! process {found.pid} ({name}){where} holds {held} of {found.gpu} and belongs to no grant there"
+
+
 def unenforced_limit(limit: Limit, found: Iterable[UnenforcedStatus]) -> bool:
     """Is this one of those that are not enforced?"""
     return any(limit in one.limits for one in found)
@@ -155,7 +165,9 @@ def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], l
     told: dict[str, ContainerStatus] = {}
     try:
         service.await_socket(machine, machine.status_socket, service.IDLE_S)
-        told = {status.key: status for status in asked(machine.status_socket).containers}
+        status = asked(machine.status_socket)
+        told = {one.key: one for one in status.containers}
+        notes += map(ungranted_note, status.ungranted)
     except (OSError, BadDocument, Broken) as error:
         notes.append(f"the arbiter of {machine.root} does not tell what is used: {error}")
     return [_run(run, told.get(run.key), described) for run in there], notes

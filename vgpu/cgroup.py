@@ -1,37 +1,89 @@
-"""Which pod a process belongs to, by the text of /proc/<pid>/cgroup. Pure.
+"""Which pod and container a process belongs to, by the text of /proc/<pid>/cgroup. Pure.
 
-The kubelet makes one cgroup for each pod and writes the pod's UID into its name. Only the node can move a process out of it, so
-this attribution holds whatever the process does. Formats (kubelet, cgroup_manager_linux.go, Kubernetes 1.36):
+The kubelet makes one cgroup for each pod and writes the pod's UID into its name; the container runtime makes one in it for each container.
+Only the node can move a process out of them, so this attribution holds whatever the process does.
 
-    systemd    .../kubepods-burstable-pod1b2c3d4e_...._....slice/cri-containerd-<id>.scope    dashes of the UID as underscores
-    cgroupfs   .../kubepods/burstable/pod1b2c3d4e-....-..../<container id>
+    pod, systemd driver      kubepods[-burstable|-besteffort]-pod<UID, dashes as underscores>.slice
+    pod, cgroupfs driver     kubepods[/burstable|/besteffort]/pod<UID>
+    container, containerd    cri-containerd-<ID>.scope; cgroupfs: <ID>
+    container, CRI-O         crio-<ID>.scope, with crun and a cgroup `container` in it; cgroupfs: crio-<ID>
+    container, cri-dockerd   docker-<ID>.scope; cgroupfs: <ID>
+    both at once             kubepods-burstable-pod<UID>.slice:cri-containerd:<ID>, below /system.slice/containerd.service
 
-Version 2 has one line, `0::<path>`; version 1 has one line for each hierarchy. A reader in a cgroup namespace of its own sees paths
-that begin with `/../`: the name of the pod's cgroup is in them all the same. A static pod has the hash of its manifest as UID.
+Sources: kubelet cm/pod_container_manager_linux.go and cgroup_manager_linux.go (a Guaranteed pod lies beside the two other classes; `cgroupRoot`
+and kind put `kubelet` before `kubepods`); containerd internal/cri/server/helpers_linux.go, getCgroupsPath; CRI-O
+internal/config/cgmgr (systemd.go, cgroupfs.go); crun libcrun/cgroup-systemd.c; cri-dockerd core/helpers_linux.go. The last form is what runc
+makes of a systemd path where containerd lacks `SystemdCgroup = true` and the kubelet has it (opencontainers/runc, docs/systemd.md).
+
+Version 2 of cgroups has one line, `0::<path>`; version 1 has one for each hierarchy. A reader in a cgroup namespace of its own sees paths that
+begin with `/../`, once for each level up to the common ancestor (cgroup_namespaces(7)): below it they are the same. A static pod has the MD5
+of its manifest as UID, without dashes (kubelet config/common.go). A cgroup that was removed ends in ` (deleted)`.
+
+A container may make cgroups of its own in its cgroup, and name them like another pod's or container's. They lie below its own, so the outermost
+name decides. Where the node itself runs inside a pod, as kind does in a CI job, the outermost names are the job's: how many names stand before
+the node's own pods `depth_of` tells from the reader's cgroup, as the reader is in a pod of this node.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 _UID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
-_POD: Final = re.compile(rf"(?:.*-)?pod({_UID})(?:\.slice)?\Z")
+_ID: Final = r"[0-9a-f]{64}"
+_POD: Final = re.compile(rf"(?:.*-)?pod({_UID})(?:\.slice)?(?::[a-z-]+:({_ID}))?\Z")
+_CONTAINER: Final = re.compile(rf"(?:cri-containerd-|crio-|docker-)?({_ID})(?:\.scope)?\Z")
+_DELETED: Final = " (deleted)"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process is. Empty = its cgroup does not tell."""
+
+    pod: str = ""
+    """UID, as the API server writes it."""
+    container: str = ""
+    """The runtime's ID, as the pod's containerStatuses have it behind `://`. Empty also for a process in the pod's own cgroup."""
+
+
+NOWHERE: Final = Place()
+
+
+def is_container_id(text: str) -> bool:
+    """Is this what containerd, CRI-O and cri-dockerd call a container?"""
+    return re.fullmatch(_ID, text) is not None
+
+
+def place_of(text: str, depth: int = 0) -> Place:
+    """The place of a process of this node; `NOWHERE` for one that is in no pod. `depth`: as `depth_of` the reader's own text.
+
+    Of the hierarchies of version 1, the first that names a container counts, else the first that names a pod.
+    """
+    places = [places[depth] for places in map(_places, _paths(text)) if len(places) > depth]
+    return next((place for place in places if place.container), places[0] if places else NOWHERE)
+
+
+def depth_of(own: str) -> int:
+    """How many pods of other nodes the paths of this node's pods name first. `own`: the reader's own /proc/self/cgroup."""
+    return max((len(_places(path)) - 1 for path in _paths(own) if _places(path)), default=0)
 
 
 def pods_of(text: str) -> tuple[str, ...]:
-    """UIDs of the pods whose cgroup the process is in, the outermost first; empty for a process of the node's own.
+    """UIDs of all pods that the paths name, the outermost first; empty for a process of the node's own."""
+    return tuple(dict.fromkeys(place.pod for path in _paths(text) for place in _places(path)))
 
-    More than one where a node runs inside a pod of another cluster, or where a process made a cgroup that is named like a pod's:
-    the outermost that is a pod of this node is the one that the kubelet made.
-    """
-    found: dict[str, None] = {}
-    for path in _paths(text):
-        for name in path.split("/"):
-            if match := _POD.match(name):
-                found[match[1].replace("_", "-")] = None
-    return tuple(found)
+
+def _places(path: str) -> list[Place]:
+    """One for each pod that a path names, the outermost first. The name of a container stands right behind its pod's."""
+    names = path.removesuffix(_DELETED).split("/")
+    places = []
+    for name, inner in zip(names, [*names[1:], ""], strict=True):
+        if pod := _POD.match(name):
+            container = _CONTAINER.match(inner)
+            places.append(Place(pod[1].replace("_", "-"), pod[2] or (container[1] if container else "")))
+    return places
 
 
 def _paths(text: str) -> Iterator[str]:

@@ -66,6 +66,8 @@ class Reason(StrEnum):
     NO_SUSPEND = "no-suspend"
     SILENT_PROCESS = "silent-process"
     UNCONNECTED = "unconnected"
+    BYPASSING = "bypassing"
+    UNATTRIBUTED = "unattributed"
     ARBITER_STALLED = "arbiter-stalled"
     NVML = "nvml"
     OVER_LIMIT = "over-limit"
@@ -153,6 +155,16 @@ TABLE: Final[Mapping[Reason, Row]] = {
         "A process of the container holds GPU memory and is not connected to the arbiter, so nothing is refused to it and its GPU time is not limited.",
         "Start the program with the library and without going around it; it needs its file descriptors and the socket in /run/tangram also later.",
     ),
+    Reason.BYPASSING: Row(
+        _MEMORY | _TIME,
+        "A process of the container holds GPU memory, has never connected to the arbiter, and has neither the library nor the grant: it goes around them.",
+        "Start the program with the library; arbiter.bypass decides whether the arbiter ends the process when the container passes its limit.",
+    ),
+    Reason.UNATTRIBUTED: Row(
+        _MEMORY,
+        "The arbiter does not see the node's processes, so GPU memory that a process uses without the library is not attributed to its container.",
+        "Set node.hostPID to true.",
+    ),
     Reason.ARBITER_STALLED: Row(
         _TIME,
         "The arbiter, or its thread of a GPU, stood still for 2 s or a moment ago; suspended processes resume themselves after 0.6 s.",
@@ -207,6 +219,8 @@ class ProcessFacts:
     """NVML lists it as a client of an MPS server."""
     unconnected: bool = False
     """NVML counts memory for it, and it is not connected."""
+    bypassing: bool = False
+    """Nor was it ever, and nothing of Tangram is in it (`vgpu.bypass`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +252,8 @@ class ContainerFacts:
     processes: tuple[ProcessFacts, ...] = ()
     best_effort: bool = False
     """It gives way to everybody: that limits its GPU time, also without a gpu-core."""
+    unattributed: bool = False
+    """The node's processes are not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +278,8 @@ def enforcement(facts: ContainerFacts) -> Enforcement:
     of_processes = [(reason, process.pid) for process in facts.processes for reason in _of_process(process, facts)]
     of_processes += [(Reason.OVER_LIMIT, pid) for pid in facts.over_limit_pids]
     of_container = _of_container(facts) if facts.processes else set()
+    if facts.unattributed:  # also of a container of which no process is seen
+        of_container.add(Reason.UNATTRIBUTED)
     found = of_container.union(reason for reason, _ in of_processes)
     findings = tuple(
         Finding(reason, tuple(sorted({pid for one, pid in of_processes if one is reason and pid})))
@@ -302,6 +320,8 @@ def _of_process(process: ProcessFacts, facts: ContainerFacts) -> set[Reason]:
         reasons.add(Reason.SILENT_PROCESS)
     if process.unconnected:
         reasons.add(Reason.UNCONNECTED)
+    if process.bypassing:
+        reasons.add(Reason.BYPASSING)
     return reasons
 
 

@@ -106,6 +106,19 @@ class UnenforcedStatus(msgspec.Struct, frozen=True):
     """Of the host; none = it is about the container as a whole."""
 
 
+class BypassStatus(msgspec.Struct, frozen=True):
+    """A GPU on which a container is over its limit by processes that go around the library."""
+
+    gpu: str
+    pids: tuple[int, ...]
+    """Of the host, the largest first."""
+    held_bytes: int
+    """By all processes of the container, as NVML said."""
+    limit_bytes: int
+    policy: str
+    """report, evict or kill: what follows now."""
+
+
 class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     """One grant directory that has a grant."""
 
@@ -130,6 +143,7 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     gpu_time_state: str = "enforced"
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Empty = nothing is; also what an arbiter without this field says."""
+    bypasses: tuple[BypassStatus, ...] = ()
 
 
 class KillStatus(msgspec.Struct, frozen=True):
@@ -147,6 +161,20 @@ class KillStatus(msgspec.Struct, frozen=True):
     held_bytes: int
     """By all processes of the container, as NVML said."""
     limit_bytes: int
+    bypass: bool = False
+    """It went around the library, and `arbiter.bypass` decided; else the container's `guard` did."""
+
+
+class UngrantedStatus(msgspec.Struct, frozen=True):
+    """A process that holds memory of a GPU that containers share, and belongs to no grant there."""
+
+    gpu: str
+    pid: int
+    command: str
+    held_bytes: int | None
+    """None = the driver does not tell."""
+    pod: str = ""
+    """UID of its pod by its cgroup; empty = it is in none."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -156,6 +184,8 @@ class Status(msgspec.Struct, frozen=True):
     version: int = VERSION
     kills: tuple[KillStatus, ...] = ()
     """Of the last minute: being over a limit ends with a kill, perhaps before anybody looks."""
+    ungranted: tuple[UngrantedStatus, ...] = ()
+    """Memory that no limit counts."""
 
 
 class _Version(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Processes that show no grant mount belong to the container that their cgroup names: those that changed their root."""
+"""Processes belong to the pod and container that their cgroup names, whatever they show and call themselves."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from nvml.messages import AnyReply, AnyRequest, Held, ProcessUsage
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, a_grant, wait_for
 from vgpu import wire
+from vgpu.cgroup import Place
 from vgpu.codec import grant_to_text
+from vgpu.contract import CONTAINER_ID
 from vgpu.enforcement import Finding, Reason
 
 A, B = (f"1b2c3d4e-0000-4000-8000-00000000000{n}" for n in range(2))
-OTHER = 7
-"""The pid of another process."""
+C1, C2 = "c1" * 32, "c2" * 32
+"""IDs of containers."""
 
 
-def in_pod(uid: str, container: str = "c1") -> str:
+def in_pod(uid: str, container: str = C1) -> str:
     return f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{container}.scope\n"
 
 
@@ -49,7 +51,6 @@ class Proc:
         self.cgroups: dict[str, str] = {}
         self.shown: dict[int, str] = {}
         monkeypatch.setattr(host, "_read", lambda of, name: self.cgroups.get(str(of), "").encode() * (name == "cgroup"))
-        monkeypatch.setattr(host, "_processes", lambda: iter([int(pid) for pid in self.cgroups]))
         monkeypatch.setattr(host, "grant_of", lambda pid, _grants: self.shown.get(pid))
         self.grants = grants
 
@@ -76,21 +77,35 @@ def test_who_shows_no_grant_is_of_the_pod_of_its_cgroup(proc: Proc, cgroup: str,
     assert host.key_of(1, proc.grants, None) == key
 
 
-def test_of_several_containers_it_is_the_one_that_another_process_of_its_cgroup_shows(proc: Proc) -> None:
-    proc.cgroups |= {"1": in_pod(B), str(OTHER): in_pod(B), "8": in_pod(B, "c2")}
-    proc.shown |= {OTHER: "b2", 8: "b1"}
+def test_of_several_containers_it_is_the_one_of_its_container_id(proc: Proc) -> None:
+    proc.cgroups |= {"1": in_pod(B), "2": in_pod(B, C2)}
+    (proc.grants / "b2" / CONTAINER_ID).write_text(f"{C1}\n")
     assert host.key_of(1, proc.grants, None) == "b2"
+    assert host.key_of(2, proc.grants, None) == "b1", "nobody knows that container: the first of the pod's"
 
 
-def test_what_a_process_shows_goes_before_its_cgroup(proc: Proc) -> None:
-    proc.cgroups["1"], proc.shown[1] = in_pod(A), "b2"
-    assert host.key_of(1, proc.grants, None) == "b2"
+@pytest.mark.parametrize("content", [C1[:-1], f"{C1}{C1}", "containerd://", "\xff", "x" * 300, None])
+def test_what_is_no_container_id_is_none(proc: Proc, content: str | None) -> None:
+    """The file may be anything, or a FIFO that nobody writes to."""
+    proc.cgroups["1"], path = in_pod(B), proc.grants / "b2" / CONTAINER_ID
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content, encoding="latin-1")
+    assert host.key_of(1, proc.grants, None) == "b1"
+
+
+def test_what_a_process_shows_decides_among_the_grants_of_its_pod_alone(proc: Proc) -> None:
+    proc.cgroups |= {"1": in_pod(A), "2": in_pod(B)}
+    proc.shown |= {1: "b2", 2: "b2"}
+    assert host.key_of(1, proc.grants, None) == "a"
+    assert host.key_of(2, proc.grants, None) == "b2"
 
 
 @pytest.mark.parametrize(
     ("cgroup", "served"),
-    [(in_pod("uid-a"), False), (in_pod(A), True), (in_pod(B), False)],
-    ids=["none", "its", "other"],
+    [(in_pod("uid-a"), False), (in_pod(A), True), (in_pod(B), False), (f"{in_pod(B).rstrip()}/pod{A}\n", False)],
+    ids=["none", "its", "other", "another that made a cgroup which is named like its"],
 )
 def test_who_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone(
     node: Node, monkeypatch: pytest.MonkeyPatch, cgroup: str, *, served: bool
@@ -99,7 +114,9 @@ def test_who_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone(
     server = node.start()
     node.allocate("k", replace(a_grant(), uid=A))
     wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
-    monkeypatch.setattr(host, "_read", lambda _pid, name: cgroup.encode() if name == "cgroup" else b"")
+    monkeypatch.setattr(
+        host, "_read", lambda pid, name: cgroup.encode() if (pid, name) == (os.getpid(), "cgroup") else b""
+    )
     process = node.connect()
     if served:
         assert process.hello().lease(MIB).granted_bytes == MIB
@@ -118,7 +135,7 @@ def test_a_process_that_is_connected_belongs_to_the_container_that_it_is_connect
     process = node.process("b2")
     pid = os.getpid()
     for _ in range(2):
-        seen = {pid: Seen(0, "b1", 0, by_cgroup=True)}
+        seen = {pid: Seen(0, None, 0, place=Place(B, C1))}
         meter._tell(Reading(meter._clock(), {CARD: {pid: 900 * MIB}}, seen))
     wait_for(lambda: not meter._readings)
     with server.lock:

@@ -18,6 +18,7 @@ from nvml import messages as m
 from nvml import server as servers
 from nvml.client import Client
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
+from nvml.mapped import started_at
 from nvml.server import CONNECTIONS, Server
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.stand import wait_for
@@ -81,6 +82,16 @@ def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Ask
             client.nvml.processes(GPU)
         assert (type(caught.value), str(caught.value), caught.value.code) == (type(error), str(error), error.code)
     client.close()
+
+
+def test_maps_are_read_by_the_program_that_serves_and_no_child_hears_of_it(
+    folder: Path, asks: Asks, server: Server
+) -> None:
+    me = os.getpid(), started_at(os.getpid())
+    client = Client(folder / "nvml.sock", 10)
+    assert client.nvml.mapped((me, (me[0], 1))) == (False, None)
+    client.close()
+    assert asks.asked == []
 
 
 def test_an_answer_comes_within_50_ms(folder: Path, server: Server) -> None:

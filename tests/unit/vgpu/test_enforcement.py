@@ -71,6 +71,8 @@ CAUSES = {
     Reason.NO_SUSPEND: replace(FINE, denied=Reason.NO_SUSPEND),
     Reason.SILENT_PROCESS: with_process(recall_s=SILENT_S),
     Reason.UNCONNECTED: with_process(unconnected=True),
+    Reason.BYPASSING: with_process(bypassing=True),
+    Reason.UNATTRIBUTED: replace(FINE, unattributed=True),
     Reason.ARBITER_STALLED: replace(FINE, stalled_s=STALLED_S),
     Reason.NVML: replace(FINE, reading_s=STALE_S + 0.1),
     Reason.OVER_LIMIT: replace(FINE, over_limit_pids=(7,)),
@@ -131,7 +133,7 @@ def test_a_grant_that_cannot_be_read_any_more_refuses_what_is_not_unenforced(rea
     assert State.UNENFORCED in (found.memory, found.gpu_time)
 
 
-@pytest.mark.parametrize("reason", [one for one in Reason if one is not Reason.OVER_LIMIT])
+@pytest.mark.parametrize("reason", [one for one in Reason if one not in (Reason.OVER_LIMIT, Reason.UNATTRIBUTED)])
 def test_the_last_process_takes_every_reason_with_it(reason: Reason) -> None:
     assert enforcement(replace(CAUSES[reason], processes=())) == ENFORCED
 
@@ -141,6 +143,13 @@ def test_a_container_over_its_limit_is_unenforced_whether_or_not_a_process_of_it
         found = enforcement(replace(FINE, over_limit_pids=(9, 4, 9), processes=processes))
         assert (found.memory, found.gpu_time) == (State.UNENFORCED, State.ENFORCED)
         assert found.findings == (Finding(Reason.OVER_LIMIT, (4, 9)),)
+
+
+def test_a_container_whose_processes_nobody_sees_is_unenforced_whether_or_not_one_is_connected() -> None:
+    for processes in ((), (PROCESS,)):
+        found = enforcement(replace(FINE, unattributed=True, processes=processes))
+        assert (found.memory, found.gpu_time) == (State.UNENFORCED, State.ENFORCED)
+        assert found.findings == (Finding(Reason.UNATTRIBUTED),)
 
 
 def test_a_container_over_its_limit_whose_grant_cannot_be_read_is_unenforced_while_it_lasts() -> None:

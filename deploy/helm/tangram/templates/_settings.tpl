@@ -25,6 +25,13 @@
 {{- end -}}
 {{- end -}}
 
+{{/* What happens to processes that go around the library. */}}
+{{- define "tangram.bypass" -}}
+{{- if ne .Values.arbiter.bypass "auto" -}}{{ .Values.arbiter.bypass }}
+{{- else -}}{{ ternary "kill" "report" .Values.node.hostPID }}
+{{- end -}}
+{{- end -}}
+
 {{/* Call with (list $ image defaultTag). */}}
 {{- define "tangram.imageOf" -}}
 {{- $image := index . 0 -}}
@@ -178,6 +185,17 @@ securityContext:
 
 {{/* What must not be, in sentences. The schema has the rest. */}}
 {{- define "tangram.check" -}}
+{{- if not .Values.node.hostPID -}}
+{{- if has .Values.arbiter.bypass (list "kill" "evict") -}}
+{{- fail (printf "arbiter.bypass is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not tell whose they are; it must be auto or report" .Values.arbiter.bypass) -}}
+{{- end -}}
+{{- if has .Values.arbiter.guard.policy (list "kill" "evict") -}}
+{{- fail (printf "arbiter.guard.policy is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not tell whose they are; it must be report" .Values.arbiter.guard.policy) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.arbiter.bypass "evict") (not .Values.policy.enabled) -}}
+{{- fail "arbiter.bypass is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be auto, report or kill" -}}
+{{- end -}}
 {{- if and (eq .Values.arbiter.guard.policy "evict") (not .Values.policy.enabled) -}}
 {{- fail "arbiter.guard.policy is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be report or kill" -}}
 {{- end -}}

@@ -1,0 +1,114 @@
+"""What the arbiter does about processes that go around the library: it reports them, and ends them where `vgpu.bypass` says so.
+
+Events and evictions are the device plugin's, which reads the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Protocol
+
+import structlog
+
+from arbiter import host
+from arbiter.meter import Reading
+from vgpu.bypass import QUIET_S, Bypass, Patience, Policy, Share, Traces, action, bypassing
+from vgpu.grant import Grant
+from vgpu.guard import Held
+from vgpu.status import BypassStatus, KillStatus
+
+MIB: Final = 2**20
+_log = structlog.get_logger()
+
+
+class Traced(Protocol):
+    """Who looks at processes that are not connected."""
+
+    def traces(self, pid: int) -> Traces | None:
+        """None = nobody looked yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What all containers of a node share; from the settings."""
+
+    policy: Policy = "report"
+    beyond_bytes: int = 0
+    """Context room and slack."""
+    began_s: float = -inf
+    """The arbiter's start."""
+    quiet_s: float = QUIET_S
+    visible: bool = True
+    """Are the node's processes seen?"""
+    traced: Traced | None = None
+
+    def bypasses(self, pid: int) -> bool:
+        """Does this process, which is not connected, go around the library?"""
+        traces = self.traced.traces(pid) if self.traced is not None else None
+        return traces is not None and bypassing(traces)
+
+    def now(self, at_s: float) -> Policy:
+        """What is done about it."""
+        return action(self.policy, runs_s=at_s - self.began_s, visible=self.visible, quiet_s=self.quiet_s)
+
+
+class Bypassing:
+    """Of one container."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules, self._patience = rules, Patience(rules.beyond_bytes)
+        self._found: dict[str, Bypass] = {}
+        self._policy: Policy = "report"
+        """What was done at the last reading."""
+        self._ended: set[tuple[int, int]] = set()
+        """Processes that were signalled and are still listed."""
+
+    def take(
+        self,
+        grant: Grant,
+        reading: Reading,
+        held: Mapping[str, Sequence[Held]],
+        unconnected: Collection[int],
+        at_s: float,
+    ) -> list[KillStatus]:
+        """A reading. Which processes were killed."""
+        shares = {
+            uuid: [Share(p.pid, p.measured_bytes, p.pid in unconnected and self._rules.bypasses(p.pid)) for p in of]
+            for uuid, of in held.items()
+        }
+        found = self._patience.look(reading.at_s, {card.uuid: card.mib * MIB for card in grant.cards}, shares)
+        self._found = {uuid: one for uuid, one in self._found.items() if uuid not in held}
+        self._found |= {one.uuid: one for one in found}
+        self._policy = self._rules.now(at_s)
+        listed = {(pid, seen.started) for pid, seen in reading.seen.items()}
+        self._ended &= listed
+        if self._policy != "kill":
+            return []
+        return [kill for one in found for pid in one.pids if (kill := self._kill(grant, one, pid, reading)) is not None]
+
+    def status(self) -> tuple[BypassStatus, ...]:
+        """GPUs on which the container is over its limit in this way now."""
+        return tuple(
+            BypassStatus(one.uuid, one.pids, one.held_bytes, one.limit_bytes, self._policy)
+            for one in self._found.values()
+        )
+
+    def _kill(self, grant: Grant, found: Bypass, pid: int, reading: Reading) -> KillStatus | None:
+        seen = reading.seen.get(pid)
+        if seen is None or (pid, seen.started) in self._ended:
+            return None
+        command = host.command_of(pid)  # while it lives
+        if not host.kill(pid, seen.started):
+            return None
+        self._ended.add((pid, seen.started))
+        pod = f"{grant.namespace}/{grant.pod}"
+        _log.error(
+            "killed a process that goes around the library", pod=pod, container=grant.container, gpu=found.uuid, pid=pid,
+            command=command, measured_mib=found.held_bytes // MIB, limit_mib=found.limit_bytes // MIB,
+        )  # fmt: skip
+        return KillStatus(
+            f"{pid}-{seen.started}", grant.uid, pod, grant.container, found.uuid, pid, command, found.held_bytes,
+            found.limit_bytes, bypass=True,
+        )  # fmt: skip

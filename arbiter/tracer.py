@@ -1,0 +1,141 @@
+"""What processes that hold GPU memory and are not connected show: whether they ever were, the library in their memory, a grant's mount.
+
+A thread of its own, since the plugin answers about their maps within seconds at worst. It sleeps until somebody connects or such a process is there. The
+loop hands over who is connected and who is not after each reading, and reads the answers whenever it decides.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from arbiter.acquaintance import Acquaintance
+from nvml.errors import NvmlError
+from nvml.messages import MOST_MAPS
+from nvml.queries import Nvml
+from vgpu.bypass import Traces
+
+AGAIN_S: Final = 0.9
+"""So long an answer about a process stands. Guessed: a reading comes each second."""
+SAVED_S: Final = 0.1
+"""Between two times that the memory is written. Guessed: some hundred processes may start at once."""
+MOST: Final = 64
+"""Processes that are looked at after one reading. Guessed: others have their turn after the next."""
+CLOSE_S: Final = 1.0
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A process that is not connected."""
+
+    pid: int
+    started: int
+
+
+class Tracer:
+    """See the module. `mounted` answers whether a process sees a grant's mount, None where that says nothing. `nvml` is for this thread alone."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        known: Acquaintance,
+        mounted: Callable[[int], bool | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nvml, self._known, self._mounted, self._clock = nvml, known, mounted, clock
+        self._changed = threading.Condition()
+        self._connected: list[int] = []
+        self._suspects: tuple[Suspect, ...] = ()
+        self._traces: dict[Suspect, tuple[float, Traces]] = {}
+        """Replaced as a whole, so that others may read it at any time."""
+        self._closing = self._busy = False
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, unless it waits for an answer: then it ends with the program."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_S)
+
+    def connected(self, pid: int) -> None:
+        """This process was welcomed."""
+        if pid:
+            with self._changed:
+                self._connected.append(pid)
+                self._changed.notify()
+
+    def suspect(self, suspects: Collection[Suspect]) -> None:
+        """These are not connected, as far as the last reading shows. All of them, each time."""
+        if suspects or self._suspects:
+            with self._changed:
+                self._suspects = tuple(suspects)
+                self._changed.notify()
+
+    def traces(self, pid: int) -> Traces | None:
+        """Of a process that is not connected; None = nobody looked yet."""
+        return next((traces for who, (_, traces) in self._traces.items() if who.pid == pid), None)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._connected or self._due())
+                if self._closing:
+                    return
+                connected, self._connected = self._connected, []
+                due = self._due()
+            try:
+                self._known.add(set(connected))
+                self._look(due)
+            except Exception:  # noqa: BLE001 - without it bypassing processes count as unconnected, which are reported
+                _log.exception("processes that are not connected could not be looked at")
+                self._suspects = ()  # until the next reading
+            time.sleep(SAVED_S)
+
+    def _due(self) -> tuple[Suspect, ...]:
+        """Those not looked at lately, who waited longest first. Forgets those that are not suspects any more."""
+        now_s = self._clock()
+        suspects = set(self._suspects)
+        if not suspects >= self._traces.keys():
+            self._traces = {who: found for who, found in self._traces.items() if who in suspects}
+        old = [one for one in self._suspects if now_s - self._looked_at_s(one) >= AGAIN_S]
+        return tuple(sorted(old, key=self._looked_at_s)[:MOST])
+
+    def _looked_at_s(self, one: Suspect) -> float:
+        found = self._traces.get(one)
+        return found[0] if found is not None else float("-inf")
+
+    def _look(self, due: tuple[Suspect, ...]) -> None:
+        for at in range(0, len(due), MOST_MAPS):
+            batch = due[at : at + MOST_MAPS]
+            mapped = self._mapped(batch)
+            now_s = self._clock()
+            found = {
+                one: (now_s, Traces(self._known.of(one.pid, one.started), has, self._mounted(one.pid)))
+                for one, has in zip(batch, mapped, strict=True)
+            }
+            self._traces = self._traces | found
+
+    def _mapped(self, batch: Iterable[Suspect]) -> tuple[bool | None, ...]:
+        who = tuple((one.pid, one.started) for one in batch)
+        try:
+            found = self._nvml.mapped(who)
+        except NvmlError as error:
+            if str(error) != self._trouble:
+                _log.warning("maps of processes that are not connected are not read", reason=str(error))
+            self._trouble = str(error)
+            return (None,) * len(who)
+        self._trouble = ""
+        return found

@@ -1,0 +1,85 @@
+"""Put each container's ID beside its grant, as soon as the pod's status has it: by it the arbiter tells the containers of a pod apart.
+
+The kubelet does not say at PreStartContainer which container it makes, and the runtime's ID is made after that. Until the file is there the arbiter
+counts the pod's grants as one. A container that starts again has another ID: the file follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import structlog
+
+from deviceplugin.record import Record
+from kube.objects import Pod
+from vgpu.cgroup import is_container_id
+
+RETRY_S: Final = 5.0
+
+log = structlog.get_logger("deviceplugin.containerids")
+
+
+class Pods(Protocol):
+    """The pods of this node, as `deviceplugin.pods.NodePods` has them."""
+
+    def pods(self) -> Mapping[str, Pod]: ...
+
+    async def changed(self) -> None: ...
+
+
+class Folders(Protocol):
+    """The grant directories, as `deviceplugin.grants.Grants` has them."""
+
+    def books(self) -> Mapping[str, Record]: ...
+
+    def granted(self, key: str) -> bool: ...
+
+    def identify(self, key: str, container_id: str) -> bool: ...
+
+
+class ContainerIds:
+    """Writes what is new after each change of any pod of the node."""
+
+    def __init__(self, pods: Pods, grants: Folders) -> None:
+        self._pods, self._grants = pods, grants
+        self._written: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                self.once()
+            except OSError as error:
+                log.error("a container's ID could not be written", error=str(error), retry_s=RETRY_S)
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._pods.changed()
+
+    def once(self) -> None:
+        """One look at every pod; files are written only for IDs that are new. Raises OSError."""
+        now = {
+            (uid, name): container_id
+            for uid, pod in self._pods.pods().items()
+            for name, container_id in ids_of(pod).items()
+        }
+        found = {
+            key: now[book.uid, book.container]
+            for key, book in self._grants.books().items()
+            if (book.uid, book.container) in now
+        }
+        for key, container_id in found.items():
+            if self._written.get(key) == container_id or not self._grants.granted(key):
+                continue
+            if self._grants.identify(key, container_id):
+                log.info("container known", key=key, container_id=container_id)
+            self._written[key] = container_id
+        self._written = {key: of for key, of in self._written.items() if key in found}
+
+
+def ids_of(pod: Pod) -> dict[str, str]:
+    """Container name -> the runtime's ID of the last container of that name."""
+    statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+    named = ((one.name, one.container_id.partition("://")[2]) for one in statuses)
+    return {name: container_id for name, container_id in named if is_container_id(container_id)}

@@ -1,0 +1,214 @@
+"""The arbiter looks at processes that are not connected, reports those that go around the library, and ends them where it may."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from arbiter import host
+from arbiter.acquaintance import Acquaintance
+from arbiter.bypassing import Rules
+from arbiter.contexts import Measuring
+from arbiter.meter import Reading, Seen
+from arbiter.server import Server
+from arbiter.status import status_of
+from arbiter.tracer import Suspect, Tracer
+from nvml.errors import NvmlAway
+from nvml.messages import AnyReply, AnyRequest, Mapped, Maps
+from nvml.queries import Nvml
+from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, a_grant, wait_for
+from vgpu.bypass import Traces
+from vgpu.enforcement import Reason
+
+
+class Looks:
+    """Who reads maps."""
+
+    def __init__(self) -> None:
+        self.mapped: bool | None = False
+        self.away = False
+        self.asked: list[tuple[tuple[int, int], ...]] = []
+
+    def call(self, request: AnyRequest) -> AnyReply:
+        assert isinstance(request, Maps)
+        self.asked.append(request.processes)
+        if self.away:
+            raise NvmlAway("the plugin is away")
+        return Mapped((self.mapped,) * len(request.processes))
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+@pytest.fixture
+def tracer(looks: Looks) -> Iterator[Tracer]:
+    made = Tracer(Nvml(looks), Acquaintance(None, "b", lambda: 0), lambda _: True)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_looked_at_once_a_second_at_most_and_forgotten_when_it_is_no_suspect(
+    tracer: Tracer, looks: Looks
+) -> None:
+    one = Suspect(7, 5)
+    for _ in range(50):
+        tracer.suspect([one])
+    wait_for(lambda: tracer.traces(7) == Traces(False, False, True))
+    assert looks.asked == [((7, 5),)]
+    tracer.suspect([])
+    wait_for(lambda: tracer.traces(7) is None)
+
+
+def test_who_was_connected_is_not_taken_for_a_stranger(tracer: Tracer) -> None:
+    me = Suspect(os.getpid(), host.started_at(os.getpid()))
+    tracer.connected(me.pid)
+    tracer.suspect([me])
+    wait_for(lambda: tracer.traces(me.pid) is not None)
+    assert tracer.traces(me.pid) == Traces(True, False, True)
+
+
+def test_where_nobody_answers_nothing_is_known_of_maps(tracer: Tracer, looks: Looks) -> None:
+    looks.away = True
+    tracer.suspect([Suspect(7, 5)])
+    wait_for(lambda: tracer.traces(7) == Traces(False, None, True))
+
+
+def test_more_processes_than_one_request_names_are_asked_for_one_after_the_other(tracer: Tracer, looks: Looks) -> None:
+    tracer.suspect([Suspect(pid, 5) for pid in range(1, 41)])
+    wait_for(lambda: all(tracer.traces(pid) for pid in range(1, 41)))
+    assert [len(one) for one in looks.asked] == [16, 16, 8]
+
+
+class Known:
+    """What is known of every process."""
+
+    def __init__(self, traces: Traces) -> None:
+        self.known = traces
+
+    def traces(self, _pid: int) -> Traces:
+        return self.known
+
+
+BYPASSES = Known(Traces(False, False, True))
+START = Callable[[Rules], Server]
+
+
+@pytest.fixture
+def start(node: Node) -> Iterator[tuple[HandMeter, START]]:
+    meter = HandMeter()
+
+    def started(rules: Rules) -> Server:
+        node.measuring = Measuring(meter, rules=rules)
+        server = node.start()
+        node.allocate("k", a_grant())
+        wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
+        return server
+
+    yield meter, started
+    node.stop()
+    meter.close()
+
+
+def reads(server: Server, meter: HandMeter, pid: int, mib: int, times: int = 4) -> None:
+    for _ in range(times):
+        meter.ahead_s += 1
+        seen = {pid: Seen(host.started_at(pid), "k", 0)}
+        meter._tell(Reading(meter._clock(), {CARD: {pid: mib * MIB}}, seen))
+        wait_for(lambda: not meter._readings)
+        with server.lock:
+            pass
+
+
+RULES = Rules("kill", beyond_bytes=100 * MIB, traced=BYPASSES)
+SPARED = {
+    "policy report": replace(RULES, policy="report"),
+    "policy evict": replace(RULES, policy="evict"),
+    "the first minute": replace(RULES, began_s=time.monotonic() + 3600),
+    "processes are not seen": replace(RULES, visible=False),
+}
+
+
+def test_it_is_killed_after_three_readings_and_told_of_once(
+    start: tuple[HandMeter, START], victim: subprocess.Popen[bytes]
+) -> None:
+    meter, begin = start
+    server = begin(RULES)
+    reads(server, meter, victim.pid, 1101, times=2)
+    assert server.killed() == ()
+    reads(server, meter, victim.pid, 1101, times=1)
+    assert victim.wait(5) == -9
+    reads(server, meter, victim.pid, 1101, times=2)
+    (kill,) = server.killed()
+    assert (kill.pid, kill.bypass, kill.held_bytes, kill.limit_bytes) == (victim.pid, True, 1101 * MIB, 1000 * MIB)
+    assert server.containers["k"].kills == 1
+
+
+@pytest.mark.parametrize("rules", SPARED.values(), ids=SPARED)
+def test_otherwise_it_is_told_of_and_lives(
+    start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], rules: Rules
+) -> None:
+    meter, begin = start
+    server = begin(rules)
+    reads(server, meter, victim.pid, 1101)
+    (found,) = status_of(server).containers[0].bypasses
+    assert (found.gpu, found.pids) == (CARD, (victim.pid,))
+    assert found.policy == ("evict" if rules.policy == "evict" else "report")
+    assert victim.poll() is None
+    reads(server, meter, victim.pid, 1100, times=1)
+    assert status_of(server).containers[0].bypasses == ()
+
+
+@pytest.mark.parametrize(
+    "traces",
+    [None, Traces(), Traces(True, False, False), Traces(None, False, False), Traces(False, True, True)],
+    ids=["not looked at", "nothing known", "was connected", "perhaps connected", "has the library"],
+)
+def test_who_does_not_bypass_is_unconnected_and_lives_over_any_limit(
+    start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], traces: Traces | None
+) -> None:
+    meter, begin = start
+    server = begin(replace(RULES, began_s=-inf, traced=Known(traces) if traces is not None else None))
+    reads(server, meter, victim.pid, 9000, times=6)
+    (status,) = status_of(server).containers
+    assert {one.reason for one in status.unenforced} == {Reason.UNCONNECTED, Reason.OVER_LIMIT}
+    assert status.bypasses == ()
+    assert victim.poll() is None
+
+
+def test_where_processes_are_not_seen_every_container_says_so(start: tuple[HandMeter, START]) -> None:
+    _, begin = start
+    (status,) = status_of(begin(replace(RULES, visible=False))).containers
+    assert [(one.reason, one.limits) for one in status.unenforced] == [(Reason.UNATTRIBUTED, ("memory",))]
+
+
+def test_a_tracer_that_cannot_look_goes_on(looks: Looks) -> None:
+    broken = threading.Event()
+
+    def fails(_: int) -> bool:
+        broken.set()
+        raise ValueError("nobody thought of it")
+
+    tracer = Tracer(Nvml(looks), Acquaintance(None, "b", lambda: 0), fails)
+    tracer.start()
+    tracer.suspect([Suspect(7, 5)])
+    assert broken.wait(5)
+    broken.clear()
+    wait_for(lambda: tracer.suspect([Suspect(7, 5)]) or broken.is_set())
+    tracer.close()

@@ -1,0 +1,104 @@
+"""Whether a process has the library in its memory, by its maps: an answer in time, whatever the process does."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvml import mapped
+from nvml.mapped import STUCK, Looks, mapped_in, started_at
+from nvml.messages import MOST_MAPS, Failed, Mapped, Maps
+from vgpu.contract import LIBRARY
+
+LINE = "7f0000000000-7f0000001000 r-xp 00000000 08:01 1234                       {}\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "7").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("maps", "has"),
+    [
+        (LINE.format(f"/run/tangram/{LIBRARY}"), True),
+        (LINE.format(f"/run/tangram/{LIBRARY} (deleted)"), True),
+        (LINE.format("/usr/lib/libc.so.6") * 3000 + LINE.format(f"/x/{LIBRARY}"), True),
+        (LINE.format("/usr/lib/libc.so.6"), False),
+        (LINE.format(f"/run/tangram/{LIBRARY}.old"), False),
+        (LINE.format(f"/run/tangram/not{LIBRARY}"), False),
+        (LINE.format(""), False),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_library_is_there_by_the_name_of_a_mapped_file(proc: Path, maps: str | None, *, has: bool | None) -> None:
+    if maps is not None:
+        (proc / "7" / "maps").write_text(maps)
+    assert mapped_in(7, proc) is has
+
+
+def test_maps_without_end_show_no_library(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "LONGEST", 3 * mapped.CHUNK)
+    (proc / "7" / "maps").write_text(LINE.format("x") * 9000 + LINE.format(f"/x/{LIBRARY}"))
+    assert mapped_in(7, proc) is False
+
+
+def test_a_real_process_that_maps_it_has_it_and_one_that_is_gone_tells_nothing(tmp_path: Path) -> None:
+    me = os.getpid(), started_at(os.getpid())
+    assert Looks().of([me]) == (False,)
+    path = tmp_path / LIBRARY
+    path.write_bytes(b"x" * mmap.PAGESIZE)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert Looks().of([me, (me[0], me[1] + 1)]) == (True, None), "the second is another process that had the pid"
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert Looks().of([(child.pid, 1)]) == (None,)
+
+
+class Stuck:
+    """Processes whose maps cannot be read until `over`."""
+
+    def __init__(self) -> None:
+        self.over, self.begun = threading.Event(), 0
+
+    def look(self, pid: int) -> bool | None:
+        if pid < 100:
+            self.begun += 1
+            self.over.wait(30)
+        return True
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    made = Stuck()
+    yield made
+    made.over.set()
+
+
+def test_a_process_that_keeps_its_maps_locked_costs_one_thread_and_no_other_its_answer(stuck: Stuck) -> None:
+    looks = Looks(stuck.look, lambda _: 1, wait_s=0.05)
+    for _ in range(5):
+        assert looks.of([(7, 1), (100, 1)])[0] is None
+    assert stuck.begun == 1
+    assert Looks(stuck.look, lambda _: 1).of([(100, 1)]) == (True,)
+
+
+def test_many_of_them_cost_a_few_threads(stuck: Stuck) -> None:
+    looks = Looks(stuck.look, lambda _: 1, wait_s=0.05)
+    for pid in range(3 * STUCK):
+        assert looks.of([(pid, 1)]) == (None,)
+    assert stuck.begun == STUCK
+
+
+def test_a_request_names_so_many_processes_at_most() -> None:
+    looks = Looks(lambda _: True, lambda _: 1)
+    assert looks.answer(Maps(((7, 1), (8, 2)))) == Mapped((True, None))
+    assert isinstance(looks.answer(Maps(((7, 1),) * (MOST_MAPS + 1))), Failed)
