@@ -12,6 +12,7 @@ import structlog
 
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
+from deviceplugin.earlier import PreloadingPod, without_variables
 from deviceplugin.files import make_folder
 from deviceplugin.grants import Grants
 from deviceplugin.guard import NOTICES, REASON, UNENFORCED, Guard, Offence, Trouble
@@ -87,7 +88,7 @@ class DevicePlugin:
         self.offer = Offer(names, unit_mib)
         self.pods = NodePods(names, unit_mib, frozenset(settings.latency_critical_namespaces))
         self.cache: Cache[Pod] = Cache(
-            client, paths.PODS, Pod, on_change=self.pods.on_change,
+            client, paths.PODS, PreloadingPod, on_change=self.pods.on_change, shrink=without_variables,
             field_selector=f"spec.nodeName={settings.node_name}",
         )  # fmt: skip
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)

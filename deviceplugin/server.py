@@ -150,7 +150,8 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         answer = pb.ContainerAllocateResponse()
         if self.resource == names.gpu_mem:
             key = await self._prepared(choice, ids)
-            for mount in mounts(str(self._state_root), key):
+            earlier = choice.container in choice.tenant.earlier
+            for mount in mounts(str(self._state_root), key, earlier=earlier):
                 answer.mounts.add(host_path=mount.host, container_path=mount.container, read_only=True)
         if self.resource != names.gpu_core and self._offer.inventory().access == "cdi":
             for name in cdi_names(cards):
