@@ -110,6 +110,7 @@ async def test_a_share_gets_its_card_its_grant_and_its_mounts_whatever_order_the
         assert (folder / "grant").stat().st_mode & 0o777 == 0o444
         assert (folder / "libtangram.so").read_bytes() == b"a library\n"
         assert (made.state / "preload").read_text() == "/.tangram/libtangram.so\n"
+        assert dict(answer.envs) == {"TANGRAM_GRANT": "/.tangram/grant"}
         preload = {m.host_path for m in answer.mounts if m.container_path == "/etc/ld.so.preload"}
         assert preload == {str(made.state / "preload")}
 
