@@ -21,6 +21,8 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
 from deviceplugin.management import Management
 from deviceplugin.metrics import Metrics
+from deviceplugin.mounted import REASON as MISPLACED
+from deviceplugin.mounted import Mounted
 from deviceplugin.offer import Offer
 from deviceplugin.orphans import Orphans
 from deviceplugin.podbooks import PodBooks
@@ -106,6 +108,7 @@ class DevicePlugin:
         self.remover = Remover(client, self.metrics.removed)
         self.guard = Guard(settings.status, self.pods.pod, self)
         self.followers = Followers(self.pods, self.grants, self)
+        self.mounted = Mounted(self.pods, self.grants, Processes(settings.proc_root), self.misplaced)
         self.publisher = Publisher(client, settings.node_name, self.offer)
         self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
         self.management = Management(settings, self.metrics)
@@ -140,6 +143,7 @@ class DevicePlugin:
                     self.upkeep.run,
                     self.guard.run,
                     self.followers.run,
+                    self.mounted.run,
                     self._to_kubelet,
                     self._keep_grants,
                     collecting.keep_tidy,
@@ -201,6 +205,10 @@ class DevicePlugin:
     def unenforced(self, pod: Pod, container: str, note: str) -> None:
         """A limit of a container is not enforced: tell the pod's user."""
         self.recorder.event(about(pod, container), UNENFORCED, note, "Warning")
+
+    def misplaced(self, pod: Pod, container: str, note: str) -> None:
+        """A container does not find its grant: tell the pod's user."""
+        self.recorder.event(about(pod, container), MISPLACED, note, "Warning")
 
     def class_ignored(self, pod: Pod, note: str) -> None:
         """An annotation of a pod's class or level does not count: tell the pod's user."""
@@ -268,6 +276,8 @@ class DevicePlugin:
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
         await self.prestart(resource, ids)
+        if resource == self._names.gpu_mem:
+            self.mounted.starting(self.grants.keys_of(ids))
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.cards:

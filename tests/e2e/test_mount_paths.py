@@ -12,6 +12,7 @@ import pytest
 
 from hack.cluster import images
 from hack.cluster.layout import Layout
+from hack.waiting import eventually
 from tests.e2e import linked_image
 from tests.e2e.cluster import Cluster
 from tests.e2e.objects import RESTRICTED, container, pod, share
@@ -81,19 +82,43 @@ def test_a_volume_over_the_grant_or_its_parents_is_refused(cluster: Cluster, nam
         )
 
 
-def test_an_image_with_links_at_our_paths_is_killed_above_its_limit(
-    cluster: Cluster, namespace: str, tmp_path: Path
-) -> None:
-    """Nobody sees the links at admission: the runtime mounts the grant into the volume, the volume covers it, and the library is not loaded. The
-    arbiter knows the process by its cgroup."""
+@pytest.fixture
+def linked(tmp_path: Path) -> str:
+    """Name of an image with a link where the grant is mounted. Nobody sees it at admission: the runtime mounts the grant at /shared."""
     (workload,) = (path for path in images.current() if path.name.startswith("tangram-workload"))
     linked_image.write(workload, tmp_path / "linked.tar", LINKED, {".tangram": "/shared"})
     images.load(Layout(), tmp_path / "linked.tar")
-    hidden: dict[str, Any] = container(
-        mem="8Gi", run=["env", "-u", "LD_PRELOAD", "gpuview", "hold", "12Gi"], image=LINKED, volumeMounts=at("/shared")
+    return LINKED
+
+
+def behind_a_link(name: str, image: str, *run: str, **more: Any) -> dict[str, Any]:
+    """The volume covers the grant, and the library is not loaded."""
+    main = container(mem="8Gi", run=run, image=image, volumeMounts=at("/shared"))
+    return pod(name, main, volumes=VOLUMES, **more)
+
+
+def test_an_image_with_a_link_where_the_grant_belongs_is_reported(
+    cluster: Cluster, namespace: str, linked: str
+) -> None:
+    cluster.run(namespace, behind_a_link("linked", linked, "sleep", "600"))
+    assert "libtangram" not in cluster.exec(namespace, "linked", "sh", "-c", "cat /proc/self/maps")
+    told = eventually(
+        lambda: [event for event in cluster.events(namespace, "linked") if event.startswith("GrantMisplaced")],
+        "an Event about the grant",
+        timeout_s=20,
     )
-    cluster.create(namespace, pod("linked", hidden, volumes=VOLUMES, annotations={"tangram.sh/over-limit": "kill"}))
+    assert "its grant is mounted at /shared instead of /.tangram" in told[0]
+
+
+def test_an_image_with_a_link_where_the_grant_belongs_is_killed_above_its_limit(
+    cluster: Cluster, namespace: str, linked: str
+) -> None:
+    """The arbiter knows the process by its cgroup."""
+    kill = {"tangram.sh/over-limit": "kill"}
+    cluster.create(namespace, behind_a_link("linked", linked, "gpuview", "hold", "12Gi", annotations=kill))
     cluster.ended(namespace, "linked", "Failed")
-    (state,) = cluster.pod(namespace, "linked")["status"]["containerStatuses"]
-    assert state["state"]["terminated"]["exitCode"] == 137
-    assert any("holds" in event or "killed" in event for event in cluster.events(namespace, "linked"))
+    (status,) = cluster.pod(namespace, "linked")["status"]["containerStatuses"]
+    assert status["state"]["terminated"]["exitCode"] == 137
+    eventually(
+        lambda: any(event.startswith("OverMemoryLimit") for event in cluster.events(namespace, "linked")), "an Event"
+    )
