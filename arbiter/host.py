@@ -1,8 +1,8 @@
 """Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
 
 The kernel alone is asked: nothing here but `grant_named` is what a tenant says of itself. Which container a process belongs to is told by what is
-its cgroup, and by what is mounted at /run/tangram in its mount namespace: a directory of the grants folder, put there by the node and read-only.
-What follows from the two `vgpu.attribution` decides.
+its cgroup, and by what is mounted at one of `GRANT_DIRS` in its mount namespace: a directory of the grants folder, put there by the node and
+read-only. What follows from the two `vgpu.attribution` decides.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from arbiter.grant_file import read_container_id, read_grant
 from vgpu.attribution import Owner, Owners
 from vgpu.cgroup import Place, depth_of
 from vgpu.cgroup import place_of as place_in
-from vgpu.contract import CONTAINER_ID, GRANT
+from vgpu.contract import CONTAINER_ID, GRANT, GRANT_DIRS
 from vgpu.errors import BadDocument
 
-MOUNT_POINT: Final = "/run/tangram"
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 MPS_SERVER: Final = b"nvidia-cuda-mps"
 LIBRARY_THREAD: Final = "tangram"
@@ -86,7 +85,7 @@ def key_shown(pid: int, grants: Path, named_in: Path | None) -> str | None:
 
 def grant_of(pid: int, grants: Path) -> str | None:
     """Name of the directory in `grants` that is mounted in its namespace; None also for another folder that is named alike."""
-    mounted = mounted_at(mounts_of(pid))
+    mounted = grant_mount(mounts_of(pid))
     ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
     return key_under(mounted, ours)
 
@@ -107,10 +106,10 @@ def mounts_of(pid: int) -> str:
     """What is mounted where the process can see it. One that changed its root sees no grant any more: then what the library's thread sees, which
     keeps the root that it started with."""
     mountinfo = _read(pid, "mountinfo").decode(errors="replace")
-    if mounted_at(mountinfo) is not None:
+    if grant_mount(mountinfo) is not None:
         return mountinfo
     texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _threads(pid, LIBRARY_THREAD))
-    return next((text for text in texts if mounted_at(text) is not None), mountinfo)
+    return next((text for text in texts if grant_mount(text) is not None), mountinfo)
 
 
 def key_under(mounted: tuple[str, str] | None, grants: tuple[str, str] | None) -> str | None:
@@ -122,13 +121,18 @@ def key_under(mounted: tuple[str, str] | None, grants: tuple[str, str] | None) -
 
 
 def grant_in(mountinfo: str, folder: str) -> str | None:
-    """Name of what is mounted at /run/tangram by the text of /proc/<pid>/mountinfo, of a folder that has the name `folder`."""
-    mounted = mounted_at(mountinfo)
+    """Name of what is mounted as the grant by the text of /proc/<pid>/mountinfo, of a folder that has the name `folder`."""
+    mounted = grant_mount(mountinfo)
     parent, _, key = mounted[1].rpartition("/") if mounted is not None else ("", "", "")
     return key if key and parent.rpartition("/")[2] == folder else None
 
 
-def mounted_at(mountinfo: str, at: str = MOUNT_POINT) -> tuple[str, str] | None:
+def grant_mount(mountinfo: str) -> tuple[str, str] | None:
+    """As `mounted_at`, at the first of `GRANT_DIRS` at which anything is mounted."""
+    return next((mounted for at in GRANT_DIRS if (mounted := mounted_at(mountinfo, at)) is not None), None)
+
+
+def mounted_at(mountinfo: str, at: str) -> tuple[str, str] | None:
     """File system, by number, and the path in it of what is mounted at that very path. A mount over another hides it, so the last
     one counts. Escapes of the kernel stay as they are: they are the same on both sides of a comparison."""
     found = None
@@ -210,7 +214,7 @@ def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = 
 
 
 def shows(mountinfo: str, folder: str, key: str) -> bool:
-    """Is this grant directory mounted, wherever? An image may have /run as a link, and a sandbox its own root."""
+    """Is this grant directory mounted, wherever? An image may have a link on the way, and a sandbox its own root."""
     roots = (fields[3] for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4)
     return any(root == f"/{key}" or root.endswith(f"/{folder}/{key}") for root in roots)
 

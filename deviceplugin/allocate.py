@@ -48,6 +48,8 @@ class Tenant:
     """What its user wants done when it holds more memory than it was granted."""
     ignored: tuple[str, ...] = ()
     """Why annotations of class and level do not count, in sentences; the assignment has what does."""
+    earlier: frozenset[str] = frozenset()
+    """Its containers that look for the library where the release before mounted it, too."""
 
     def __str__(self) -> str:
         return f"pod {self.namespace}/{self.name}"

@@ -13,6 +13,7 @@ import structlog
 from deviceplugin import cdi
 from deviceplugin.allocate import Request
 from deviceplugin.containerids import ContainerIds
+from deviceplugin.earlier import PreloadingPod, without_variables
 from deviceplugin.files import make_folder
 from deviceplugin.grants import Grants
 from deviceplugin.guard import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, Guard, Offence, Trouble
@@ -21,6 +22,8 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
 from deviceplugin.management import Management
 from deviceplugin.metrics import Metrics
+from deviceplugin.mounted import REASON as MISPLACED
+from deviceplugin.mounted import Mounted
 from deviceplugin.offer import Offer
 from deviceplugin.orphans import Orphans
 from deviceplugin.podbooks import PodBooks
@@ -88,7 +91,7 @@ class DevicePlugin:
         self.offer = Offer(names, unit_mib)
         self.pods = NodePods(names, unit_mib, frozenset(settings.latency_critical_namespaces))
         self.cache: Cache[Pod] = Cache(
-            client, paths.PODS, Pod, on_change=self.pods.on_change,
+            client, paths.PODS, PreloadingPod, on_change=self.pods.on_change, shrink=without_variables,
             field_selector=f"spec.nodeName={settings.node_name}",
         )  # fmt: skip
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
@@ -107,6 +110,7 @@ class DevicePlugin:
         self.guard = Guard(settings.status, self.pods.pod, self)
         self.followers = Followers(self.pods, self.grants, self)
         self.container_ids = ContainerIds(self.pods, self.grants)
+        self.mounted = Mounted(self.pods, self.grants, Processes(settings.proc_root), self.misplaced)
         self.publisher = Publisher(client, settings.node_name, self.offer)
         self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
         self.management = Management(settings, self.metrics)
@@ -142,6 +146,7 @@ class DevicePlugin:
                     self.guard.run,
                     self.followers.run,
                     self.container_ids.run,
+                    self.mounted.run,
                     self._to_kubelet,
                     self._keep_grants,
                     collecting.keep_tidy,
@@ -209,6 +214,10 @@ class DevicePlugin:
         name = self.settings.node_name
         self.recorder.event(ObjectReference(kind="Node", name=name, uid=name), UNGRANTED, note, "Warning")
 
+    def misplaced(self, pod: Pod, container: str, note: str) -> None:
+        """A container does not find its grant: tell the pod's user."""
+        self.recorder.event(about(pod, container), MISPLACED, note, "Warning")
+
     def class_ignored(self, pod: Pod, note: str) -> None:
         """An annotation of a pod's class or level does not count: tell the pod's user."""
         self.recorder.event(about(pod), CLASS_IGNORED, note, "Warning")
@@ -275,6 +284,8 @@ class DevicePlugin:
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
         await self.prestart(resource, ids)
+        if resource == self._names.gpu_mem:
+            self.mounted.starting(self.grants.keys_of(ids))
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.cards:

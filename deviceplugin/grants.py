@@ -1,9 +1,10 @@
 """The state folder: the library, and one directory for each allocation of a share.
 
     lib/<sha256>/libtangram.so    the library by its content: a new one never touches an old one in use
-    ld.so.preload                 what containers find as /etc/ld.so.preload
-    sockets/<key>/                mounted into the container as /run/tangram/socket; the arbiter makes its socket there
-    grants/<key>/                 mounted into the container as /run/tangram; made for one Allocate, never used again (`record`)
+    preload                       what containers find as /etc/ld.so.preload
+    ld.so.preload                 the same for containers of the release before, which have the library at another path
+    sockets/<key>/                mounted into the container as /.tangram/socket; the arbiter makes its socket there
+    grants/<key>/                 mounted into the container as /.tangram; made for one Allocate, never used again (`record`)
         libtangram.so             hard link to the library as it was at allocation
         socket/, arbiter.sock     the way to the arbiter (`sockets`)
         grant                     the container's limits; written before each start
@@ -33,7 +34,7 @@ from deviceplugin.record import RECORD, Record, new_suffix, of_ids, order_of, re
 from deviceplugin.settling import Settling
 from deviceplugin.sockets import Sockets
 from vgpu.codec import grant_from_text, grant_to_text
-from vgpu.contract import CONTAINER_ID, GRANT, LIBRARY, PRELOAD_TEXT, SOCKET, SOCKET_DIR
+from vgpu.contract import CONTAINER_ID, GRANT, LIBRARY, PRELOAD_TEXTS, SOCKET, SOCKET_DIR
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Grant
 
@@ -83,7 +84,7 @@ class Grants:
         return self._root / "grants" / key
 
     def install(self) -> Path:
-        """Put the library and the preload file in place. Answers the library's path. Raises OSError."""
+        """Put the library and the preload files in place. Answers the library's path. Raises OSError."""
         content = self._source.read_bytes()
         self._installed = self._root / "lib" / hashlib.sha256(content).hexdigest()[:16] / LIBRARY
         for folder in (*(self._root / name for name in ("", "lib", "grants", "sockets")), self._installed.parent):
@@ -91,7 +92,7 @@ class Grants:
         if not self._installed.exists() or self._installed.stat().st_size != len(content):
             write_whole(self._installed, content, 0o755)
         self._restore_preload()
-        for path in (self._installed, self._root / "ld.so.preload"):
+        for path in (self._installed, *(self._root / name for name in PRELOAD_TEXTS)):
             discard_leftover(path)
         self._discard_leftovers()
         for key in self.keys():
@@ -138,9 +139,7 @@ class Grants:
 
     def restore(self, key: str) -> list[str]:
         """Put back what is missing of what a container mounts. Answers what was. Raises OSError."""
-        folder, missing = self.folder(key), list[str]()
-        if self._restore_preload():
-            missing.append("ld.so.preload")
+        folder, missing = self.folder(key), self._restore_preload()
         if make_folder(folder):
             missing.append(str(folder))
         if size_of(folder / LIBRARY) == 0:
@@ -335,12 +334,13 @@ class Grants:
             if folder.name[len(LEFTOVER) :] not in self._making:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _restore_preload(self) -> bool:
-        path, text = self._root / "ld.so.preload", PRELOAD_TEXT.encode()
-        if content_of(path) == text:
-            return False
-        write_whole(path, text, 0o644)
-        return True
+    def _restore_preload(self) -> list[str]:
+        """Answers the names of those that were missing or changed."""
+        texts = {name: text.encode() for name, text in PRELOAD_TEXTS.items()}
+        missing = [name for name, text in texts.items() if content_of(self._root / name) != text]
+        for name in missing:
+            write_whole(self._root / name, texts[name], 0o644)
+        return missing
 
     def _link_library(self, folder: Path) -> None:
         """The installed library, in place of one of an earlier installation. One that somebody removed is installed again."""

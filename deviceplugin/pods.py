@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from deviceplugin.allocate import Request, Tenant, contradiction
+from deviceplugin.earlier import preloading_earlier
 from deviceplugin.terms import EVERY, terms_of
 from kube import paths
 from kube.client import Client
@@ -78,8 +79,9 @@ def read(
     terms = terms_of(meta.annotations or {}, assignment, meta.namespace, names, urgent)
     assignment = replace(assignment, klass=terms.klass, level=terms.level)
     return Tenant(
-        meta.uid, meta.namespace, meta.name, order, asks, assignment, waiting, leaving, ask.guard, terms.ignored
-    )
+        meta.uid, meta.namespace, meta.name, order, asks, assignment, waiting, leaving, ask.guard, terms.ignored,
+        preloading_earlier(pod),
+    )  # fmt: skip
 
 
 def _raw_requests(pod: Pod, names: Names) -> tuple[Request, ...]:

@@ -19,7 +19,7 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
 from deviceplugin.record import Record
 from deviceplugin.settling import DISK_S
-from vgpu.contract import cdi_names, mounts
+from vgpu.contract import CONTAINER_DIR, GRANT, GRANT_ENV, cdi_names, mounts
 from vgpu.errors import Refused, TangramError
 from vgpu.names import Names
 from vgpu_pb import deviceplugin_pb2 as pb
@@ -150,7 +150,10 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         answer = pb.ContainerAllocateResponse()
         if self.resource == names.gpu_mem:
             key = await self._prepared(choice, ids)
-            for mount in mounts(str(self._state_root), key):
+            # a library of the release before, put back after a rollback, knows no mount there and would limit nothing
+            answer.envs[GRANT_ENV] = f"{CONTAINER_DIR}/{GRANT}"
+            earlier = choice.container in choice.tenant.earlier
+            for mount in mounts(str(self._state_root), key, earlier=earlier):
                 answer.mounts.add(host_path=mount.host, container_path=mount.container, read_only=True)
         if self.resource != names.gpu_core and self._offer.inventory().access == "cdi":
             for name in cdi_names(cards):

@@ -27,12 +27,11 @@ from tangramctl.library import fake_driver, library
 from tangramctl.machine import DRIVER_LISTS, Machine, let_nobody_else_write, prepared
 from tangramctl.proc import GRANT_VARIABLE
 from tangramctl.trial import try_out
+from vgpu.contract import GRANT_DIRS
 from vgpu.grant import Slice
 from vgpu.inventory import Inventory
 from vgpu.request import PodAsk
 
-MOUNT: Final = Path("/run/tangram")
-"""Where the library looks first for a grant: it is there in a container of a Tangram cluster only."""
 WAIT_LOOK_S: Final = 0.5
 _RESTORED: Final = ("SIGPIPE", "SIGXFSZ")
 """What Python ignores for itself, and a command must not inherit."""
@@ -77,8 +76,9 @@ def run(options: Options) -> NoReturn:
 
 def _refuse_inside() -> None:
     grant = os.environ.get(GRANT_VARIABLE)
-    if MOUNT.exists():
-        raise BadOption(f"this is a container with a share of its own ({MOUNT} is there): run the command as it is")
+    for mount in map(Path, GRANT_DIRS):  # there in a container of a Tangram cluster only
+        if mount.exists():
+            raise BadOption(f"this is a container with a share of its own ({mount} is there): run the command as it is")
     if grant and Path(grant).exists():
         raise BadOption(f"this is inside a run already ({GRANT_VARIABLE} is {grant}): run the command as it is")
 

@@ -17,17 +17,29 @@ from vgpu.inventory import Inventory, kind_of_uuid
 from vgpu.names import DEFAULT_GUARD, Guard, Names
 from vgpu.request import FULL_CORE_PERCENT
 
-CONTAINER_DIR: Final = "/run/tangram"
+CONTAINER_DIR: Final = "/.tangram"
+"""Where a container has its grant. Its parent is the root of the container's own file system, which no volume can be: a container that shares a
+volume with it cannot remove the mount point."""
+EARLIER_CONTAINER_DIR: Final = "/run/tangram"
+"""Where the release before had it, and where its containers have it until they end."""
+GRANT_DIRS: Final = (CONTAINER_DIR, EARLIER_CONTAINER_DIR)
+"""In the order in which they are looked at."""
 LIBRARY: Final = "libtangram.so"
 CONTAINER_LIBRARY: Final = f"{CONTAINER_DIR}/{LIBRARY}"
 PRELOAD_FILE: Final = "/etc/ld.so.preload"
-PRELOAD_TEXT: Final = f"{CONTAINER_LIBRARY}\n"
+EARLIER_CONTAINER_LIBRARY: Final = f"{EARLIER_CONTAINER_DIR}/{LIBRARY}"
+PRELOAD: Final = "preload"
+"""The file of the state folder that is mounted there."""
+PRELOAD_TEXTS: Final = {PRELOAD: f"{CONTAINER_LIBRARY}\n", "ld.so.preload": f"{EARLIER_CONTAINER_LIBRARY}\n"}
+"""Such files of this release and of the one before, whose containers mount theirs at each restart."""
 GRANT: Final = "grant"
 CONTAINER_ID: Final = "container"
 """In the grant directory: the container runtime's ID of the container, once the pod's status has it."""
 SOCKET: Final = "arbiter.sock"
 SOCKET_DIR: Final = "socket"
 """In the grant directory: where the folder is mounted in which the arbiter makes the socket."""
+GRANT_ENV: Final = "TANGRAM_GRANT"
+"""Where nothing is mounted, the library reads it from there."""
 GPUS_ENV: Final = "TANGRAM_GPUS"
 NVIDIA_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
 PRELOAD_ENV: Final = "LD_PRELOAD"
@@ -101,12 +113,14 @@ def grant_key(device_ids: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(device_ids)).encode()).hexdigest()[:32]
 
 
-def mounts(state_root: str, key: str) -> tuple[Mount, ...]:
-    """What a container with a share finds in its file system."""
+def mounts(state_root: str, key: str, *, earlier: bool = False) -> tuple[Mount, ...]:
+    """What a container with a share finds in its file system. With `earlier` the library is where the release before had it, too."""
+    more = (Mount(f"{state_root}/grants/{key}", EARLIER_CONTAINER_DIR),) if earlier else ()
     return (
         Mount(f"{state_root}/grants/{key}", CONTAINER_DIR),
         Mount(f"{state_root}/sockets/{key}", f"{CONTAINER_DIR}/{SOCKET_DIR}"),
-        Mount(f"{state_root}/ld.so.preload", PRELOAD_FILE),
+        Mount(f"{state_root}/{PRELOAD}", PRELOAD_FILE),
+        *more,
     )
 
 

@@ -153,7 +153,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     Reason.UNCONNECTED: Row(
         _MEMORY | _TIME,
         "A process of the container holds GPU memory and is not connected to the arbiter, so nothing is refused to it and its GPU time is not limited.",
-        "Start the program with the library and without going around it; it needs its file descriptors and the socket in /run/tangram also later.",
+        "Start the program with the library and without going around it; it needs its file descriptors and the socket in /.tangram also later.",
     ),
     Reason.BYPASSING: Row(
         _MEMORY | _TIME,

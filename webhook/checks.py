@@ -7,15 +7,15 @@ GPUs that it was not given. What is allowed is not changed here.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
 from vgpu.confinement import Rights, folder_behind, way_out
-from vgpu.contract import CONTAINER_DIR, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV, PRELOAD_FILE
+from vgpu.contract import GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
 from vgpu.errors import BadAsk
 from vgpu.inventory import kind_of_uuid
+from vgpu.mountpaths import refusal
 from vgpu.names import CLASSES, DEFAULT_CLASS, Names
 from vgpu.request import PodAsk
 from webhook.objects import Capabilities, Container, Pod, SecurityContext
@@ -36,8 +36,6 @@ LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
 """Annotation in which the API server says what a LimitRange set. Specified by Kubernetes (plugin/pkg/admission/limitranger)."""
 MOST_SAID: Final = 300
 """Characters of it that are repeated."""
-_RESERVED: Final = (CONTAINER_DIR, f"/var{CONTAINER_DIR}", PRELOAD_FILE)
-"""/var/run is a link to /run in most images."""
 
 
 def own_annotations(pod: Pod, names: Names) -> None:
@@ -153,14 +151,14 @@ def preload(container: Container) -> None:
         )
 
 
-def mounts(container: Container) -> None:
-    """The library's places in a container's file system are Tangram's."""
-    for path in _seen_at(container):
-        clean = posixpath.normpath("/" + path.lstrip("/"))
-        for reserved in _RESERVED:
-            if clean == reserved or clean.startswith(f"{reserved}/"):
+def mounts(pod: Pod) -> None:
+    """What a pod with a share mounts, in any of its containers: nothing that could unload the library."""
+    for kind, container in pod.every():
+        for what, path in _mounted_at(container):
+            why = refusal(path)
+            if why:
                 raise BadAsk(
-                    f"container {container.name} mounts a volume at {path}: {CONTAINER_DIR} and {PRELOAD_FILE} are Tangram's in a container with a GPU share"
+                    f"{kind} {container.name} mounts {what} at {path}, which a pod with a GPU share may not: {why}"
                 )
 
 
@@ -179,8 +177,7 @@ def ways_out(pod: Pod, folders: Mapping[str, str]) -> list[str]:
 
 
 def _rights(pod: Pod) -> Iterator[tuple[str, str]]:
-    ephemeral = pod.spec.ephemeral_containers or []
-    for container in [*(container for _, container in pod.located()), *ephemeral]:
+    for _, container in pod.every():
         security = container.security_context or SecurityContext()
         added = (security.capabilities or Capabilities()).add or ()
         why = way_out(Rights(bool(security.privileged), tuple(added), security.proc_mount == "Unmasked"))
@@ -224,12 +221,16 @@ def whole_pod(pod: Pod, ask: PodAsk, rules: Rules) -> None:
             foreign_gpus(container)
         if wanted and wanted.kind == "share":
             preload(container)
-            mounts(container)
+    if any(wanted.kind == "share" for wanted in ask.containers):
+        mounts(pod)
 
 
-def _seen_at(container: Container) -> Iterator[str]:
-    yield from (mount.mount_path for mount in container.volume_mounts or [])
-    yield from (device.device_path for device in container.volume_devices or [])
+def _mounted_at(container: Container) -> Iterator[tuple[str, str]]:
+    """What, and the path. The kubelet mounts a file of the node for the termination message."""
+    yield from ((f"volume {mount.name}", mount.mount_path) for mount in container.volume_mounts or [])
+    yield from ((f"block volume {device.name}", device.device_path) for device in container.volume_devices or [])
+    if container.termination_message_path:
+        yield "the termination message (terminationMessagePath)", container.termination_message_path
 
 
 def _as(value: str | None) -> str:

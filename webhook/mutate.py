@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from vgpu.contract import CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
+from vgpu.contract import CONTAINER_LIBRARY, EARLIER_CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
 from vgpu.errors import BadAsk
 from vgpu.names import DEFAULT_POLICY
 from vgpu.quantity import counted, rounds_up
@@ -117,16 +117,17 @@ def _inject(patch: Patch, path: str, container: Container, ask: Ask, rules: Rule
     added: list[Op] = [{"name": name, "valueFrom": reference} for name in (NVIDIA_ENV, GPUS_ENV) if name not in names]
     if ask.kind == "share":
         for index, env in enumerate(container.env or []):
-            if env.name == PRELOAD_ENV and not _preloaded(env.value):
-                text = f"{CONTAINER_LIBRARY}:{env.value}" if env.value else CONTAINER_LIBRARY
+            if env.name == PRELOAD_ENV and env.value != (text := _preloading(env.value or "")):
                 patch.set(f"{path}/env/{index}/value", text)
         if PRELOAD_ENV not in names:
             added.append({"name": PRELOAD_ENV, "value": CONTAINER_LIBRARY})
     _prepend(patch, path, container, added)
 
 
-def _preloaded(value: str | None) -> bool:
-    return value == CONTAINER_LIBRARY or (value or "").startswith(f"{CONTAINER_LIBRARY}:")
+def _preloading(value: str) -> str:
+    """LD_PRELOAD with the library in front, once. A copy of a pod of an earlier release names it at the path that it had then."""
+    others = (path for path in value.split(":") if path not in ("", CONTAINER_LIBRARY, EARLIER_CONTAINER_LIBRARY))
+    return ":".join((CONTAINER_LIBRARY, *others))
 
 
 def _hide_gpus(patch: Patch, path: str, container: Container) -> None:

@@ -70,6 +70,7 @@ class Volume(Slim):
 class VolumeDevice(Slim):
     """Where a raw block volume is seen."""
 
+    name: str = ""
     device_path: str = ""
 
 
@@ -96,6 +97,7 @@ class Container(Slim):
     volume_mounts: list[VolumeMount] | None = None
     volume_devices: list[VolumeDevice] | None = None
     security_context: SecurityContext | None = None
+    termination_message_path: str | None = None
 
     def resource_names(self) -> frozenset[str]:
         """Every resource it names, under limits or requests."""
@@ -141,6 +143,14 @@ class Pod(Slim):
         return [(f"/spec/initContainers/{i}", container) for i, container in enumerate(init)] + [
             (f"/spec/containers/{i}", container) for i, container in enumerate(app)
         ]
+
+    def every(self) -> list[tuple[str, Container]]:
+        """Containers of any sort, each with what its sort is called in a sentence."""
+        sorts = (
+            ("container", [container for _, container in self.located()]),
+            ("ephemeral container", self.spec.ephemeral_containers or []),
+        )
+        return [(sort, container) for sort, containers in sorts for container in containers]
 
 
 def pod_of(document: Any) -> Pod:

@@ -1,6 +1,6 @@
 /* grant.c - what the container is held to, read once from a file that its tenant cannot write.
  *
- * /run/tangram is a read-only mount made by the node. Only where it does not exist (a test, plain Docker) does TANGRAM_GRANT
+ * The first of `mounts` that exists is a read-only mount made by the node. Only where none exists (a test, plain Docker) does TANGRAM_GRANT
  * name the file: inside a container of ours the environment decides nothing. A grant that cannot be read in full closes every
  * card: a library that guessed would be a limit that can be lifted by damaging a file.
  */
@@ -14,7 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MOUNT "/run/tangram"
+/* Specified: vgpu/contract.py, GRANT_DIRS. The second is that of the release before, whose containers may get this library. */
+static const char *const mounts[] = {"/.tangram", "/run/tangram"};
+enum { MOUNTS = sizeof mounts / sizeof *mounts };
 
 /* Specified: docs/reference/protocol.md. tests/contract/domain/grant-cases.yaml holds this and vgpu/codec.py in step. */
 enum { TEXT_LIMIT = 64 * 1024, NAMESPACE_LIMIT = 63, NAME_LIMIT = 253, CARD_MIB_LIMIT = 16777215, PERCENT_LIMIT = 100 };
@@ -244,20 +246,32 @@ __attribute__((constructor)) static void look_for_the_mount(void)
 {
     struct stat there;
     int saved = errno;
-    tangram.mounted = stat(MOUNT, &there) == 0;
+    for (int i = MOUNTS - 1; i >= 0; i--)
+        if (stat(mounts[i], &there) == 0)
+            tangram.mount = mounts[i];
     errno = saved;
+}
+
+/* A mount that was there when the program started cannot be left by chroot. One that cannot be looked at exists: it is read, and refused. */
+static const char *mount_of_grant(void)
+{
+    struct stat there;
+    for (int i = 0; tangram.mount == NULL && i < MOUNTS; i++)
+        if (stat(mounts[i], &there) == 0 || (errno != ENOENT && errno != ENOTDIR))
+            return mounts[i];
+    return tangram.mount;
 }
 
 static enum grant_state load(struct grant *grant)
 {
-    struct stat there;
-    const char *path = MOUNT "/grant";
-    bool absent = stat(MOUNT, &there) != 0 && (errno == ENOENT || errno == ENOTDIR);
-    if (absent && !tangram.mounted) { /* a mount that was there when the program started cannot be left by chroot */
+    char mounted[64];
+    const char *mount = mount_of_grant(), *path = mounted;
+    if (mount != NULL)
+        snprintf(mounted, sizeof mounted, "%s/grant", mount);
+    else
         path = getenv("TANGRAM_GRANT");
-        if (path == NULL || *path == '\0')
-            return GRANT_NONE;
-    }
+    if (path == NULL || *path == '\0')
+        return GRANT_NONE;
     const char *slash = strrchr(path, '/');
     int folder = slash ? (int)(slash - path) : 1;
     int needs = snprintf(grant->socket, sizeof grant->socket, "%.*s/arbiter.sock", folder, slash ? path : ".");

@@ -160,7 +160,7 @@ struct tangram {
     _Atomic(_Atomic uint32_t *) unforked;     /* a word that the kernel clears in the copy that a fork makes; NULL where it cannot */
     _Atomic uint32_t states;                  /* a bit a reason: what cannot be enforced here. state.c */
     _Atomic uint64_t warned_ms[WARNINGS];     /* when each kind was written last; 0 = never. warn.c */
-    bool mounted; /* the grant was there when the program started */
+    const char *mount; /* where the grant was when the program started; NULL: nowhere */
     struct management management;
     struct grant grant;
     _Atomic(struct card *) device_card[DEVICES_LIMIT]; /* by the process's device number; NULL = not looked up yet */

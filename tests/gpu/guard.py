@@ -1,6 +1,6 @@
 """A program that goes past the library: the arbiter notices, tells, and ends it where the grant says so.
 
-The program stands in a mount namespace with the grant folder at /run/tangram, as a container has it; needs root. What the
+The program stands in a root of its own with the grant directory at /.tangram, as a container has it; needs root. What the
 arbiter knows is read from its status socket.
 """
 
@@ -19,6 +19,8 @@ from typing import Any
 
 from tests.gpu.kit.book import Book, NotRun
 from tests.gpu.kit.machine import MIB, Machine, Watcher
+from tests.mounting import with_grant
+from vgpu.contract import CONTAINER_DIR
 
 PART = "guard"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -26,7 +28,6 @@ LIMIT_MIB = 2048
 SOON_S = 5.0
 """Specified as 'within seconds': two readings a second apart, and what they take."""
 CALM_S = 4.0
-ENTER = 'mount -t tmpfs tangram /run && mkdir /run/tangram && mount --bind "$0" /run/tangram && exec "$@"'
 
 
 def built(machine: Machine, name: str, static: bool) -> str:
@@ -47,7 +48,7 @@ class Inside:
     def __init__(self, machine: Machine, key: str, *words: str, library: bool = False) -> None:
         env = machine.base | ({"LD_PRELOAD": machine.preload} if library else {})
         self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", ENTER, str(machine.folder / "grants" / key), *words],
+            with_grant(machine.folder / "grants" / key, CONTAINER_DIR, *words),
             env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 

@@ -24,6 +24,7 @@ from tests.e2e.matrix.look import address_of
 from tests.e2e.matrix.pods import BUSY, STEADY
 from tests.e2e.matrix.table import STARVE_S, STARVED_PERCENT, STOP_S, Row
 from tests.signals import send_signal
+from vgpu.contract import PRELOAD_TEXTS
 
 SILENT_PEERS: Final = 40
 WEBHOOK: Final = "tangram-webhook"
@@ -271,7 +272,7 @@ LOSSES: Final[dict[str, Callable[[Cluster, str], None]]] = {
     "plugin sockets": _delete("tangram-*.sock", under=node.DEVICE_PLUGINS),
     "CDI specification": _delete(node.CDI_SPEC.name, under=node.CDI_SPEC.parent),
     "inventory annotation": _lose_annotation,
-    "installed library": _delete("lib/*", "ld.so.preload"),
+    "installed library": _delete("lib/*", *PRELOAD_TEXTS),
     "grant file": _delete("grants/*/grant"),
     "verdicts of the trials": _delete("plugin/trials.json"),
     "status socket": _delete("arbiter/status.sock"),

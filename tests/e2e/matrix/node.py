@@ -17,6 +17,7 @@ from tests.e2e.cluster import runs_in_a_container
 from tests.e2e.matrix.seen import GpuProcess
 from vgpu.cgroup import pods_of
 from vgpu.codec import grant_from_text
+from vgpu.contract import GRANT_DIRS
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
 from vgpu.status import Status, decode_status
@@ -83,15 +84,21 @@ def gpu_process(pid: int, held_mib: Mapping[str, int]) -> GpuProcess | None:
         uids = pods_of((folder / "cgroup").read_text())
         maps = (folder / "maps").read_text()
         mounted = (folder / "mountinfo").read_text()
-        text = (folder / "root/run/tangram/grant").read_text() if "/run/tangram " in mounted else ""
+        at, grants = shown(mounted)
+        text = (folder / f"root{at}/grant").read_text() if at else ""
     except OSError:
         return None
     if not maps:
         return None  # it is ending
-    grants = re.search(r" \S*/grants/([^/\s]+?)(?://deleted)? /run/tangram ", mounted)
-    return GpuProcess(
-        pid, uids[0] if uids else "", held_mib, read_grant(text), grants[1] if grants else "", "/libtangram.so" in maps
-    )
+    return GpuProcess(pid, uids[0] if uids else "", held_mib, read_grant(text), grants, "/libtangram.so" in maps)
+
+
+def shown(mountinfo: str) -> tuple[str, str]:
+    """Where a process has its grant, and the name of the grant directory; empty where it has none."""
+    for at in GRANT_DIRS:
+        if found := re.search(rf" \S*/grants/([^/\s]+?)(?://deleted)? {re.escape(at)} ", mountinfo):
+            return at, found[1]
+    return "", ""
 
 
 def read_grant(text: str) -> Grant | None:

@@ -21,7 +21,7 @@ from tests.fake import FakeDriver
 from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.kubelet import PATIENCE_S, Kubelet
 from tests.ports import free_port
-from vgpu.contract import SOCKET
+from vgpu.contract import CONTAINER_DIR, SOCKET
 from vgpu.names import DEFAULT
 
 NODE = "n1"
@@ -182,7 +182,7 @@ class Node(PluginNode):
 
     def grant_folder(self, pod: str, container: str = "main") -> Path:
         answer = self.kubelet.answers[pod, container, DEFAULT.gpu_mem]
-        (mount,) = [m for m in answer.mounts if m.container_path == "/run/tangram"]
+        (mount,) = [m for m in answer.mounts if m.container_path == CONTAINER_DIR]
         assert mount.read_only
         return Path(mount.host_path)
 

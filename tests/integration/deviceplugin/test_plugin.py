@@ -96,8 +96,8 @@ async def test_a_share_gets_its_card_its_grant_and_its_mounts_whatever_order_the
         answer = made.kubelet.answers["a", "main", MEM]
         assert [d.name for d in answer.cdi_devices] == [f"tangram.sh/gpu={uuid}"]
         assert {m.container_path for m in answer.mounts} == {
-            "/run/tangram",
-            "/run/tangram/socket",
+            "/.tangram",
+            "/.tangram/socket",
             "/etc/ld.so.preload",
         }
         assert not made.kubelet.answers["a", "main", CORE].cdi_devices
@@ -109,6 +109,36 @@ async def test_a_share_gets_its_card_its_grant_and_its_mounts_whatever_order_the
         assert grant.cards == (GrantCard(uuid, 8192, 30),)
         assert (folder / "grant").stat().st_mode & 0o777 == 0o444
         assert (folder / "libtangram.so").read_bytes() == b"a library\n"
+        assert (made.state / "preload").read_text() == "/.tangram/libtangram.so\n"
+        assert dict(answer.envs) == {"TANGRAM_GRANT": "/.tangram/grant"}
+        preload = {m.host_path for m in answer.mounts if m.container_path == "/etc/ld.so.preload"}
+        assert preload == {str(made.state / "preload")}
+
+
+async def test_a_pod_of_the_release_before_finds_the_library_where_its_environment_names_it(running: Start) -> None:
+    """Its webhook wrote LD_PRELOAD, and it is allocated only now."""
+    async with running() as made:
+        pods = [sharing(name, inventory(made), 0, 8).plain() for name in ("before", "now")]
+        for document, library in zip(
+            pods, ("/run/tangram/libtangram.so:/own.so", "/.tangram/libtangram.so"), strict=True
+        ):
+            document["spec"]["containers"][0]["env"] = [
+                {"name": "SECRET", "value": "x"},
+                {"name": "LD_PRELOAD", "value": library},
+            ]
+            made.api.put(document)
+            await made.kubelet.admit(document)
+        mounted = [
+            {m.container_path: m.host_path for m in made.kubelet.answers[name, "main", MEM].mounts}
+            for name in ("before", "now")
+        ]
+        assert mounted[0]["/run/tangram"] == mounted[0]["/.tangram"] == str(made.grant_folder("before"))
+        assert "/run/tangram" not in mounted[1]
+
+
+async def test_a_container_of_the_release_before_that_is_restarted_has_its_preload_file(running: Start) -> None:
+    """It mounts what it was given then, and that names the library where it has it."""
+    async with running() as made:
         assert (made.state / "ld.so.preload").read_text() == "/run/tangram/libtangram.so\n"
 
 
@@ -268,12 +298,14 @@ async def test_what_a_container_mounts_is_restored_when_somebody_removed_it(runn
         await made.kubelet.admit(one.plain())
         folder = made.grant_folder("a")
         shutil.rmtree(folder)
+        (made.state / "preload").unlink()
         (made.state / "ld.so.preload").unlink()
         start = asyncio.create_task(made.kubelet.start_container("a", "main"))
         await made.logged("what a container mounts was missing and is restored")
         made.arbiter_listens("a")
         await start
         assert (folder / "libtangram.so").exists()
+        assert (made.state / "preload").exists()
         assert (made.state / "ld.so.preload").exists()
 
 
@@ -390,7 +422,7 @@ async def test_the_real_arbiter_listens_in_a_new_folder_before_the_container_sta
             folder = made.grant_folder("a")
             assert listens(sockets / folder.name / "arbiter.sock")
             mounted = {m.container_path: m.host_path for m in made.kubelet.answers["a", "main", DEFAULT.gpu_mem].mounts}
-            assert mounted["/run/tangram/socket"] == str(sockets / folder.name)
+            assert mounted["/.tangram/socket"] == str(sockets / folder.name)
             assert str((folder / "arbiter.sock").readlink()) == "socket/arbiter.sock"
             assert grant_from_text((folder / "grant").read_text()).pod == "a"
         finally:

@@ -1,7 +1,7 @@
 """A node in small: the fake driver, an arbiter as a process, a grant, and GPU programs that carry the library.
 
 Everything is the real thing but the driver: programs find the library by LD_PRELOAD, the grant by TANGRAM_GRANT (there is no
-/run/tangram outside a container), and the fake driver by LD_LIBRARY_PATH.
+/.tangram outside a container), and the fake driver by LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations

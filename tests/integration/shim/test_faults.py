@@ -9,7 +9,9 @@ import time
 import pytest
 
 from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
+from tests.mounting import with_grant
 from tests.probe import Probe
+from vgpu.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR, GRANT_DIRS
 
 GRACE_MS = "500"
 """More than the 200 ms within which a library comes back."""
@@ -216,31 +218,49 @@ def test_a_sibling_that_is_only_slow_is_waited_for_and_a_stopped_one_is_not(stag
     wait_for(lambda: two.alloc(900) == 0)
 
 
-def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_mounted(bare_stage: Stage) -> None:
-    """In a mount namespace of its own, with /run/tangram as the node mounts it."""
+@pytest.mark.parametrize("at", GRANT_DIRS)
+def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_mounted(bare_stage: Stage, at: str) -> None:
+    """In a root of its own, with the grant as the node mounts it, and as that of the release before did."""
     bare_stage.grant((CARDS[0], 100))
     bare_stage.grant((CARDS[0], 16000), key="forged")
     bare_stage.start_arbiter("--grace-ms", "0")
-    grants = bare_stage.folder / "grants"
-    script = f"mkdir /run/tangram && mount --bind {grants}/k /run/tangram && exec {bare_stage.build}/tests/probe-direct"
-    inner = f"mount -t tmpfs none /run && {script}"
+    command = with_grant(bare_stage.folder / "grants/k", at, f"{bare_stage.build}/tests/probe-direct")
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", inner], input=f"use 0\nalloc {101 * MIB}\nalloc {100 * MIB}\n",
+        command, input=f"use 0\nalloc {101 * MIB}\nalloc {100 * MIB}\n",
         env=bare_stage.env(key="forged"), capture_output=True, text=True, check=True, timeout=30,
     )  # fmt: skip
     assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [0, OUT_OF_MEMORY, 0]
 
 
-def test_who_locked_himself_out_of_his_grant_is_refused_not_set_free(bare_stage: Stage) -> None:
+def test_a_directory_in_a_volume_at_run_is_no_grant(bare_stage: Stage) -> None:
+    """The release before mounted the grant there; now a volume may be there, with a forged one in it."""
+    bare_stage.grant((CARDS[0], 100))
+    bare_stage.grant((CARDS[0], 16000), key="forged")
+    bare_stage.start_arbiter("--grace-ms", "0")
+    grants = bare_stage.folder / "grants"
+    forge = f"mkdir -p /mnt/run/tangram && mount --bind {grants}/forged /mnt/run/tangram"
+    command = with_grant(grants / "k", CONTAINER_DIR, f"{bare_stage.build}/tests/probe-direct", then=forge)
+    done = subprocess.run(
+        command, input=f"use 0\nalloc {101 * MIB}\nalloc {100 * MIB}\n",
+        env=bare_stage.env(), capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [0, OUT_OF_MEMORY, 0]
+
+
+@pytest.mark.parametrize(("at", "lock"), [(CONTAINER_DIR, "{grants}/k"), (EARLIER_CONTAINER_DIR, "/mnt/run")])
+def test_who_locked_himself_out_of_his_grant_is_refused_not_set_free(bare_stage: Stage, at: str, lock: str) -> None:
     bare_stage.grant((CARDS[0], 100))
     bare_stage.start_arbiter("--grace-ms", "0")
     bare_stage.folder.chmod(0o755)
-    grants = bare_stage.folder / "grants"
-    mounts = f"mount -t tmpfs none /run && mkdir /run/tangram && mount --bind {grants}/k /run/tangram && chmod 700 /run"
-    program = f"exec setpriv --reuid 65534 --regid 65534 --clear-groups {bare_stage.build}/tests/probe-direct"
+    grants, as_nobody = (
+        bare_stage.folder / "grants",
+        ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
+    )
+    program = (*as_nobody, f"{bare_stage.build}/tests/probe-direct")
+    command = with_grant(grants / "k", at, *program, then=f"chmod 700 {lock.format(grants=grants)}")
     env = {name: value for name, value in bare_stage.env().items() if name != "TANGRAM_GRANT"}
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"{mounts} && {program}"], input=f"use 0\nalloc {MIB}\n",
+        command, input=f"use 0\nalloc {MIB}\n",
         env=env, capture_output=True, text=True, check=True, timeout=30,
     )  # fmt: skip
     assert int(done.stdout.splitlines()[1].split()[0]) == OUT_OF_MEMORY

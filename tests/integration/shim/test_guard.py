@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, Stage, Worker, wait_for
+from tests.mounting import with_grant
 from vgpu.codec import grant_to_text
+from vgpu.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
 from vgpu.grant import Grant, GrantCard
 from vgpu.names import Guard
 
@@ -80,14 +82,10 @@ def raw(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Bypass:
     """A program in the container's mount namespace that knows nothing of the library."""
 
-    def __init__(self, stage: Stage, *command: str, **env: str) -> None:
-        grants = stage.folder / "grants"
-        script = (
-            f"mount -t tmpfs none /run && mkdir /run/tangram && mount --bind -o ro {grants}/{stage.key} /run/tangram"
-        )
+    def __init__(self, stage: Stage, *command: str, at: str = CONTAINER_DIR, **env: str) -> None:
         plain = {k: v for k, v in stage.env().items() if not k.startswith(("TANGRAM_GRANT", "LD_PRELOAD"))}
         self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", f'{script} && exec "$@"', "sh", *command],
+            with_grant(stage.folder / "grants" / stage.key, at, *command),
             env=plain | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -110,8 +108,8 @@ def bypasses() -> Iterator[list[Bypass]]:
         one.close()
 
 
-def statically(stage: Stage, raw: Path, mib: int) -> Bypass:
-    return Bypass(stage, str(raw), str(stage.folder / "driver.sock"), str(mib))
+def statically(stage: Stage, raw: Path, mib: int, at: str = CONTAINER_DIR) -> Bypass:
+    return Bypass(stage, str(raw), str(stage.folder / "driver.sock"), str(mib), at=at)
 
 
 def unloaded(stage: Stage, mib: int) -> Bypass:
@@ -129,13 +127,14 @@ def alive(worker: Worker) -> bool:
     return worker.ask("info()")[0] == 0
 
 
-@pytest.mark.parametrize("way", ["static", "unloaded"])
+@pytest.mark.parametrize("way", ["static", "static in a container of the release before", "unloaded"])
 def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
     measured: Stage, measured_node: Stage, raw: Path, bypasses: list[Bypass], way: str
 ) -> None:
     worker = measured.worker()
     worker.must("alloc(100)")
-    bypass = statically(measured, raw, 1500) if way == "static" else unloaded(measured, 1500)
+    at = EARLIER_CONTAINER_DIR if "before" in way else CONTAINER_DIR
+    bypass = unloaded(measured, 1500) if way == "unloaded" else statically(measured, raw, 1500, at)
     bypasses.append(bypass)
     wait_for(lambda: measured.status().over and "bypassing" in [one.reason for one in measured.status().unenforced])
     status = measured.status()
@@ -146,7 +145,7 @@ def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
         ("over-limit", (bypass.pid,)),
     ]
     held = {process.pid: process.cards[0].measured_bytes for process in measured.status().processes}
-    expected_mib = 1500 if way == "static" else 1500 + CONTEXT_MIB
+    expected_mib = 1500 + CONTEXT_MIB * (way == "unloaded")
     assert held == {worker.pid: (CONTEXT_MIB + 100) * MIB, bypass.pid: expected_mib * MIB}
     line = next(line for line in reversed(measured_node.arbiter_log) if "holds more GPU memory" in line)
     assert f'"pid": {bypass.pid}' in line

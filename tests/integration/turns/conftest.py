@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from arbiter.verdicts import BOOT_ID, text_of
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import start_fake_driver
+from tests.mounting import with_grant
 from tests.signals import send_signal
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
@@ -28,6 +29,7 @@ from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
 
 CARDS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
 PROGRAM = Path(__file__).with_name("program.py")
+COMMAND = (sys.executable, str(PROGRAM))
 
 
 def until(what: Callable[[], Any], limit_s: float = 10.0) -> float:
@@ -42,11 +44,9 @@ def until(what: Callable[[], Any], limit_s: float = 10.0) -> float:
 class Program:
     """A tenant's process."""
 
-    def __init__(self, env: dict[str, str], key: str) -> None:
+    def __init__(self, env: dict[str, str], key: str, command: Sequence[str] = COMMAND) -> None:
         self.key = key
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.finish() == "ready"
 
     def start(self, expression: str) -> None:
@@ -141,11 +141,15 @@ class Node:
         grant = self.grant(name, klass, core)
         return self.run_in(grant, **env)
 
-    def run_in(self, grant: Path, *, channels: bool = True, **env: str) -> Program:
-        """`channels`: of its own. Else there is no kernel's side of the driver for it, as far as it can see."""
+    def run_in(self, grant: Path, *, channels: bool = True, at: str = "", **env: str) -> Program:
+        """`channels`: of its own. Else there is no kernel's side of the driver for it, as far as it can see. `at`: where the grant is mounted
+        in a root of its own; else a variable names it."""
         preload = f"{self.library}:{self.kernel}" if channels else self.library
         carried = {"LD_PRELOAD": preload, "TANGRAM_GRANT": str(grant), **env}
-        program = Program(self.driver.env(**carried), grant.parent.name)
+        if at:
+            del carried["TANGRAM_GRANT"]
+        command = with_grant(grant.parent, at, *COMMAND) if at else COMMAND
+        program = Program(self.driver.env(**carried | env), grant.parent.name, command)
         self.programs.append(program)
         key = grant.parent.name
         carry = sum(1 for other in self.programs if other.key == key)

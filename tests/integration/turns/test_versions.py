@@ -16,6 +16,7 @@ from tests.built import REPOSITORY
 from tests.integration.turns.conftest import Node, Program, until
 from tests.previous_release import SOURCES, previous_library, previous_python, previous_sources
 from vgpu.codec import grant_from_text, grant_to_text
+from vgpu.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import decode_status
 
@@ -130,6 +131,27 @@ def test_releases_that_differ_by_one_hold_the_limits_and_survive_a_restart(
     assert (takes(program, 300), takes(program, 300)) == (0, 2), "what it had is counted"
     assert percent(node, program) < 30
     assert node.misuses() == ""
+
+
+@pytest.mark.parametrize("old_arbiter", [False, True], ids=["this arbiter", "the previous arbiter"])
+@pytest.mark.parametrize(
+    ("old_library", "at"),
+    [(False, CONTAINER_DIR), (False, EARLIER_CONTAINER_DIR), (True, EARLIER_CONTAINER_DIR), (True, CONTAINER_DIR)],
+    ids=[
+        "new container",
+        "its library restored by this plugin",
+        "earlier container",
+        "rolled back, its library restored",
+    ],
+)
+def test_a_grant_holds_at_the_path_of_either_release(
+    mixed: Callable[[Mixture], Node], at: str, *, old_library: bool, old_arbiter: bool
+) -> None:
+    node = mixed(Mixture(library=old_library, arbiter=old_arbiter))
+    program = node.run_in(node.grant("a", core=20), at=at, TANGRAM_GRANT=f"{CONTAINER_DIR}/grant")
+    assert (takes(program, 600), takes(program, 600)) == (0, 2), "of 1024 MiB"
+    program.do("work_on(2000)")
+    until(lambda: node.held(program), 20)
 
 
 def test_the_previous_releases_grants_are_read_and_this_ones_are_read_by_it() -> None:

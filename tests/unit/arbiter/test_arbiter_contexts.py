@@ -20,8 +20,10 @@ from arbiter.meter import Reading, Seen
 from arbiter.overlimit import REMEMBERED_S
 from arbiter.server import Server
 from arbiter.status import status_of
+from tests.mounting import with_grant
 from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Node, Process, a_grant, wait_for
 from vgpu import wire
+from vgpu.contract import GRANT_DIRS
 from vgpu.wire import Step
 
 
@@ -242,8 +244,10 @@ def test_a_kill_is_in_the_status_after_the_container_is_gone(node: Node, meter: 
 
 MOUNTS = """\
 22 1 0:20 / / rw,relatime - ext4 /dev/sda1 rw
-40 22 8:1 /var/lib/tangram/grants/0a /run/tangram ro,relatime shared:1 - ext4 /dev/sda1 rw
+40 22 8:1 /var/lib/tangram/grants/0a /.tangram ro,relatime shared:1 - ext4 /dev/sda1 rw
 """
+EARLIER = MOUNTS.replace("/.tangram", "/run/tangram")
+OTHER = "41 22 8:1 /var/lib/tangram/grants/0b /run/tangram ro,relatime shared:1 - ext4 /dev/sda1 rw\n"
 
 
 @pytest.mark.parametrize(
@@ -253,8 +257,15 @@ MOUNTS = """\
         (MOUNTS.replace("/var/lib/tangram/grants/0a", "/tangram/grants/0a"), "0a"),
         (MOUNTS.replace("/var/lib/tangram/grants/0a", "/elsewhere/0a"), None),
         (MOUNTS.replace("/var/lib/tangram/grants/0a", "/0a"), None),
-        (MOUNTS.replace("/run/tangram", "/run/tangram/x"), None),
-        (MOUNTS + "41 22 0:9 / /run/tangram rw - tmpfs none rw\n", None),
+        (MOUNTS.replace("/.tangram", "/.tangram/x"), None),
+        (MOUNTS.replace("/.tangram", "/volume"), None),
+        (MOUNTS + "41 22 0:9 / /.tangram rw - tmpfs none rw\n", None),
+        (EARLIER, "0a"),
+        (EARLIER.replace("/run/tangram", "/run/tangram/x"), None),
+        (EARLIER + "41 22 0:9 / /run/tangram rw - tmpfs none rw\n", None),
+        (MOUNTS + OTHER, "0a"),
+        (OTHER + MOUNTS, "0a"),
+        (MOUNTS + "41 22 0:9 / /run/tangram rw - tmpfs none rw\n", "0a"),
         ("", None),
         ("nonsense", None),
     ],
@@ -310,21 +321,23 @@ def test_a_folder_that_is_named_alike_is_nobodys_grant(
     monkeypatch: pytest.MonkeyPatch, root: str, device: str, key: str | None
 ) -> None:
     """As one makes it who is root in a user namespace of his own, to have his memory charged to another."""
-    theirs = f"{STATE}40 22 {device} {root} /run/tangram ro,relatime - ext4 /dev/sda1 rw\n"
-    monkeypatch.setattr(host, "_read", lambda pid, _: (STATE if pid == "self" else theirs).encode())
-    assert host.grant_of(7, Path("/var/lib/tangram/grants")) == key
+    for at in GRANT_DIRS:
+        theirs = f"{STATE}40 22 {device} {root} {at} ro,relatime - ext4 /dev/sda1 rw\n"
+        monkeypatch.setattr(host, "_read", lambda pid, _, text=theirs: (STATE if pid == "self" else text).encode())
+        assert host.grant_of(7, Path("/var/lib/tangram/grants")) == key
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize(("made_in", "key"), [("state", "0a"), ("elsewhere", None)])
-def test_a_mount_of_the_kernels_belongs_to_whom_it_was_made_for(tmp_path: Path, made_in: str, key: str | None) -> None:
+@pytest.mark.parametrize("at", GRANT_DIRS)
+def test_a_mount_of_the_kernels_belongs_to_whom_it_was_made_for(
+    tmp_path: Path, at: str, made_in: str, key: str | None
+) -> None:
     for folder in ("state", "elsewhere"):
         (tmp_path / folder / "grants" / "0a").mkdir(parents=True)
-    mount = (
-        f"mount -t tmpfs none /run && mkdir /run/tangram && mount --bind {tmp_path}/{made_in}/grants/0a /run/tangram"
-    )
+    command = with_grant(tmp_path / made_in / "grants/0a", at, "sh", "-c", "echo done && exec sleep 60")
     with subprocess.Popen(
-        ["unshare", "-m", "sh", "-c", f"{mount} && echo done && exec sleep 60"],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -11,11 +11,12 @@ import pytest
 from arbiter import host
 from tests.unit.arbiter.conftest import Node, a_grant
 from vgpu import wire
+from vgpu.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
 
 ROOT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
 
 
-def mounted(root: str, at: str = "/run/tangram") -> str:
+def mounted(root: str, at: str = CONTAINER_DIR) -> str:
     return f"{ROOT}40 22 8:1 {root} {at} ro,relatime shared:1 - ext4 /dev/sda1 rw\n"
 
 
@@ -43,6 +44,7 @@ def on_a_node(node: Node) -> Node:
         (mounted("/var/lib/tangram/grants/k"), True),
         (mounted("/grants/k"), True),
         (mounted("/k"), True),
+        (mounted("/var/lib/tangram/grants/k", EARLIER_CONTAINER_DIR), True),
         (mounted("/var/lib/tangram/grants/k", "/var/run/tangram"), True),
         (mounted("/var/lib/tangram/grants/k", "/newroot/run/tangram"), True),
         (mounted("/var/lib/tangram/grants/kk"), False),

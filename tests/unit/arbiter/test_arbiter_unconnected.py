@@ -11,6 +11,7 @@ from arbiter import host
 from arbiter.enforcing import enforcements
 from arbiter.server import Server
 from tests.unit.arbiter.conftest import MIB, HandMeter, Node, a_grant, wait_for
+from vgpu.contract import CONTAINER_DIR
 from vgpu.enforcement import Enforcement, Finding, Reason, State
 
 LOST = 999_999
@@ -85,7 +86,7 @@ def test_one_reading_of_a_process_that_is_just_ending_takes_nothing_from_its_sib
 
 
 ROOT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-MOUNTED = f"{ROOT}40 22 8:1 /grants/k /run/tangram ro,relatime shared:1 - ext4 /dev/sda1 rw\n"
+MOUNTED = f"{ROOT}40 22 8:1 /grants/k {CONTAINER_DIR} ro,relatime shared:1 - ext4 /dev/sda1 rw\n"
 
 
 def test_a_process_that_changed_its_root_is_known_by_the_librarys_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from kube.objects import Pod
 from tests.unit.deviceplugin.builders import inventory, uuid
 from tests.unit.deviceplugin.workloads import CORE, MEM, Pods, Process
 from vgpu.codec import grant_from_text
+from vgpu.contract import CONTAINER_DIR
 from vgpu.grant import GrantCard
 from vgpu.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
@@ -255,7 +256,7 @@ class Machine:
         one.held[container, resource] = ids
         if resource == MEM:
             (answer,) = answers[0].container_responses
-            one.mounts[container] = Path(next(m.host_path for m in answer.mounts if m.container_path == "/run/tangram"))
+            one.mounts[container] = Path(next(m.host_path for m in answer.mounts if m.container_path == CONTAINER_DIR))
         return True
 
     async def start(self, number: int, changes: int | None) -> None:
@@ -369,6 +370,7 @@ class Machine:
             assert (process.mount / "socket").is_dir()  # over it is mounted what follows
             assert (self.state / "sockets" / process.mount.name).is_dir()
             assert (process.mount / "libtangram.so").read_bytes().startswith(b"library ")
+            assert (self.state / "preload").read_text() == "/.tangram/libtangram.so\n"
             assert (self.state / "ld.so.preload").read_text() == "/run/tangram/libtangram.so\n"
 
     async def check_end(self, later_s: float) -> None:
@@ -392,6 +394,7 @@ class Machine:
             f"lib/{library.name}",
             f"lib/{library.name}/libtangram.so",
             "pods",
+            "preload",
             "sockets",
         ]
         assert left == folders

@@ -21,7 +21,7 @@ from deviceplugin.record import RECORD, Record, of_ids, order_of
 from tests.examples import examples
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.codec import grant_from_text
-from vgpu.contract import PRELOAD_TEXT, grant_key
+from vgpu.contract import PRELOAD_TEXTS, grant_key
 from vgpu.grant import Grant, GrantCard
 
 GRANT = Grant("default", "a", "uid-a", "main", (GrantCard(uuid(0), 4096, 30),))
@@ -53,7 +53,8 @@ def test_installing_puts_the_library_under_its_content_and_the_preload_file_besi
     again = grants.install()
     assert again.read_bytes() == b"version 1"
     assert len(again.parent.name) == 16
-    assert (tmp_path / "state/ld.so.preload").read_text() == PRELOAD_TEXT
+    for name, text in PRELOAD_TEXTS.items():
+        assert (tmp_path / "state" / name).read_text() == text
     assert again.stat().st_mode & 0o777 == 0o755
 
 
@@ -235,9 +236,11 @@ def test_what_is_missing_is_restored_and_told(grants: Grants, tmp_path: Path) ->
     key = grants.prepare(record(0))
     assert grants.restore(key) == []
     (grants.folder(key) / "libtangram.so").unlink()
-    (tmp_path / "state/ld.so.preload").write_text("/something/else\n")
-    assert grants.restore(key) == ["ld.so.preload", "libtangram.so"]
-    assert (tmp_path / "state/ld.so.preload").read_text() == PRELOAD_TEXT
+    (tmp_path / "state/preload").write_text("/something/else\n")
+    (tmp_path / "state/ld.so.preload").unlink()
+    assert grants.restore(key) == ["preload", "ld.so.preload", "libtangram.so"]
+    for name, text in PRELOAD_TEXTS.items():
+        assert (tmp_path / "state" / name).read_text() == text
 
 
 def test_folders_that_nobody_needs_go_and_those_that_are_young_or_needed_stay(grants: Grants) -> None:

@@ -112,3 +112,13 @@ def test_our_own_process_is_found_in_the_real_one() -> None:
     text = Path("/proc/self/cgroup").read_text()
     assert Processes().living([A]) == set()
     assert text  # there is something to read
+
+
+def test_the_mounts_of_a_pods_processes_are_read(proc: Proc) -> None:
+    for pid, of in ((10, A), (11, B), (12, A), (13, A)):
+        proc.add(pid, cgroup(of))
+        (proc.folder / str(pid) / "mountinfo").write_text(f"mounts of {pid}\n")
+    proc.end(13)
+    looking = Processes(proc.folder)
+    assert sorted(looking.mounts({A})) == [(A, "mounts of 10\n"), (A, "mounts of 12\n")]
+    assert list(looking.mounts(set())) == []

@@ -25,6 +25,12 @@
 (c.?securityContext.?privileged.orValue(false) || c.?securityContext.?procMount.orValue('') == 'Unmasked' || c.?securityContext.?capabilities.?add.orValue([]).exists(k, k.upperAscii().matches('^(CAP_)?(ALL|BPF|DAC_READ_SEARCH|SYS_ADMIN|SYS_MODULE|SYS_RAWIO)$')))
 {{- end -}}
 
+{{/* May a pod with a share mount nothing at a path? Call with the CEL of the path. The pattern is that of vgpu/mountpaths.py, for a path
+     without empty parts and dots. */}}
+{{- define "tangram.cel.refusedPath" -}}
+('/' + {{ . }}.split('/').filter(part, !(part in ['', '.'])).join('/')).matches(r'^(?s:(?:.*/)?\.\.(?:/.*)?|/|/etc|/etc/ld\.so\.preload(?:/.*)?|/\.tangram(?:/.*)?|(?:/var)?/run/tangram(?:/.*)?|/proc/[^/]+/.*)$')
+{{- end -}}
+
 {{/* Is annotation `k` one that only Tangram writes on pods? */}}
 {{- define "tangram.cel.ownAnnotation" -}}
 (k == '{{ .Values.domain }}/assignment' || k.startsWith('{{ .Values.domain }}/gpus.'))
