@@ -7,8 +7,9 @@ read leaves what is leased as it is and turns new processes away with the reason
 
 from __future__ import annotations
 
+import itertools
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,17 @@ import structlog
 
 from arbiter import host, overlimit
 from arbiter.complaints import tell_of_report
-from arbiter.connection import BAD_PACKET, NO_GRANT, TOO_MANY, Connection, Gone, bound_socket, peer_pid, socket_folder
+from arbiter.connection import (
+    BAD_PACKET,
+    NO_GRANT,
+    SEND_BUFFER_BYTES,
+    TOO_MANY,
+    Connection,
+    Gone,
+    bound_socket,
+    peer_pid,
+    socket_folder,
+)
 from arbiter.contexts import Contexts, Measuring, Waiting
 from arbiter.files import is_spare
 from arbiter.grant_file import read_grant, same_place, uuid_bytes
@@ -39,6 +50,10 @@ from vgpu.names import CLASSES
 MIB: Final = 2**20
 PACKETS_A_TURN: Final = 16
 """Packets read from one process before the others have theirs. Guessed."""
+PIECE_S: Final = 0.001
+"""No further packet is read from a process that has been served for so long."""
+HELLO_S: Final = 10.0
+"""From the connection to HELLO, which the library says at once. Guessed."""
 QUIET_S: Final = 1.0
 """A tenant that sends garbage fills its own metric and not the log."""
 _log = structlog.get_logger()
@@ -81,6 +96,8 @@ class Container:
         self.contexts = Contexts()
         self.lookout = Lookout()
         self.bad_packets = 0
+        self.refused: Counter[str] = Counter()
+        """Connections that were refused or hung up on, by reason."""
         self.kills = 0
         self._trouble = ""
         """Why the grant file as it is now cannot be used."""
@@ -92,6 +109,8 @@ class Container:
         self._gone: list[Connection] = []
         self._leaving: deque[int] = deque()
         self._dropping = False
+        self._silent: dict[int, float] = {}
+        """Numbers of those that did not say HELLO yet, and until when they may, oldest first."""
         self._unwelcomed: set[int] = set()
         """Numbers of those that said HELLO and wait for the grant."""
         self._handed_over: list[Connection] = []
@@ -163,29 +182,39 @@ class Container:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._numbers += 1
-        until_s = self._clock() + self._limits.grant_wait_s
-        connection = Connection(sock, self._numbers, peer_pid(sock), until_s)
+        now_s = self._clock()
+        connection = Connection(sock, self._numbers, peer_pid(sock), now_s + self._limits.grant_wait_s)
         self.connections[connection.number] = connection
+        if len(self.connections) > self._limits.connections:
+            self._refuse(
+                connection, TOO_MANY, f"more than {self._limits.connections} processes of one container", "connections"
+            )
+            return None
+        if is_spare(sock.fileno()):
+            self._refuse(
+                connection, TOO_MANY, "more processes on this node than the arbiter may have files open", "files"
+            )
+            return None
         grants, key, needed = self.folder.parent.name, self.folder.name, self._limits.mount_needed
         uid = self.grant.uid if self.grant is not None else ""
         if why := host.stranger(connection.pid, grants, key, mount_needed=needed, uid=uid):
-            self._refuse(connection, NO_GRANT, why)
+            self._refuse(connection, NO_GRANT, why, "stranger")
             return None
-        if len(self.connections) > self._limits.connections:
-            self._refuse(connection, TOO_MANY, f"more than {self._limits.connections} processes of one container")
-            return None
-        if is_spare(sock.fileno()):
-            self._refuse(connection, TOO_MANY, "more processes on this node than the arbiter may have files open")
-            return None
+        self._silent[connection.number] = now_s + HELLO_S
         return connection
 
     def serve(self, connection: Connection) -> None:
-        """Read what a process sent and do it."""
+        """Read what a process sent and do it: of one that does not read its answers nothing."""
+        until_s = self._clock() + PIECE_S
 
         def turn() -> None:
-            for _ in range(PACKETS_A_TURN):
+            for at in range(PACKETS_A_TURN):
                 if connection.number not in self.connections:  # dropped, or handed over with what it sends next
+                    return
+                connection.full = not connection.has_room()
+                if connection.full or (at and self._clock() >= until_s):
                     return
                 received = connection.receive()
                 if received is None:
@@ -200,12 +229,15 @@ class Container:
         self._tell(self.ledger.expire(now_s))
         for connection in [self.connections[number] for number in self._unwelcomed]:
             if now_s >= connection.hello_until_s:
-                self._refuse(connection, NO_GRANT, "the grant of this container has not been written")
+                self._refuse(connection, NO_GRANT, "the grant of this container has not been written", "no-grant")
+        for number in [number for number, until_s in self._silent.items() if now_s >= until_s]:
+            self._refuse(self.connections[number], BAD_PACKET, f"no HELLO within {HELLO_S:g} s", "no-hello")
         self._show()
 
     def deadline_s(self) -> float | None:
         """When `expire` has something to do, or None."""
         waiting = [self.connections[number].hello_until_s for number in self._unwelcomed]
+        waiting += itertools.islice(self._silent.values(), 1)
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
@@ -339,12 +371,13 @@ class Container:
         if connection.greeted:
             raise BadDocument("HELLO twice on one connection")
         connection.greeted = True
+        self._silent.pop(connection.number, None)
         self._unwelcomed.add(connection.number)
         self._answer_hello(connection)
 
     def _answer_hello(self, connection: Connection) -> None:
         if self._trouble:
-            self._refuse(connection, NO_GRANT, self._trouble)
+            self._refuse(connection, NO_GRANT, self._trouble, "no-grant")
         elif self.grant is not None:
             grant = self.grant
             self._attempt(connection, lambda: self._welcome(connection, grant))
@@ -466,9 +499,10 @@ class Container:
                 self._quiet_until_s = self._clock() + QUIET_S
                 count = self.bad_packets
                 _log.warning("bad packet", grant=self.folder.name, pid=connection.pid, reason=str(error), count=count)
-            self._refuse(connection, BAD_PACKET, str(error))
+            self._refuse(connection, BAD_PACKET, str(error), "bad-packet")
 
-    def _refuse(self, connection: Connection, code: int, text: str) -> None:
+    def _refuse(self, connection: Connection, code: int, text: str, reason: str) -> None:
+        self.refused[reason] += 1
         connection.refuse(code, text)
         self._drop(connection)
 
@@ -476,7 +510,8 @@ class Container:
         if self.connections.pop(connection.number, None) is None:
             return
         self._gone.append(connection)
-        self.spared.moved = True
+        self._silent.pop(connection.number, None)
+        self.spared.moved |= connection.welcomed
         self._contexts_moved |= bool(connection.contexts_s)
         self._unwelcomed.discard(connection.number)
         self.contexts.forget(connection.number)
