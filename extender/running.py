@@ -81,7 +81,10 @@ class Extender:
         )  # fmt: skip
         self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
         self._operations = Operations(
-            Pages(self.metrics.registry, self.not_ready), settings.metrics_host, settings.metrics_port
+            Pages(self.metrics.registry, self.not_ready),
+            settings.metrics_host,
+            settings.metrics_port,
+            refused=self.metrics.refused.of("metrics"),
         )
         self.metrics_port = self._operations.port
         self._socket = listen(settings.host, settings.port)
@@ -113,7 +116,7 @@ class Extender:
     async def run(self) -> None:
         """Until `stopping` is set."""
         sys.setswitchinterval(SWITCH_S)
-        verbs = Server(scheduler_app(self._verbs), VERBS)
+        verbs = Server(scheduler_app(self._verbs), VERBS, self.metrics.refused.of("scheduler"))
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(verbs.serve([self._socket]))
             rest = [
