@@ -34,9 +34,11 @@ from arbiter.witness import Witness
 from nvml.queries import Nvml
 from nvml.supervisor import Limits as NvmlLimits
 from observe import collecting
+from observe.access_socket import reviewed_by
 from observe.log import log_json
 from observe.operations import Operations, run_in_thread
 from observe.options import read
+from observe.refusals import Refusals
 from vgpu.timing import Settings
 from vgpu.trial import FILE
 
@@ -96,7 +98,14 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    operations = Operations(pages(server, settings.restarts), settings.metrics_host, settings.metrics_port)
+    refusals = Refusals("arbiter")
+    operations = Operations(
+        pages(server, settings.restarts, refusals),
+        settings.metrics_host,
+        settings.metrics_port,
+        review=reviewed_by(settings.metrics_access_socket) if settings.metrics_access_socket else None,
+        refused=refusals.of("metrics"),
+    )
     run_in_thread(operations)
     status = StatusSocket(status_socket, server)
     witness = Witness(turns, nvml(), grants, named_in)

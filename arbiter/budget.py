@@ -16,21 +16,26 @@ CHANNELS_COST: Final = 20.0
 class Budget:
     """Of one container. Not for several threads."""
 
-    def __init__(self, at_s: float, a_second: float = A_SECOND, at_once: float = AT_ONCE) -> None:
+    def __init__(
+        self, at_s: float, a_second: float = A_SECOND, at_once: float = AT_ONCE, again: float | None = None
+    ) -> None:
+        """`again`: how much there is when it is worth asking again; by default a quarter of the bucket, so that one wake-up reads many."""
+        self.left = at_once
         self._a_second, self._at_once = a_second, at_once
-        self._left, self._at_s = at_once, at_s
+        self._again = at_once / 4 if again is None else again
+        self._at_s = at_s
 
     def may(self, at_s: float) -> bool:
         """May one more message be read?"""
         if at_s > self._at_s:
-            self._left = min(self._at_once, self._left + (at_s - self._at_s) * self._a_second)
+            self.left = min(self._at_once, self.left + (at_s - self._at_s) * self._a_second)
             self._at_s = at_s
-        return self._left >= 1.0
+        return self.left >= 1.0
 
     def spend(self, cost: float) -> None:
         """It was read. What costs more than there is is owed."""
-        self._left -= cost
+        self.left -= cost
 
     def again_s(self, at_s: float) -> float:
-        """When it is worth asking again, now that `may` has said no: with a quarter of the bucket, so that one wake-up reads many."""
-        return at_s + max(0.0, self._at_once / 4 - self._left) / self._a_second
+        """When it is worth asking again, now that `may` has said no."""
+        return at_s + max(0.0, self._again - self.left) / self._a_second

@@ -10,6 +10,7 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -18,9 +19,17 @@ from vgpu import wire
 
 BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
 """Codes of ERROR, as docs/reference/protocol.md lists them."""
+SEND_BUFFER_BYTES: Final = 32 * 2**10
+"""Of one connection; the kernel makes twice that of it. Smaller, a library that the kernel does not run for a while would be hung up on."""
+UNREAD_BYTES: Final = 20 * 2**10
+"""What a peer has not read, as the kernel counts it, from which on it is not read either: some 24 answers. More than a quarter of the buffer,
+at which the kernel says that there is room again."""
 _log = structlog.get_logger()
 
 _CREDENTIALS = struct.Struct("3i")
+_SO_MEMINFO: Final = 55
+_MEMINFO = struct.Struct("=8xI")
+"""<linux/sock_diag.h>: the third number is what was sent and not read yet."""
 _ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 
 
@@ -52,8 +61,19 @@ class Connection:
     """Numbers of what its library cannot enforce now."""
     contexts_s: dict[int, float] = field(default_factory=dict)
     """Card -> when it said that it has a context there."""
+    full: bool = False
+    """It has not read much of what it was sent, and is not read meanwhile."""
     unheld: set[int] = field(default_factory=set)
     """Cards on which it makes a context for which nothing is held, because nobody knows yet what one takes."""
+
+    def has_room(self) -> bool:
+        """Has the peer read most of what it was sent?"""
+        try:
+            memory = self.sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
+        except OSError:  # before Linux 4.12 the send buffer alone is the limit
+            return True
+        unread_bytes: int = _MEMINFO.unpack(memory)[0]
+        return unread_bytes <= UNREAD_BYTES
 
     def receive(self) -> tuple[int, wire.Message] | None:
         """The next message; None when there is none now. Raises Gone, BadDocument."""

@@ -6,7 +6,9 @@ What one connection does wrong ends that connection and touches no other. Whoeve
 
 from __future__ import annotations
 
+import itertools
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -25,9 +27,13 @@ class Connections(Mapping[int, Connection]):
 
     def __init__(self, grant: str, clock: Callable[[], float], ended: Callable[[Connection], None]) -> None:
         self.bad_packets = 0
+        self.refused: Counter[str] = Counter()
+        """Those that were refused or hung up on, by reason."""
         self._grant, self._clock, self._ended = grant, clock, ended
         self._open: dict[int, Connection] = {}
         self._numbers = 0
+        self._silent: dict[int, float] = {}
+        """Numbers of those that did not say HELLO yet, and until when they may, oldest first."""
         self._waiting: set[int] = set()
         """Numbers of those that said HELLO and wait for the grant."""
         self._gone: list[Connection] = []
@@ -43,11 +49,12 @@ class Connections(Mapping[int, Connection]):
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, sock: socket.socket, hello_until_s: float) -> Connection:
-        """A process connected."""
+    def add(self, sock: socket.socket, silent_until_s: float, hello_until_s: float) -> Connection:
+        """A process connected. Until when it has to say HELLO, and may then wait for the grant."""
         self._numbers += 1
         connection = Connection(sock, self._numbers, peer_pid(sock), hello_until_s)
         self._open[connection.number] = connection
+        self._silent[connection.number] = silent_until_s
         return connection
 
     def greet(self, connection: Connection) -> None:
@@ -55,7 +62,16 @@ class Connections(Mapping[int, Connection]):
         if connection.greeted:
             raise BadDocument("HELLO twice on one connection")
         connection.greeted = True
+        self._silent.pop(connection.number, None)
         self._waiting.add(connection.number)
+
+    def silent(self, now_s: float) -> list[Connection]:
+        """Those that should have said HELLO by now."""
+        return [self._open[number] for number, until_s in self._silent.items() if now_s >= until_s]
+
+    def silent_until_s(self) -> list[float]:
+        """When the first of those that say nothing has to have said HELLO; empty when all have."""
+        return list(itertools.islice(self._silent.values(), 1))
 
     def waiting(self) -> list[Connection]:
         """Those that said HELLO and were not answered yet."""
@@ -97,10 +113,11 @@ class Connections(Mapping[int, Connection]):
                 self._quiet_until_s = self._clock() + QUIET_S
                 count = self.bad_packets
                 _log.warning("bad packet", grant=self._grant, pid=connection.pid, reason=str(error), count=count)
-            self.refuse(connection, BAD_PACKET, str(error))
+            self.refuse(connection, BAD_PACKET, str(error), "bad-packet")
 
-    def refuse(self, connection: Connection, code: int, text: str) -> None:
-        """Send ERROR and hang up."""
+    def refuse(self, connection: Connection, code: int, text: str, reason: str) -> None:
+        """Send ERROR and hang up. `reason`: for the metric."""
+        self.refused[reason] += 1
         connection.refuse(code, text)
         self.drop(connection)
 
@@ -109,6 +126,7 @@ class Connections(Mapping[int, Connection]):
         if self._open.pop(connection.number, None) is None:
             return
         self._gone.append(connection)
+        self._silent.pop(connection.number, None)
         self._waiting.discard(connection.number)
         self._ended(connection)
 

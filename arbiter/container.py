@@ -9,6 +9,7 @@ the concern of `arbiter.memory`.
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import structlog
 from arbiter import host, overlimit
 from arbiter.bypassing import Bypassing
 from arbiter.complaints import tell_of_report
-from arbiter.connection import NO_GRANT, TOO_MANY, Connection, bound_socket, socket_folder
+from arbiter.connection import BAD_PACKET, NO_GRANT, SEND_BUFFER_BYTES, TOO_MANY, Connection, bound_socket, socket_folder
 from arbiter.connections import Connections
 from arbiter.contexts import Contexts, Measuring
 from arbiter.files import is_spare
@@ -39,6 +40,10 @@ from vgpu.names import CLASSES
 
 PACKETS_A_TURN: Final = 16
 """Packets read from one process before the others have theirs. Guessed."""
+PIECE_S: Final = 0.001
+"""No further packet is read from a process that has been served for so long."""
+HELLO_S: Final = 10.0
+"""From the connection to HELLO, which the library says at once. Guessed."""
 _log = structlog.get_logger()
 
 
@@ -156,30 +161,34 @@ class Container:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         sock.setblocking(False)
-        connection = self.connections.add(sock, self._clock() + self._limits.grant_wait_s)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        now_s = self._clock()
+        connection = self.connections.add(sock, now_s + HELLO_S, now_s + self._limits.grant_wait_s)
+        if len(self.connections) > self._limits.connections:
+            why = f"more than {self._limits.connections} processes of one container"
+            self.connections.refuse(connection, TOO_MANY, why, "connections")
+            return None
+        if is_spare(sock.fileno()):
+            why = "more processes on this node than the arbiter may have files open"
+            self.connections.refuse(connection, TOO_MANY, why, "files")
+            return None
         grants, key, needed = self.folder.parent.name, self.folder.name, self._limits.mount_needed
         uid = self.grant.uid if self.grant is not None else ""
         if why := host.stranger(connection.pid, grants, key, mount_needed=needed, uid=uid):
-            self.connections.refuse(connection, NO_GRANT, why)
-            return None
-        if len(self.connections) > self._limits.connections:
-            self.connections.refuse(
-                connection, TOO_MANY, f"more than {self._limits.connections} processes of one container"
-            )
-            return None
-        if is_spare(sock.fileno()):
-            self.connections.refuse(
-                connection, TOO_MANY, "more processes on this node than the arbiter may have files open"
-            )
+            self.connections.refuse(connection, NO_GRANT, why, "stranger")
             return None
         return connection
 
     def serve(self, connection: Connection) -> None:
-        """Read what a process sent and do it."""
+        """Read what a process sent and do it: of one that does not read its answers nothing."""
+        until_s = self._clock() + PIECE_S
 
         def turn() -> None:
-            for _ in range(PACKETS_A_TURN):
+            for at in range(PACKETS_A_TURN):
                 if connection.number not in self.connections:  # dropped, or handed over with what it sends next
+                    return
+                connection.full = not connection.has_room()
+                if connection.full or (at and self._clock() >= until_s):
                     return
                 received = connection.receive()
                 if received is None:
@@ -194,12 +203,16 @@ class Container:
         self.memory.expire(now_s)
         for connection in self.connections.waiting():
             if now_s >= connection.hello_until_s:
-                self.connections.refuse(connection, NO_GRANT, "the grant of this container has not been written")
+                why = "the grant of this container has not been written"
+                self.connections.refuse(connection, NO_GRANT, why, "no-grant")
+        for connection in self.connections.silent(now_s):
+            self.connections.refuse(connection, BAD_PACKET, f"no HELLO within {HELLO_S:g} s", "no-hello")
         self.memory.show()
 
     def deadline_s(self) -> float | None:
         """When `expire` has something to do, or None."""
         waiting = [connection.hello_until_s for connection in self.connections.waiting()]
+        waiting += self.connections.silent_until_s()
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
@@ -234,6 +247,11 @@ class Container:
     def bad_packets(self) -> int:
         """Since it was first seen."""
         return self.connections.bad_packets
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections that were refused or hung up on, by reason."""
+        return self.connections.refused
 
     @property
     def now_s(self) -> float:
@@ -285,7 +303,7 @@ class Container:
 
     def _answer_hello(self, connection: Connection) -> None:
         if self._trouble:
-            self.connections.refuse(connection, NO_GRANT, self._trouble)
+            self.connections.refuse(connection, NO_GRANT, self._trouble, "no-grant")
         elif self.grant is not None:
             grant = self.grant
             self.connections.attempt(connection, lambda: self._welcome(connection, grant))
@@ -307,5 +325,5 @@ class Container:
         connection.send(0, wire.Welcome(cards, promised_mib), self._page.fd)
 
     def _ended(self, connection: Connection) -> None:
-        self.spared.moved = True
+        self.spared.moved |= connection.welcomed
         self.memory.leave(connection)

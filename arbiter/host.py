@@ -26,6 +26,10 @@ LIBRARY_THREAD: Final = "tangram"
 """What the library calls its thread. Specified: shim/src/helper.c."""
 THREADS_LOOKED_AT: Final = 256
 """A process can have any number. Guessed: the library starts its own with the first context."""
+NAMED_LOOKED_AT: Final = 4
+"""Of a process's threads that have the library's name. It starts one; a program can call any number so."""
+READ_BYTES: Final = 2**20
+"""Of one file of a process, whose length the process decides: it may have 100,000 mounts. What is behind that is not seen: a grant whose mount stands there is not mounted."""
 COMMAND_CHARACTERS: Final = 200
 REMOVED: Final = "//deleted"
 """What mountinfo writes behind a directory that was removed and is mounted still."""
@@ -243,7 +247,8 @@ def _threads(pid: int, name: str) -> list[str]:
             threads = [f"{pid}/task/{entry.name}" for entry in itertools.islice(entries, THREADS_LOOKED_AT)]
     except OSError:
         return []
-    return [thread for thread in threads if _read(thread, "comm") == f"{name}\n".encode()]
+    named = (thread for thread in threads if _read(thread, "comm") == f"{name}\n".encode())
+    return list(itertools.islice(named, NAMED_LOOKED_AT))
 
 
 def _stat(pid: int) -> list[str]:
@@ -259,7 +264,8 @@ def _read(pid: int | str, name: str) -> bytes:
         return b""
     content = b""
     try:
-        while part := os.read(descriptor, 65536):  # less than that is not the end: the kernel answers in parts
+        # less than that is not the end: the kernel answers in parts
+        while len(content) < READ_BYTES and (part := os.read(descriptor, 65536)):
             content += part
     except OSError:
         return b""

@@ -25,6 +25,8 @@ from vgpu.cgroup import NOWHERE, Place
 
 PERIOD_S: Final = 1.0
 """Specified."""
+HURRIED_S: Final = 0.05
+"""Between the beginnings of two readings, however many wait for one: a container's messages begin them. Guessed."""
 OPENING_S: Final = 3.0
 """While NVML is being opened, who waits for a reading goes on waiting, so long after the start. Guessed."""
 CLOSE_S: Final = 1.0
@@ -151,7 +153,9 @@ class Meter:
                 _log.info("NVML is open", was=self.trouble)
             self.trouble, self.tried = "", True
             self._tell(reading)
-            self._wait(max(0.0, began_s + PERIOD_S - self._clock()), hurried=True)
+            took_s = self._clock() - began_s
+            self._wait(max(0.0, HURRIED_S - took_s), hurried=False)
+            self._wait(max(0.0, PERIOD_S - max(took_s, HURRIED_S)), hurried=True)
 
     def _read(self, began_s: float) -> Reading:
         """Raises NvmlError when no card answers."""
@@ -197,4 +201,5 @@ class Meter:
     def _wait(self, seconds: float, *, hurried: bool) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closing or (hurried and self._hurry), seconds)
-            self._hurry = False
+            if hurried:
+                self._hurry = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,6 +15,7 @@ from arbiter import turn_metrics
 from arbiter.enforcing import enforcements
 from arbiter.server import Server
 from observe.pages import Pages
+from observe.refusals import Refusals, refused_family
 
 STUCK_AFTER_S: Final = 5.0
 """The loop comes round at least once a second, a card's thread five times. Guessed from that."""
@@ -32,8 +34,8 @@ _GAUGES: Final = {
 class LedgerCollector(Collector):
     """Metrics of every container, read when they are asked for."""
 
-    def __init__(self, server: Server, restarts: int = 0) -> None:
-        self._server, self._restarts = server, restarts
+    def __init__(self, server: Server, restarts: int = 0, refusals: Refusals | None = None) -> None:
+        self._server, self._restarts, self._refusals = server, restarts, refusals or Refusals("arbiter")
 
     def collect(self) -> Iterable[Metric]:
         """Families of one moment."""
@@ -42,6 +44,11 @@ class LedgerCollector(Collector):
             for name, text in _GAUGES.items()
         }
         connections = GaugeMetricFamily("tangram_arbiter_connections", "processes connected", labels=_CARD_LABELS[:3])
+        throttles = CounterMetricFamily(
+            "tangram_arbiter_throttles",
+            "times the processes of a container had to wait, having used the container's part of the arbiter's time",
+            labels=_CARD_LABELS[:3],
+        )
         bad = CounterMetricFamily("tangram_arbiter_bad_packets", "packets that ended their connection")
         kills = CounterMetricFamily(
             "tangram_arbiter_kills", "processes killed because their container was over its limit"
@@ -59,6 +66,8 @@ class LedgerCollector(Collector):
         total_bad = total_kills = 0
         with self._server.lock:
             found = enforcements(self._server)
+            throttled = self._server.throttles()
+            refused = Counter({("containers", reason): count for reason, count in self._server.refused().items()})
             for key, container in self._server.containers.items():
                 total_bad += container.bad_packets
                 total_kills += container.kills
@@ -67,6 +76,8 @@ class LedgerCollector(Collector):
                     continue
                 place = [grant.namespace, grant.pod, grant.container]
                 connections.add_metric(place, len(container.connections))
+                if key in throttled:
+                    throttles.add_metric(place, throttled[key])
                 for finding in found[key].findings:
                     unenforced.add_metric([*place, finding.reason], 1)
                 for number, card in enumerate(grant.cards):
@@ -90,7 +101,9 @@ class LedgerCollector(Collector):
         restarts.add_metric([], self._restarts)
         bad.add_metric([], total_bad)
         kills.add_metric([], total_kills)
-        return [*gauges.values(), connections, unenforced, *ungranted, bad, kills, restarts, measures, *turns]
+        refusals = refused_family("tangram_arbiter_refused", refused + self._refusals.counts)
+        found_there = [*gauges.values(), connections, throttles, refusals, unenforced, *ungranted]
+        return [*found_there, bad, kills, restarts, measures, *turns]
 
 
 def _ungranted(server: Server) -> list[Metric]:
@@ -121,8 +134,8 @@ def stuck(server: Server, at_s: float) -> str:
     return f"the thread of card {card} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
 
 
-def pages(server: Server, restarts: int = 0) -> Pages:
+def pages(server: Server, restarts: int = 0, refusals: Refusals | None = None) -> Pages:
     """/metrics, /healthz and /readyz of this arbiter."""
     registry = CollectorRegistry()
-    registry.register(LedgerCollector(server, restarts))
+    registry.register(LedgerCollector(server, restarts, refusals))
     return Pages(registry, not_alive=lambda: stuck(server, time.monotonic()))

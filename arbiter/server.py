@@ -1,7 +1,7 @@
-"""The arbiter's loop: one thread, one epoll, every socket of every grant directory.
+"""The arbiter's loop: one thread, every socket of every grant directory.
 
-It moves bytes and time and decides nothing: `Container` does, on its ledger. What one connection or one directory does wrong
-ends there.
+It moves bytes and time and decides nothing: `Container` does, on its ledger, and `Attention` whose sockets are read next. What one connection or one
+directory does wrong ends there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Final
 
 import structlog
 
+from arbiter.attention import TURN_S, Attention
 from arbiter.attributing import Attributing
 from arbiter.connection import Connection
 from arbiter.container import Container, Limits
@@ -31,8 +33,10 @@ from arbiter.turns import Turns
 from arbiter.watch import Watch
 from vgpu.status import KillStatus
 
-ACCEPTS_A_TURN: Final = 16
-"""So that many processes that start at once do not keep those that run waiting. Guessed."""
+ACCEPTS_A_PIECE: Final = 2
+"""So that many processes that start at once do not keep those that run waiting: one takes up to half a millisecond (measured)."""
+LATE_S: Final = 0.05
+"""What ends at a time ends so much later at most, where a container sent something that is not read yet."""
 RESCAN_S: Final = 1.0
 """The folder is looked at this often even when inotify says nothing. Guessed: an event is hardly ever lost."""
 SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
@@ -60,6 +64,7 @@ class Server:
         self.turned_at_s = clock()
         """When the loop last came round; /healthz looks at it."""
         self.bad_packets_before = self.kills_before = 0
+        self.refused_before: Counter[str] = Counter()
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
         self.attributing = attributing if attributing is not None else Attributing()
@@ -75,6 +80,9 @@ class Server:
         self._poller.register(self._watch.fd, selectors.EVENT_READ, self._folder_changed)
         if self.measuring.meter is not None:
             self._poller.register(self.measuring.meter.fd, selectors.EVENT_READ, self._measured)
+        self._attention: dict[Container, Attention] = {}
+        self._resting: dict[Container, float] = {}
+        """Containers that had their part of the loop, and until when they wait."""
         self._deadlines: dict[Container, float] = {}
         """Of those containers that wait for something. Kept in step by `_settle`, so that a turn costs the same with one
         container and with hundreds."""
@@ -90,12 +98,43 @@ class Server:
             begun_s = self._clock()  # what was said before this is read in this turn
             ready = self._poller.select(self._pause_s())
             with self.lock:
-                for key, _ in ready:
-                    if key.fd in self._poller.get_map():
-                        key.data()
+                self._attend(ready, begun_s)
                 self._time_passed(begun_s)
                 self.turned_at_s = self._clock()
         self._close()
+
+    def _attend(self, ready: list[tuple[selectors.SelectorKey, int]], begun_s: float) -> None:
+        """Do what is ours first, then a piece for each container, until the turn has lasted: those that had least of late come first."""
+        containers = []
+        for key, _ in ready:
+            if isinstance(key.data, Container):
+                containers.append(key.data)
+            else:
+                key.data()
+        served = [container for container in containers if container in self._attention]
+        for container in sorted(served, key=lambda one: self._attention[one].had):
+            attention = self._attention.get(container)
+            if attention is None:  # its directory went meanwhile
+                continue
+            attention.piece()
+            if (until_s := attention.rest_s(self._clock())) is not None:
+                self._rest(container, until_s)
+            if self._clock() - begun_s > TURN_S:
+                return
+
+    def _rest(self, container: Container, until_s: float) -> None:
+        if container in self._attention:
+            self._attention[container].resting = True
+            self._poller.unregister(self._attention[container].fd)
+            self._resting[container] = until_s
+
+    def throttles(self) -> dict[str, int]:
+        """How often each container had to wait, having had its part of the loop; without those that never had."""
+        return {one.folder.name: its.throttles for one, its in list(self._attention.items()) if its.throttles}
+
+    def refused(self) -> Counter[str]:
+        """Connections that were refused or hung up on, by reason."""
+        return sum((container.refused for container in list(self.containers.values())), self.refused_before)
 
     def killed(self) -> tuple[KillStatus, ...]:
         """Processes that were killed lately for their containers' limits."""
@@ -134,12 +173,18 @@ class Server:
             self.measuring.meter.want(card.uuid for grant in grants for card in grant.cards)
 
     def _pause_s(self) -> float:
-        return max(0.0, min(self._rescan_at_s, *self._deadlines.values(), inf) - self._clock())
+        deadlines = (at_s + LATE_S * (one in self._resting) for one, at_s in self._deadlines.items())
+        return max(0.0, min(self._rescan_at_s, *deadlines, *self._resting.values(), inf) - self._clock())
 
     def _time_passed(self, now_s: float) -> None:
+        for container in [one for one, until_s in self._resting.items() if now_s >= until_s]:
+            del self._resting[container]
+            self._attention[container].resting = False
+            self._poller.register(self._attention[container].fd, selectors.EVENT_READ, container)
         for container in [c for c, deadline_s in self._deadlines.items() if now_s >= deadline_s]:
-            container.expire(now_s)
-            self._settle(container)
+            if now_s >= self._deadlines[container] + LATE_S or not self._attention[container].unread():
+                container.expire(now_s)
+                self._settle(container)
         if now_s >= self._rescan_at_s:
             self._rescan()
             self._rescan_at_s = now_s + RESCAN_S
@@ -204,11 +249,13 @@ class Server:
             return
         self._broken.discard(name)
         self.containers[name] = container
+        self._attention[container] = attention = Attention(self._clock())
+        self._poller.register(attention.fd, selectors.EVENT_READ, container)
         self._settle(container)
         self._listen(container)
 
     def _listen(self, container: Container) -> None:
-        self._poller.register(container.listener, selectors.EVENT_READ, lambda: self._accept(container))
+        self._attention[container].add(container.listener.fileno(), lambda: self._accept(container))
 
     def _listen_anew(self, container: Container) -> None:
         """On another socket in place of one that somebody removed: a new process of the container could not connect."""
@@ -218,10 +265,8 @@ class Server:
         except OSError as error:
             _log.error("nobody can connect", grant=container.folder.name, reason=str(error))
             return  # tried again at the next rescan
-        if container in self._paused:
-            self._paused.discard(container)
-        else:
-            self._poller.unregister(container.listener)
+        self._paused.discard(container)
+        self._attention[container].remove(container.listener.fileno())
         container.listener.close()
         container.listener = listener
         self._listen(container)
@@ -238,27 +283,30 @@ class Server:
             if not self._paused:
                 _log.error("nobody can be accepted now", grant=container.folder.name, reason=str(error))
             self._paused.add(container)
-            self._poller.unregister(container.listener)
+            self._attention[container].remove(container.listener.fileno())
             return None
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)
-        if container in self._paused:
-            self._paused.discard(container)
-        else:
-            self._poller.unregister(container.listener)
+        self._paused.discard(container)
         if self.turns is not None:
             self.turns.drop(name)
         container.close()
         self._forget(container)
         self._deadlines.pop(container, None)
+        self._resting.pop(container, None)
+        attention = self._attention.pop(container)
+        if not attention.resting:
+            self._poller.unregister(attention.fd)
+        attention.close()
+        self.refused_before += container.refused
         self.bad_packets_before += container.bad_packets
         self.kills_before += container.kills
         _log.info("grant directory is gone", grant=name)
 
     def _accept(self, container: Container) -> None:
-        """All who wait, and what each has said already: HELLO comes with the connection."""
-        for _ in range(ACCEPTS_A_TURN):
+        """Who waits, and what each has said already: HELLO comes with the connection."""
+        for _ in range(ACCEPTS_A_PIECE):
             connection = self._next_of(container)
             if connection is None:
                 break
@@ -266,29 +314,36 @@ class Server:
             if connection.number not in container.connections:
                 break  # the directory went meanwhile
             serve = partial(self._serve, container, connection)
-            self._poller.register(connection.sock, selectors.EVENT_READ, serve)
-            container.serve(connection)
+            self._attention[container].add(connection.sock.fileno(), serve)
+            self._read(container, connection)
         self._settle(container)
 
     def _serve(self, container: Container, connection: Connection) -> None:
         if not connection.greeted:
             self._folder_changed()
-        container.serve(connection)
+        self._read(container, connection)
         self._settle(container)
+
+    def _read(self, container: Container, connection: Connection) -> None:
+        was_full = connection.full
+        container.serve(connection)
+        if connection.full is not was_full and connection.number in container.connections:
+            self._attention[container].await_room(connection.sock.fileno(), room=connection.full)
 
     def _settle(self, container: Container) -> None:
         """After anything happened to a container: forget who is gone, and know when it has to be asked again."""
         self._forget(container)
-        deadline_s = container.deadline_s()
+        deadline_s = container.deadline_s() if container in self._attention else None
         if deadline_s is None:
             self._deadlines.pop(container, None)
         else:
             self._deadlines[container] = deadline_s
 
     def _forget(self, container: Container) -> None:
+        attention = self._attention.get(container)
         for connection in container.connections.gone():
-            if connection.sock.fileno() in self._poller.get_map():
-                self._poller.unregister(connection.sock)
+            if attention is not None:
+                attention.remove(connection.sock.fileno())
             connection.sock.close()
         spared = container.newly_spared()
         if self.turns is not None and spared is not None:
@@ -297,7 +352,8 @@ class Server:
         if self.turns is not None and contexts is not None:
             self.turns.contexts(container.folder.name, contexts)
         for connection in container.connections.handed_over():
-            self._poller.unregister(connection.sock)
+            if attention is not None:
+                attention.remove(connection.sock.fileno())
             if self.turns is not None and container.grant is not None:
                 self.turns.adopt(container.folder.name, container.grant, container.page, connection)
             else:

@@ -77,6 +77,10 @@ class ArbiterSettings(ProgramSettings):
     )
     metrics_host: str = Field("0.0.0.0", description="address that /metrics and /healthz listen on")  # noqa: S104
     metrics_port: int = Field(9403, ge=0, le=65535, description="port of /metrics and /healthz; 0 takes any free one")
+    metrics_access_socket: Path | None = Field(
+        None,
+        description="socket through which the device plugin has bearer tokens reviewed: only clients whose token is accepted read /metrics; left out = everybody who reaches the port",
+    )
     recall_wait_ms: int = Field(
         50, ge=1, le=1000, description="how long an allocation waits for its siblings' unused memory"
     )

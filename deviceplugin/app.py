@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from deviceplugin import cdi
+from deviceplugin.access import arbiters_reviews, reviewer
 from deviceplugin.allocate import Request
 from deviceplugin.containerids import ContainerIds
 from deviceplugin.earlier import PreloadingPod, without_variables
@@ -130,7 +131,10 @@ class DevicePlugin:
     async def run(self) -> None:
         """Until cancelled."""
         pages = Pages(self.metrics.registry, self.not_ready)
-        operations = Operations(pages, self.settings.metrics_host, self.settings.metrics_port)
+        review = reviewer(self._client) if self.settings.metrics_access == "review" else None
+        operations = Operations(
+            pages, self.settings.metrics_host, self.settings.metrics_port, review=review, refused=self.metrics.listeners.of("metrics"),
+        )  # fmt: skip
         make_folder(self.settings.plugin_folder)
         self.management.start()
         try:
@@ -150,6 +154,7 @@ class DevicePlugin:
                     self._to_kubelet,
                     self._keep_grants,
                     collecting.keep_tidy,
+                    *([arbiters_reviews(self.settings, review)] if review else []),
                 ):
                     group.create_task(part())
         finally:

@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from deviceplugin.allocate import Request
+from observe.refusals import Refusals
 from vgpu.inventory import Orphan
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
@@ -22,6 +23,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.listeners = Refusals("deviceplugin")
+        self.registry.register(self.listeners)
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.call = Histogram(
             "tangram_deviceplugin_call_seconds", "Time to answer a call of the kubelet.", ("call", "resource"), buckets=BUCKETS_S,

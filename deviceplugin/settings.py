@@ -71,6 +71,10 @@ class DevicePluginSettings(ProgramSettings):
     metrics_port: int = Field(
         9402, ge=0, le=65535, description="port of /metrics, /healthz and /readyz; 0 takes any free one"
     )
+    metrics_access: Literal["open", "review"] = Field(
+        "open",
+        description="who may read /metrics: everybody who reaches the port, or whose bearer token the API server accepts and who may get the nonResourceURL /metrics; then tokens for the arbiter's port are reviewed too",
+    )
     health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each card whether it is well")
     probe_s: float = Field(
         60.0, gt=0, le=86_400, description="seconds between looks at which cards and MIG instances exist"
@@ -123,6 +127,11 @@ class DevicePluginSettings(ProgramSettings):
     def nvml_socket(self) -> Path:
         """Where the arbiter asks NVML."""
         return self.plugin_folder / "nvml.sock"
+
+    @property
+    def access_socket(self) -> Path:
+        """Where the arbiter has tokens reviewed."""
+        return self.plugin_folder / "access.sock"
 
     @property
     def nvml_released(self) -> Path:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from extender.state import State
 from kube.cache import Statistics
+from observe.refusals import Refusals
 
 BUCKETS_S: Final = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Around the targets: filter 1 and 3 ms at 1,000 nodes; bind is an API write, some 10 ms, and ends at 5 s (httpTimeout)."""
@@ -28,6 +29,8 @@ class Metrics:
         nominations: Mapping[str, int] | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
+        self.refused = Refusals("extender")
+        self.registry.register(self.refused)
         self._duration = Histogram(
             "tangram_extender_request_duration_seconds",
             "Time from a request's body to its answer, by verb.",

@@ -87,7 +87,10 @@ class Extender:
             missed=lambda: self.preemption.missed,
         )
         self._operations = Operations(
-            Pages(self.metrics.registry, self.not_ready), settings.metrics_host, settings.metrics_port
+            Pages(self.metrics.registry, self.not_ready),
+            settings.metrics_host,
+            settings.metrics_port,
+            refused=self.metrics.refused.of("metrics"),
         )
         self.metrics_port = self._operations.port
         self._socket = listen(settings.host, settings.port)
@@ -119,7 +122,7 @@ class Extender:
     async def run(self) -> None:
         """Until `stopping` is set."""
         sys.setswitchinterval(SWITCH_S)
-        verbs = Server(scheduler_app(self._verbs), VERBS)
+        verbs = Server(scheduler_app(self._verbs), VERBS, self.metrics.refused.of("scheduler"))
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(verbs.serve([self._socket]))
             rest = [

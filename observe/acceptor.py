@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from observe.bounds import Bounds, Connection, Connections
 from observe.fairness import FairQueue, Pace
 from observe.protocol import BoundedProtocol, Listener
+from observe.refusals import Refused, not_counted
 
 AT_ONCE: Final = 32
 """Connections that are accepted before other work of the event loop has its turn. Guessed."""
@@ -31,8 +32,10 @@ NO_DESCRIPTORS_S: Final = 0.1
 class Acceptor:
     """Of one listening socket. Has the two methods of asyncio's Server that uvicorn calls."""
 
-    def __init__(self, sock: socket.socket, bounds: Bounds, config: Config, state: ServerState) -> None:
-        self.connections = Connections(bounds)
+    def __init__(
+        self, sock: socket.socket, bounds: Bounds, config: Config, state: ServerState, refused: Refused = not_counted
+    ) -> None:
+        self.connections = Connections(bounds, refused)
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
         self._listener = Listener(self.connections, FairQueue(), Pace(bounds.long_bytes_per_s))
@@ -99,7 +102,9 @@ class Acceptor:
                 ssl=tls,
                 ssl_handshake_timeout=self.connections.bounds.request_s if tls else None,
             )
-        except (OSError, ssl.SSLError, asyncio.CancelledError):
+        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
+            if isinstance(error, (ssl.SSLError, ConnectionError)):
+                self.connections.refused("handshake")
             client.close()
             self.connections.remove(one)
             return

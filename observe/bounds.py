@@ -12,6 +12,8 @@ from enum import Enum
 from math import inf
 from typing import Final
 
+from observe.refusals import Refused, not_counted
+
 KIB: Final = 2**10
 MIB: Final = 2**20
 
@@ -87,6 +89,7 @@ class Connections:
     """The open connections of one listener, oldest phase first."""
 
     bounds: Bounds
+    refused: Refused = not_counted
     _open: dict[Connection, None] = field(default_factory=dict)
     _addresses: Counter[str] = field(default_factory=Counter)
     held_bytes: int = 0
@@ -105,6 +108,7 @@ class Connections:
         elif len(self._open) >= self.bounds.connections:
             found = self._choose(self._open, one.since_s)
         if found is not None:
+            self.refused("connections")
             self.remove(found)
         self._open[one] = None
         self._addresses[one.address] += 1
@@ -143,6 +147,7 @@ class Connections:
             return None
         holders = [other for other in self._open if other.held_bytes > 0 and other.phase is not Phase.WORK]
         found = self._choose([other for other in holders if other is not one], one.since_s) or one
+        self.refused("memory")
         self.remove(found)
         return found
 
@@ -155,6 +160,8 @@ class Connections:
         }
         late = [one for one in self._open if at_s - one.since_s > limit_s.get(one.phase, inf)]
         for one in late:
+            if one.phase is not Phase.IDLE:
+                self.refused("late" if one.phase is Phase.REQUEST else "unread")
             self.remove(one)
         return late
 

@@ -1,7 +1,8 @@
 """The pages of `pages` over HTTP, from a process of its own: clients that flood that port cost the program nothing but two pages a second.
 
 The program keeps the listening socket and starts `operations_server` with it, which asks here for one page at a time (`page` has the format). The
-server is started when the first client connects, ends when the program does, and is started again when it ends before.
+server is started when the first client connects, ends when the program does, and is started again when it ends before. Where clients need a token for
+/metrics, the server decides when one is reviewed (`access`), and the program has it reviewed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from typing import Final
 
 import structlog
 
-from observe.page import PATHS, REQUEST, packed
+from observe.access import Review
+from observe.page import PATHS, REQUEST, REVIEW, packed, text
 from observe.pages import Pages
 from observe.ports import listen
+from observe.refusals import REASONS, Refused, not_counted
 
 COMMAND: Final = (sys.executable, "-P", "-m", "observe.operations_server")
 
 LEFT_S: Final = 2.0
 """So long a server may need to end after its program was killed. Guessed: it takes milliseconds."""
+
+REVIEW_S: Final = 5.0
+"""For a token. Prometheus gives a scrape 10 s by default."""
 
 AGAIN_S: Final = 1.0
 """Between the end of a server and the start of the next. Guessed."""
@@ -33,10 +39,14 @@ log = structlog.get_logger("operations")
 
 
 class Operations:
-    """The server of one program. `port` is the one in use, also where 0 was given. Raises OSError."""
+    """The server of one program. `port` is the one in use, also where 0 was given. `review`: only clients whose token it accepts read the metrics.
+    Raises OSError."""
 
-    def __init__(self, pages: Pages, host: str, port: int) -> None:
-        self._pages = pages
+    def __init__(
+        self, pages: Pages, host: str, port: int, *, review: Review | None = None, refused: Refused = not_counted
+    ) -> None:
+        self._pages, self._review, self._refused = pages, review, refused
+        self._reviewing: set[asyncio.Task[None]] = set()
         self._listener = _listen(host, port)
         self._listener.listen(1024)
         self.port: int = self._listener.getsockname()[1]
@@ -77,7 +87,10 @@ class Operations:
         listener = self._listener.fileno()
         try:
             return ours, subprocess.Popen(  # noqa: S603 - our own program
-                [*COMMAND, str(listener)], stdin=theirs.fileno(), stdout=subprocess.DEVNULL, pass_fds=[listener]
+                [*COMMAND, str(listener), *(["review"] if self._review else [])],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener],
             )
         except OSError:
             ours.close()
@@ -86,13 +99,33 @@ class Operations:
             theirs.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        before = [0] * len(REASONS)
         try:
             while True:
-                number, index = REQUEST.unpack(await reader.readexactly(REQUEST.size))
-                writer.write(packed(number, self._pages.get(PATHS[index])))
-                await writer.drain()
+                number, index, token_bytes, *counts = REQUEST.unpack(await reader.readexactly(REQUEST.size))
+                token = (await reader.readexactly(token_bytes)).decode()
+                for reason, count, had in zip(REASONS, counts, before, strict=True):
+                    if count > had:
+                        self._refused(reason, count - had)
+                before = counts
+                if index == REVIEW and self._review is not None:
+                    task = asyncio.create_task(self._answer_review(number, token, writer, self._review))
+                    self._reviewing.add(task)
+                    task.add_done_callback(self._reviewing.discard)
+                else:
+                    writer.write(packed(number, self._pages.get(PATHS[index])))
+                    await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             return
+
+    async def _answer_review(self, number: int, token: str, writer: asyncio.StreamWriter, review: Review) -> None:
+        """Beside pages, which wait for no API server."""
+        try:
+            page = await asyncio.wait_for(review(token), REVIEW_S)
+        except TimeoutError:
+            page = text(503, "no answer to the review of the token in time")
+        if not writer.is_closing():
+            writer.write(packed(number, page))
 
 
 async def readable(sock: socket.socket) -> None:

@@ -1,6 +1,6 @@
 """One page for operators or the kubelet as a value, and how it travels from a program to the process that serves it.
 
-    request   u32 number, u8 index in PATHS
+    request   u32 number, u8 index in PATHS or REVIEW, u16 bytes of the token, u32 refusals so far for each of REASONS, the token
     answer    u32 number, u16 status, u16 bytes of the content type, u32 bytes of the body, content type, body
 
 Little-endian, over a stream socket.
@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
+from observe.refusals import REASONS
+
 PATHS: Final = ("/metrics", "/healthz", "/readyz")
+REVIEW: Final = len(PATHS)
+"""Index of a request that asks whether the token may read /metrics: 200, 401, 403, or 503 where nobody can say."""
 TEXT: Final = "text/plain; charset=utf-8"
 
-REQUEST: Final = Struct("<IB")
+REQUEST: Final = Struct(f"<IBH{len(REASONS)}I")
 ANSWER: Final = Struct("<IHHI")
 
 

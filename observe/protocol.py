@@ -27,6 +27,14 @@ PIPELINED: Final = 4
 CHUNKED: Final = 2
 """A body in chunks may be so many times as large on the wire as it is."""
 
+REASONS: Final = {
+    HTTPStatus.BAD_REQUEST: "malformed",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "header",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body",
+    HTTPStatus.TOO_MANY_REQUESTS: "pipelined",
+}
+"""As refusals are counted."""
+
 CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
 
@@ -216,6 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: HTTPStatus) -> None:
         """Answer so, and close once the client had time to read it: closed at once, what it still sends would reset the connection first."""
         self._refused = True
+        self._connections.refused(REASONS[status])
         said = f"{status.value} {status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
         self._drop_answers()

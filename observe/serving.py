@@ -12,6 +12,7 @@ import uvicorn
 
 from observe.acceptor import Acceptor
 from observe.bounds import Bounds
+from observe.refusals import Refused, not_counted
 
 OPTIONS: Final[dict[str, Any]] = {
     "log_config": None, "log_level": "error", "access_log": False, "lifespan": "off", "server_header": False, "date_header": False,
@@ -24,12 +25,13 @@ App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], A
 
 
 class Server(uvicorn.Server):
-    """Signals are the program's own; `up` is set once the port is open. How long a connection may be idle is in `bounds`, not uvicorn's."""
+    """Signals are the program's own; `up` is set once the port is open. How long a connection may be idle is in `bounds`, not uvicorn's. What is
+    refused is counted by `refused`."""
 
-    def __init__(self, app: App, bounds: Bounds, **options: Any) -> None:
+    def __init__(self, app: App, bounds: Bounds, refused: Refused = not_counted, **options: Any) -> None:
         super().__init__(uvicorn.Config(app, **(OPTIONS | options)))
         self.up = asyncio.Event()
-        self._bounds = bounds
+        self._bounds, self._refused = bounds, refused
 
     def drain(self) -> None:
         """From now on each answer ends its connection, so that a client with kept connections goes elsewhere before we close.
@@ -44,7 +46,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """In place of uvicorn's, which accepts without a limit."""
         self.servers = [
-            cast(asyncio.Server, Acceptor(sock, self._bounds, self.config, self.server_state)) for sock in sockets or ()
+            cast(asyncio.Server, Acceptor(sock, self._bounds, self.config, self.server_state, self._refused))
+            for sock in sockets or ()
         ]
         self.started = True
         self.up.set()

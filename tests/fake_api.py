@@ -54,6 +54,10 @@ class FakeApi:
         self.evictions: list[str] = []
         """Pods whose eviction was granted, in order: each is leaving until it is removed."""
         self.events: list[Object] = []
+        self.tokens: dict[str, str] = {}
+        """Bearer token -> user name, for TokenReviews."""
+        self.may: dict[str, set[str]] = {}
+        """User name -> paths that it may get, for SubjectAccessReviews."""
         self.watches: list[Watch] = []
         self.port = 0
         self._history: list[tuple[int, str, Object]] = []
@@ -157,6 +161,18 @@ class FakeApi:
                 return self._patch_status(key, await request.json())
             found = self.pod(key)
             return web.json_response(found) if found else _status(404, "NotFound", f'pods "{parts[5]}" not found')
+        if parts[-1] == "tokenreviews":
+            user = self.tokens.get((await request.json())["spec"]["token"])
+            groups = ["system:authenticated"]
+            status = (
+                {"authenticated": True, "user": {"username": user, "groups": groups}} if user else {"error": "unknown"}
+            )
+            return web.json_response({"status": status}, status=201)
+        if parts[-1] == "subjectaccessreviews":
+            spec = (await request.json())["spec"]
+            assert spec["nonResourceAttributes"]["verb"] == "get"
+            allowed = spec["nonResourceAttributes"]["path"] in self.may.get(spec["user"], ())
+            return web.json_response({"status": {"allowed": allowed}}, status=201)
         if parts[-1] == "events" and request.method == "POST":
             self.events.append(await request.json())
             return web.json_response(self.events[-1], status=201)

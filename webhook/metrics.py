@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from observe.refusals import Refusals
+
 
 class Metrics:
     """One process's metrics, in a registry of their own so that a test can have several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.refused = Refusals("webhook")
+        self.registry.register(self.refused)
         self.admissions = Counter(
             "tangram_webhook_admissions", "Admission requests answered, by result: unchanged, mutated, denied, error, bad_request.",
             ["result"], registry=self.registry,

@@ -38,7 +38,10 @@ class Webhook:
         self.stopping = asyncio.Event()
         self._settings = settings
         self._operations = Operations(
-            Pages(self.metrics.registry, self.not_ready), settings.host, settings.metrics_port
+            Pages(self.metrics.registry, self.not_ready),
+            settings.host,
+            settings.metrics_port,
+            refused=self.metrics.refused.of("metrics"),
         )
         self.metrics_port = self._operations.port
         self._socket = listen(settings.host, settings.port)
@@ -60,6 +63,7 @@ class Webhook:
         admission = Server(
             admission_app(self._settings.rules(), self.metrics),
             ADMISSION,
+            self.metrics.refused.of("admission"),
             ssl_context_factory=lambda _config, _default: self.serving.context,
         )
         async with _keeper(self._settings, self.serving) as keeper, asyncio.TaskGroup() as tasks:

@@ -24,6 +24,7 @@ from tests.signals import send_signal
 from vgpu.contract import uuid_of
 from vgpu.names import DEFAULT
 
+SCRAPER = "test-scraper"
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -51,6 +52,24 @@ class Cluster:
             f"the pods of {name} are gone",
             timeout_s=120,
         )
+
+    def metrics_token(self) -> str:
+        """Of a service account that may read the metrics of nodes, as Prometheus has one. The account is made once, in Tangram's namespace."""
+        if self.find("clusterrolebinding", SCRAPER) is None:
+            account = {"kind": "ServiceAccount", "name": SCRAPER, "namespace": NAMESPACE}
+            role = {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "tangram-node-metrics-reader",
+            }
+            self.kubectl.apply(
+                {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SCRAPER, "namespace": NAMESPACE}},
+                {
+                    "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": SCRAPER},
+                    "roleRef": role, "subjects": [account],
+                },
+            )  # fmt: skip
+        return self.kubectl("-n", NAMESPACE, "create", "token", SCRAPER).strip()
 
     def pods_with_gpus(self) -> list[str]:
         """Namespace and name of every pod that asks for any of our resources and has not ended."""

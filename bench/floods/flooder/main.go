@@ -1,12 +1,14 @@
-// Flooder plays clients that mean harm to one HTTP listener, for bench.floods.
+// Flooder plays clients that mean harm to one listener, for bench.floods.
 //
 //	flooder -address 127.0.0.1:8443 -tls -path /mutate -attack body -clients 50 -seconds 60
+//	flooder -network unixpacket -address grants/a/arbiter.sock -first HELLO -packet USAGE -attack packets
 //
 // It prints how many connections were made and how many bytes were sent. The attack "burn" uses the same processors and connects to nobody.
 package main
 
 import (
 	"crypto/tls"
+	"encoding/hex"
 	"flag"
 	"fmt"
 	"io"
@@ -18,7 +20,10 @@ import (
 )
 
 var (
-	address = flag.String("address", "", "host:port")
+	network = flag.String("network", "tcp", "or unixpacket")
+	address = flag.String("address", "", "host:port, or the socket's path")
+	first   = flag.String("first", "", "packet in hexadecimal with which a connection begins")
+	packet  = flag.String("packet", "", "packet in hexadecimal that is sent again and again")
 	secure  = flag.Bool("tls", false, "speak TLS")
 	path    = flag.String("path", "/metrics", "of complete requests")
 	attack  = flag.String("attack", "burn", "what to do, see the source")
@@ -32,9 +37,11 @@ var (
 
 // Each client has an address of its own, as pods have.
 func connect(client int) net.Conn {
-	from := &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(1+client%250))}
-	dialer := net.Dialer{Timeout: 2 * time.Second, LocalAddr: from}
-	conn, err := dialer.Dial("tcp", *address)
+	dialer := net.Dialer{Timeout: 2 * time.Second}
+	if *network == "tcp" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(1+client%250))}
+	}
+	conn, err := dialer.Dial(*network, *address)
 	if err == nil && *secure {
 		conn.SetDeadline(time.Now().Add(5 * time.Second))
 		over := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
@@ -74,6 +81,22 @@ func once(client int, act func(net.Conn) bool) {
 
 func start(method string, length int) []byte {
 	return []byte(fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", method, *path, length))
+}
+
+func bytesOf(text string) []byte {
+	data, err := hex.DecodeString(text)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+// quiet tells whether a connection is open: it reads what there is, and waits for nothing.
+func quiet(conn net.Conn) bool {
+	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, err := conn.Read(make([]byte, 64<<10))
+	timeout, ok := err.(net.Error)
+	return err == nil || ok && timeout.Timeout()
 }
 
 func drop(conn net.Conn) { go io.Copy(io.Discard, conn) }
@@ -196,6 +219,34 @@ func flood(client int) {
 		})
 	case "unread": // requests whose answers nobody reads
 		several(client, 40, start("GET", 0), func(conn net.Conn) bool { return write(conn, start("GET", 0)) }, 50*time.Millisecond)
+	case "greet": // one packet, its answer, and the next connection
+		once(client, func(conn net.Conn) bool {
+			if write(conn, bytesOf(*first)) {
+				conn.Read(make([]byte, 64<<10))
+			}
+			return false
+		})
+	case "crowd": // 300 connections that stay, and others that come and go
+		if client < 10 {
+			several(client, 30, bytesOf(*first), quiet, 100*time.Millisecond)
+		} else {
+			once(client, func(conn net.Conn) bool {
+				write(conn, bytesOf(*first))
+				return false
+			})
+		}
+	case "packets": // one after the other; answers are read
+		said := bytesOf(*packet)
+		once(client, func(conn net.Conn) bool {
+			go io.Copy(io.Discard, conn)
+			for ok := write(conn, bytesOf(*first)); ok && alive(); {
+				ok = write(conn, said)
+			}
+			return false
+		})
+	case "questions": // many connections whose answers nobody reads
+		said := bytesOf(*packet)
+		several(client, 20, bytesOf(*first), func(conn net.Conn) bool { return write(conn, said) }, time.Millisecond)
 	default:
 		fmt.Fprintf(os.Stderr, "flooder: unknown attack %q\n", *attack)
 		os.Exit(2)

@@ -27,7 +27,7 @@ BEGIN, END = "<!-- made by hack/verify-chart --write -->", "<!-- end -->"
 _KEY: Final = re.compile(r"^( *)([A-Za-z]\w*):(?: (.*))?$")
 SET_AS_A_WHOLE: Final = ("resources", "nodeSelector", "updateStrategy")
 """Mappings that are one value each."""
-_RULE: Final = re.compile(r"^  - apiGroups: ")
+_RULE: Final = re.compile(r"^  - (apiGroups|nonResourceURLs): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def rights_table(text: str) -> str:
     """Markdown."""
     lines = ["| role | where | what | verbs | why |", "|---|---|---|---|---|"]
     for row in right_rows(text):
-        what = ", ".join(
-            f"{resource}.{group}" if group else resource for group in row.rule["apiGroups"] for resource in row.rule["resources"]
-        )  # fmt: skip
+        groups, resources = row.rule.get("apiGroups", []), row.rule.get("resources", [])
+        of_groups = [f"{resource}.{group}" if group else resource for group in groups for resource in resources]
+        what = ", ".join([*of_groups, *(f"the path {path}" for path in row.rule.get("nonResourceURLs", []))])
         names = row.rule.get("resourceNames")
         named = f" named {', '.join(names)}" if names else ""
         lines.append(f"| {row.role} | {row.scope} | {what}{named} | {', '.join(row.rule['verbs'])} | {row.why} |")

@@ -89,7 +89,7 @@ def test_no_rule_has_a_wildcard(rendered: Objects) -> None:
     for kind in ("Role", "ClusterRole"):
         for role in rendered.of(kind).values():
             for rule in role["rules"]:
-                assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], role["metadata"]["name"]
+                assert not any("*" in word for words in rule.values() for word in words), role["metadata"]["name"]
 
 
 def test_everything_but_the_node_pod_is_restricted(rendered: Objects) -> None:
@@ -223,6 +223,8 @@ def test_plugin_and_arbiter_meet_where_each_looks_for_the_other(
     sockets = Grants(plugin.state_root, plugin.library).sockets
     assert str(sockets.path("k").parents[1]) == arbiter["TANGRAM_ARBITER_SOCKETS_DIR"]
     assert str(plugin.nvml_socket) == arbiter["TANGRAM_ARBITER_NVML_SOCKET"]
+    assert plugin.metrics_access == "review"
+    assert str(plugin.access_socket) == arbiter["TANGRAM_ARBITER_METRICS_ACCESS_SOCKET"]
     assert str(plugin.plugin_folder / FILE) == arbiter["TANGRAM_ARBITER_TRIALS_FILE"]
     assert str(plugin.status) == arbiter["TANGRAM_ARBITER_STATUS_SOCKET"]
     assert (plugin.nvml_start_s, plugin.nvml_call_s) == (120, 10)
@@ -313,7 +315,7 @@ def test_the_scheduler_may_evict_only_where_preemption_is_on(helm: Helm) -> None
     for on in (True, False):
         objects = helm.objects({"scheduler": {"preemption": {"enabled": on}}})
         role = objects.one("ClusterRole", "tangram-scheduler")
-        assert ({resource for rule in role["rules"] for resource in rule["resources"]} & evicting) == (
+        assert ({resource for rule in role["rules"] for resource in rule.get("resources", ())} & evicting) == (
             evicting if on else set()
         )
         assert env(objects.container("extender"))["TANGRAM_EXTENDER_PREEMPTION"] == str(on).lower()
@@ -441,3 +443,41 @@ def test_metrics_are_read_from_the_ports_that_the_pods_containers_serve_them_on(
     }
     assert {port for _, _, port in asked} == {7001, 7002, 7003, 7004}
     assert asked <= served
+
+
+def test_metrics_of_nodes_are_read_with_a_token_that_is_reviewed(helm: Helm) -> None:
+    objects = helm.objects({"serviceMonitor": {"enabled": True}})
+    rules = objects.one("ClusterRole", "tangram-node")["rules"]
+    created = {resource for rule in rules if rule["verbs"] == ["create"] for resource in rule["resources"]}
+    assert {"tokenreviews", "subjectaccessreviews"} <= created
+    (read,) = objects.one("ClusterRole", "tangram-node-metrics-reader")["rules"]
+    assert read == {"nonResourceURLs": ["/metrics"], "verbs": ["get"]}
+    for endpoint in objects.one("ServiceMonitor", "tangram-node-metrics")["spec"]["endpoints"]:
+        assert endpoint["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    for name in ("tangram-webhook-metrics", "tangram-scheduler-metrics"):
+        (endpoint,) = objects.one("ServiceMonitor", name)["spec"]["endpoints"]
+        assert "bearerTokenFile" not in endpoint
+    assert "tangram-node-metrics-reader" not in objects.of("ClusterRoleBinding")
+
+
+def test_who_may_read_metrics_of_nodes_is_bound_to_the_role_and_a_secret_may_hold_the_token(helm: Helm) -> None:
+    prometheus = {"kind": "ServiceAccount", "name": "prometheus-k8s", "namespace": "monitoring"}
+    secret = {"name": "prometheus-token", "key": "token"}
+    objects = helm.objects(
+        {"node": {"metricsReaders": [prometheus]}, "serviceMonitor": {"enabled": True, "tokenSecret": secret}}
+    )
+    binding = objects.one("ClusterRoleBinding", "tangram-node-metrics-reader")
+    assert binding["subjects"] == [prometheus]
+    assert binding["roleRef"]["name"] == "tangram-node-metrics-reader"
+    for endpoint in objects.one("ServiceMonitor", "tangram-node-metrics")["spec"]["endpoints"]:
+        assert endpoint["authorization"] == {"credentials": secret}
+        assert "bearerTokenFile" not in endpoint
+
+
+def test_open_metrics_need_no_right_and_no_token(helm: Helm) -> None:
+    objects = helm.objects({"node": {"metricsAccess": "open"}, "serviceMonitor": {"enabled": True}})
+    rules = objects.one("ClusterRole", "tangram-node")["rules"]
+    assert not {"tokenreviews", "subjectaccessreviews"} & {resource for rule in rules for resource in rule["resources"]}
+    assert "tangram-node-metrics-reader" not in objects.of("ClusterRole")
+    for endpoint in objects.one("ServiceMonitor", "tangram-node-metrics")["spec"]["endpoints"]:
+        assert not {"bearerTokenFile", "authorization"} & endpoint.keys()

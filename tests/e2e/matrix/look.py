@@ -39,6 +39,7 @@ def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float
         listed = cluster.kubectl.get("nodes,pods", "-A")["items"]
         own, pods = node_of(listed), pods_of(listed)
         status, processes = node.status(), node.gpu_processes()
+        token = cluster.metrics_token()
         tries = [
             pool.submit(try_out, cluster, pod) for pod in pods if pod.key.startswith(f"{namespace}/") and pod.ready
         ]
@@ -46,9 +47,9 @@ def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float
         assert inventory is not None, "the node has no inventory"
         return Seen(
             inventory=inventory, allocatable=allocatable(own), pods=pods, processes=processes,
-            grants=node.grants(), status=status, kubelet=kubelet_devices(), drift_metric=drift(listed), tried=tuple(one.result() for one in tries),
+            grants=node.grants(), status=status, kubelet=kubelet_devices(), drift_metric=drift(listed, token), tried=tuple(one.result() for one in tries),
             shares=shares(status, {pid: (us - before.get(pid, us)) / passed_s / 1e4 for pid, us in after.items()}),
-            longest_rest_s=longest_rest_s, unenforced_metric=metric(listed),
+            longest_rest_s=longest_rest_s, unenforced_metric=metric(listed, token),
             unenforced_events=frozenset(_about(e) for e in events.result()["items"] if e.get("reason") == "LimitNotEnforced"),
             preemptions=preemptions(events.result()["items"], since), waiting=waiting(listed, namespace),
         )  # fmt: skip
@@ -125,15 +126,17 @@ def kubelet_devices() -> dict[tuple[str, str, str], int]:
     return dict(counted)
 
 
-def metric(listed: list[dict[str, Any]]) -> frozenset[tuple[str, str]]:
+def metric(listed: list[dict[str, Any]], token: str) -> frozenset[tuple[str, str]]:
     """(pod, reason) of `tangram_arbiter_unenforced`."""
-    found = labels_of(node.page(address_of(listed, "node"), 9403, "/metrics"), "tangram_arbiter_unenforced")
+    found = labels_of(node.page(address_of(listed, "node"), 9403, "/metrics", token), "tangram_arbiter_unenforced")
     return frozenset((f"{one['namespace']}/{one['pod']}", one["reason"]) for one in found)
 
 
-def drift(listed: list[dict[str, Any]]) -> frozenset[tuple[str, str]]:
+def drift(listed: list[dict[str, Any]], token: str) -> frozenset[tuple[str, str]]:
     """(resource, GPU UUID) of `tangram_deviceplugin_drift_devices`."""
-    found = labels_of(node.page(address_of(listed, "node"), 9402, "/metrics"), "tangram_deviceplugin_drift_devices")
+    found = labels_of(
+        node.page(address_of(listed, "node"), 9402, "/metrics", token), "tangram_deviceplugin_drift_devices"
+    )
     return frozenset((one["resource"].partition("/")[2], one["gpu_uuid"]) for one in found)
 
 

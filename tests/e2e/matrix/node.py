@@ -130,10 +130,13 @@ def status(within_s: float = 5.0) -> Status:
         return decode_status(b"".join(iter(lambda: asked.recv(65536), b"")))
 
 
-def page(address: str, port: int, path: str) -> str:
+def page(address: str, port: int, path: str, token: str = "") -> str:
     """A page of one of Tangram's programs; what is wrong, when there is none."""
+    request = urllib.request.Request(f"http://{address}:{port}{path}")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=3) as answer:
+        with urllib.request.urlopen(request, timeout=3) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         return str(error.read().decode())

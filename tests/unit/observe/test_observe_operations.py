@@ -16,13 +16,17 @@ from prometheus_client import CollectorRegistry, Counter
 
 from observe.operations import Operations
 from observe.operations_server import BURST_S, PER_S
+from observe.page import Page, text
 from observe.pages import Pages
+from observe.refusals import Refusals
 
 PROGRAM = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry
 from observe.operations import Operations
+from observe.page import Page, text
 from observe.pages import Pages
+from observe.refusals import Refusals
 operations = Operations(Pages(CollectorRegistry()), "127.0.0.1", int(sys.argv[1]))
 print(operations.port, flush=True)
 asyncio.run(operations.run())
@@ -65,6 +69,61 @@ async def test_the_pages_come_over_http_and_there_is_no_process_before_somebody_
         assert operations.pid is not None
         assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz", "/nothing")] == [200, 200, 404]
         assert (await client.post("/metrics")).status_code == 405
+
+
+async def test_metrics_are_for_those_whose_token_is_accepted_and_probes_need_none() -> None:
+    reviews: list[str] = []
+
+    async def review(token: str) -> Page:
+        reviews.append(token)
+        return text({"good": 200, "poor": 403}.get(token, 401), "as the cluster says")
+
+    refusals = Refusals("example")
+    operations = Operations(Pages(CollectorRegistry()), "127.0.0.1", 0, review=review, refused=refusals.of("metrics"))
+    task = asyncio.create_task(operations.run())
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{operations.port}", timeout=20) as client:
+        none = await client.get("/metrics")
+        assert (none.status_code, none.headers["www-authenticate"]) == (401, "Bearer")
+        for token, status in (("good", 200), ("good", 200), ("poor", 403), ("made-up", 401)):
+            answer = await client.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+            assert answer.status_code == status
+        assert [(await client.get(path)).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+    assert reviews == ["good", "poor", "made-up"]
+    assert refusals.counts == {("metrics", "no-token"): 1, ("metrics", "forbidden"): 1, ("metrics", "unauthorized"): 1}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_review_that_takes_long_delays_no_probe() -> None:
+    hold = asyncio.Event()
+
+    async def review(_: str) -> Page:
+        await hold.wait()
+        return text(200, "ok")
+
+    operations = Operations(Pages(CollectorRegistry()), "127.0.0.1", 0, review=review)
+    task = asyncio.create_task(operations.run())
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{operations.port}", timeout=20) as client:
+        scrape = asyncio.create_task(client.get("/metrics", headers={"Authorization": "Bearer good"}))
+        assert (await client.get("/healthz")).status_code == 200
+        assert not scrape.done()
+        hold.set()
+        assert (await scrape).status_code == 200
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_refusals_of_the_server_are_counted_by_the_program() -> None:
+    refusals = Refusals("example")
+    operations = Operations(Pages(CollectorRegistry()), "127.0.0.1", 0, refused=refusals.of("metrics"))
+    task = asyncio.create_task(operations.run())
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{operations.port}", timeout=20) as client:
+        assert (await client.get("/metrics", headers={"x": "y" * 20_000})).status_code == 431
+        assert (await client.post("/metrics", content=b"body")).status_code == 413
+        await client.get("/healthz")
+    assert refusals.counts == {("metrics", "header"): 1, ("metrics", "body"): 1}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_page_is_what_the_program_says_now() -> None:

@@ -1,0 +1,127 @@
+"""One flood of one listener: 50 clients in half a processor, beside an honest client whose calls are timed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bench.process import memory_mib
+from hack.cluster.build import SHARED_FLAGS
+from hack.cluster.layout import cache_folder
+from hack.cluster.toolchain import find_go
+
+HERE: Final = Path(__file__).parent
+CGROUP: Final = Path("/sys/fs/cgroup/tangram-floods")
+EACH_S: Final = 0.02
+"""Between two calls of the honest client."""
+START_EACH_S: Final = 1.0
+"""Between two of its slow calls."""
+WARM_S: Final = 2.0
+CONTROL: Final = "burn"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What the flooder does. `name` is the row's, `does` the flooder's word for it."""
+
+    name: str
+    does: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Something to attack, and who needs it. `pid` is the program's; its children count as its memory."""
+
+    name: str
+    pid: int
+    flags: tuple[str, ...]
+    """Of the flooder: where to."""
+    attacks: tuple[Attack, ...]
+    call: Callable[[], float | None]
+    """One call of the honest client. Answers how long it took in ms, where it knows better than who calls. Raises OSError, AssertionError or ValueError when it failed."""
+    start: Callable[[], float | None] | None = None
+    """The same for one that takes long, and is made once a second."""
+
+
+@dataclass
+class Honest:
+    """What the honest client saw."""
+
+    ms: list[float] = field(default_factory=list)
+    start_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def make(self, call: Callable[[], float | None], into: list[float]) -> None:
+        started = time.perf_counter()
+        try:
+            took_ms = call()
+        except (OSError, AssertionError, ValueError):
+            self.failed += 1
+            return
+        into.append((time.perf_counter() - started) * 1000 if took_ms is None else took_ms)
+
+
+def quantile(ms: Sequence[float], percent: int) -> float:
+    """Of what was seen; not a number when nothing was."""
+    return sorted(ms)[len(ms) * percent // 100] if ms else float("nan")
+
+
+def cgroup_of_half_a_processor() -> Path:
+    CGROUP.mkdir(exist_ok=True)
+    if (CGROUP / "cpu.max").exists():
+        (CGROUP / "cpu.max").write_text("50000 100000")
+        return CGROUP
+    CGROUP.rmdir()
+    v1 = Path("/sys/fs/cgroup/cpu/tangram-floods")
+    v1.mkdir(exist_ok=True)
+    (v1 / "cpu.cfs_quota_us").write_text("50000")
+    return v1
+
+
+def build_flooder() -> Path:
+    program = cache_folder() / "bench" / "flooder"
+    subprocess.run(
+        [find_go(cache_folder()), "build", *SHARED_FLAGS, "-o", program, "."], cwd=HERE / "flooder", check=True
+    )
+    return program
+
+
+def memory_of_all(pid: int) -> float:
+    """MiB of the process and its children."""
+    total = memory_mib(pid)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in (task / "children").read_text().split():
+                with contextlib.suppress(OSError, LookupError):
+                    total += memory_of_all(int(child))
+    return total
+
+
+def flood(program: Path, cgroup: Path, listener: Listener, attack: Attack, seconds: int) -> tuple[Honest, float, str]:
+    """(what the honest client saw, highest memory, what the flooder did)."""
+    flags = [*listener.flags, "-attack", attack.does, "-seconds", str(seconds), *attack.flags]
+    process = subprocess.Popen(
+        [program, *flags], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: (cgroup / "cgroup.procs").write_text(str(os.getpid())),
+    )  # fmt: skip
+    seen, memory, until_s = Honest(), 0.0, time.monotonic() + seconds
+    time.sleep(WARM_S)
+    start_s = look_s = 0.0
+    while (now_s := time.monotonic()) < until_s:
+        if listener.start is not None and now_s >= start_s:
+            seen.make(listener.start, seen.start_ms)
+            start_s = now_s + START_EACH_S
+        if now_s >= look_s:
+            memory = max(memory, memory_of_all(listener.pid))
+            look_s = now_s + 0.5
+        seen.make(listener.call, seen.ms)
+        time.sleep(max(0.0, EACH_S - (time.monotonic() - now_s)))
+    did, _ = process.communicate(timeout=60)
+    return seen, memory, did.strip()

@@ -1,0 +1,193 @@
+"""The HTTP listeners and who needs them: an API server that calls the webhook, kube-scheduler that calls the extender, the kubelet that probes the device plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from bench.extender.filter import NAME, bodies, start_extender
+from bench.extender.filter import ready as extender_ready
+from bench.floods.flood import Attack, Listener
+from bench.webhook.admission import MUTATE, request, wait_for
+from tests.builders import node
+from tests.fake_api import FakeApi
+from tests.ports import free_port
+from webhook.certs import CA_CERT, CERT, KEY, renewed
+
+ATTACKS: Final = tuple(
+    Attack(name, name)
+    for name in (
+        "connect",
+        "silent",
+        "headers",
+        "line",
+        "body",
+        "chunks",
+        "large",
+        "slow",
+        "served",
+        "requests",
+        "unread",
+    )
+)
+NODES: Final = 1000
+
+
+def at_port(port: int, path: str, *, tls: bool = False) -> tuple[str, ...]:
+    """Flags of the flooder."""
+    return ("-address", f"127.0.0.1:{port}", "-path", path, *(["-tls"] if tls else []))
+
+
+class ApiServer:
+    """Calls the webhook, over a new connection each second time."""
+
+    def __init__(self, port: int, authority: bytes) -> None:
+        self._port, self._tls = port, ssl.create_default_context(cadata=authority.decode())
+        self._kept: ssl.SSLSocket | None = None
+        self._uid = 0
+
+    def __call__(self) -> None:
+        self._uid += 1
+        sock, self._kept = self._kept, None
+        keep = sock is None
+        if sock is None:
+            sock = self._tls.wrap_socket(
+                socket.create_connection(("127.0.0.1", self._port), 10), server_hostname="localhost"
+            )
+        try:
+            sock.sendall(request(self._uid, MUTATE))
+            answer = read_answer(sock.recv)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b'"patch"' in answer
+        except BaseException:
+            sock.close()
+            raise
+        if keep:
+            self._kept = sock
+        else:
+            sock.close()
+
+
+def read_answer(recv: Callable[[int], bytes]) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = recv(1 << 16)
+        assert more
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < size:
+        more = recv(1 << 16)
+        assert more
+        body += more
+    return head + body
+
+
+@contextlib.contextmanager
+def webhook() -> Iterator[list[Listener]]:
+    port, metrics_port, files = free_port(), free_port(), renewed({}, ("localhost",), datetime.now(UTC))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (CERT, KEY):
+            (Path(folder) / name).write_bytes(files[name])
+        flags = [
+            "--cert-mode", "files", "--cert-folder", folder, "--port", str(port), "--metrics-port", str(metrics_port), "--drain-s", "0"
+        ]  # fmt: skip
+        process = subprocess.Popen([sys.executable, "-m", "webhook", *flags], stderr=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            call = ApiServer(port, files[CA_CERT])
+            yield [
+                Listener("webhook 8443", process.pid, at_port(port, MUTATE, tls=True), ATTACKS, call),
+                Listener("webhook 8080", process.pid, at_port(metrics_port, "/metrics"), ATTACKS, call),
+            ]
+            assert process.poll() is None, "the webhook ended"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class Scheduler:
+    """Calls the filter, over a kept connection as kube-scheduler does: another one when that was closed."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._sock: socket.socket | None = None
+        self._bodies = bodies([NAME.format(at // 250, at % 250) for at in range(NODES)], 10**9, "same", "share")
+
+    def __call__(self) -> None:
+        if self._sock is None:
+            self._sock = socket.create_connection(("127.0.0.1", self._port), 10)
+        try:
+            self._sock.sendall(next(self._bodies))
+            assert read_answer(self._sock.recv).startswith(b"HTTP/1.1 200")
+        except BaseException:
+            self._sock.close()
+            self._sock = None
+            raise
+
+
+@contextlib.contextmanager
+def extender() -> Iterator[list[Listener]]:
+    loop, ports = asyncio.new_event_loop(), []
+    stop, up = asyncio.Event(), threading.Event()
+
+    async def api() -> None:
+        async with FakeApi() as one:
+            for at in range(NODES):
+                one.put(node(NAME.format(at // 250, at % 250)).with_gpus(8).plain())
+            ports.append(one.port)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(api()))
+    thread.start()
+    up.wait(60)
+    process, port, metrics_port = start_extender(ports[0])
+    try:
+        asyncio.run(extender_ready(metrics_port))
+        call = Scheduler(port)
+        yield [
+            Listener("extender 8889", process.pid, at_port(metrics_port, "/metrics"), ATTACKS, call),
+            Listener("extender 8888", process.pid, at_port(port, "/filter"), ATTACKS, call),
+        ]
+        assert process.poll() is None, "the extender ended"
+    finally:
+        process.terminate()
+        process.wait()
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+class Kubelet:
+    """Probes a program's page, over a new connection each time. It waits a second, as by default."""
+
+    def __init__(self, port: int, path: str) -> None:
+        self._port, self._path = port, path
+
+    def __call__(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=1)
+        try:
+            connection.request("GET", self._path)
+            answer = connection.getresponse()
+            body = answer.read()
+            assert answer.status in (200, 503), answer.status
+            assert b"does not answer" not in body
+        finally:
+            connection.close()
+
+
+def environment_without_prefix(prefix: str) -> dict[str, str]:
+    """Of a program whose settings are flags alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}

@@ -1,0 +1,111 @@
+"""A program that can have tokens reviewed does so for another of the same node, which has no credentials: over a socket in a folder of root's.
+
+    request   the token and a line feed
+    answer    u16 status, little-endian, and a sentence; then the connection ends
+
+Bounds: processes of the same user only, 8 connections at a time, 8 KiB, 2 s for the token. What a client asks that is not served gets no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from observe.access import TOKEN_BYTES, Review
+from observe.page import Page, text
+
+CONNECTIONS: Final = 8
+TOKEN_S: Final = 2.0
+LOOK_S: Final = 1.0
+"""The socket is looked for this often: somebody may have removed it."""
+_STATUS: Final = struct.Struct("<H")
+_SENTENCE_BYTES: Final = 1024
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+async def serve_reviews(path: Path, review: Review, report: Callable[[str], None] = lambda _: None) -> None:
+    """Until cancelled. Reports what is wrong with the socket, and tries again."""
+    reviewer = _Reviewer(review)
+    said = ""
+    while True:
+        try:
+            server = await asyncio.start_unix_server(reviewer.serve, sock=_listening(path), limit=TOKEN_BYTES + 2)
+        except OSError as error:
+            if str(error) != said:
+                report(f"the socket {path} cannot be opened: {error}")
+            said = str(error)
+            await asyncio.sleep(LOOK_S)
+            continue
+        async with server:
+            while path.exists():  # noqa: ASYNC110, ASYNC240 - the file system tells nobody, and answers in microseconds
+                await asyncio.sleep(LOOK_S)
+            said = ""
+            report(f"the socket {path} was missing and is put back")
+
+
+class _Reviewer:
+    def __init__(self, review: Review) -> None:
+        self._review, self._inside = review, 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._inside += 1
+        try:
+            if self._inside <= CONNECTIONS and _user_of(writer) == os.geteuid():
+                line = await asyncio.wait_for(reader.readuntil(b"\n"), TOKEN_S)
+                page = await self._review(line[:-1].decode())
+                writer.write(_STATUS.pack(page.status) + page.body[:_SENTENCE_BYTES])
+                await asyncio.wait_for(writer.drain(), TOKEN_S)
+        except (OSError, TimeoutError, UnicodeDecodeError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        finally:
+            self._inside -= 1
+            writer.close()
+
+
+def reviewed_by(path: Path) -> Review:
+    """Has tokens reviewed by whoever serves this socket; 503 when it does not answer."""
+
+    async def review(token: str) -> Page:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            try:
+                writer.write(token.encode() + b"\n")
+                answer = await reader.read(_STATUS.size + _SENTENCE_BYTES)
+            finally:
+                writer.close()
+        except OSError as error:
+            return text(503, f"nobody reviews tokens on this node now: {error}")
+        if len(answer) < _STATUS.size:
+            return text(503, "nobody reviews tokens on this node now: no answer")
+        (status,) = _STATUS.unpack_from(answer)
+        return text(status, answer[_STATUS.size :].decode(errors="replace").strip())
+
+    return review
+
+
+def _user_of(writer: asyncio.StreamWriter) -> int:
+    sock = writer.get_extra_info("socket")
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
+def _listening(path: Path) -> socket.socket:
+    """In place of one that an earlier program left. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        sock.bind(str(fresh))
+        fresh.chmod(0o600)
+        fresh.rename(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,46 @@
+"""Whose token it is, and whether its owner may read the metrics, as the API server says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kube.review import ACCESS_REVIEWS, TOKEN_REVIEWS, may_get
+from tests.fake_api import FakeApi, answer_with
+
+PROMETHEUS = "system:serviceaccount:monitoring:prometheus"
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "why"),
+    [
+        ("prometheus", 200, "ok"),
+        ("tenant", 403, "system:serviceaccount:team:default may not get /metrics"),
+        ("made-up", 401, "does not know this token"),
+    ],
+)
+async def test_a_token_gets_what_its_owner_may(token: str, status: int, why: str) -> None:
+    async with FakeApi() as api, api.client() as client:
+        api.tokens = {"prometheus": PROMETHEUS, "tenant": "system:serviceaccount:team:default"}
+        api.may = {PROMETHEUS: {"/metrics"}}
+        verdict = await may_get(client, token, "/metrics")
+    assert verdict.status == status
+    assert why in verdict.why
+
+
+async def test_no_access_is_asked_for_a_token_that_nobody_knows() -> None:
+    async with FakeApi() as api, api.client() as client:
+        await may_get(client, "made-up", "/metrics")
+        assert api.requests == [f"POST {TOKEN_REVIEWS}"]
+
+
+@pytest.mark.parametrize("path", [TOKEN_REVIEWS, ACCESS_REVIEWS])
+@pytest.mark.parametrize(("code", "reason"), [(500, "InternalError"), (403, "Forbidden")])
+async def test_where_the_api_server_does_not_say_nobody_is_let_in_and_nobody_is_called_unknown(
+    path: str, code: int, reason: str
+) -> None:
+    async with FakeApi() as api, api.client() as client:
+        api.tokens, api.may = {"prometheus": PROMETHEUS}, {PROMETHEUS: {"/metrics"}}
+        api.faults.append(answer_with("POST", path, code, reason, "it is not well"))
+        verdict = await may_get(client, "prometheus", "/metrics")
+    assert verdict.status == 503
+    assert reason in verdict.why
