@@ -26,6 +26,7 @@ from arbiter.identity import Identity, named
 from arbiter.meter import Reading
 from arbiter.page import Page
 from arbiter.spared import Spared
+from arbiter.stillness import Stillness
 from vgpu import wire
 from vgpu.contract import GRANT, SOCKET
 from vgpu.enforcement import Reason, reported
@@ -96,6 +97,7 @@ class Container:
         """Numbers of those that said HELLO and wait for the grant."""
         self._handed_over: list[Connection] = []
         self.spared = Spared()
+        self._still = Stillness()
         self._contexts_moved = False
         self._sockets = sockets
         self.listener = self.bind()
@@ -132,6 +134,7 @@ class Container:
         self._adopt(grant, uuids)
 
     def _adopt(self, grant: Grant, uuids: list[bytes]) -> None:
+        self._still.moved()
         before, self.grant = self.grant, grant
         limits_bytes = [card.mib * MIB for card in grant.cards]
         if before is not None and same_place(before, grant):
@@ -163,6 +166,7 @@ class Container:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         sock.setblocking(False)
+        self._still.moved()
         self._numbers += 1
         until_s = self._clock() + self._limits.grant_wait_s
         connection = Connection(sock, self._numbers, peer_pid(sock), until_s)
@@ -192,11 +196,13 @@ class Container:
                     return
                 self._handle(connection, *received)
 
+        self._still.moved()
         self._attempt(connection, turn)
         self._show()
 
     def expire(self, now_s: float) -> None:
         """Time passed: answer who has waited long enough. What was said before `now_s` has been read, PACKETS_A_TURN of each."""
+        self._still.moved()
         self._tell(self.ledger.expire(now_s))
         for connection in [self.connections[number] for number in self._unwelcomed]:
             if now_s >= connection.hello_until_s:
@@ -209,11 +215,13 @@ class Container:
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
-    def take(self, reading: Reading) -> None:
-        """NVML was read: charge contexts, answer who waits for it, see who is over the limit."""
+    def take(self, reading: Reading) -> bool:
+        """NVML was read: charge contexts, answer who waits for it, see who is over the limit. Answers whether there was anything to do."""
         if self.grant is None:
-            return
+            return False
         uuids = [card.uuid for card in self.grant.cards]
+        if self._still.lasts(reading, uuids) and not self.contexts.restless and not self.lookout.excesses:
+            return False
         self._tell(self.contexts.measure(self.ledger, uuids, self._welcomed(), reading, self._clock()))
         for waiting in self.contexts.answered(reading):
             self._measured(waiting, uuids[waiting.card] in reading.cards)
@@ -224,6 +232,7 @@ class Container:
             self.kills += 1
             self._measuring.kills.add(kill, self._clock())
         self._show()
+        return True
 
     def _charge_unconnected(self) -> None:
         """What processes hold that cannot come back, or that go around the library, is lent to nobody else."""
@@ -476,6 +485,7 @@ class Container:
         if self.connections.pop(connection.number, None) is None:
             return
         self._gone.append(connection)
+        self._still.moved()
         self.spared.moved = True
         self._contexts_moved |= bool(connection.contexts_s)
         self._unwelcomed.discard(connection.number)

@@ -113,8 +113,8 @@ class Server:
         for taken in meter.taken():
             reading = taken.known_by(self._connected())
             for container in self.containers.values():
-                container.take(reading)
-                self._settle(container)
+                if container.take(reading):
+                    self._settle(container)
 
     def _connected(self) -> dict[int, str]:
         """Host pid -> key."""

@@ -1,7 +1,7 @@
 """Serve other programs of the node: the arbiter queries the supervisor's child through a socket in the state folder.
 
-Only processes of our own user are let in. Each connection has a thread and one request at a time; there are few, their messages are
-bounded. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it reaches the child.
+Only processes of our own user are let in. Each connection has a thread; there are few, their messages are bounded. Requests that are there
+together are carried to the child together. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it reaches the child.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from nvml.errors import NvmlError
-from nvml.messages import MALFORMED, REQUEST_BYTES, AnyReply, AnyRequest, Failed, ReplyPacket, decode_served, encode
+from nvml.messages import (
+    MALFORMED,
+    REQUEST_BYTES,
+    TOGETHER,
+    AnyReply,
+    AnyRequest,
+    Failed,
+    ReplyPacket,
+    decode_served,
+    encode,
+)
 
 CONNECTIONS: Final = 8
 """The arbiter has two; one that restarts has two more until its old ones are seen to end. Guessed."""
@@ -38,7 +48,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 class Calls(Protocol):
     """The supervisor."""
 
-    def call(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply: ...
+    def call_all(self, requests: Sequence[AnyRequest], wait_s: float | None = None) -> Sequence[AnyReply]: ...
 
 
 class Server:
@@ -142,17 +152,33 @@ class Server:
     def _answer_all(self, sock: socket.socket) -> None:
         """Until it hangs up. Raises OSError, MALFORMED."""
         left, at_s = AT_ONCE, time.monotonic()
-        while packet := sock.recv(REQUEST_BYTES + 1):
-            received = decode_served(packet)
+        while packets := _packets(sock):
+            received = [decode_served(packet) for packet in packets]
             try:
-                reply = self._supervisor.call(received.request, WAIT_S)
+                replies = self._supervisor.call_all([one.request for one in received], WAIT_S)
             except NvmlError as error:
-                reply = Failed.of(error)
-            sock.send(encode(ReplyPacket(received.number, reply)), socket.MSG_NOSIGNAL)
+                replies = [Failed.of(error)] * len(received)
+            for one, reply in zip(received, replies, strict=True):
+                sock.send(encode(ReplyPacket(one.number, reply)), socket.MSG_NOSIGNAL)
             now_s = time.monotonic()
-            left, at_s = min(AT_ONCE, left - 1 + (now_s - at_s) * A_SECOND), now_s
+            left, at_s = min(AT_ONCE, left - len(received) + (now_s - at_s) * A_SECOND), now_s
             if left < 0 and self._closing.wait(-left / A_SECOND):
                 return
+
+
+def _packets(sock: socket.socket) -> list[bytes]:
+    """The next one, and those behind it that are there; none when it hung up. Raises OSError."""
+    packets: list[bytes] = []
+    packet = sock.recv(REQUEST_BYTES + 1)
+    while packet:
+        packets.append(packet)
+        if len(packets) == TOGETHER:
+            break
+        try:
+            packet = sock.recv(REQUEST_BYTES + 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            break
+    return packets
 
 
 def _time_of(seconds: float) -> bytes:
