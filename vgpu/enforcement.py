@@ -263,9 +263,12 @@ def enforcement(facts: ContainerFacts) -> Enforcement:
     of_processes += [(Reason.OVER_LIMIT, pid) for pid in facts.over_limit_pids]
     of_container = _of_container(facts) if facts.processes else set()
     found = of_container.union(reason for reason, _ in of_processes)
+    if not found:
+        state = _state((), facts)
+        return Enforcement(state, state)
     findings = tuple(
         Finding(reason, tuple(sorted({pid for one, pid in of_processes if one is reason and pid})))
-        for reason in (ALL if found else ())
+        for reason in ALL
         if reason in found
     )
     memory, gpu_time = (

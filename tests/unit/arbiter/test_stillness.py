@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +61,12 @@ def test_a_gpu_that_did_not_answer_is_not_as_it_was() -> None:
 
 
 @given(
-    st.integers(0, 100), st.integers(0, 100), st.integers(0, 100), st.integers(0, 60), st.integers(1, 20), st.integers(0, 200)
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(0, 60),
+    st.integers(1, 20),
+    st.integers(0, 200),
 )
 def test_a_measure_is_the_same_whether_the_readings_that_are_passed_over_are_taken_or_not(
     measured: int, used: int, leased: int, charged: int, passed_over: int, later: int
