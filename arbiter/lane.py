@@ -342,7 +342,7 @@ class Lane:
                 if step is None:
                     turns.give_orders(self.uuid)
                     self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.watchdog.next_s(self.uuid))
-                    self.ask_again(turns.ask_again_s)
+                    self.ask_again(turns.ask_again_s(self.uuid))
             if step is None:
                 if ill is not None:
                     self._start_again(ill)

@@ -37,9 +37,10 @@ from arbiter.tenant import TenantTurns
 from arbiter.timer import now_s
 from arbiter.watchdog import Watchdog
 from vgpu import rm, wire
+from vgpu.decision import Decision
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
-from vgpu.share import Decision, Share
+from vgpu.share import Share
 from vgpu.status import TurnStatus
 from vgpu.timing import Settings
 from vgpu.trace import Event, Join, Leave, Stalled, Switched
@@ -89,7 +90,7 @@ class Turns:
         self._depending: dict[str, list[TenantTurns]] = {}
         self._spared: dict[str, Mapping[int, str]] = {}
         self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
-        self._decision = Decision(frozenset(), inf, {})
+        self._decision = Decision(frozenset(), {}, {})
         self._undecided = True
         """Has something happened since?"""
         self.orders = Orders(self.share.lead_s)
@@ -338,9 +339,9 @@ class Turns:
             )
         self._show(tenant, took_s)
 
-    @property
-    def ask_again_s(self) -> float:
-        return self._decision.ask_again_s
+    def ask_again_s(self, card: str) -> float:
+        """When a container of this card gives cause to decide anew, if nothing happens before."""
+        return self._decision.again_s.get(card, inf)
 
     def beat(self, card: str, late: bool) -> bool:
         """The thread of a card lives: say so to those that depend on it, but never that we live where another thread of theirs
@@ -472,7 +473,9 @@ class Turns:
                     self._show(tenant, 0.0)
                 self.lanes.wake(tenant)
         for lane in self.lanes.all():
-            lane.ask_again(self._decision.ask_again_s)
+            lane.ask_again(
+                self.ask_again_s(lane.uuid)
+            )  # each its own: one that is in the driver keeps no other from its time
 
     def _release_all(self) -> list[Seat]:
         with self.lock:

@@ -177,7 +177,9 @@ def main() -> None:
         rows.append([what, ids, len(seconds), *told, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"])
     machine_s = zip(cuts_of["as many empty calls"], cuts_of["one fsync"], strict=True)
     times = (f"{s / (calls + fsync):.2f}" for s, (calls, fsync) in zip(cuts_of["sum"], machine_s, strict=True))
-    rows.append(["sum / (empty calls + fsync), a ratio", ids, options.rounds, *times, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"])
+    rows.append(
+        ["sum / (empty calls + fsync), a ratio", ids, options.rounds, *times, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"]
+    )
     head = [
         "step",
         "memory_ids",
