@@ -42,6 +42,8 @@ class Attributing:
         """By the last reading of each GPU."""
         self._since_s: dict[tuple[str, int, int], float] = {}
         """GPU, pid and start -> when the process was seen first to belong to none."""
+        self._of: dict[int, tuple[str, ...]] = {}
+        """Of each process of the last reading, the grants that it may belong to."""
 
     def take(self, reading: Reading, containers: Mapping[str, Container]) -> Reading:
         """The reading with the grant of each process."""
@@ -57,7 +59,13 @@ class Attributing:
             of[pid] = keys
             seen[pid] = replace(found, key=keys[0] if len(keys) == 1 else None)
         limits = {key: {card.uuid: card.mib * MIB for card in grant.cards} for key, grant in grants.items()}
-        known = replace(reading, seen=seen, parts=_parts(reading, of, limits))
+        steady = frozenset(
+            uuid
+            for uuid in reading.unchanged
+            if all(len(of[pid]) < 2 and of[pid] == self._of.get(pid) for pid in reading.cards[uuid])
+        )
+        self._of = of
+        known = replace(reading, seen=seen, parts=_parts(reading, of, limits), unchanged=steady)
         if self.visible:
             self._list(known, of, limits)
         return known

@@ -29,6 +29,7 @@ from arbiter.memory import MIB, Memory
 from arbiter.meter import Reading
 from arbiter.page import Page
 from arbiter.spared import Spared
+from arbiter.stillness import Stillness
 from vgpu import wire
 from vgpu.contract import CONTAINER_ID, GRANT, SOCKET
 from vgpu.enforcement import Reason, reported
@@ -90,6 +91,7 @@ class Container:
         """Why the grant file as it is now cannot be used."""
         self._limits, self._clock, self._measuring, self._sockets = limits, clock, measuring, sockets
         self._page = Page(limits.wait_ms)
+        self._still = Stillness()
         self.connections = Connections(folder.name, clock, self._ended)
         self.memory = Memory(
             folder.name,
@@ -136,6 +138,7 @@ class Container:
         self._adopt(grant, uuids)
 
     def _adopt(self, grant: Grant, uuids: list[bytes]) -> None:
+        self._still.moved()
         before, self.grant = self.grant, grant
         if before is not None and same_place(before, grant):
             self.memory.change(grant.cards)
@@ -161,6 +164,7 @@ class Container:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         sock.setblocking(False)
+        self._still.moved()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         now_s = self._clock()
         connection = self.connections.add(sock, now_s + HELLO_S, now_s + self._limits.grant_wait_s)
@@ -195,11 +199,13 @@ class Container:
                     return
                 self._handle(connection, *received)
 
+        self._still.moved()
         self.connections.attempt(connection, turn)
         self.memory.show()
 
     def expire(self, now_s: float) -> None:
         """Time passed: answer who has waited long enough. What was said before `now_s` has been read, PACKETS_A_TURN of each."""
+        self._still.moved()
         self.memory.expire(now_s)
         for connection in self.connections.waiting():
             if now_s >= connection.hello_until_s:
@@ -216,18 +222,22 @@ class Container:
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
-    def take(self, reading: Reading) -> None:
-        """NVML was read: charge contexts, answer who waits for it, see who is over the limit."""
+    def take(self, reading: Reading) -> bool:
+        """NVML was read: charge contexts, answer who waits for it, see who is over the limit. Answers whether there was anything to do."""
         if self.grant is None:
-            return
+            return False
+        uuids = self.memory.uuids
+        if self._still.lasts(reading, uuids) and not self.contexts.restless and not self.lookout.excesses:
+            return False
         held = self.memory.measure(reading)
-        self.spared.take(self.memory.uuids, reading)
+        self.spared.take(uuids, reading)
         kills = overlimit.look(self.lookout, self.grant, reading, held)
-        kills += self.bypassing.take(self.grant, reading, held, self.memory.contexts.unconnected(), self._clock())
+        kills += self.bypassing.take(self.grant, reading, held, self.contexts.unconnected(), self._clock())
         for kill in {kill.id: kill for kill in reversed(kills)}.values():
             self.kills += 1
             self._measuring.kills.add(kill, self._clock())
         self.memory.show()
+        return True
 
     def newly_spared(self) -> dict[int, str] | None:
         """Processes that are never suspended, by host pid, and why, when they are others than when this was asked last."""
@@ -325,5 +335,6 @@ class Container:
         connection.send(0, wire.Welcome(cards, promised_mib), self._page.fd)
 
     def _ended(self, connection: Connection) -> None:
+        self._still.moved()
         self.spared.moved |= connection.welcomed
         self.memory.leave(connection)

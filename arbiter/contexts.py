@@ -93,6 +93,11 @@ class Contexts:
             del self._waiting[key]
         return list(due.values())
 
+    @property
+    def restless(self) -> bool:
+        """Is there a process that waits for a reading, or one that is not connected?"""
+        return bool(self._waiting or self._readings or any(self.strangers.values()))
+
     def measure(
         self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading, now_s: float
     ) -> list[Event]:

@@ -194,7 +194,9 @@ class Lane:
     def _calls(self) -> float:
         """A call to the driver begins; it takes as long as it takes."""
         self.comes(inf)
-        return self._clock()
+        began_s = self._clock()
+        self._turns.pulse.expect(began_s)
+        return began_s
 
     def _called(self, began_s: float) -> float:
         """It is back, under the lock. How long the call itself took; where the arbiter was stalled in it, as long as is usual."""
@@ -340,7 +342,7 @@ class Lane:
                 if step is None:
                     turns.give_orders(self.uuid)
                     self._next_heal_s = max(self._heal_at_s + HEAL_S, turns.watchdog.next_s(self.uuid))
-                    self.ask_again(turns.ask_again_s)
+                    self.ask_again(turns.ask_again_s(self.uuid))
             if step is None:
                 if ill is not None:
                     self._start_again(ill)

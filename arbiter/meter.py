@@ -11,14 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from arbiter import host
-from nvml.errors import NvmlAway, NvmlError, NvmlOpening
+from nvml.errors import NvmlError, NvmlOpening
 from nvml.messages import ProcessUsage
 from nvml.queries import Nvml
 from vgpu.cgroup import NOWHERE, Place
@@ -63,6 +64,23 @@ class Reading:
     """Of those pids, the ones that NVML lists as clients of an MPS server."""
     parts: Mapping[str, Mapping[str, Mapping[int, int]]] = field(default_factory=dict)
     """Key -> UUID -> host pid -> bytes: what counts against a grant of processes that belong to one of several."""
+    before_s: float = -inf
+    """When the reading began that `unchanged` compares with."""
+    unchanged: frozenset[str] = frozenset()
+    """Those of `cards` that were then as they are now: the processes and their bytes. Once they are attributed: and each belongs to the grant that it
+    belonged to."""
+
+    def after(self, before: Reading) -> Reading:
+        """The same, compared with this one."""
+        sure = self.mps_clients == before.mps_clients
+        same = frozenset(
+            uuid
+            for uuid, held in self.cards.items()
+            if sure
+            and before.cards.get(uuid) == held
+            and all(self.seen[pid] is before.seen.get(pid) for pid in held)
+        )
+        return replace(self, before_s=before.at_s, unchanged=same)
 
 
 class Meter:
@@ -90,6 +108,7 @@ class Meter:
         self._hurry = self._closing = False
         self._readings: deque[Reading] = deque(maxlen=64)
         self._known: dict[int, Seen] = {}
+        self._last = Reading(-inf)
         self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
 
     def start(self) -> None:
@@ -162,13 +181,11 @@ class Meter:
         listed: dict[str, tuple[ProcessUsage, ...]] = {}
         failed = None
         wanted = list(self._read_s)
-        for uuid in wanted:
-            try:
-                listed[uuid] = self._nvml.processes(uuid)
-            except NvmlAway:
-                raise
-            except NvmlError as error:
-                failed = error
+        for uuid, held in self._nvml.processes_of(wanted).items():
+            if isinstance(held, NvmlError):
+                failed = held
+            else:
+                listed[uuid] = held
         if failed is not None and not listed:
             raise failed
         if not wanted:
@@ -192,7 +209,8 @@ class Meter:
     def _tell(self, reading: Reading) -> None:
         with self._changed:
             self._read_s |= {uuid: reading.at_s for uuid in reading.cards if uuid in self._read_s}
-        self._readings.append(reading)
+        self._last, told = reading, reading.after(self._last)
+        self._readings.append(told)
         try:
             os.write(self._bell, b"r")
         except BlockingIOError:

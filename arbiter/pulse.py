@@ -1,7 +1,8 @@
 """When the arbiter itself did not run: stopped, frozen, in a paused machine, or without a processor.
 
 A thread of a GPU sees that it comes later than it was due. During a call to the driver it is due at no time, for a call may take long by
-itself. So one thread more does nothing but wake up; what it slept through, the whole process slept through.
+itself. So one thread more does nothing but wake up; what it slept through, the whole process slept through. It rests while
+nobody calls the driver.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ STALL_S: Final = 0.25
 """Later by so much is a stall. Guessed: five frames; a thread of a busy machine comes some milliseconds late."""
 PERIOD_S: Final = 0.1
 """Between two wake-ups of the pulse. Guessed: less than half a stall."""
+AWAKE_S: Final = 1.0
+"""It goes on for so long after a call to the driver began. Guessed: on a busy GPU the next one follows within a frame."""
 _log = structlog.get_logger()
 
 
@@ -28,6 +31,9 @@ class Pulse:
         self._clock = clock
         self._closing = threading.Event()
         self._due_s = inf
+        self._needed_until_s = -inf
+        self._rests = False
+        self._called, self._resting = threading.Event(), threading.Lock()
         self._last = (-inf, -inf)
         """When the process ran last before the last stall, and when that had ended."""
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
@@ -43,6 +49,7 @@ class Pulse:
     def close(self) -> None:
         """End the thread."""
         self._closing.set()
+        self._called.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -53,10 +60,31 @@ class Pulse:
             return max(began_s, due_s - PERIOD_S)
         return max(began_s, since_s) if until_s > began_s else None
 
+    def expect(self, began_s: float) -> None:
+        """A call to the driver begins: from now on it is due, whether its thread has come round or not."""
+        self._needed_until_s = began_s + AWAKE_S
+        if self._rests:
+            with self._resting:
+                if self._rests:
+                    self._rests, self._due_s = False, began_s + PERIOD_S
+                    self._called.set()
+
     def _run(self) -> None:
         while not self._closing.is_set():
             self.wake()
-            self._closing.wait(PERIOD_S)
+            if self._may_rest():
+                self._called.wait()
+            else:
+                self._closing.wait(PERIOD_S)
+
+    def _may_rest(self) -> bool:
+        """First it says that it rests, then it looks whether anybody calls: who calls meanwhile sees the one or is seen."""
+        with self._resting:
+            self._called.clear()
+            self._rests = True
+            self._rests = self._clock() >= self._needed_until_s and not self._closing.is_set()
+            self._due_s = inf if self._rests else self._due_s
+            return self._rests
 
     def wake(self) -> None:
         """One wake-up."""

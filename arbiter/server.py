@@ -156,8 +156,8 @@ class Server:
         for taken in meter.taken():
             reading = self.attributing.take(taken, self.containers)
             for container in self.containers.values():
-                container.take(reading)
-                self._settle(container)
+                if container.take(reading):
+                    self._settle(container)
             self._trace()
 
     def _trace(self) -> None:

@@ -27,6 +27,7 @@ from arbiter.server import Server
 from vgpu.enforcement import TABLE, Enforcement
 from vgpu.ledger import Ledger
 from vgpu.status import (
+    BRIEF,
     CardStatus,
     ContainerStatus,
     ProcessCard,
@@ -90,7 +91,7 @@ class StatusSocket:
         while not self._closing.is_set():
             try:
                 try:
-                    reader, _ = self._listener.accept()
+                    reader, name = self._listener.accept()
                 except TimeoutError:
                     self._put_back()
                     continue
@@ -102,7 +103,7 @@ class StatusSocket:
             with reader:
                 reader.settimeout(SEND_S)
                 try:
-                    reader.sendall(encode_status(status_of(self._server, self._commands)))
+                    reader.sendall(encode_status(status_of(self._server, self._commands, brief=is_brief(name))))
                 except OSError as error:
                     _log.debug("a reader of the status is gone", reason=str(error))
 
@@ -132,19 +133,24 @@ class Commands:
         self._read = {who: read for who, read in self._read.items() if who in there}
 
 
-def status_of(server: Server, commands: Commands | None = None) -> Status:
-    """All containers that have a grant, as they are now."""
+def is_brief(name: object) -> bool:
+    """Is a brief document enough for the reader whose socket has this name?"""
+    return isinstance(name, bytes) and name.startswith(BRIEF.encode())
+
+
+def status_of(server: Server, commands: Commands | None = None, *, brief: bool = False) -> Status:
+    """All containers that have a grant, as they are now; `brief`: only those of which there is something to report."""
     with server.lock:
-        turns = server.turns.statuses() if server.turns is not None else {}
         found = enforcements(server)
-        containers = [
-            _container(key, server.containers[key], turns.get(key), found[key]) for key in sorted(server.containers)
-        ]
+        keys = sorted(_to_report(server, found) if brief else server.containers)
+        turns = server.turns.statuses() if server.turns is not None and keys else {}
+        containers = [_container(key, server.containers[key], turns.get(key), found[key]) for key in keys]
         kills = server.killed()
         ungranted = server.attributing.ungranted
     commands = commands if commands is not None else Commands()
     known = [container for container in containers if container is not None]
-    commands.forget(known)
+    if not brief:
+        commands.forget(known)
     return Status(
         tuple(_with_commands(container, commands) for container in known),
         kills=kills,
@@ -154,6 +160,15 @@ def status_of(server: Server, commands: Commands | None = None) -> Status:
 
 def _ungranted(one: Ungranted) -> UngrantedStatus:
     return UngrantedStatus(one.uuid, one.pid, host.command_of(one.pid), one.held_bytes, one.pod)
+
+
+def _to_report(server: Server, found: Mapping[str, Enforcement]) -> set[str]:
+    to_report = server.turns.to_report() if server.turns is not None else set()
+    return {
+        key
+        for key, container in server.containers.items()
+        if found[key].findings or container.lookout.excesses or container.bypassing.status() or key in to_report
+    }
 
 
 def _container(key: str, container: Container, turn: TurnStatus | None, found: Enforcement) -> ContainerStatus | None:

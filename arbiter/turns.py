@@ -31,9 +31,10 @@ from arbiter.timer import now_s
 from arbiter.trust import Trust
 from arbiter.watchdog import Watchdog
 from vgpu import rm, wire
+from vgpu.decision import Decision
 from vgpu.errors import BadDocument
 from vgpu.grant import Grant
-from vgpu.share import Decision, Share
+from vgpu.share import Share
 from vgpu.status import TurnStatus
 from vgpu.timing import Settings
 from vgpu.trace import Event, Join, Leave, Stalled, Switched
@@ -73,7 +74,7 @@ class Turns:
         self.lanes = Lanes(self)
         self.trust = Trust(self.counts, suspending)
         self.watchdog = Watchdog(self.tenants.depending, self.counts, heal_s)
-        self._decision = Decision(frozenset(), inf, {})
+        self._decision = Decision(frozenset(), {}, {})
         self._undecided = True
         """Has something happened since?"""
         self.orders = Orders(self.share.lead_s)
@@ -141,6 +142,16 @@ class Turns:
                 name: tenant.status(self.share.usage(name), self.share.credit_s(name), self.clock())
                 for name, tenant in self.tenants.items()
                 if tenant.joined is not None
+            }
+
+    def to_report(self) -> set[str]:
+        """Those of whom `statuses` says that they compute without a word, or are stopped by another."""
+        with self.lock:
+            at_s = self.clock()
+            return {
+                name
+                for name, tenant in self.tenants.items()
+                if tenant.word.suspicion.proven or tenant.healing.stopped(at_s)
             }
 
     def recorded(self) -> list[Event]:
@@ -274,9 +285,9 @@ class Turns:
             self._show(tenant, 0.0)  # its new work is held back instead
         self._show(tenant, took_s)
 
-    @property
-    def ask_again_s(self) -> float:
-        return self._decision.ask_again_s
+    def ask_again_s(self, card: str) -> float:
+        """When a container of this card gives cause to decide anew, if nothing happens before."""
+        return self._decision.again_s.get(card, inf)
 
     def beat(self, card: str, late: bool) -> bool:
         """The thread of a card lives: say so to those that depend on it, but never that we live where another thread of theirs
@@ -387,7 +398,7 @@ class Turns:
                     self._show(tenant, 0.0)
                 self.lanes.wake(tenant)
         for lane in self.lanes.all():
-            lane.ask_again(self._decision.ask_again_s)
+            lane.ask_again(self.ask_again_s(lane.uuid))  # one that is in the driver keeps no other from its time
 
     def _release_all(self) -> list[Seat]:
         with self.lock:

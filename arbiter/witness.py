@@ -19,7 +19,7 @@ import structlog
 from arbiter import host
 from arbiter.timer import now_s
 from arbiter.turns import Turns
-from nvml.errors import NvmlAway, NvmlError
+from nvml.errors import NvmlError
 from nvml.messages import WHOLE, Busy
 from nvml.queries import Nvml
 
@@ -70,18 +70,15 @@ class Witness:
     def _look(self) -> None:
         """Raises NvmlError when no card answers."""
         watched = self._turns.watched()
-        wanted = sorted({uuid for uuids, _ in watched.values() for uuid in uuids})
         cards: dict[str, tuple[Busy, float]] = {}
         failed = None
-        for uuid in wanted:
-            try:
-                cards[uuid] = self._look_at(uuid)
+        for uuid, found in self._look_at(sorted({uuid for uuids, _ in watched.values() for uuid in uuids})).items():
+            if isinstance(found, NvmlError):
+                failed = found
+                self._complain(uuid, str(found))
+            else:
+                cards[uuid] = found
                 self._trouble.pop(uuid, None)
-            except NvmlAway:
-                raise
-            except NvmlError as error:
-                failed = error
-                self._complain(uuid, str(error))
         if failed is not None and not cards:
             raise failed
         self._trouble.pop("", None)
@@ -91,13 +88,18 @@ class Witness:
             add_up(watched, cards, self._owners_of(pids, connected)), seen_whole(watched, cards), now_s()
         )
 
-    def _look_at(self, uuid: str) -> tuple[Busy, float]:
-        """Who computed there since the last look, and how long that was in seconds: up to the driver's latest sample."""
+    def _look_at(self, uuids: Iterable[str]) -> dict[str, tuple[Busy, float] | NvmlError]:
+        """Who computed there since the last look, and how long that was in seconds: up to the driver's latest sample. Raises NvmlAway."""
         at_us = time.time_ns() // 1000
-        since_us = look_since_us(self._seen_us.get(uuid, 0), at_us)
-        look = self._nvml.busy(uuid, since_us, at_us + AHEAD_US)
-        self._seen_us[uuid] = look.seen_us
-        return look, (look.seen_us - since_us) / 1e6
+        since_us = {uuid: look_since_us(self._seen_us.get(uuid, 0), at_us) for uuid in uuids}
+        found: dict[str, tuple[Busy, float] | NvmlError] = {}
+        for uuid, look in self._nvml.busy_of(since_us, at_us + AHEAD_US).items():
+            if isinstance(look, NvmlError):
+                found[uuid] = look
+            else:
+                self._seen_us[uuid] = look.seen_us
+                found[uuid] = look, (look.seen_us - since_us[uuid]) / 1e6
+        return found
 
     def _complain(self, card: str, why: str) -> None:
         """Once for each reason, until it is over."""

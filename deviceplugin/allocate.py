@@ -187,7 +187,7 @@ def prefer(choice: Choice, available: Iterable[str], must_include: Collection[st
     picked = list(must_include)
     wanted = Counter(choice.cards)
     wanted.subtract(Counter(uuid_of(one) for one in picked))
-    free = set(available).difference(picked)
+    free = frozenset(available) - frozenset(picked) if picked else frozenset(available)
     for uuid in choice.cards:
         room = min(wanted[uuid], quantity - len(picked))
         picked += islice(_free_on(uuid, free), max(0, room))

@@ -4,6 +4,7 @@
     preload                       what containers find as /etc/ld.so.preload
     ld.so.preload                 the same for containers of the release before, which have the library at another path
     sockets/<key>/                mounted into the container as /.tangram/socket; the arbiter makes its socket there
+    grants/.spare-<number>/       a directory for the next allocation (`spares`)
     grants/<key>/                 mounted into the container as /.tangram; made for one Allocate, never used again (`record`)
         libtangram.so             hard link to the library as it was at allocation
         socket/, arbiter.sock     the way to the arbiter (`sockets`)
@@ -30,9 +31,10 @@ import structlog
 from deviceplugin import sealed
 from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync, write_whole
 from deviceplugin.listing import LEFTOVER, Listing
-from deviceplugin.record import RECORD, Record, new_suffix, of_ids, order_of, read_record
+from deviceplugin.record import RECORD, Record, hash_of, new_suffix, of_ids, order_of, read_record
 from deviceplugin.settling import Settling
 from deviceplugin.sockets import Sockets
+from deviceplugin.spares import Spares
 from vgpu.codec import grant_from_text, grant_to_text
 from vgpu.contract import CONTAINER_ID, GRANT, LIBRARY, PRELOAD_TEXTS, SOCKET, SOCKET_DIR
 from vgpu.errors import BadDocument, NewerVersion
@@ -71,9 +73,10 @@ class Grants:
         """Those of them that a later plugin wrote."""
         self._making: set[str] = set()
         """Keys of directories that a thread is making."""
-        self.settling = Settling(self.settle)
+        self.settling = Settling(self.settle, self.fill_spares)
         self._listing = Listing(state_root / "grants")
         self.sockets = Sockets(state_root, self.earlier)
+        self.spares = Spares(state_root / "grants", LEFTOVER, self._complete)
         self._known: dict[str, Record] = {}
         """Key -> its book, of those read or written so far."""
         self._granted: dict[str, Grant] = {}
@@ -98,6 +101,7 @@ class Grants:
         for key in self.keys():
             if not self._of_earlier(key):
                 self.sockets.furnish(self.folder(key))
+        self.spares.fill()
         return self._installed
 
     def earlier(self) -> Iterator[str]:
@@ -116,12 +120,11 @@ class Grants:
         record = msgspec.structs.replace(record, suffix=new_suffix(newest + 1), boot=self.boot)
         key = record.key
         folder = self.folder(key)
-        beside = folder.with_name(f"{LEFTOVER}{key}")
+        beside = self.spares.take() or folder.with_name(f"{LEFTOVER}{key}")
         self._making.add(key)
         try:
             make_folder(beside)
-            self._link_library(beside)
-            self.sockets.furnish(beside)
+            self._complete(beside)  # also a spare: an earlier library may be in it, or a part missing
             self.sockets.make(key)  # the kubelet mounts it too
             sealed.write(beside / RECORD, record, durable=False)
             beside.rename(folder)
@@ -129,7 +132,18 @@ class Grants:
             self._known[key] = record
         finally:
             self._making.discard(key)
+            self.spares.done(beside)
         return key
+
+    def _complete(self, folder: Path) -> None:
+        """What is the same in each directory. Raises OSError."""
+        self._link_library(folder)
+        self.sockets.furnish(folder)
+
+    def fill_spares(self) -> None:
+        """The next Allocate finds a spare. One that cannot be made now may be later, and Allocate says why it cannot."""
+        with suppress(OSError):
+            self.spares.fill()
 
     def settle(self, key: str) -> None:
         """Return when the directory and its book outlive a loss of power. Waits for the disk. Raises OSError."""
@@ -244,7 +258,9 @@ class Grants:
 
     def keys_of(self, ids: Collection[str]) -> set[str]:
         """Names of the directories of exactly these IDs."""
-        return set(of_ids((*self._listing.names(), *self._known), ids))
+        alike = self._listing.alike(hash_of(ids))
+        removed = self._known.keys() - self._listing.names()
+        return set(of_ids((*alike, *removed), ids))
 
     def look(self, key: str) -> Folder:
         """One directory. A book that is missing is answered from memory."""
@@ -331,7 +347,7 @@ class Grants:
     def _discard_leftovers(self) -> None:
         """What a plugin that was killed had begun."""
         for folder in (self._root / "grants").glob(f"{LEFTOVER}*"):
-            if folder.name[len(LEFTOVER) :] not in self._making:
+            if folder.name[len(LEFTOVER) :] not in self._making and folder.name not in self.spares.names:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _restore_preload(self) -> list[str]:

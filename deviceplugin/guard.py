@@ -9,10 +9,11 @@ and decides nothing but what is new. An arbiter that does not answer changes not
 from __future__ import annotations
 
 import asyncio
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -22,6 +23,7 @@ from kube.objects import Pod
 from vgpu.enforcement import row_of
 from vgpu.errors import BadDocument
 from vgpu.status import (
+    BRIEF,
     BypassStatus,
     CardStatus,
     ContainerStatus,
@@ -211,14 +213,14 @@ class Guard:
 
     def __init__(
         self,
-        socket: Path,
+        status: Path,
         pod: Callable[[str], Pod | None],
         observer: Observer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._socket, self._pod, self._observer, self._clock = socket, pod, observer, clock
+        self._socket, self._pod, self._observer, self._clock = status, pod, observer, clock
         self._unenforced_s: dict[tuple[str, str, str], float] = {}
-        """When each reason of a container was told last; forgotten with its container."""
+        """When each reason of a container was told last, for as long as it is not told again."""
         self._ungranted_s: dict[str, float] = {}
         """When it was told of each GPU last; forgotten when nothing is ungranted there."""
         self._told: frozenset[_Key] = frozenset()
@@ -293,13 +295,14 @@ class Guard:
         self._noticed = frozenset(known)
 
     def _tell_unenforced(self, containers: Iterable[ContainerStatus]) -> None:
+        now_s = self._clock()
+        self._unenforced_s = {key: at_s for key, at_s in self._unenforced_s.items() if now_s - at_s < AGAIN_S}
         there = {(c.uid, c.container): c for c in containers}
-        self._unenforced_s = {key: at_s for key, at_s in self._unenforced_s.items() if key[:2] in there}
         for (uid, name), found in there.items():
             for one in found.unenforced:
-                key, now_s = (uid, name, one.reason), self._clock()
+                key = (uid, name, one.reason)
                 pod = self._pod(uid)
-                if pod is None or now_s - self._unenforced_s.get(key, -inf) < AGAIN_S:
+                if pod is None or key in self._unenforced_s:
                     continue  # the watch may be late: look again
                 self._unenforced_s[key] = now_s
                 note = unenforced_note(name, one.reason, one.limits)
@@ -323,16 +326,17 @@ def _key(offence: Offence) -> _Key:
     return offence.uid, offence.container, offence.policy, offence.reason
 
 
-async def read_document(socket: Path) -> bytes:
-    """All that the arbiter writes to whoever connects. Raises OSError, TimeoutError, BadDocument when it is too long."""
+async def read_document(path: Path) -> bytes:
+    """All that the arbiter writes to a reader that a brief document is enough for. Raises OSError, TimeoutError, BadDocument when it is too
+    long."""
+    loop, document = asyncio.get_running_loop(), bytearray()
     async with asyncio.timeout(DEADLINE_S):
-        reader, writer = await asyncio.open_unix_connection(str(socket))
-        try:
-            document = bytearray()
-            while part := await reader.read(65536):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
+            sock.bind(BRIEF + secrets.token_hex(8))
+            await loop.sock_connect(sock, str(path))
+            while part := await loop.sock_recv(sock, 65536):
                 document += part
                 if len(document) > LARGEST_DOCUMENT:
                     raise BadDocument(f"status document: more than {LARGEST_DOCUMENT} bytes: at most that is read")
-            return bytes(document)
-        finally:
-            writer.close()
+    return bytes(document)

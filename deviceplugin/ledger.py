@@ -100,7 +100,7 @@ class Ledger:
         first, others = await self._wait_for_choices(request)
         if first is None:
             return []
-        free = self._without_used(resource, available, must_include)
+        free = self._without_used(resource, frozenset(available), must_include)
         for choice in chain([first], others):
             ids = prefer(choice, free, must_include, quantity)
             if ids is not None:
@@ -172,17 +172,15 @@ class Ledger:
         gone = () if self._orphans is None else self._orphans.still_using()
         return started | {book.uid: f"pod {book.namespace}/{book.pod}, which the API no longer has" for book in gone}
 
-    def _without_used(
-        self, resource: str, available: Collection[str], must_include: Collection[str]
-    ) -> Collection[str]:
+    def _without_used(self, resource: str, available: frozenset[str], must_include: Collection[str]) -> frozenset[str]:
         known = self._users_of(resource) if self._users_of is not None else {}
-        had = {one: known[one] for one in available if one in known} if known else {}
+        had = {one: known[one] for one in known.keys() & available}
         users = self._users() if had else {}
         used = {one for one, user in had.items() if user in users}.difference(must_include)
         if not used:
             return available
         log.info("the kubelet takes devices for free that are in use", resource=resource, devices=len(used))
-        return [one for one in available if one not in used]
+        return available - used
 
     def _check_unused(self, tenant: Tenant, resource: str, ids: frozenset[str]) -> None:
         """Raises Refused."""

@@ -14,6 +14,8 @@ from typing import Final
 
 LEFTOVER: Final = "."
 """Names of directories that are not complete begin so. The arbiter passes over them."""
+ALIKE: Final = 16
+"""Characters of a beginning that is looked for: the hash of the device IDs (`record`)."""
 
 
 class Listing:
@@ -22,24 +24,36 @@ class Listing:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._names: frozenset[str] = frozenset()
+        self._alike: dict[str, list[str]] = {}
+        """Beginning -> the names that have it."""
         self._changed_ns = -1
 
     def scan(self) -> Collection[str]:
         """The names on the disk now. Raises OSError."""
         found: list[str] = []
-        self._changed_ns = self._time_ns()  # before: what is made meanwhile is found at the next look
+        changed_ns = self._time_ns()  # before: what is made meanwhile is found at the next look
         with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             found += [entry.name for entry in entries if entry.name[:1] != LEFTOVER and entry.is_dir()]
-        self._names = frozenset(found)
+        alike: dict[str, list[str]] = {}
+        for name in found:
+            alike.setdefault(name[:ALIKE], []).append(name)
+        self._names, self._alike, self._changed_ns = frozenset(found), alike, changed_ns
         return self._names
 
     def names(self) -> Collection[str]:
         """As `scan`; the disk is read only when the folder has changed. Raises OSError."""
         return self._names if self._time_ns() == self._changed_ns else self.scan()
 
+    def alike(self, name: str) -> Collection[str]:
+        """Of `names`, those that begin as this one does. Raises OSError."""
+        self.names()
+        return tuple(self._alike.get(name[:ALIKE], ()))
+
     def added(self, name: str) -> None:
         """This name was made after the last call of `names`, and is all that changed."""
-        self._names |= {name}
+        if name not in self._names:
+            self._names |= {name}
+            self._alike.setdefault(name[:ALIKE], []).append(name)
         self._changed_ns = self._time_ns()
 
     def _time_ns(self) -> int:

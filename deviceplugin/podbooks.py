@@ -99,8 +99,11 @@ class PodBooks:
         path = self._path(book.uid)
         if book == before and path.exists():
             return
-        make_folder(self._folder)
-        sealed.write(path, book, durable=False)  # after a loss of power no process lives that it could tell of
+        try:
+            sealed.write(path, book, durable=False)  # after a loss of power no process lives that it could tell of
+        except FileNotFoundError:  # somebody removed the folder
+            make_folder(self._folder)
+            sealed.write(path, book, durable=False)
         self.remember(book)
         self.damaged.pop(path.name, None)
 

@@ -133,6 +133,7 @@ class PreStart:
         keys = await self._in_turn(self._grant, starting, ids)
         await self._grants.settling.ended(keys)
         await self._arbiter_listens(keys, starting.pod)
+        self._grants.settling.rest()
 
     async def _in_turn(self, write: Callable[..., T], *args: Any) -> T:
         """One after another, in a thread: what is written waits for the disk."""

@@ -14,16 +14,18 @@ from typing import Final
 
 from vgpu.errors import Refused
 
+LATER_S: Final = 1.0
+"""A new directory's container starts within that time, usually: what can be done later is done then. Guessed."""
 DISK_S: Final = 5.0
 """For a write to the disk, which takes milliseconds. Guessed."""
 
 
 class Settling:
     """`settle` writes one directory, by its key, and waits for the disk. It runs in one thread of its own: a disk that never answers
-    takes no thread from anybody else."""
+    takes no thread from anybody else. `afterwards` runs there when nobody is likely to wait."""
 
-    def __init__(self, settle: Callable[[str], None]) -> None:
-        self._settle = settle
+    def __init__(self, settle: Callable[[str], None], afterwards: Callable[[], None] = lambda: None) -> None:
+        self._settle, self._afterwards = settle, afterwards
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settling")
         self._under_way: dict[str, asyncio.Future[None]] = {}
         """By key. One that failed stays until it has ended well, or its directory is gone."""
@@ -32,7 +34,12 @@ class Settling:
         """Write this directory; nobody waits."""
         writing = asyncio.get_running_loop().run_in_executor(self._thread, self._settle, key)
         self._under_way[key] = writing
+        asyncio.get_running_loop().call_later(LATER_S, self.rest)
         writing.add_done_callback(lambda ended: self._ended(key, ended))
+
+    def rest(self) -> None:
+        """Nobody waits for this thread now."""
+        self._thread.submit(self._afterwards)
 
     def forget(self, key: str) -> None:
         """The directory is gone."""

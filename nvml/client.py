@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from nvml.errors import NvmlAway
-from nvml.messages import MALFORMED, REPLY_BYTES, AnyReply, AnyRequest, Failed, RequestPacket, decode_reply, encode
+from nvml.messages import MALFORMED, REPLY_BYTES, TOGETHER, AnyReply, AnyRequest, RequestPacket, decode_reply, encode
 from nvml.queries import Nvml
 
 
@@ -23,10 +24,11 @@ class Client:
         """NVML through this client."""
         return Nvml(self)
 
-    def call(self, request: AnyRequest) -> AnyReply:
-        """Raises NvmlAway, NvmlHung."""
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        """A reply for each. Raises NvmlAway."""
         try:
-            return self._answered(request)
+            parts = (requests[at : at + TOGETHER] for at in range(0, len(requests), TOGETHER))
+            return [reply for part in parts for reply in self._answered(part)]
         except (TimeoutError, BlockingIOError):
             self.close()
             raise NvmlAway(f"{self._path}: no answer within {self._wait_s:g} s") from None
@@ -43,20 +45,23 @@ class Client:
             self._sock.close()
             self._sock = None
 
-    def _answered(self, request: AnyRequest) -> AnyReply:
-        sock = self._connected()
-        self._number += 1
-        sock.send(encode(RequestPacket(self._number, request)), socket.MSG_NOSIGNAL)
+    def _answered(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        """All are sent before the first reply is read: the server reads what is there at once."""
+        sock, first = self._connected(), self._number + 1
+        for request in requests:
+            self._number += 1
+            sock.send(encode(RequestPacket(self._number, request)), socket.MSG_NOSIGNAL)
+        return [self._reply(sock, number) for number in range(first, self._number + 1)]
+
+    def _reply(self, sock: socket.socket, number: int) -> AnyReply:
         packet = sock.recv(REPLY_BYTES + 1)
         if not packet:
             raise ConnectionResetError("hung up")
         if len(packet) > REPLY_BYTES:
             raise ValueError(f"more than {REPLY_BYTES} bytes")
         answered = decode_reply(packet)
-        if answered.number != self._number:
-            raise ValueError(f"number {answered.number}, not {self._number}")
-        if isinstance(answered.reply, Failed):
-            raise answered.reply.error
+        if answered.number != number:
+            raise ValueError(f"number {answered.number}, not {number}")
         return answered.reply
 
     def _connected(self) -> socket.socket:

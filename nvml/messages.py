@@ -1,7 +1,8 @@
-"""Requests to the NVML child and its replies: msgpack, one message a packet (SOCK_SEQPACKET).
+"""Requests to the NVML child and its replies: msgpack in packets (SOCK_SEQPACKET).
 
-The supervisor sends `RequestPacket` to its child and gets `ReplyPacket` with the same number. The server takes `ServedPacket` from other
-programs of the node. A message that does not decode ends the connection that it came on.
+The supervisor sends a list of `RequestPacket` to its child and gets a list of `ReplyPacket` with the same numbers, in this order: of the
+first of them, where the child is slow. The server takes one `ServedPacket` a packet from other programs of the node, and sends one
+`ReplyPacket` for each. A message that does not decode ends the connection that it came on.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from vgpu.inventory import Card
 
 REQUEST_BYTES: Final = 16 * 1024
 """Largest request: the UUIDs of 64 GPUs are 3 KiB."""
+TOGETHER: Final = 16
+"""Requests of one packet to the child, and of one client that wait for their answers. Guessed: a node has eight GPUs, and each packet wakes four threads."""
 REPLY_BYTES: Final = 128 * 1024
-"""Largest reply: 4,000 processes of one GPU. Below what a socket's buffer takes as one packet by default, 208 KiB."""
+"""Largest reply: 4,000 processes of one GPU."""
+ENOUGH_BYTES: Final = 64 * 1024
+"""Replies of this size together are not added to: with one of the largest they are below what a socket's buffer takes as one packet by
+default, 208 KiB."""
 MOST_MAPS: Final = 16
 """Processes whose maps one request names. More are asked for one after the other."""
 MOST_PROCESSES: Final = 3000
@@ -241,7 +247,8 @@ class ReplyPacket(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-decode_request: Final = msgspec.msgpack.Decoder(RequestPacket).decode
+decode_requests: Final = msgspec.msgpack.Decoder(list[RequestPacket]).decode
 decode_served: Final = msgspec.msgpack.Decoder(ServedPacket).decode
 decode_reply: Final = msgspec.msgpack.Decoder(ReplyPacket).decode
+decode_replies: Final = msgspec.msgpack.Decoder(list[ReplyPacket]).decode
 MALFORMED: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)

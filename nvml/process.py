@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from nvml.messages import REPLY_BYTES
+from nvml.messages import ENOUGH_BYTES, REPLY_BYTES
 
 COMMAND: Final = (sys.executable, "-P", "-m", "nvml")
+PACKET_BYTES: Final = ENOUGH_BYTES + REPLY_BYTES
+"""The largest that a child sends."""
 END_S: Final = 2.0
 """A killed process ends within milliseconds, one whose GPUs are closed with it within some hundred. Guessed."""
 
@@ -56,12 +58,15 @@ class Child:
     def __init__(self, command: Sequence[str] = COMMAND, env: Mapping[str, str] | None = None) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
+        self._answered: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._told = False
+        """Has it got that number?"""
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env
             )
         except OSError:
-            self._sock.close()
+            self._close()
             raise
         finally:
             theirs.close()
@@ -72,10 +77,22 @@ class Child:
 
     def send(self, packet: bytes) -> None:
         """Raises Ended; also when its buffer is full, which a child that answers each request never lets happen."""
+        self.answered()
         try:
-            self._sock.send(packet, socket.MSG_NOSIGNAL)
+            if self._told or self._answered is None:
+                self._sock.send(packet, socket.MSG_NOSIGNAL)
+            else:
+                socket.send_fds(self._sock, [packet], [self._answered], socket.MSG_NOSIGNAL)
+            self._told = True
         except OSError as error:
             raise Ended(self._how(str(error))) from None
+
+    def answered(self) -> int:
+        """How many requests it has answered since this was asked last, or since the last `send`; their answers may be on their way still."""
+        try:
+            return os.eventfd_read(self._answered) if self._answered is not None else 0
+        except BlockingIOError:
+            return 0
 
     def receive(self, until_s: float, wake: Wake | None = None) -> bytes | None:
         """The next packet; None when there is none by then (time.monotonic), or when `wake` rang. Raises Ended."""
@@ -89,7 +106,7 @@ class Child:
         if self._sock.fileno() not in ready:
             return None
         try:
-            packet = self._sock.recv(REPLY_BYTES + 1)
+            packet = self._sock.recv(PACKET_BYTES + 1)
         except OSError as error:
             raise Ended(self._how(str(error))) from None
         if not packet:
@@ -98,7 +115,7 @@ class Child:
 
     def kill(self, wait_s: float = END_S) -> bool:
         """End it. Answers whether it has ended: one in an uninterruptible sleep of the driver does not."""
-        self._sock.close()
+        self._close()
         self._process.kill()
         try:
             self._process.wait(wait_s)
@@ -109,6 +126,12 @@ class Child:
     def ended(self) -> bool:
         """Has one that was killed ended by now?"""
         return self._process.poll() is not None
+
+    def _close(self) -> None:
+        self._sock.close()
+        if self._answered is not None:
+            os.close(self._answered)
+        self._answered = None
 
     def _how(self, otherwise: str) -> str:
         try:

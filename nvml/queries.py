@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from nvml.errors import NvmlAway
+from nvml.errors import NvmlAway, NvmlError
 from nvml.messages import (
     Answers,
     AnyReply,
@@ -32,10 +33,10 @@ R = TypeVar("R", bound=AnyReply)
 
 
 class Carrier(Protocol):
-    """Carries a request to a child."""
+    """Carries requests to a child."""
 
-    def call(self, request: AnyRequest) -> AnyReply:
-        """Never waits for long. Raises NvmlAway, NvmlHung."""
+    def call_all(self, requests: Sequence[AnyRequest]) -> Sequence[AnyReply]:
+        """A reply for each, `Failed` instead of an answer. Never waits for long. Raises NvmlAway."""
 
 
 class Nvml:
@@ -60,6 +61,11 @@ class Nvml:
         """Every process with a context on the card, by host pid."""
         return self._call(Processes(uuid), Held).processes
 
+    def processes_of(self, uuids: Iterable[str]) -> dict[str, tuple[ProcessUsage, ...] | NvmlError]:
+        """The same of several cards, each as if it was queried alone. Raises NvmlAway only."""
+        found = self._call_all({uuid: Processes(uuid) for uuid in uuids}, Held)
+        return {uuid: one if isinstance(one, NvmlError) else one.processes for uuid, one in found.items()}
+
     def busy(self, uuid: str, since_us: int, until_us: int) -> Busy:
         """Who computed on a card after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
         return self._call(Computes(uuid, since_us, until_us), Computed).busy
@@ -71,14 +77,34 @@ class Nvml:
             raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
         return found
 
+    def busy_of(self, since_us: Mapping[str, int], until_us: int) -> dict[str, Busy | NvmlError]:
+        """The same of several cards, each since its own time. Raises NvmlAway only."""
+        found = self._call_all({uuid: Computes(uuid, since, until_us) for uuid, since in since_us.items()}, Computed)
+        return {uuid: one if isinstance(one, NvmlError) else one.busy for uuid, one in found.items()}
+
     def xids(self, uuids: tuple[str, ...]) -> XidsSeen:
         """XID events since the last call."""
         return self._call(Xids(uuids), XidsSeen)
 
     def _call(self, request: AnyRequest, kind: type[R]) -> R:
-        reply = self._carrier.call(request)
-        if isinstance(reply, Failed):
-            raise reply.error
-        if not isinstance(reply, kind):
-            raise NvmlAway(f"the answer to {type(request).__name__} is {type(reply).__name__}: must be {kind.__name__}")
-        return reply
+        (reply,) = self._carrier.call_all((request,))
+        found = _understood(request, reply, kind)
+        if isinstance(found, NvmlError):
+            raise found
+        return found
+
+    def _call_all(self, requests: Mapping[str, AnyRequest], kind: type[R]) -> dict[str, R | NvmlError]:
+        replies = self._carrier.call_all(tuple(requests.values()))
+        found = {key: _understood(requests[key], reply, kind) for key, reply in zip(requests, replies, strict=True)}
+        for one in found.values():
+            if isinstance(one, NvmlAway):
+                raise one
+        return found
+
+
+def _understood(request: AnyRequest, reply: AnyReply, kind: type[R]) -> R | NvmlError:
+    if isinstance(reply, Failed):
+        return reply.error
+    if not isinstance(reply, kind):
+        return NvmlAway(f"the answer to {type(request).__name__} is {type(reply).__name__}: must be {kind.__name__}")
+    return reply

@@ -1,8 +1,8 @@
 """Serve other programs of the node: the arbiter queries the supervisor's child through a socket in the state folder.
 
-Only processes of our own user are let in. Each connection has a thread and one request at a time; there are few, their messages are
-bounded. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it reaches the child. What needs the
-rights of this program and no NVML, `Maps`, is answered here.
+Only processes of our own user are let in. Each connection has a thread; there are few, their messages are bounded. Requests that are there
+together are carried to the child together. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it
+reaches the child. What needs the rights of this program and no NVML, `Maps`, is answered here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,6 +22,7 @@ from nvml.mapped import Looks
 from nvml.messages import (
     MALFORMED,
     REQUEST_BYTES,
+    TOGETHER,
     AnyReply,
     AnyRequest,
     Failed,
@@ -51,7 +52,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 class Calls(Protocol):
     """The supervisor."""
 
-    def call(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply: ...
+    def call_all(self, requests: Sequence[AnyRequest], wait_s: float | None = None) -> Sequence[AnyReply]: ...
 
 
 class Server:
@@ -155,22 +156,40 @@ class Server:
     def _answer_all(self, sock: socket.socket) -> None:
         """Until it hangs up. Raises OSError, MALFORMED."""
         left, at_s = AT_ONCE, time.monotonic()
-        while packet := sock.recv(REQUEST_BYTES + 1):
-            received = decode_served(packet)
-            reply = self._answer(received.request)
-            sock.send(encode(ReplyPacket(received.number, reply)), socket.MSG_NOSIGNAL)
+        while packets := _packets(sock):
+            received = [decode_served(packet) for packet in packets]
+            for one, reply in zip(received, self._answers([one.request for one in received]), strict=True):
+                sock.send(encode(ReplyPacket(one.number, reply)), socket.MSG_NOSIGNAL)
             now_s = time.monotonic()
-            left, at_s = min(AT_ONCE, left - 1 + (now_s - at_s) * A_SECOND), now_s
+            left, at_s = min(AT_ONCE, left - len(received) + (now_s - at_s) * A_SECOND), now_s
             if left < 0 and self._closing.wait(-left / A_SECOND):
                 return
 
-    def _answer(self, request: Served) -> AnyReply:
-        if isinstance(request, Maps):
-            return self._mapped.answer(request)
+    def _answers(self, requests: list[Served]) -> list[AnyReply]:
+        """In their order. Those that need NVML go to the child together."""
+        for_child = [request for request in requests if not isinstance(request, Maps)]
+        replies: Iterator[AnyReply] = iter(())
+        if for_child:
+            try:
+                replies = iter(self._supervisor.call_all(for_child, WAIT_S))
+            except NvmlError as error:
+                replies = iter([Failed.of(error)] * len(for_child))
+        return [self._mapped.answer(one) if isinstance(one, Maps) else next(replies) for one in requests]
+
+
+def _packets(sock: socket.socket) -> list[bytes]:
+    """The next one, and those behind it that are there; none when it hung up. Raises OSError."""
+    packets: list[bytes] = []
+    packet = sock.recv(REQUEST_BYTES + 1)
+    while packet:
+        packets.append(packet)
+        if len(packets) == TOGETHER:
+            break
         try:
-            return self._supervisor.call(request, WAIT_S)
-        except NvmlError as error:
-            return Failed.of(error)
+            packet = sock.recv(REQUEST_BYTES + 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            break
+    return packets
 
 
 def _time_of(seconds: float) -> bytes:

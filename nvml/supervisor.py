@@ -1,6 +1,6 @@
 """Keep one NVML child running, and carry requests to it. NVML may hang, crash or be replaced; a caller has its answer in time all the same.
 
-One thread does it all: it starts the child, carries one request at a time, and watches. A call that does not return in time costs the child:
+One thread does it all: it starts the child, carries requests that wait together in one packet, and watches. A call that does not return in time costs the child:
 it is killed, or abandoned where it cannot be killed (`nvml.replacing`). The driver is looked at each second, and a child that opened another
 one is replaced. While the file `released` exists there is no child, so that a GPU can be reset.
 
@@ -14,16 +14,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Final
 
+from nvml.calls import Call, fail, next_calls
 from nvml.driver import DriverWatch, Identity, identity
-from nvml.errors import NvmlAway, NvmlHung, NvmlOpening
+from nvml.errors import NvmlAway, NvmlOpening
+from nvml.exchange import Hangs, NoAnswer, exchange
 from nvml.messages import (
-    MALFORMED,
-    REPLY_BYTES,
     AnyReply,
     AnyRequest,
     CardAt,
@@ -31,10 +31,6 @@ from nvml.messages import (
     OfGpu,
     Open,
     Opened,
-    ReplyPacket,
-    RequestPacket,
-    decode_reply,
-    encode,
 )
 from nvml.process import COMMAND, END_S, Child, Ended, Wake
 from nvml.queries import Nvml
@@ -47,7 +43,7 @@ CALL_S: Final = 10.0
 TICK_S: Final = 1.0
 """Between looks at the driver, at `released` and at abandoned children. Guessed."""
 MOST_WAITING: Final = 64
-"""Requests that wait. Guessed: each calling thread has one."""
+"""Requests that wait. Guessed: of few calling threads, each has at most as many as a packet takes."""
 SLACK_S: Final = 5.0
 """A caller without a limit of its own waits so much longer than any call may take: the thread may have ended."""
 
@@ -67,18 +63,6 @@ class _Stop(Exception):
     def __init__(self, end: End, why: str) -> None:
         super().__init__(why)
         self.end, self.why = end, why
-
-
-@dataclass(slots=True)
-class _Call:
-    request: AnyRequest
-    done: threading.Event = field(default_factory=threading.Event)
-    reply: AnyReply | None = None
-    given_up: bool = False
-
-    def answer(self, reply: AnyReply) -> None:
-        self.reply = reply
-        self.done.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +88,7 @@ class Supervisor:
         self._driver_root, self._limits, self._released = driver_root, limits or Limits(), released
         self._report, self._command = report, command
         self._changed = threading.Condition()
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[Call] = deque()
         self._closing = False
         self._reopen = ""
         self._opened: Opened | None = None
@@ -170,25 +154,29 @@ class Supervisor:
             self._reopen = why
         self._wake.ring()
 
-    def call(self, request: AnyRequest, wait_s: float | None = None) -> AnyReply:
-        """The child's answer. Raises NvmlAway, NvmlHung; at once where no child answers."""
-        call = _Call(request)
+    def call_all(self, requests: Sequence[AnyRequest], wait_s: float | None = None) -> list[AnyReply]:
+        """The child's answers; `Failed` for a GPU that is left alone, or where none came within `wait_s`. Raises NvmlAway, at once where
+        no child answers."""
+        calls = [Call(request) for request in requests]
         with self._changed:
             if self.failing:
                 raise (NvmlAway if self._tried else NvmlOpening)(self.failing)
-            if why := self._quarantine.why(request.key, time.monotonic()):
-                raise NvmlHung(why)
-            if len(self._calls) >= MOST_WAITING:
+            now_s = time.monotonic()
+            for call in calls:
+                if why := self._quarantine.why(call.request.key, now_s):
+                    call.answer(Failed(why, kind="hung"))
+            waiting = [call for call in calls if call.reply is None]
+            if len(self._calls) + len(waiting) > MOST_WAITING:
                 raise NvmlAway(f"{len(self._calls)} requests wait for NVML: at most {MOST_WAITING} may")
-            self._calls.append(call)
-        self._wake.ring()
+            self._calls += waiting
+        if waiting:
+            self._wake.ring()
         limit_s = self._limits.call_s + self._limits.end_s + SLACK_S if wait_s is None else wait_s
-        if not call.done.wait(limit_s) or call.reply is None:
-            call.given_up = True
-            raise NvmlAway(f"NVML did not answer within {limit_s:g} s")
-        if isinstance(call.reply, Failed):
-            raise call.reply.error
-        return call.reply
+        until_s = now_s + limit_s
+        for call in reversed(waiting):  # the last one first: who waits wakes up once
+            call.given_up = not call.done.wait(max(0.0, until_s - time.monotonic()))
+        late = Failed(f"NVML did not answer within {limit_s:g} s", kind="away")
+        return [call.reply if call.reply is not None else late for call in calls]
 
     def _run(self) -> None:
         while not self._closing:
@@ -241,8 +229,8 @@ class Supervisor:
             raise _Stop(End.DIED, f"the NVML process cannot be started: {error}") from None
         limit_s = self._limits.start_s
         try:
-            reply = self._exchange(child, Open(str(self._driver_root)), limit_s, may_stop=True)
-        except TimeoutError:
+            (reply,) = self._exchange(child, [Open(str(self._driver_root))], limit_s, may_stop=True)
+        except Hangs:
             raise _Stop(End.HUNG, f"the start of NVML did not return within {limit_s:g} s") from None
         if isinstance(reply, Failed):
             raise _Stop(End.REFUSED, reply.text)
@@ -258,55 +246,72 @@ class Supervisor:
         self._announce(None, f"NVML is open, in process {self.pid}")
 
     def _serve(self, child: Child) -> None:
-        """Wait for a request, at most a tick, and carry it out."""
+        """Wait for requests, at most a tick, and carry them out."""
         if not self._calls:
             packet = self._receive(child, time.monotonic() + TICK_S)
             if packet is not None:
                 raise _Stop(End.MALFORMED, f"the NVML process sent {len(packet)} bytes without a request")
             return
-        call = self._calls.popleft()
-        if not call.given_up:
-            call.answer(self._carried_out(child, call))
+        if calls := next_calls(self._calls):
+            self._carry_out(child, calls)
 
-    def _carried_out(self, child: Child, call: _Call) -> AnyReply:
-        request, limit_s = call.request, self._limits.call_s
-        of_gpu = isinstance(request, (OfGpu, CardAt))
+    def _carry_out(self, child: Child, calls: Sequence[Call]) -> None:
+        """A slow child answers the first ones; the others wait once more, behind whoever came meanwhile."""
         try:
-            reply = self._exchange(child, request, limit_s)
-        except TimeoutError:
-            name = f"{request.key}: " if of_gpu else ""
-            why = f"{name}a call of NVML for {request.wants} did not return within {limit_s:g} s"
-            if of_gpu:
-                self.hangs += 1
-                with self._changed:
-                    why = self._quarantine.hung(request.key, why, time.monotonic())
-            call.answer(Failed(why, kind="hung"))
+            replies = self._exchange(child, [call.request for call in calls], self._limits.call_s)
+        except Hangs as hangs:
+            self._answered(calls[: hangs.answered])
+            why = self._hung(calls[hangs.answered])
+            fail(calls, why)
             raise _Stop(End.HUNG, why) from None
         except _Stop as stop:
-            call.answer(Failed(stop.why, kind="away"))
+            fail(calls, stop.why)
             raise
-        if of_gpu:
-            self.hangs = 0
-            self._quarantine.answered(request.key)
-        return reply
+        self._answered(calls[: len(replies)])
+        for call, reply in zip(calls, replies, strict=False):
+            call.answer(reply)
+        with self._changed:
+            self._calls += calls[len(replies) :]
 
-    def _exchange(self, child: Child, request: AnyRequest, limit_s: float, *, may_stop: bool = False) -> AnyReply:
-        """Raises TimeoutError; _Stop for a child that ended or answers anything else; `may_stop`: also when it must go meanwhile."""
-        self._number += 1
-        until_s = time.monotonic() + limit_s
-        try:
-            child.send(encode(RequestPacket(self._number, request)))
-        except Ended as ended:
-            raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
-        while (left_s := until_s - time.monotonic()) > 0:
-            packet = self._receive(child, time.monotonic() + min(left_s, TICK_S))
+    def _answered(self, calls: Sequence[Call]) -> None:
+        """The child has come back from these calls."""
+        for call in calls:
+            if isinstance(call.request, (OfGpu, CardAt)):
+                self.hangs = 0
+                self._quarantine.answered(call.request.key)
+
+    def _hung(self, call: Call) -> str:
+        """It has not come back from this one. Returns why."""
+        request, of_gpu = call.request, isinstance(call.request, (OfGpu, CardAt))
+        name = f"{request.key}: " if of_gpu else ""
+        why = f"{name}a call of NVML for {request.wants} did not return within {self._limits.call_s:g} s"
+        if of_gpu:
+            self.hangs += 1
+            with self._changed:
+                why = self._quarantine.hung(request.key, why, time.monotonic())
+        call.answer(Failed(why, kind="hung"))
+        return why
+
+    def _exchange(
+        self, child: Child, requests: Sequence[AnyRequest], limit_s: float, *, may_stop: bool = False
+    ) -> list[AnyReply]:
+        """Replies to these, or to the first of them. `limit_s`: for each. Raises Hangs; _Stop for a child that ended or answers anything
+        else; `may_stop`: also when it must go meanwhile."""
+
+        def look() -> None:
             if self._closing:
                 raise _Stop(End.RELEASED, "NVML is closed")
-            if packet is not None:
-                return self._understood(packet)
             if may_stop and (why := self._forbidden()):
                 raise _Stop(End.RELEASED, why)
-        raise TimeoutError
+
+        first = self._number + 1
+        self._number += len(requests)
+        try:
+            return exchange(child, first, requests, limit_s, self._wake, TICK_S, look)
+        except Ended as ended:
+            raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
+        except NoAnswer as error:
+            raise _Stop(End.MALFORMED, f"the NVML process sent no answer: {error}") from None
 
     def _receive(self, child: Child, until_s: float) -> bytes | None:
         try:
@@ -314,16 +319,6 @@ class Supervisor:
         except Ended as ended:
             raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
 
-    def _understood(self, packet: bytes) -> AnyReply:
-        try:
-            if len(packet) > REPLY_BYTES:
-                raise ValueError(f"more than {REPLY_BYTES} bytes")
-            answered: ReplyPacket = decode_reply(packet)
-            if answered.number != self._number:
-                raise ValueError(f"number {answered.number}, not {self._number}")
-        except (*MALFORMED, ValueError) as error:
-            raise _Stop(End.MALFORMED, f"the NVML process sent no answer: {str(error)[:200]}") from None
-        return answered.reply
 
     def _end(self, end: End, why: str) -> None:
         """Of the child, if there is one; and what follows for the next."""
@@ -348,8 +343,7 @@ class Supervisor:
             self._starting, self._tried = False, True
             waiting, self._calls = list(self._calls), deque()
             self._changed.notify_all()
-        for call in waiting:
-            call.answer(Failed(why, kind="away"))
+        fail(waiting, why)
         if child is not None and not child.kill(self._limits.end_s):
             self._abandoned.append(_Abandoned(child, self._driver.opened))
             why = f"{why}; process {child.pid} cannot be killed"
@@ -358,6 +352,15 @@ class Supervisor:
 
     def _reap(self) -> None:
         self._abandoned = [one for one in self._abandoned if not one.child.ended()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    supervisor: Supervisor
+    wait_s: float
+
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        return self.supervisor.call_all(requests, self.wait_s)
 
 
 @contextmanager

@@ -281,9 +281,12 @@ def enforcement(facts: ContainerFacts) -> Enforcement:
     if facts.unattributed:  # also of a container of which no process is seen
         of_container.add(Reason.UNATTRIBUTED)
     found = of_container.union(reason for reason, _ in of_processes)
+    if not found:
+        state = _state((), facts)
+        return Enforcement(state, state)
     findings = tuple(
         Finding(reason, tuple(sorted({pid for one, pid in of_processes if one is reason and pid})))
-        for reason in (ALL if found else ())
+        for reason in ALL
         if reason in found
     )
     memory, gpu_time = (

@@ -26,10 +26,10 @@ Units: seconds of any one clock that never goes back, percent of one card's time
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from vgpu.decision import Decision
 from vgpu.names import CLASSES
 from vgpu.standing import EWMA, Standing
 from vgpu.timing import LITTLE_S, Settings, little_s
@@ -37,17 +37,6 @@ from vgpu.trace import Begin, End, Event, Hint, Idle, Join, Late, Leave, Stalled
 from vgpu.usage import Usage
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Who is to be on. Everybody else is to be off."""
-
-    on: frozenset[str]
-    ask_again_s: float
-    """Nothing changes before then unless an event comes; inf = never."""
-    why: dict[str, str]
-    """One word or two for each tenant, for traces and people."""
 
 
 class Share:
@@ -145,7 +134,7 @@ class Share:
             if why[name] == "idle" and (state.on or free):
                 on.add(name)
         self._wanted = frozenset(on.union(self._states.keys() - self._astir.keys()))
-        return Decision(self._wanted, self._ask_again_s(ready, on), why)
+        return Decision(self._wanted, self._again_s(ready, on), why)
 
     def gives_way(self, name: str) -> list[str]:
         """Who of those that are on with work would have to go if this tenant had work from now on; nobody where that takes more than a look.
@@ -373,9 +362,13 @@ class Share:
         """How long those who have a card keep it at most."""
         return max((s.turn_s or inf for s in map(self._states.__getitem__, on) if card in s.tenant.cards), default=0.0)
 
-    def _ask_again_s(self, ready: list[str], on: set[str]) -> float:
+    def _again_s(self, ready: list[str], on: set[str]) -> dict[str, float]:
         wanted = {card for name in ready if name not in on for card in self._states[name].tenant.cards}
-        return min((self._next_s(name, name in on, wanted) for name in self._astir), default=inf)
+        again_s: dict[str, float] = {}
+        for name, state in self._astir.items():
+            at_s = self._next_s(name, name in on, wanted)
+            again_s.update({card: min(at_s, again_s.get(card, inf)) for card in state.tenant.cards})
+        return again_s
 
     def _next_s(self, name: str, on: bool, wanted: set[str]) -> float:
         """When this tenant alone gives cause to decide anew."""

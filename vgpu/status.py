@@ -16,6 +16,9 @@ import msgspec
 from vgpu.errors import BadDocument, NewerVersion
 
 VERSION: Final = 1
+BRIEF: Final = "\0tangram-brief-"
+"""A reader whose socket is bound to an abstract name that begins so gets a brief document: of the containers only those that are over their
+limit, whose limits are not enforced, or whose GPU time is not as it should be. An arbiter of an earlier version writes it the whole one."""
 
 
 class CardStatus(msgspec.Struct, frozen=True):

@@ -5,7 +5,8 @@
 A real plugin process on the fake driver (8 x H200: 1,128 memory IDs); the kubelet's side of the calls in Go, with the kubelet's own
 messages and gRPC (bench/deviceplugin/kubelet); an API server over HTTP whose watch shows each pod before it is admitted. A third of the
 node is in use. Each round is one container with gpu-mem and gpu-core: two preferred, two Allocate, one PreStart call; the figure is the
-time that the kubelet waits for answers. The arbiter is a listening socket, there before PreStart as the arbiter's own is (it takes
+time that the kubelet waits for answers. Two costs of the machine itself are measured beside it, in the same minutes: as many empty calls, and the
+fsync of a small new file, which each container needs once. The last row is how many times their sum the figure is. The arbiter is a listening socket, there before PreStart as the arbiter's own is (it takes
 milliseconds in a process of its own).
 
 The plugin's resident memory is that with a kubeconfig, which takes some 20 MiB to read; in a pod there is none.
@@ -24,6 +25,7 @@ import shutil
 import statistics
 import subprocess
 import tempfile
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,7 @@ CARDS = "card h200 memory_mib=144384\n" * 8
 UNITS, CORE = 8, 5
 CALLS = 5
 """Of a round."""
+BOOK_BYTES = 1024
 WATCH_S = 0.02
 """The watch brings a pod within this; the kubelet's own watch takes as long."""
 SOURCE = Path(__file__).with_name("kubelet")
@@ -99,8 +102,8 @@ async def one_round(made: PluginNode, kubelet: Kubelet, one: PodBuilder) -> tupl
 
 async def measure(
     rounds: int, folder: Path, program: Path
-) -> tuple[int, list[tuple[float, float]], list[float], float, float]:
-    """(memory IDs, seconds of each round, seconds of as many empty calls, MiB of resident memory afterwards, ms of the plugin's CPU time a round)."""
+) -> tuple[int, list[tuple[float, float]], list[float], list[float], float, float]:
+    """(memory IDs, seconds of each round, of as many empty calls, of one fsync, MiB of resident memory afterwards, ms of the plugin's CPU time a round)."""
     driver = start_fake_driver(CARDS, folder)
     async with AsyncExitStack() as stack:
         stack.callback(driver.stop)
@@ -118,15 +121,28 @@ async def measure(
             await one_round(made, kubelet, resident)
             made.api.put(resident.with_phase("Running").plain())
         gc.freeze()  # collections of this process are not the plugin's time
-        taken, cpu_before_s = [], cpu_s(made.process.pid)
+        taken, disk, cpu_before_s = [], [], cpu_s(made.process.pid)
         for number in range(rounds):
             one = share(f"p{number}", has, number % 8)
             taken.append(await one_round(made, kubelet, one))
             await kubelet.does("remove", one.name)
             made.api.remove(one.plain())
+            disk.append(await asyncio.to_thread(fsync_s, made.state / f"fsync-{number}"))
         cpu_ms = 1000 * (cpu_s(made.process.pid) - cpu_before_s) / rounds
         empty = [(await kubelet.does("options", times=CALLS, gpu_mem=1))["took_us"] / 1e6 for _ in range(rounds)]
-        return offered["devices"][DEFAULT.gpu_mem], taken, empty, memory_mib(made.process.pid), cpu_ms
+        return offered["devices"][DEFAULT.gpu_mem], taken, empty, disk, memory_mib(made.process.pid), cpu_ms
+
+
+def fsync_s(path: Path) -> float:
+    """How long the disk takes for a new file of the size of an allocation's book."""
+    with path.open("wb") as file:
+        file.write(bytes(BOOK_BYTES))
+        file.flush()
+        began_s = time.perf_counter()
+        os.fsync(file.fileno())
+        took_s = time.perf_counter() - began_s
+    path.unlink()
+    return took_s
 
 
 def build_kubelet() -> Path:
@@ -144,27 +160,26 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        ids, taken, empty, rss_mib, cpu_ms = asyncio.run(measure(options.rounds, folder, build_kubelet()))
+        ids, taken, empty, disk, rss_mib, cpu_ms = asyncio.run(measure(options.rounds, folder, build_kubelet()))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows = []
+    rows, cuts_of = [], {}
     for what, seconds in (
         ("preferred + allocate", [a for a, _ in taken]),
         ("prestart", [p for _, p in taken]),
         ("sum", [a + p for a, p in taken]),
         ("as many empty calls", empty),
+        ("one fsync", disk),
     ):
         cuts = statistics.quantiles(seconds, n=100)
-        rows.append(
-            [
-                what,
-                ids,
-                len(seconds),
-                *(f"{1000 * s:.2f}" for s in (cuts[49], cuts[98], max(seconds))),
-                f"{rss_mib:.0f}",
-                f"{cpu_ms:.1f}",
-            ]
-        )
+        cuts_of[what] = cuts[49], cuts[98], max(seconds)
+        told = (f"{1000 * s:.2f}" for s in cuts_of[what])
+        rows.append([what, ids, len(seconds), *told, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"])
+    machine_s = zip(cuts_of["as many empty calls"], cuts_of["one fsync"], strict=True)
+    times = (f"{s / (calls + fsync):.2f}" for s, (calls, fsync) in zip(cuts_of["sum"], machine_s, strict=True))
+    rows.append(
+        ["sum / (empty calls + fsync), a ratio", ids, options.rounds, *times, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"]
+    )
     head = [
         "step",
         "memory_ids",

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,7 +172,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
 class Nobody:
     """Carries no request to any NVML."""
 
-    def call(self, _: AnyRequest) -> AnyReply:
+    def call_all(self, _: Sequence[AnyRequest]) -> list[AnyReply]:
         raise NvmlAway("there is no NVML")
 
 

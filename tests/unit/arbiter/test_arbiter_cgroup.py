@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -167,8 +167,8 @@ class Lists:
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
-    def call(self, _: AnyRequest) -> AnyReply:
-        return Held((ProcessUsage(self.pid, CARD, 900 * MIB),))
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        return [Held((ProcessUsage(self.pid, CARD, 900 * MIB),)) for _ in requests]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -123,7 +123,7 @@ from nvml.queries import Nvml
 hung = threading.Barrier(3)
 
 class Hangs:
-    def call(self, _request):
+    def call_all(self, _requests):
         hung.wait()
         threading.Event().wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import stat
 import sys
@@ -13,9 +14,9 @@ import pytest
 
 from arbiter.server import Server
 from arbiter.status import StatusSocket
-from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, Node, a_grant, wait_for
+from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Node, a_grant, wait_for
 from vgpu import wire
-from vgpu.status import CardStatus, ProcessCard, Status, decode_status
+from vgpu.status import BRIEF, CardStatus, ProcessCard, Status, decode_status
 
 
 @pytest.fixture
@@ -27,9 +28,11 @@ def told(node: Node) -> Iterator[Callable[[], Status]]:
     assert not path.exists()
 
 
-def ask(path: Path) -> Status:
+def ask(path: Path, name: str = "") -> Status:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(5)
+        if name:
+            sock.bind(name)
         sock.connect(str(path))
         parts = []
         while part := sock.recv(65536):
@@ -54,6 +57,28 @@ def test_it_tells_limits_leases_and_processes(node: Node, told: Callable[[], Sta
     assert (seen.pid, seen.pid_in_container) == (os.getpid(), 1)
     assert seen.command.split()[0] == sys.orig_argv[0]
     assert seen.cards == (ProcessCard(CARD, 200 * MIB, 0), ProcessCard(OTHER_CARD, 0, 0))
+
+
+def test_a_brief_document_has_the_containers_of_which_there_is_something_to_report(
+    node: Node, meter: HandMeter, told: Callable[[], Status]
+) -> None:
+    path, brief = node.folder / ".status.sock", f"{BRIEF}{secrets.token_hex(8)}"
+    node.allocate("k", a_grant())
+    node.allocate("other", a_grant(pod="b"))
+    process = node.process()
+    meter.says()
+    process.lease(MIB)
+    assert [one.key for one in told().containers] == ["k", "other"]
+    assert ask(path, brief) == Status(())
+    process.send(wire.Report(1, True))
+    process.lease(2 * MIB)
+    assert ask(path, brief).containers == told().containers[:1], "all of the container, for the Event's text"
+    process.send(wire.Report(1, False))
+    process.lease(3 * MIB)
+    assert ask(path, brief) == Status(())
+    for _ in range(2):
+        meter.says("k", me=2000)
+    wait_for(lambda: [one.over for one in ask(path, brief).containers] == [True])
 
 
 def test_memory_whose_maker_is_gone_is_told_until_the_last_has_let_go(node: Node, told: Callable[[], Status]) -> None:

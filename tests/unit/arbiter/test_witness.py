@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from arbiter.process import Process
 from arbiter.tenant import TenantTurns
 from arbiter.witness import AHEAD_US, REMEMBERED_US, Witness, add_up, look_since_us, seen_whole
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
-from nvml.messages import AnyReply, AnyRequest, Busy, Computed, Computes
+from nvml.messages import AnyReply, AnyRequest, Busy, Computed, Computes, Failed
 from nvml.queries import Nvml
 from tests.examples import examples
 from tests.unit.arbiter.conftest import wait_for
@@ -52,9 +52,17 @@ class Counts:
 
     busy: Callable[[str, int, int], Busy]
 
-    def call(self, request: AnyRequest) -> AnyReply:
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: AnyRequest) -> AnyReply:
         assert isinstance(request, Computes)
-        return Computed(self.busy(request.uuid, request.since_us, request.until_us))
+        try:
+            return Computed(self.busy(request.uuid, request.since_us, request.until_us))
+        except NvmlAway:
+            raise
+        except NvmlError as error:
+            return Failed.of(error)
 
 
 def nobody(*_: object) -> Busy:

@@ -28,6 +28,7 @@ from deviceplugin.podresources import Holding, holders
 from deviceplugin.pods import NodePods
 from deviceplugin.prestart import PreStart
 from deviceplugin.server import Service
+from deviceplugin.spares import KEPT
 from deviceplugin.upkeep import Upkeep, restore
 from kube.objects import Pod
 from tests.unit.deviceplugin.builders import inventory, uuid
@@ -92,6 +93,7 @@ class Plugin:
         self.offer = Offer(DEFAULT, 1024)
         self.offer.set_inventory(inventory(CARDS))
         self.grants = Grants(machine.state, machine.image, boot=machine.boot)
+        self.grants.settling.rest = self.grants.fill_spares  # type: ignore[method-assign]  # at once: a thread cannot be cut
         self.podbooks = PodBooks(machine.state, machine.boot)
         self.orphans = Orphans(self.podbooks, self.pods, machine, self.offer.set_orphans)
         self.ledger = Ledger(
@@ -384,7 +386,8 @@ class Machine:
         self.processes = []
         self.plugin = None
         await self.look_after(later_s, None)
-        assert (await self.working()).offer.inventory().orphans == ()
+        last = await self.working()
+        assert last.offer.inventory().orphans == ()
         left = sorted(str(path.relative_to(self.state)) for path in self.state.rglob("*"))
         (library,) = (self.state / "lib").iterdir()
         folders = [
@@ -397,7 +400,11 @@ class Machine:
             "preload",
             "sockets",
         ]
-        assert left == folders
+        spares = sorted(last.grants.spares.names)
+        assert len(spares) == KEPT
+        for name in spares:
+            folders += [f"grants/{name}{part}" for part in ("", "/arbiter.sock", "/libtangram.so", "/socket")]
+        assert left == sorted(folders)
 
 
 def sums(held: Any) -> tuple[Counter[str], Counter[str]]:

@@ -19,6 +19,7 @@ from tests.builders import pod
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.names import GUARDS
 from vgpu.status import (
+    BRIEF,
     CardStatus,
     ContainerStatus,
     KillStatus,
@@ -95,6 +96,7 @@ class Looking:
             return
 
         async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert writer.get_extra_info("peername").startswith(BRIEF.encode())
             writer.write(document)
             writer.close()
 

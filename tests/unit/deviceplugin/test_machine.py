@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -75,7 +75,10 @@ class Driver:
         self.reopened.append(why)
         self.silent = False
 
-    def call(self, request: AnyRequest) -> AnyReply:
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: AnyRequest) -> AnyReply:
         if not self.there:
             raise NvmlAway("driver not loaded")
         if request.key in self.hanging:

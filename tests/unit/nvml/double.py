@@ -9,6 +9,7 @@
     other     the answer to another request
     wrong     an answer of another kind
     unasked   the answer, and then one more
+    first     the answer to the first of several requests of a packet, and no other
     refuse    NVML's refusal
     slow=S    the answer, S seconds later
 
@@ -26,6 +27,7 @@ import threading
 from pathlib import Path
 
 from nvml import messages as m
+from nvml.process import PACKET_BYTES
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 _SET_PTRACER = 0x59616D61
@@ -43,15 +45,26 @@ def main(script: Path) -> None:
     ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(-1), 0, 0, 0)  # for the test that keeps it from ending
     said = script.with_suffix(".said").open("a", buffering=1)
     with socket.socket(fileno=0) as sock:
-        while packet := sock.recv(m.REQUEST_BYTES):
-            asked = m.decode_request(packet)
-            kind = type(asked.request).__name__
-            print(os.getpid(), kind, file=said)
-            act(sock, asked.number, kind, dict(line.split() for line in script.read_text().splitlines()).get(kind, ""))
+        packet, descriptors, _, _ = socket.recv_fds(sock, m.REQUEST_BYTES, 1)
+        while packet:
+            answers: list[m.ReplyPacket] = []
+            for asked in m.decode_requests(packet):
+                kind = type(asked.request).__name__
+                name = f"{kind}:{asked.request.key}"
+                print(os.getpid(), kind, file=said)
+                acts = dict(line.split() for line in script.read_text().splitlines())
+                what = acts.get(name, acts.get(kind, ""))
+                answers += act(sock, asked.number, kind, what)
+                os.eventfd_write(descriptors[0], 1)
+                if what == "first":
+                    break
+            sock.send(m.encode(answers))
+            packet = sock.recv(m.REQUEST_BYTES)
 
 
-def act(sock: socket.socket, number: int, kind: str, what: str) -> None:
-    answer = m.encode(m.ReplyPacket(number, ANSWERS[kind]))
+def act(sock: socket.socket, number: int, kind: str, what: str) -> list[m.ReplyPacket]:
+    """What is added to the answers."""
+    answer = m.ReplyPacket(number, ANSWERS[kind])
     match what:
         case "hang":
             threading.Event().wait()
@@ -60,21 +73,21 @@ def act(sock: socket.socket, number: int, kind: str, what: str) -> None:
         case "exit":
             sys.exit(3)
         case "garbage":
-            answer = b"\xff" * 100
+            sock.send(b"\xff" * 100)
         case "endless":
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * m.REPLY_BYTES)
-            answer = bytes(m.REPLY_BYTES + 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
+            sock.send(bytes(PACKET_BYTES + 1))
         case "other":
-            answer = m.encode(m.ReplyPacket(number - 1, ANSWERS[kind]))
+            answer = m.ReplyPacket(number - 1, ANSWERS[kind])
         case "wrong":
-            answer = m.encode(m.ReplyPacket(number, m.Health(None)))
+            answer = m.ReplyPacket(number, m.Health(None))
         case "refuse":
-            answer = m.encode(m.ReplyPacket(number, m.Failed("NVML says no (9)", 9)))
+            answer = m.ReplyPacket(number, m.Failed("NVML says no (9)", 9))
         case "unasked":
-            sock.send(answer)
+            sock.send(m.encode([answer]))
         case _ if what.startswith("slow="):
             threading.Event().wait(float(what.removeprefix("slow=")))
-    sock.send(answer)
+    return [answer]
 
 
 if __name__ == "__main__":

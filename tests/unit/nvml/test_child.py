@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from nvml import supervisor
+from nvml import child, supervisor
+from nvml import messages as m
+from nvml.child import Session
 from nvml.driver import Identity, identity
 from nvml.errors import NvmlAway
 from nvml.replacing import End
@@ -73,6 +77,29 @@ def opened(
     yield driver, started, library
     driver.process.send_signal(signal.SIGCONT)
     started.close()
+
+
+class Slow(Session):
+    """NVML that takes its time, and tells that it was called."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.asked = seconds, list[str]()
+
+    def answer(self, request: m.AnyRequest) -> m.AnyReply:
+        self.asked.append(request.key)
+        time.sleep(self.seconds)
+        return m.Health(None)
+
+
+@pytest.mark.parametrize(("seconds", "answered"), [(0.0, 4), (2 * child.SLOW_S, 1)])
+def test_who_waits_behind_a_slow_packet_has_a_turn_before_the_rest_of_it(seconds: float, answered: int) -> None:
+    counting, session = os.eventfd(0), Slow(seconds)
+    packet = child.answers(session, [m.RequestPacket(at, m.Answers(f"GPU-{at}")) for at in range(4)], counting)
+    assert m.decode_replies(packet) == [m.ReplyPacket(at, m.Health(None)) for at in range(answered)]
+    assert len(session.asked) == answered, "what is not answered was not done: an XID event is told once"
+    assert os.eventfd_read(counting) == answered
+    os.close(counting)
 
 
 def test_a_new_library_under_the_same_path_is_met_by_a_new_child(opened: tuple[FakeDriver, Supervisor, Path]) -> None:

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,9 +31,9 @@ class Asks:
         self.answer: Callable[[m.AnyRequest], m.AnyReply] = lambda _: m.Held((m.ProcessUsage(7, GPU, 1),))
         self.asked: list[m.AnyRequest] = []
 
-    def call(self, request: m.AnyRequest, _wait_s: float | None = None) -> m.AnyReply:
-        self.asked.append(request)
-        return self.answer(request)
+    def call_all(self, requests: Sequence[m.AnyRequest], _wait_s: float | None = None) -> list[m.AnyReply]:
+        self.asked += requests
+        return [self.answer(request) for request in requests]
 
 
 @pytest.fixture
@@ -140,6 +140,30 @@ def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
     client.close()
+
+
+def test_requests_that_are_there_together_are_read_together_within_a_bound() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        for number in range(m.TOGETHER + 2):
+            theirs.send(bytes([number]))
+        assert servers._packets(ours) == [bytes([number]) for number in range(m.TOGETHER)]
+        assert len(servers._packets(ours)) == 2
+        theirs.send(b"last")
+        theirs.close()
+        assert servers._packets(ours) == [b"last"]
+        assert servers._packets(ours) == []
+
+
+def test_a_client_has_the_reply_to_each_of_more_requests_than_are_carried_together(
+    folder: Path, asks: Asks, server: Server
+) -> None:
+    asks.answer = lambda one: m.Held((m.ProcessUsage(int(one.key), one.key, 1),))
+    client = Client(folder / "nvml.sock", 10)
+    wanted = [str(number) for number in range(3 * m.TOGETHER + 1)]
+    found = client.nvml.processes_of(wanted)
+    client.close()
+    assert found == {name: (m.ProcessUsage(int(name), name, 1),) for name in wanted}
 
 
 def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, server: Server) -> None:

@@ -86,6 +86,38 @@ def test_who_waits_behind_a_call_that_hangs_is_told_that_nobody_answers(stand: S
     assert sorted(type(error).__name__ for error in errors) == ["NvmlAway"] * 4 + ["NvmlHung"]
 
 
+def test_of_several_gpus_that_are_queried_together_only_the_one_whose_call_hangs_is_left_alone(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacing, "QUARANTINE_S", (30.0, 60.0))
+    nvml = stand.opened().nvml
+    stand.does(**{f"Processes:{OTHER}": "hang"})
+    with pytest.raises(NvmlAway, match=rf"^{OTHER}: a call of NVML for its processes did not return within 0.3 s"):
+        nvml.processes_of([GPU, OTHER, "GPU-3"])
+    assert stand.supervisor.hangs == 1
+    stand.back()
+    found = nvml.processes_of([GPU, OTHER, "GPU-3"])
+    assert [type(one).__name__ for one in found.values()] == ["tuple", "NvmlHung", "tuple"]
+    assert len(stand.children) == 2
+
+
+def test_each_of_several_calls_has_its_own_time(stand: Stand) -> None:
+    nvml = stand.opened().nvml
+    stand.does(Processes="slow=0.2")
+    found = nvml.processes_of([GPU, OTHER, "GPU-3", "GPU-4"])
+    assert all(isinstance(one, tuple) for one in found.values()), "0.8 s, where a call may take 0.3"
+    assert len(stand.children) == 1
+
+
+def test_what_a_slow_child_left_over_is_requested_again(stand: Stand) -> None:
+    nvml = stand.opened().nvml
+    stand.does(Processes="first")
+    found = nvml.processes_of([GPU, OTHER, "GPU-3"])
+    assert list(found) == [GPU, OTHER, "GPU-3"]
+    assert all(isinstance(one, tuple) for one in found.values())
+    assert len(stand.children) == 1
+
+
 def test_who_has_less_time_than_a_call_is_answered_sooner_and_the_child_lives(stand: Stand) -> None:
     started = stand.opened(Limits(10.0, 10.0))
     stand.does(Processes="slow=0.5")

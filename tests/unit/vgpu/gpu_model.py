@@ -13,7 +13,8 @@ from math import inf
 
 from msgspec.structs import replace
 
-from vgpu.share import Decision, Share
+from vgpu.decision import Decision
+from vgpu.share import Share
 from vgpu.timing import Settings
 from vgpu.trace import Event, Hint, Idle, Join, Switched, Tenant, Work
 

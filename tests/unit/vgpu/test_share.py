@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from math import nan
 
@@ -46,6 +47,33 @@ def test_no_second_gives_more_than_the_cap_and_what_may_be_saved_up(
     most = cap / 100 * (1.0 + 3 * 0.05) + 0.001
     for since_s in range(9):
         assert node.on_s("a", since_s, since_s + 1) <= most
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(st.lists(st.tuples(st.integers(5, 95), st.floats(0.0, 0.2)), min_size=1, max_size=5), st.floats(0.2, 0.4))
+def test_the_time_to_decide_anew_is_each_cards_own(begins: list[tuple[int, float]], at_s: float) -> None:
+    ordered = sorted(begins, key=lambda one: one[1])
+
+    def share_of(numbers: Iterable[int]) -> Share:
+        share = share_with(**{f"t{number}": tenant(cap=ordered[number][0], cards=str(number)) for number in numbers})
+        for number in numbers:
+            share.apply(Work(ordered[number][1], f"t{number}"))
+            share.apply(Switched(ordered[number][1], f"t{number}", True, 0.0))
+        return share
+
+    found = share_of(range(len(ordered))).decide(at_s)
+    alone = {str(number): share_of([number]).decide(at_s).ask_again_s for number in range(len(ordered))}
+    assert found.again_s == pytest.approx(alone)
+    assert found.ask_again_s == min(found.again_s.values())
+
+
+def test_a_gang_gives_cause_to_decide_anew_on_each_of_its_cards() -> None:
+    share = share_with(a=tenant(cap=20, cards="01"), b=tenant(cards="2"))
+    for name in "ab":
+        share.apply(Work(0.0, name))
+    decided = share.decide(0.01)
+    assert decided.again_s["0"] == decided.again_s["1"] == decided.ask_again_s
+    assert decided.again_s["2"] > decided.ask_again_s, "nobody wakes up for another card's container"
 
 
 def test_credit_saved_up_in_idleness_is_three_frames_and_no_more() -> None:
