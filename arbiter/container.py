@@ -20,7 +20,15 @@ import structlog
 from arbiter import host, overlimit
 from arbiter.bypassing import Bypassing
 from arbiter.complaints import tell_of_report
-from arbiter.connection import BAD_PACKET, NO_GRANT, SEND_BUFFER_BYTES, TOO_MANY, Connection, bound_socket, socket_folder
+from arbiter.connection import (
+    BAD_PACKET,
+    NO_GRANT,
+    SEND_BUFFER_BYTES,
+    TOO_MANY,
+    Connection,
+    bound_socket,
+    socket_folder,
+)
 from arbiter.connections import Connections
 from arbiter.contexts import Contexts, Measuring
 from arbiter.files import is_spare
@@ -178,8 +186,8 @@ class Container:
             return None
         grants, key, needed = self.folder.parent.name, self.folder.name, self._limits.mount_needed
         uid = self.grant.uid if self.grant is not None else ""
-        if why := host.stranger(connection.pid, grants, key, mount_needed=needed, uid=uid):
-            self.connections.refuse(connection, NO_GRANT, why, "stranger")
+        if strange := host.stranger(connection.pid, grants, key, mount_needed=needed, uid=uid):
+            self.connections.refuse(connection, NO_GRANT, strange, "stranger")
             return None
         return connection
 

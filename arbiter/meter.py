@@ -76,9 +76,7 @@ class Reading:
         same = frozenset(
             uuid
             for uuid, held in self.cards.items()
-            if sure
-            and before.cards.get(uuid) == held
-            and all(self.seen[pid] is before.seen.get(pid) for pid in held)
+            if sure and before.cards.get(uuid) == held and all(self.seen[pid] is before.seen.get(pid) for pid in held)
         )
         return replace(self, before_s=before.at_s, unchanged=same)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import structlog
 
 from nvml.client import Client
 from nvml.mapped import Looks
-from nvml.messages import AnyReply, AnyRequest, Maps
+from nvml.messages import AnyReply, AnyRequest
 from nvml.queries import Nvml
 from nvml.replacing import End
 from nvml.supervisor import Limits, Supervisor
@@ -45,8 +45,8 @@ class _Own:
     supervisor: Supervisor
     looks: Looks
 
-    def call(self, request: AnyRequest) -> AnyReply:
-        return self.looks.answer(request) if isinstance(request, Maps) else self.supervisor.call(request, READ_S)
+    def call_all(self, requests: Sequence[AnyRequest]) -> Sequence[AnyReply]:
+        return self.looks.answer_all(requests, lambda for_child: self.supervisor.call_all(for_child, READ_S))
 
 
 def _report(end: End | None, text: str) -> None:

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final, Literal, Protocol
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from nvml.messages import MOST_MAPS, Failed, Mapped, Maps
+from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, Failed, Mapped, Maps
 from vgpu.contract import LIBRARY
 
 WAIT_S: Final = 1.0
@@ -80,6 +80,14 @@ class Looks:
         if len(request.processes) > MOST_MAPS:
             return Failed(f"maps of {len(request.processes)} processes: at most {MOST_MAPS} are read")
         return Mapped(self.of(request.processes))
+
+    def answer_all(
+        self, requests: Sequence[AnyRequest], carry: Callable[[Sequence[AnyRequest]], Sequence[AnyReply]]
+    ) -> list[AnyReply]:
+        """A reply for each. `carry` brings those that need NVML to the child, together; what it raises is raised."""
+        for_child = [request for request in requests if not isinstance(request, Maps)]
+        replies = iter(carry(for_child) if for_child else ())
+        return [self.answer(request) if isinstance(request, Maps) else next(replies) for request in requests]
 
     def _begin(self, process: Process) -> _Found | None:
         found = _Found()

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -26,9 +26,7 @@ from nvml.messages import (
     AnyReply,
     AnyRequest,
     Failed,
-    Maps,
     ReplyPacket,
-    Served,
     decode_served,
     encode,
 )
@@ -158,23 +156,19 @@ class Server:
         left, at_s = AT_ONCE, time.monotonic()
         while packets := _packets(sock):
             received = [decode_served(packet) for packet in packets]
-            for one, reply in zip(received, self._answers([one.request for one in received]), strict=True):
+            replies = self._mapped.answer_all([one.request for one in received], self._carry)
+            for one, reply in zip(received, replies, strict=True):
                 sock.send(encode(ReplyPacket(one.number, reply)), socket.MSG_NOSIGNAL)
             now_s = time.monotonic()
             left, at_s = min(AT_ONCE, left - len(received) + (now_s - at_s) * A_SECOND), now_s
             if left < 0 and self._closing.wait(-left / A_SECOND):
                 return
 
-    def _answers(self, requests: list[Served]) -> list[AnyReply]:
-        """In their order. Those that need NVML go to the child together."""
-        for_child = [request for request in requests if not isinstance(request, Maps)]
-        replies: Iterator[AnyReply] = iter(())
-        if for_child:
-            try:
-                replies = iter(self._supervisor.call_all(for_child, WAIT_S))
-            except NvmlError as error:
-                replies = iter([Failed.of(error)] * len(for_child))
-        return [self._mapped.answer(one) if isinstance(one, Maps) else next(replies) for one in requests]
+    def _carry(self, requests: Sequence[AnyRequest]) -> Sequence[AnyReply]:
+        try:
+            return self._supervisor.call_all(requests, WAIT_S)
+        except NvmlError as error:
+            return [Failed.of(error)] * len(requests)
 
 
 def _packets(sock: socket.socket) -> list[bytes]:

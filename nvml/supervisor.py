@@ -319,7 +319,6 @@ class Supervisor:
         except Ended as ended:
             raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
 
-
     def _end(self, end: End, why: str) -> None:
         """Of the child, if there is one; and what follows for the next."""
         answered_s = max(0.0, time.monotonic() - self._answers_since_s)
