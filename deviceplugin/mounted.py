@@ -100,7 +100,7 @@ class Mounted:
         book = self._grants.books().get(key)
         if not why or book is None:
             return
-        note = f"container {book.container}: {why}, so the library is not loaded and its limits are not enforced. Use an image without symbolic links at /.tangram, /etc and the paths of its volumes"
+        note = f"container {book.container}: {why}, so the library is not loaded and its limits are not enforced. Use an image and volumes without symbolic links at /.tangram, at /etc and at the paths of volumes"
         log.error("a container does not find its grant", key=key, pod=f"{book.namespace}/{book.pod}", why=why)
         pod = self._pods.pod(book.uid)
         if pod is not None:

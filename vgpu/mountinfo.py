@@ -1,7 +1,7 @@
 """Decide by the text of /proc/<pid>/mountinfo whether a container has its grant where it should be.
 
-Pure. The runtime resolves the path of each mount in the container's root, so an image with a symbolic link at that path has the grant elsewhere,
-where a volume may cover it. Admission cannot see that; the mounts show it.
+Pure. The runtime resolves the path of each mount in the container's root, so a symbolic link in the image has the grant elsewhere, where a volume may
+cover it, and one in a volume has another volume over the grant. Admission cannot see that; the mounts show it.
 """
 
 from __future__ import annotations

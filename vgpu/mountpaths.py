@@ -3,9 +3,9 @@
 Pure, about the path alone: what a volume holds does not matter. Whoever mounts over the grant, or owns the directory in which the runtime makes
 a mount point of ours, unloads the library: another container that has the same volume removes the mount point, and the kernel detaches the mount.
 
-The runtime resolves a path in the container's own root, so an image may turn any path into any other by a symbolic link. Nobody sees that at
-admission. Links that most images or every /proc have are known here (`/var/run`, `/proc/self/root`), and `..` is refused, because behind
-a link it does not lead where it seems to.
+The runtime resolves a path in the container's own root, so a symbolic link of the image, or of another volume, may turn any path into any other.
+Nobody sees that at admission; `vgpu.mountinfo` does afterwards. Links that most images or every /proc have are known here (`/var/run`,
+`/proc/self/root`), and `..` is refused, because behind a link it does not lead where it seems to.
 
 deploy/helm/tangram/templates/_expressions.tpl has `PATTERN` for the admission policy; tests/contract/chart/test_chart_mounts.py compares
 them, and gives both the same paths.

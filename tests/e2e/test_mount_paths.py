@@ -36,7 +36,7 @@ def restricted(cluster: Cluster, namespace: str) -> str:
 @pytest.mark.parametrize("path", ["/run", "/var/run", "/etc/nginx"])
 def test_a_neighbour_that_empties_a_shared_volume_unloads_nothing(cluster: Cluster, restricted: str, path: str) -> None:
     """In the release before, a volume at /run held the mount point of the grant: removed there, the kernel detached the grant."""
-    main = container(mem="8Gi", volumeMounts=at(path), securityContext=RESTRICTED)
+    main = container(mem="8Gi", run=["sleep", "600"], volumeMounts=at(path), securityContext=RESTRICTED)
     helper = container(
         "helper", run=["sh", "-c", REMOVE], volumeMounts=at("/shared"), securityContext=RESTRICTED
     )  # as any user may in an emptyDir
@@ -108,6 +108,23 @@ def test_an_image_with_a_link_where_the_grant_belongs_is_reported(
         timeout_s=20,
     )
     assert "its grant is mounted at /shared instead of /.tangram" in told[0]
+
+
+def test_a_link_in_a_volume_that_leads_to_the_grant_is_reported(cluster: Cluster, restricted: str) -> None:
+    """Without an image of one's own: an init container makes the link, and a second volume is mounted at it."""
+    volumes = [*VOLUMES, {"name": "second", "emptyDir": {}}]
+    mounts = [*at("/shared"), {"name": "second", "mountPath": "/shared/link"}]
+    init = container(
+        "init", run=["ln", "-s", "/.tangram", "/shared/link"], volumeMounts=at("/shared"), securityContext=RESTRICTED
+    )
+    main = container(mem="8Gi", run=["sleep", "600"], volumeMounts=mounts, securityContext=RESTRICTED)
+    cluster.run(restricted, pod("nested", main, init=[init], volumes=volumes))
+    told = eventually(
+        lambda: [event for event in cluster.events(restricted, "nested") if event.startswith("GrantMisplaced")],
+        "an Event about the grant",
+        timeout_s=20,
+    )
+    assert "its grant at /.tangram is covered by another mount" in told[0]
 
 
 def test_an_image_with_a_link_where_the_grant_belongs_is_killed_above_its_limit(

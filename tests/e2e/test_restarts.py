@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -75,8 +75,12 @@ def processes_start(cluster: Cluster, namespace: str, *, pause_s: float) -> Iter
 
 def arbiters() -> list[int]:
     """Pids, the one that serves first: its spare was started after it."""
-    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if runs_in_a_container(folder, "arbiter")]
-    return sorted(pids, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]))
+    began: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            if runs_in_a_container(folder, "arbiter"):
+                began[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+    return sorted(began, key=began.__getitem__)
 
 
 @pytest.mark.timeout(600)
