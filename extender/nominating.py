@@ -102,7 +102,7 @@ class Nominator:
             self._forget(new.uid)
         elif new.metadata.deletion_timestamp is not None:
             self._forget(new.uid)
-        elif _fits_nowhere(new):
+        elif fits_nowhere(new):
             self._judge(new.uid, useful=False)
             self._set_aside(new.uid)
         elif self._is_anothers(new):
@@ -309,7 +309,7 @@ def turned_down(pod: Pod) -> bool:
     return any(map(unplaced, pod.status.conditions))
 
 
-def _fits_nowhere(pod: Pod) -> bool:
+def fits_nowhere(pod: Pod) -> bool:
     """The same, where it was not that the scheduler could not ask, as when one of us starts anew: then it looks at the pod once more."""
     return any(unplaced(one) and one.reason != SCHEDULER_ERROR for one in pod.status.conditions)
 

@@ -23,7 +23,7 @@ from extender.books import Books, leaving, priority_of
 from extender.evicting import Evictor
 from extender.filtering import filter_nodes
 from extender.holds import Hold, Holds
-from extender.nominating import Nominator, turned_down, unplaced
+from extender.nominating import Nominator, fits_nowhere, turned_down, unplaced
 from extender.preempting import PreemptionArgs, PreemptionResult, choose
 from extender.remembering import Remembering
 from extender.settings import Settings
@@ -82,6 +82,8 @@ class Preemption:
         self.pods: Cache[Pod] | None = None
         self.informed = asyncio.Event()
         """Is known whom to spare? Before that nobody is evicted."""
+        self.missed = False
+        """Was a call answered before that? kube-scheduler does not ask again."""
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
         self.holds = Holds(state)
         self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
@@ -251,6 +253,7 @@ class Preemption:
         """The preempt verb, once `meet` has returned. Raises BadAsk."""
         pod = args.pod
         if self.enabled and not self.informed.is_set():
+            self.missed = True
             log.warning(
                 "nobody is evicted before disruption budgets are known, and who was preempted lately", pod=pod.key
             )
@@ -276,6 +279,10 @@ class Preemption:
             return False
         comes_back = self._clock() < hold.until_s - self._hold_s + BACK_S and self.holds.is_whole(uid)
         return hold.nominated or comes_back or bool(self._books.terminating(hold.node))
+
+    def turned_down(self) -> int:
+        """How many pods wait that request a GPU and fit nowhere, as kube-scheduler says. Of others no condition is kept (`small_pod_of`)."""
+        return sum(not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod) for pod in self._all_pods())
 
     def expire(self) -> None:
         """Once a second: end what has lapsed, take what came free."""

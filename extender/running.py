@@ -23,6 +23,7 @@ from extender.settings import Settings
 from extender.small import small_node
 from extender.state import UNFINISHED, State
 from extender.verbs import Verbs
+from extender.waking import Waker
 from kube.cache import Cache, Statistics
 from kube.client import Client, connect
 from kube.needs import WholePod
@@ -80,6 +81,11 @@ class Extender:
             wait_s=settings.bind_timeout_s / 2,
         )  # fmt: skip
         self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
+        self._waker = Waker(
+            settings.scheduler_process,
+            turned_down=self.preemption.turned_down,
+            missed=lambda: self.preemption.missed,
+        )
         self._operations = Operations(
             Pages(self.metrics.registry, self.not_ready), settings.metrics_host, settings.metrics_port
         )
@@ -127,6 +133,7 @@ class Extender:
                     self._keep_house(),
                     collecting.keep_tidy(),
                     self._note_sync(),
+                    self._wake_scheduler(),
                 )
             ]
             log.info("serving", port=self.port, metrics_port=self.metrics_port)
@@ -148,6 +155,14 @@ class Extender:
             gpu_nodes=len(self.state.fleet),
             gpu_pods=len(self.state.claims),
         )
+
+    async def _wake_scheduler(self) -> None:
+        """Without preemption every call that fails is made again."""
+        if self.preemption.enabled:
+            await self.nodes.has_synced.wait()
+            await self.pods.has_synced.wait()
+            await self.preemption.informed.wait()
+            await self._waker.wake()
 
     async def _keep_house(self) -> None:
         for turn in count(1):

@@ -63,6 +63,11 @@ class Settings(ProgramSettings):
         min_length=1,
         description="Scheduler name of the pods that nominate-ahead-from-nodes is about.",
     )
+    scheduler_process: str = Field(
+        "",
+        max_length=64,
+        description="Name of kube-scheduler's process beside this one. An extender that is younger ends it if pods wait, so that it tries them again. Empty: never.",
+    )
     nominate_ahead_from_nodes: int = Field(
         1_000,
         ge=0,

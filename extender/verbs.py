@@ -125,6 +125,7 @@ class Verbs:
         try:
             missing = self._not_ready()
             if missing:
+                self._preemption.missed = True
                 log.warning("nobody is evicted", reason=missing)
             else:
                 args = self._preemption_args.decode(body)

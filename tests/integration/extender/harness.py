@@ -156,6 +156,10 @@ class Extender:
         waiting.cancel()
         assert self._synced.is_set(), b"".join(self._log).decode()
 
+    async def ended(self) -> None:
+        """Return when its process has ended."""
+        await self._process.wait()
+
     async def kill(self) -> None:
         """SIGKILL."""
         with suppress(ProcessLookupError):

@@ -275,34 +275,51 @@ class Stack:
                 "extender": extender_values,
             }
         }
+        configuration, variables = self.configured(values)
+        if alone:
+            del configuration["extenders"]
+        extender = None if alone else await self.extender(variables, port, metrics_port)
+        pair = Pair(self.scheduler(configuration, secure_port), extender, secure_port)
+        self.pairs.append(pair)
+        return pair
+
+    def configured(self, values: Thing) -> tuple[Thing, Mapping[str, object]]:
+        """What the chart gives kube-scheduler and the extender: its configuration, its environment."""
         rendered = self._helm.objects(values)
         (text,) = rendered.one("ConfigMap", "tangram-scheduler")["data"].values()
         configuration = yaml.safe_load(text)
         configuration["clientConnection"] = {
             "kubeconfig": str(self.server.kubeconfig), "qps": CALLS_A_SECOND, "burst": CALLS_A_SECOND,
         }  # fmt: skip
-        if alone:
-            del configuration["extenders"]
-        at = len(self.pairs)
-        file = self._folder / f"scheduler-{at}.yaml"
+        return configuration, env(rendered.container("extender"))
+
+    def scheduler(self, configuration: Thing, secure_port: int, *, name: str = "") -> Program:
+        """A kube-scheduler, started; `name`: of its process."""
+        file = self._folder / f"scheduler-{secure_port}.yaml"
         file.write_text(yaml.safe_dump(configuration))
-        extender = None if alone else await self._extender(env(rendered.container("extender")), port, metrics_port)
         command = [
             "kube-scheduler", f"--config={file}", f"--secure-port={secure_port}", "--bind-address=127.0.0.1",
             f"--authentication-kubeconfig={self.server.kubeconfig}",
             f"--authorization-kubeconfig={self.server.kubeconfig}",
             "--authorization-always-allow-paths=/healthz,/readyz,/metrics", "--v=2",
         ]  # fmt: skip
-        program = Program(command, self._folder / f"scheduler-{at}.log", self._scheduler)
+        executable = self._scheduler
+        if name:
+            executable = self._folder / name
+            executable.symlink_to(self._scheduler)
+        program = Program(command, self._folder / f"scheduler-{secure_port}.log", executable)
         program.start()
-        pair = Pair(program, extender, secure_port)
-        self.pairs.append(pair)
-        return pair
+        return program
 
-    async def _extender(self, variables: Mapping[str, object], port: int, metrics_port: int) -> Extender:
-        """With the environment that the chart gives it."""
-        given = {key: value for key, value in variables.items() if isinstance(value, str)}
-        settings = ["--kubeconfig", str(self.server.kubeconfig), "--metrics-host", "127.0.0.1"]
+    async def extender(
+        self, variables: Mapping[str, object], port: int, metrics_port: int, *, kubeconfig: Path | None = None
+    ) -> Extender:
+        """With the environment that the chart gives it, but for the kube-scheduler that it may end: here it would see those of others."""
+        given = {"TANGRAM_EXTENDER_SCHEDULER_PROCESS": ""} | {
+            key: value for key, value in variables.items() if isinstance(value, str) and value != "kube-scheduler"
+        }
+        given["TANGRAM_EXTENDER_PORT"], given["TANGRAM_EXTENDER_METRICS_PORT"] = str(port), str(metrics_port)
+        settings = ["--kubeconfig", str(kubeconfig or self.server.kubeconfig), "--metrics-host", "127.0.0.1"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "extender", *settings, stderr=PIPE, env={**os.environ, **given}, cwd=ROOT
         )

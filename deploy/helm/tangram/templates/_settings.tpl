@@ -145,6 +145,10 @@ env:
   {{- end }}
   - name: TANGRAM_EXTENDER_SCHEDULER_NAME
     value: {{ .Values.scheduler.name | quote }}
+  {{- if .Values.scheduler.enabled }}
+  - name: TANGRAM_EXTENDER_SCHEDULER_PROCESS
+    value: kube-scheduler
+  {{- end }}
   - name: TANGRAM_EXTENDER_NOMINATE_AHEAD_FROM_NODES
     value: {{ .Values.scheduler.nominateAheadFromNodes | int | quote }}
   - name: TANGRAM_EXTENDER_LOG_LEVEL

@@ -1,0 +1,119 @@
+"""An extender that dies in the middle of a preemption, at each of its calls: the pod is placed soon after the next one runs.
+
+Nothing else happens in the cluster meanwhile: no event wakes a pod by chance. kube-scheduler repeats every call but `/preempt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.builders import PodBuilder, node, pod
+from tests.integration.extender.couple import Couple, Moment, couple, waits_for
+from tests.integration.extender.ledger import Ledger
+from tests.integration.extender.scheduling import Follower, Kubelet, Stack, node_object, pod_object
+
+FULL_MIB: Final = 81_920
+QUARTER_MIB: Final = FULL_MIB // 4
+PODS: Final = "/api/v1/namespaces/default/pods"
+CLASSES: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
+WITHIN_S: Final = 30.0
+"""As docs/development/faults.md promises of an extender that is killed."""
+
+BY_THE_SCHEDULER: Final = (
+    Moment("/preempt", "before"),
+    Moment("/preempt", "after"),
+    Moment("/filter", "before"),
+    Moment("/bind", "before"),
+    Moment("/binding", "after"),
+)
+"""Totals are short, so kube-scheduler asks whom to evict, and filters once that pod has ended."""
+
+BY_ITSELF: Final = (
+    Moment("/filter", "before"),
+    Moment("/filter", "after"),
+    Moment("/status", "before", method="PATCH"),
+    Moment("/status", "after", method="PATCH"),
+    Moment("/eviction", "before", about="low"),
+    Moment("/eviction", "after", about="low"),
+    Moment("/eviction", "after", about="low", nth=2),
+    Moment("/filter", "before", nth=2),
+    Moment("/bind", "before"),
+    Moment("/binding", "after"),
+)
+"""Totals are enough and no GPU is: two pods have to go of one of them, and kube-scheduler evicts nobody."""
+
+
+class World:
+    """One node with two GPUs, and the couple before it."""
+
+    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger) -> None:
+        self.api, self.follower, self.ledger = stack.api, follower, ledger
+
+    async def run(self, *built: PodBuilder) -> None:
+        made = await self.api.create(PODS, [pod_object(one, "low") for one in built])
+        uids = {one["metadata"]["uid"] for one in made}
+        await self.follower.until(lambda: uids <= self.ledger.held.keys() and all(map(self._runs, uids)), "they run")
+
+    def _runs(self, uid: str) -> bool:
+        return self.ledger.alive[uid]["status"]["phase"] == "Running"
+
+    async def is_placed(self, couple: Couple, urgent: PodBuilder) -> None:
+        """In spite of the death, and soon after it."""
+        (made,) = await self.api.create(PODS, [pod_object(urgent, "high")])
+        uid = made["metadata"]["uid"]
+        await self.follower.until(lambda: couple.died.is_set() or uid in self.ledger.held, "the extender dies")
+        assert couple.died.is_set(), f"the moment never came: {couple.passed}"
+        try:
+            await self.follower.until(lambda: uid in self.ledger.held, "it is bound", timeout_s=WITHIN_S)
+        except AssertionError:
+            left = self.ledger.alive.get(uid)
+            raise AssertionError(f"{left and waits_for(left)}\n{couple.passed}") from None
+        assert self.ledger.wrong == []
+
+
+@pytest.fixture
+async def world(stack: Stack) -> AsyncIterator[World]:
+    built = node("n1").with_gpus(2)
+    for name, value in (("low", 1), ("high", 1000)):
+        await stack.api.call("POST", CLASSES, {"metadata": {"name": name}, "value": value})
+    ledger = Ledger({built.name: {card.uuid: card.mib for card in built.cards}})
+    async with AsyncExitStack() as open_until_the_end:
+        kubelet = await open_until_the_end.enter_async_context(Kubelet(stack.api).running())
+        follower = Follower(stack.api)
+        follower.told = [ledger.tell, kubelet.tell]
+        await open_until_the_end.enter_async_context(follower.running())
+        await stack.api.create("/api/v1/nodes", [node_object(built)])
+        try:
+            yield World(stack, follower, ledger)
+        finally:
+            for name in ("low", "high"):
+                await stack.api.call("DELETE", f"{CLASSES}/{name}")
+
+
+def _name(moment: Moment) -> str:
+    return f"{moment.when}-{moment.ending[1:]}-{moment.nth}"
+
+
+@pytest.mark.parametrize("moment", BY_THE_SCHEDULER, ids=_name)
+async def test_a_pod_for_which_kube_scheduler_evicts_is_placed_whenever_the_extender_dies(
+    stack: Stack, world: World, tmp_path: Path, moment: Moment
+) -> None:
+    async with couple(stack, tmp_path, moment) as both:
+        await world.run(*(pod(f"low-{at}").annotated(placement="spread").asking(mib=FULL_MIB) for at in range(2)))
+        await world.is_placed(both, pod("urgent").asking(mib=FULL_MIB))
+        assert len(world.ledger.leaving) == 1
+
+
+@pytest.mark.parametrize("moment", BY_ITSELF, ids=_name)
+async def test_a_pod_for_which_the_extender_evicts_is_placed_whenever_the_extender_dies(
+    stack: Stack, world: World, tmp_path: Path, moment: Moment
+) -> None:
+    async with couple(stack, tmp_path, moment) as both:
+        await world.run(*(pod(f"low-{at}").annotated(placement="spread").asking(mib=QUARTER_MIB) for at in range(4)))
+        await world.is_placed(both, pod("urgent").asking(mib=FULL_MIB))
+        assert len(world.ledger.leaving) == 2
