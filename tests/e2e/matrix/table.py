@@ -113,7 +113,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("kubelet", "stop", ("allocated", "forced"), LATER),
     Row("kubelet", "starve", ("bound", "deleting"), LATER),
     Row("kubelet", "lose", ("running",), "nothing at first; the kubelet may end them (OutOftangram.sh/gpu-mem) whenever it starts, until they are replaced", what="kubelet's checkpoint", report_s=40, replaced=True),
-    Row("extender", "kill", ("placing", "deleting", "forced"), WAITS + "; one that has to preempt others waits until kube-scheduler tries it again, which can take minutes", ci=("placing",)),
+    Row("extender", "kill", ("placing", "deleting", "forced"), WAITS + ". If pods wait, kube-scheduler restarts too", preempts=True, ci=("placing",)),
     Row("extender", "stop", ("placing", "forced"), WAITS, preempts=True),
     Row("extender", "starve", ("placing", "forced"), WAITS, preempts=True),
     Row("extender", "hang", ("placing",), NONE, what="silent peers"),
