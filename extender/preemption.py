@@ -281,11 +281,8 @@ class Preemption:
         return hold.nominated or comes_back or bool(self._books.terminating(hold.node))
 
     def turned_down(self) -> int:
-        """How many pods wait that want a GPU and fit nowhere, as kube-scheduler says."""
-        return sum(
-            not pod.spec.node_name and not leaving(pod) and fits_nowhere(pod) and bool(pod.spec.containers)
-            for pod in self._all_pods()
-        )
+        """How many pods wait that request a GPU and fit nowhere, as kube-scheduler says. Of others no condition is kept (`small_pod_of`)."""
+        return sum(not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod) for pod in self._all_pods())
 
     def expire(self) -> None:
         """Once a second: end what has lapsed, take what came free."""

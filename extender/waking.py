@@ -1,12 +1,11 @@
 """Have kube-scheduler try the pods that wait, after an extender died beside it.
 
-kube-scheduler tries a pod again when an event may help it, in the eyes of a plugin that turned it down. Two things die with an extender and
-are no event. A preempt call that is not answered ends like one for a pod that no eviction can help. And the extender's own evictions
-(`evicting`) are in its memory until they are written. Such a pod would wait until kube-scheduler tries every pod that it had left aside, after
-five to five and a half minutes (podMaxInUnschedulablePodsDuration).
+kube-scheduler repeats calls of filter and bind that failed. A preempt call that failed ends like one for a pod that no eviction can help: the pod
+is tried again when an event may help it in the eyes of the plugin that turned it down, here a pod's end or a node with more room. Where neither
+comes, it waits until kube-scheduler tries every pod that it had left aside, after five to five and a half minutes
+(podMaxInUnschedulablePodsDuration). Pods that filter turned down do not need this: they are tried again at any event.
 
-No write to the API wakes a pod that was turned down for a node's totals, short of deleting another. But a kube-scheduler that starts tries every
-pod. So an extender that is younger than the kube-scheduler beside it ends that, once it can answer, if pods were turned down, and the
+No write to the API wakes such a pod, short of deleting another. But a kube-scheduler that starts tries every pod. So an extender that is younger than the kube-scheduler beside it ends that, once it can answer, if pods were turned down, and the
 kubelet starts another. The chart lets the two containers see each other's processes for this alone.
 """
 
@@ -24,7 +23,7 @@ import structlog
 
 PROC: Final = Path("/proc")
 END_S: Final = 5.0
-"""From SIGTERM, with which it gives up its lease and its calls, to SIGKILL. It takes 1 s (measured)."""
+"""From SIGTERM, with which it gives up its lease and its calls, to SIGKILL. It takes less than 1 s (measured)."""
 NAME_BYTES: Final = 15
 """The kernel keeps so many of a process's name (TASK_COMM_LEN, proc(5))."""
 

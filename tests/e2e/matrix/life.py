@@ -23,7 +23,7 @@ from vgpu.errors import BadDocument
 
 Harm = Callable[[], AbstractContextManager[None]]
 RESIDENTS: Final = (STEADY, BUSY)
-ALL: Final = {STEADY: 1, BUSY: 1, SUBJECT: REPLICAS, FILLER: 0}
+ALL: Final = {STEADY: 1, BUSY: 1, SUBJECT: REPLICAS}
 """ReplicaSet -> pods that should be ready at the end of a round."""
 DECISION_S: Final = 0.1
 PREEMPTION_S: Final = 2.5
@@ -46,7 +46,7 @@ class Stage:
         self.cluster.make_namespace(self.namespace)
         self.cluster.kubectl.apply(priority_class())
         gpus = [card.uuid for card in self.inventory.cards]
-        self.cluster.create(self.namespace, *residents(gpus), subject(), filler())
+        self.cluster.create(self.namespace, *residents(gpus), subject())
         eventually(lambda: [self._ready(name) for name in RESIDENTS] == [1, 1], "the residents are ready")
 
     def renew(self) -> None:
@@ -67,7 +67,7 @@ class Stage:
     def begin(self, step: Step) -> None:
         """Everything is as the step needs it before the fault. Pods that failed in an earlier round go."""
         self.cluster.kubectl("-n", self.namespace, "delete", "pods", "--field-selector=status.phase=Failed", "--wait=false")  # fmt: skip
-        self._scale(0, FILLER)  # a round that failed may have left some
+        self._drop_filler()  # a round that failed may have left it
         if step in EMPTY:
             self._scale(0)
             eventually(lambda: not self._subjects(), "the subject's pods are gone", timeout_s=60)
@@ -82,12 +82,12 @@ class Stage:
 
     def preempt(self, harm: Harm) -> None:
         """`placing`, where the subject first has to preempt pods that hold the room."""
-        self._scale(REPLICAS, FILLER)
+        self.cluster.create(self.namespace, filler())
         eventually(lambda: self._ready(FILLER) == REPLICAS, "the filler runs")
         victims = {pod["metadata"]["uid"] for pod in self._of(FILLER)}
         self._placing(harm, within_s=PREEMPTION_S)
         eventually(lambda: victims - {pod["metadata"]["uid"] for pod in self._of(FILLER)}, "one is preempted")
-        self._scale(0, FILLER)
+        self._drop_filler()
 
     def _placing(self, harm: Harm, within_s: float = DECISION_S) -> None:
         scaling = threading.Timer(self.chance.random() * 0.1, self._scale, (REPLICAS,))
@@ -181,6 +181,10 @@ class Stage:
 
     def _scale(self, replicas: int, name: str = SUBJECT) -> None:
         self.cluster.kubectl("-n", self.namespace, "scale", f"rs/{name}", f"--replicas={replicas}")
+
+    def _drop_filler(self) -> None:
+        """Each round has its own: the pods of one ReplicaSet are preempted a few times an hour, then spared."""
+        self.cluster.kubectl("-n", self.namespace, "delete", f"rs/{FILLER}", "--ignore-not-found", "--wait=false")
 
     def _ready(self, name: str = SUBJECT) -> int:
         return int(self.cluster.kubectl.get("-n", self.namespace, "rs", name)["status"].get("readyReplicas", 0))

@@ -75,10 +75,10 @@ def subject() -> dict[str, Any]:
 
 
 def filler() -> dict[str, Any]:
-    """No pods yet."""
+    """As many as the subject's."""
     template = working(SUBJECT_UNITS, SUBJECT_CORE)
     template["spec"]["priorityClassName"] = priority_class()["metadata"]["name"]
-    return replica_set(FILLER, template, 0, {"tangram.sh/placement": "spread"})
+    return replica_set(FILLER, template, REPLICAS, {"tangram.sh/placement": "spread"})
 
 
 def priority_class() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,8 +116,7 @@ class Couple:
                     await self._extender.kill()
                 assert [one for one in results if not isinstance(one, asyncio.CancelledError)] == []
 
-    async def _keep(self, extend: object) -> None:
-        assert callable(extend)
+    async def _keep(self, extend: Callable[[], Awaitable[None]]) -> None:
         while True:
             assert self._extender is not None
             await self._extender.ended()
@@ -136,7 +135,9 @@ class Couple:
 
 
 @asynccontextmanager
-async def _door(at: int, to: int, passing: object) -> AsyncIterator[None]:
+async def _door(
+    at: int, to: int, passing: Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+) -> AsyncIterator[None]:
     """Passes calls on to the extender; hangs up where it is away."""
     async with aiohttp.ClientSession(
         f"http://127.0.0.1:{to}", connector=aiohttp.TCPConnector(force_close=True)
@@ -152,9 +153,7 @@ async def _door(at: int, to: int, passing: object) -> AsyncIterator[None]:
             return web.Response()
 
         async def serve(request: web.Request) -> web.StreamResponse:
-            assert callable(passing)
-            answer: web.StreamResponse = await passing(request, forward)
-            return answer
+            return await passing(request, forward)
 
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{tail:.*}", serve)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import httpx
@@ -277,6 +278,9 @@ async def test_nothing_is_placed_before_pods_and_nodes_are_known(api: FakeApi) -
         await scheduler.extender.nodes.has_synced.wait()
         for error in ((await scheduler.filter(asking, "n1"))["Error"], await scheduler.bind(asking, "n1")):
             assert error == "cache not synced: pods are still being listed"
+        body = {"Pod": asking.plain(), "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-v"}]}}}
+        assert (await scheduler.call("preempt", json.dumps(body).encode()))["NodeNameToMetaVictims"] == {}
+        assert scheduler.extender.preemption.missed, "kube-scheduler does not ask again"
         ready = await scheduler.look("/readyz")
         assert (ready.status_code, ready.text) == (503, f"{error}\n")
         assert (await scheduler.look("/healthz")).status_code == 200

@@ -10,10 +10,10 @@ from tests.builders import PodBuilder, card, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
 
 
-def turned_down(built: PodBuilder) -> Pod:
+def turned_down(built: PodBuilder, reason: str = "Unschedulable") -> Pod:
     """The scheduler has been there, and found no place."""
     one = built.build()
-    condition = Condition("PodScheduled", status="False", reason="Unschedulable")
+    condition = Condition("PodScheduled", status="False", reason=reason)
     return msgspec.structs.replace(one, status=msgspec.structs.replace(one.status, conditions=(condition,)))
 
 
@@ -108,3 +108,28 @@ def test_answers_are_forgotten_once_they_can_matter_no_more() -> None:
     world.now_s = 301.0
     world.preemption.expire()
     assert world.preemption.remembered == 0
+
+
+def test_pods_are_turned_down_that_wait_and_fit_nowhere() -> None:
+    """Not those that kube-scheduler tries again by itself, as it could not reach an extender."""
+    world = World(n1=1)
+    waits = pod("waits").asking(mib=FULL_MIB)
+    world.tell(pod("new").asking(mib=FULL_MIB))
+    world.tell(turned_down(pod("again").asking(mib=FULL_MIB), "SchedulerError"))
+    world.tell(turned_down(pod("leaving").asking(mib=FULL_MIB).terminating()))
+    world.tell(turned_down(pod("bound").asking(mib=FULL_MIB).on("n1").assigned(share(card(0), FULL_MIB))))
+    assert world.preemption.turned_down() == 0
+    world.tell(turned_down(waits))
+    assert world.preemption.turned_down() == 1
+
+
+def test_a_preempt_call_that_came_before_enough_was_known_is_remembered() -> None:
+    world = World(n1=1)
+    world.tell(pod("v").asking(mib=HALF_MIB).on("n1").assigned(share(card(0), HALF_MIB)))
+    urgent = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
+    world.tell(urgent)
+    assert world.preempt(urgent, n1=["v"]).nodes
+    assert not world.preemption.missed
+    world.preemption.informed.clear()
+    assert not world.preempt(urgent, n1=["v"]).nodes
+    assert world.preemption.missed
