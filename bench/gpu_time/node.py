@@ -30,6 +30,9 @@ PYTHON = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
 MIB = 20480
 """Of memory for each container: the frameworks' own needs, far from the card's."""
 
+RIGHTS = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all,+kill")
+"""In front of the arbiter's words, as root: the rights that its container has in the chart, whatever this program's are."""
+
 
 class Switch(NamedTuple):
     """A call of the arbiter to the driver."""
@@ -71,7 +74,8 @@ class Node:
         log = self.machine.folder / "arbiter.log"
         with log.open("ab") as file:
             began = log.stat().st_size
-            command = [sys.executable, str(HERE / "watched.py"), str(self._timings), *words]
+            rights = RIGHTS if os.geteuid() == 0 else ()
+            command = [*rights, sys.executable, str(HERE / "watched.py"), str(self._timings), *words]
             self._arbiter = subprocess.Popen(command, cwd=ROOT, env=env, stderr=file)
         self.wait(lambda: self._serves(log, began), "the arbiter to serve", 20)
 
@@ -85,6 +89,12 @@ class Node:
     def arbiter(self) -> subprocess.Popen[bytes]:
         assert self._arbiter is not None
         return self._arbiter
+
+    @property
+    def arbiters_capabilities(self) -> int:
+        """The effective ones, as a mask: capabilities(7) numbers the bits."""
+        status = Path(f"/proc/{self.arbiter.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
 
     def arbiter_lives(self) -> bool:
         return self._arbiter is not None and self._arbiter.poll() is None

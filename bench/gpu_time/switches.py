@@ -62,6 +62,9 @@ def run(node: Node, book: Book, seconds: float) -> None:
     time.sleep(max(1.0, seconds / 2 - 3))
     node.grant("be", "best-effort")
     _standing(node, book, be)
+    book.over_all(
+        "switches", "the arbiter", "effective capabilities", "mask", node.arbiters_capabilities, "32 = KILL alone"
+    )
     be.send("stop")
     be.receive()
     for what, times in by_kind(node.stop_arbiter()).items():

@@ -154,6 +154,7 @@ class Machine:
             "TANGRAM_ARBITER_GRANTS_DIR": str(self.folder / "grants"),
             "TANGRAM_ARBITER_METRICS_PORT": "0",
             "TANGRAM_ARBITER_GRACE_MS": "0",
+            "TANGRAM_ARBITER_BYPASS": "report",
             "TANGRAM_ARBITER_STATUS_SOCKET": str(self.status_socket),
             **({"TANGRAM_ARBITER_DRIVER_ROOT": str(self.build / "fake")} if self.fake else {}),
             **{f"TANGRAM_ARBITER_{name.upper()}": value for name, value in settings.items()},
@@ -209,9 +210,11 @@ class Machine:
         }
         return self.base | (inside if key else {}) | more
 
-    def tenant(self, key: str = "", way: str = "primary", fds: tuple[int, ...] = (), **env: str) -> Tenant:
-        """A process with a context made in one of `cuda.CONTEXTS`' ways; none for way ''."""
-        made = Tenant([sys.executable, str(KIT / "tenant.py")], self.env(key, **env), fds)
+    def tenant(
+        self, key: str = "", way: str = "primary", fds: tuple[int, ...] = (), under: tuple[str, ...] = (), **env: str
+    ) -> Tenant:
+        """A process with a context made in one of `cuda.CONTEXTS`' ways; none for way ''. `under`: words of a program that starts it."""
+        made = Tenant([*under, sys.executable, str(KIT / "tenant.py")], self.env(key, **env), fds)
         self._running.append(made)
         if way:
             code = made.ask("start", way)
