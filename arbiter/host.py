@@ -71,7 +71,10 @@ def pid_inside(pid: int) -> int:
 
 def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
     """Name of the grant directory that a process belongs to, and the first one where several of its pod count as one."""
-    of = owners_in(grants).of(place(pid), key_shown(pid, grants, named_in))
+    at, shown = place(pid), key_shown(pid, grants, named_in)
+    if not at.pod:
+        return shown
+    of = owners_in(grants).of(at, shown)
     return of[0] if of else None
 
 

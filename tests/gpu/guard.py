@@ -27,6 +27,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_MIB = 2048
 SOON_S = 5.0
 """Specified as 'within seconds': two readings a second apart, and what they take."""
+KILLED_S = 10.0
+"""Specified."""
 CALM_S = 4.0
 
 
@@ -134,6 +136,39 @@ def _killed(machine: Machine, book: Book) -> None:
                 one.end()
 
 
+def _bypass_killed(machine: Machine, book: Book) -> None:
+    """By the arbiter's own rule, where the grant says `report`. This arbiter waits for no minute after its start."""
+    machine.stop_arbiter()
+    machine.start_arbiter(bypass="kill", bypass_quiet_s="0")
+    bypass = None
+    try:
+        key = machine.grant(LIMIT_MIB, "guard report")
+        program = built(machine, "bypass", static=False)
+        sibling = Inside(machine, key, program, "256", library=True)
+        try:
+            book.check("a sibling with the library", "held 256", sibling.said())
+            bypass = Inside(machine, key, program, str(LIMIT_MIB + 512))
+            book.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
+            began = time.monotonic()
+
+            def reported() -> bool:
+                return any(one["reason"] == "bypassing" for one in status(machine, key)["unenforced"])
+
+            took = machine.wait_for(reported, "the arbiter to say bypassing", 20)
+            book.at_most("seconds until it is reported", SOON_S, round(took, 2))
+            code = bypass.process.wait(20)
+            book.at_most("seconds until it is killed", KILLED_S, round(time.monotonic() - began, 2))
+            book.check("its exit", -signal.SIGKILL, code)
+            book.check("the sibling lives", True, stays(lambda: sibling.process.poll() is None, 1.5))
+        finally:
+            for one in (sibling, bypass):
+                if one is not None:
+                    one.end()
+    finally:
+        machine.stop_arbiter()
+        machine.start_arbiter()
+
+
 def _calm(machine: Machine, book: Book, watch: Watcher) -> None:
     """A program of the library that stands at its limit is not over it."""
     key = machine.grant(LIMIT_MIB, "guard kill")
@@ -153,6 +188,7 @@ CASES: dict[str, Callable[[Machine, Book, Watcher], None]] = {
     "bypass, static launcher": lambda machine, book, _: _reported(machine, book, "static launcher"),
     "bypass, LD_PRELOAD unset": lambda machine, book, _: _reported(machine, book, "LD_PRELOAD unset"),
     "bypass, killed": lambda machine, book, _: _killed(machine, book),
+    "bypass, killed by the arbiter's rule": lambda machine, book, _: _bypass_killed(machine, book),
     "at the brim with the library": _calm,
 }
 

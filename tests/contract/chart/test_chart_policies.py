@@ -280,6 +280,35 @@ def test_without_the_policy_the_plugin_has_no_right_to_delete(helm: Helm) -> Non
         helm.objects({"policy": {"enabled": False}, "arbiter": {"guard": {"policy": "evict"}}})
 
 
+@pytest.mark.parametrize("action", ["kill", "evict"])
+def test_where_processes_are_not_seen_nothing_but_a_report_is_possible(helm: Helm, action: str) -> None:
+    blind = {"hostPID": False}
+    with pytest.raises(Refused, match=rf"arbiter\.bypass is {action} with node\.hostPID=false"):
+        helm.objects({"node": blind, "arbiter": {"bypass": action}})
+    with pytest.raises(Refused, match=rf"arbiter\.guard\.policy is {action} with node\.hostPID=false"):
+        helm.objects({"node": blind, "arbiter": {"guard": {"policy": action}}})
+    with pytest.raises(Refused, match=r"arbiter\.bypass is evict with policy\.enabled=false"):
+        helm.objects({"policy": {"enabled": False}, "arbiter": {"bypass": "evict"}})
+
+
+@pytest.mark.parametrize(
+    ("values", "bypass", "visible"),
+    [
+        ({}, "kill", "true"),
+        ({"arbiter": {"bypass": "evict"}}, "evict", "true"),
+        ({"node": {"hostPID": False}}, "report", "false"),
+        ({"node": {"hostPID": False}, "arbiter": {"bypass": "report"}}, "report", "false"),
+    ],
+)
+def test_a_bypass_is_killed_by_default_where_processes_are_seen(
+    helm: Helm, values: dict[str, Any], bypass: str, visible: str
+) -> None:
+    containers = helm.objects(values).one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]["containers"]
+    (arbiter,) = [one for one in containers if one["name"] == "arbiter"]
+    env = {one["name"]: one.get("value") for one in arbiter["env"]}
+    assert (env["TANGRAM_ARBITER_BYPASS"], env["TANGRAM_ARBITER_PROCESSES_VISIBLE"]) == (bypass, visible)
+
+
 def test_the_webhook_creates_its_own_secret_and_no_token_of_another_account(policies: ApiServer) -> None:
     message = refused(lambda: secret(policies, "another", WEBHOOK))
     assert "it must be tangram-webhook-tls of type Opaque" in message

@@ -154,6 +154,7 @@ class Machine:
             "TANGRAM_ARBITER_GRANTS_DIR": str(self.folder / "grants"),
             "TANGRAM_ARBITER_METRICS_PORT": "0",
             "TANGRAM_ARBITER_GRACE_MS": "0",
+            "TANGRAM_ARBITER_BYPASS": "report",
             "TANGRAM_ARBITER_STATUS_SOCKET": str(self.status_socket),
             **({"TANGRAM_ARBITER_DRIVER_ROOT": str(self.build / "fake")} if self.fake else {}),
             **{f"TANGRAM_ARBITER_{name.upper()}": value for name, value in settings.items()},

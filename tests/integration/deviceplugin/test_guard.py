@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.test_plugin import Start, inventory, running, sharing
 from vgpu.codec import grant_from_text
-from vgpu.status import CardStatus, ContainerStatus, ProcessCard, ProcessStatus, Status, encode_status
+from vgpu.contract import CONTAINER_ID
+from vgpu.status import (
+    BypassStatus,
+    CardStatus,
+    ContainerStatus,
+    ProcessCard,
+    ProcessStatus,
+    Status,
+    UngrantedStatus,
+    encode_status,
+)
 
 __all__ = ["fake_driver", "running"]
 
@@ -134,3 +145,52 @@ async def test_the_grant_carries_the_stricter_policy(running: Start, wish: str, 
         await made.kubelet.start_container("a", "main")
         grant = grant_from_text((folder / "grant").read_text())
         assert (grant.guard, grant.clear) == (expected, True)
+
+
+async def test_a_bypass_makes_an_event_on_the_pod_and_with_evict_the_pod_is_deleted(running: Start) -> None:
+    async with running() as made:
+        uuid = await admitted(made, "a")
+        bypass = BypassStatus(uuid, (4711,), 5096 * MIB, 4096 * MIB, "evict")
+        found = msgspec.structs.replace(over("a", uuid, "report", over=False), bypasses=(bypass,))
+        async with await made.arbiter_says(encode_status(Status((found,)))):
+            (note,) = await told(made, 1)
+            await made.logged("pod deleted", pod="default/a", reason="bypass")
+        assert note.endswith(
+            "process 4711 (/bin/miner --all) goes around the library; arbiter.bypass: the pod is deleted"
+        )
+        (event,) = made.api.events
+        assert (event["reason"], event["regarding"]["name"]) == ("LimitBypassed", "a")
+        assert [name for name, _ in made.api.deleted] == ["a"]
+
+
+async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(running: Start) -> None:
+    async with running() as made:
+        uuid = await admitted(made, "a")
+        found = UngrantedStatus(uuid, 4711, "/bin/miner", 700 * MIB)
+        async with await made.arbiter_says(encode_status(Status((), ungranted=(found,)))):
+            (note,) = await told(made, 1)
+        assert note.startswith(f"process 4711 (/bin/miner) holds 700 MiB of {uuid}")
+        (event,) = made.api.events
+        regarding = event["regarding"]
+        assert (event["reason"], event["type"], event["metadata"]["namespace"]) == (
+            "UngrantedMemory",
+            "Warning",
+            "default",
+        )
+        assert (regarding["kind"], regarding["name"], regarding["uid"]) == ("Node", "n1", "n1")
+        assert made.api.deleted == []
+
+
+async def test_the_id_of_a_container_is_beside_its_grant_once_the_pods_status_has_it(running: Start) -> None:
+    async with running() as made:
+        one = sharing("a", inventory(made), 0, 4)
+        plain = one.plain()
+        made.api.put(plain)
+        await made.kubelet.admit(plain)
+        folder = made.arbiter_listens("a")
+        await made.kubelet.start_container("a", "main")
+        assert not (folder / CONTAINER_ID).exists()
+        plain["status"]["containerStatuses"] = [{"name": "main", "containerID": f"containerd://{'c0' * 32}"}]
+        made.api.put(plain)
+        await made.logged("container known", container_id="c0" * 32)
+        assert (folder / CONTAINER_ID).read_text() == f"{'c0' * 32}\n"

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.guard import AGAIN_S, Guard, Offence, Trouble, offences
+from deviceplugin.guard import AGAIN_S, BYPASSED, REASON, Guard, Offence, Trouble, offences, ungranted_notes
 from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.names import GUARDS
 from vgpu.status import (
     BRIEF,
+    BypassStatus,
     CardStatus,
     ContainerStatus,
     KillStatus,
@@ -28,6 +29,7 @@ from vgpu.status import (
     Status,
     TurnStatus,
     UnenforcedStatus,
+    UngrantedStatus,
     encode_status,
 )
 
@@ -58,6 +60,10 @@ class Told:
     troubles: list[Trouble] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     unenforced_notes: list[str] = field(default_factory=list)
+    ungranted_notes: list[str] = field(default_factory=list)
+
+    def ungranted(self, note: str) -> None:
+        self.ungranted_notes.append(note)
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
         assert pod.uid == offence.uid
@@ -104,8 +110,13 @@ class Looking:
         async with await asyncio.start_unix_server(answer, self.socket):
             await self.guard.once()
 
-    async def look_at(self, *containers: ContainerStatus, kills: tuple[KillStatus, ...] = ()) -> None:
-        await self.look(encode_status(Status(containers, kills=kills)))
+    async def look_at(
+        self,
+        *containers: ContainerStatus,
+        kills: tuple[KillStatus, ...] = (),
+        ungranted: tuple[UngrantedStatus, ...] = (),
+    ) -> None:
+        await self.look(encode_status(Status(containers, kills=kills, ungranted=ungranted)))
 
 
 @pytest.fixture
@@ -330,3 +341,65 @@ def test_a_reason_of_a_later_arbiter_is_told_too(looking: Looking) -> None:
     asyncio.run(looking.look_at(unenforced("a", "something-new")))
     (note,) = looking.told.unenforced_notes
     assert "(something-new)" in note
+
+
+def bypassing(policy: str, guard: str = "report") -> ContainerStatus:
+    bypass = BypassStatus(uuid(0), (7,), 5000 * MIB, 4096 * MIB, policy)
+    return msgspec.structs.replace(container(guard=guard, over=False), bypasses=(bypass,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "follows"), [("report", "it is reported"), ("evict", "the pod is deleted")], ids=["report", "evict"]
+)
+async def test_a_bypass_is_told_of_once_with_its_own_reason(looking: Looking, policy: str, follows: str) -> None:
+    for _ in range(3):
+        await looking.look_at(bypassing(policy))
+    (offence,) = looking.told.offences
+    assert (offence.reason, offence.policy) == (BYPASSED, policy)
+    assert offence.note == (
+        f"container main holds 5000 MiB of {uuid(0)} and was granted 4096 MiB; process 7 (miner) goes around the library;"
+        f" arbiter.bypass: {follows}"
+    )
+    assert looking.told.now == [0, 0, 0], "the metric counts who is over by the guard"
+
+
+async def test_a_bypass_that_is_killed_makes_one_event_also_beside_a_kill_of_the_guard(looking: Looking) -> None:
+    of = "uid-default-a", "default/a", "main", uuid(0)
+    kill = KillStatus("7-1", *of, 7, "miner", 5000 * MIB, 4096 * MIB, bypass=True)
+    other = KillStatus("8-1", *of, 8, "sh", 5000 * MIB, 4096 * MIB)
+    for _ in range(2):
+        await looking.look_at(bypassing("kill"), kills=(kill, other))
+    assert [one.reason for one in looking.told.offences] == [BYPASSED, REASON]
+    assert looking.told.offences[0].note == (
+        f"container main held 5000 MiB of {uuid(0)} and was granted 4096 MiB; arbiter.bypass kill: process 7 (miner)"
+        " went around the library and was killed"
+    )
+
+
+async def test_memory_that_belongs_to_no_grant_is_told_of_once_for_each_gpu_and_again_after_ten_minutes(
+    looking: Looking,
+) -> None:
+    found = (
+        UngrantedStatus(uuid(0), 7, "miner", 700 * MIB, "uid-default-a"), UngrantedStatus(uuid(0), 8, "sh", 9 * MIB),
+        UngrantedStatus(uuid(1), 9, "", None),
+    )  # fmt: skip
+    for at_s in (0.0, 1.0, AGAIN_S - 1):
+        looking.at_s = at_s
+        await looking.look_at(ungranted=found)
+    assert looking.told.ungranted_notes == [
+        f"process 7 (miner) of pod default/a holds 700 MiB of {uuid(0)}, which containers share, and belongs to no grant"
+        " there: no limit counts it; 1 more do so",
+        f"process 9 (of unknown name) holds memory of {uuid(1)}, which containers share, and belongs to no grant there:"
+        " no limit counts it",
+    ]
+    looking.at_s = AGAIN_S
+    await looking.look_at(ungranted=found)
+    assert len(looking.told.ungranted_notes) == 4
+    await looking.look_at()
+    await looking.look_at(ungranted=found[:1])
+    assert len(looking.told.ungranted_notes) == 5, "it had ended"
+
+
+def test_the_note_of_a_pod_that_nobody_knows_has_its_uid() -> None:
+    (note,) = ungranted_notes([UngrantedStatus(uuid(0), 7, "x", 1, "a-uid")], lambda _: None).values()
+    assert "process 7 (x) of pod a-uid holds 0 MiB" in note

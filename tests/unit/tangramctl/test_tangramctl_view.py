@@ -29,6 +29,7 @@ from vgpu.status import (
     Status,
     TurnStatus,
     UnenforcedStatus,
+    UngrantedStatus,
     encode_status,
 )
 
@@ -70,6 +71,19 @@ def machine() -> Iterator[Machine]:
     folder = Path(tempfile.mkdtemp(prefix="tv-"))  # a socket's path holds 107 characters
     yield prepared(folder / "s")
     shutil.rmtree(folder)
+
+
+def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Machine) -> None:
+    book.write(machine, ("python", "x"), PIECE, TERMS)
+    of_run, of_pod = UngrantedStatus(UUID, 8, "miner", 700 * MIB), UngrantedStatus(UUID, 9, "", None, "a-uid")
+    cluster = machine.root / "cluster.sock"
+    with (
+        arbiter(machine.status_socket, encode_status(Status((), ungranted=(of_run,)))),
+        arbiter(cluster, encode_status(Status((told("k"),), ungranted=(of_pod,)))),
+    ):
+        notes = view.look(machine, cluster).notes
+    assert f"! process 8 (miner) holds 700 MiB of {UUID} and belongs to no grant there" in notes
+    assert f"! process 9 (of unknown name) of pod a-uid holds memory of {UUID} and belongs to no grant there" in notes
 
 
 def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:
