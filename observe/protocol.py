@@ -35,6 +35,9 @@ REASONS: Final = {
 }
 """As refusals are counted."""
 
+SMALL_S: Final = 0.5
+"""So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
+
 CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
 
@@ -84,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._one, self._listener = one, listener
         self._connections, self._bounds = listener.connections, listener.connections.bounds
         self._in_body = self._refused = self._unread = False
-        self._header_bytes = self._body_bytes = self._wire_bytes = 0
+        self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
         self._answering: RequestResponseCycle | None = None
 
@@ -93,6 +96,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow = RestingFlow(transport, self.loop)
         # so that pause_writing tells of any byte that the client has not read
         transport.set_write_buffer_limits(high=1, low=0)
+        if self._bounds.read_bytes and hasattr(transport, "set_read_buffer_limits"):
+            # TLS by itself takes 256 KiB from a connection that is not read
+            transport.set_read_buffer_limits(high=self._bounds.read_bytes, low=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self._one)
@@ -118,6 +124,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._refused or self._one.phase is not Phase.REQUEST:
             return
+        self._small_pieces += len(data) < self._bounds.small_bytes
+        if self._small_pieces > self._bounds.small_pieces:
+            self.flow.rest(SMALL_S)
         if self._in_body and self._wire_bytes > self._bounds.header_bytes + CHUNKED * self._bounds.body_bytes:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         elif not self._in_body and self._wire_bytes > self._bounds.header_bytes:
@@ -158,7 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
-        self._wire_bytes = 0
+        self._wire_bytes = self._small_pieces = 0
         if self._one.phase is Phase.REQUEST:
             self._enter(Phase.WORK)
         super().on_message_complete()

@@ -63,9 +63,9 @@ class ApiServer:
         sock, self._kept = self._kept, None
         keep = sock is None
         if sock is None:
-            sock = self._tls.wrap_socket(
-                socket.create_connection(("127.0.0.1", self._port), 10), server_hostname="localhost"
-            )
+            plain = socket.create_connection(("127.0.0.1", self._port), 10)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
+            sock = self._tls.wrap_socket(plain, server_hostname="localhost")
         try:
             sock.sendall(request(self._uid, MUTATE))
             answer = read_answer(sock.recv)
@@ -129,6 +129,7 @@ class Scheduler:
     def __call__(self) -> None:
         if self._sock is None:
             self._sock = socket.create_connection(("127.0.0.1", self._port), 10)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
         try:
             self._sock.sendall(next(self._bodies))
             assert read_answer(self._sock.recv).startswith(b"HTTP/1.1 200")
