@@ -39,8 +39,8 @@ class Acceptor:
         self.connections = Connections(bounds, refused)
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
-        self._listener = Listener(self.connections, FairQueue(), Pace(bounds.long_bytes_per_s))
-        self._new = FairQueue(bounds.handshakes_per_s, bounds.handshakes_at_once)
+        new = FairQueue(bounds.handshakes_per_s, bounds.handshakes_at_once)
+        self._listener = Listener(self.connections, FairQueue(), new, Pace(bounds.long_bytes_per_s))
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         if config.ssl:  # a TLS client speaks first: the kernel tells of it once it has
@@ -88,7 +88,7 @@ class Acceptor:
             evicted = self.connections.add(one)
             if evicted is not None:
                 evicted.close()
-            self._new.submit(one.address, partial(self._begin, client, one))
+            self._listener.new.submit(one.address, partial(self._begin, client, one))
 
     def _begin(self, client: socket.socket, one: Connection) -> None:
         if one not in self.connections:

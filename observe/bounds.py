@@ -64,7 +64,15 @@ frame around it."""
 VERBS: Final = Bounds(body_bytes=64 * MIB, held_bytes=256 * MIB, read_bytes=0, long_bytes=64 * MIB)
 """kube-scheduler's calls on 127.0.0.1, where nobody else is, which carry a pod and the names of up to 10,000 nodes, or for preemption the victims on each."""
 
-OPERATIONS: Final = Bounds(body_bytes=0, header_bytes=16 * KIB, connections=256, per_address=128, held_bytes=4 * MIB)
+OPERATIONS: Final = Bounds(
+    body_bytes=0,
+    header_bytes=16 * KIB,
+    connections=256,
+    per_address=128,
+    held_bytes=4 * MIB,
+    handshakes_per_s=100,
+    handshakes_at_once=256,
+)
 """Probes and scrapes."""
 
 

@@ -36,6 +36,11 @@ class FairQueue:
         self._waiting.setdefault(address, deque()).append(begin)
         self._arrange()
 
+    def refund(self, address: str) -> None:
+        """The last piece of this address was worth it: it does not count."""
+        if address in self._had:
+            self._had[address] = max(0.0, self._had[address] - 1)
+
     def _arrange(self) -> None:
         if self._waiting and not self._due:
             self._due = True

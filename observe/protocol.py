@@ -35,6 +35,9 @@ REASONS: Final = {
 }
 """As refusals are counted."""
 
+STATUS: Final = "tangram.status"
+"""Of the answer, in the scope of its request: `serving` sets it."""
+
 SMALL_S: Final = 0.5
 """So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
 
@@ -48,6 +51,9 @@ class Listener:
 
     connections: Connections
     queue: FairQueue
+    """Of requests."""
+    new: FairQueue
+    """Of connections."""
     pace: Pace
 
 
@@ -177,6 +183,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        if not self._one.served and cast(Any, self._answering).scope.get(STATUS) == HTTPStatus.OK:
+            # who connects for a request that is answered well comes before those who connect and do not, however often it does
+            self._listener.new.refund(self._one.address)
         super().on_response_complete()
         self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
         self._unread = self.transport.get_write_buffer_size() > 0

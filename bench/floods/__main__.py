@@ -33,13 +33,14 @@ from bench.floods.flood import (
     flood,
     quantile,
 )
-from bench.floods.servers import extender, webhook
+from bench.floods.servers import extender, plugin, webhook
 from bench.floods.sockets import arbiter
 
 PROGRAMS: Final[dict[str, Callable[[], AbstractContextManager[list[Listener]]]]] = {
     "webhook": webhook,
     "extender": extender,
     "arbiter": arbiter,
+    "plugin": plugin,
 }
 TIMES_CONTROL: Final = 2.0
 MORE_MS: Final = 50.0

@@ -257,3 +257,18 @@ async def test_new_connections_are_begun_so_many_a_second_and_a_newcomers_comes_
     await asyncio.wait_for(done.wait(), 10)
     assert begun == ["flood 0", "flood 1", "other"]
     assert asyncio.get_running_loop().time() - began_s >= 0.03
+
+
+async def test_who_connects_for_requests_that_are_answered_comes_before_those_who_just_connect() -> None:
+    async with running(replace(BOUNDS, handshakes_per_s=100, handshakes_at_once=1)) as one:
+        for _ in range(5):
+            assert await one.send(post(b"a")) == b"HTTP/1.1 200 OK"
+        (acceptor,) = one.server.servers
+        had = acceptor._listener.new._had  # type: ignore[attr-defined]
+        assert had.get("127.0.0.1", 0.0) < 1
+        for _ in range(5):
+            _, writer = await one.connect()
+            writer.close()
+        async with asyncio.timeout(10):
+            while acceptor._listener.new._had.get("127.0.0.1", 0.0) < 2:  # type: ignore[attr-defined]  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
