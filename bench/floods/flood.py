@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -121,10 +120,8 @@ def summed(pid: int, of: Callable[[int], float]) -> float:
 def flood(program: Path, cgroup: Path, listener: Listener, attack: Attack, seconds: int) -> Honest:
     """What the honest client saw, and the program used."""
     flags = [*listener.flags, "-attack", attack.does, "-seconds", str(seconds), *attack.flags]
-    process = subprocess.Popen(
-        [program, *flags], stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: (cgroup / "cgroup.procs").write_text(str(os.getpid())),
-    )  # fmt: skip
+    into_cgroup = ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', cgroup / "cgroup.procs")
+    process = subprocess.Popen([*into_cgroup, program, *flags], stdout=subprocess.PIPE, text=True)
     seen, until_s = Honest(), time.monotonic() + seconds
     time.sleep(WARM_S)
     start_s = look_s = 0.0
@@ -140,4 +137,5 @@ def flood(program: Path, cgroup: Path, listener: Listener, attack: Attack, secon
         time.sleep(max(0.0, EACH_S - (time.monotonic() - now_s)))
     seen.cpu_percent = 100 * (summed(listener.pid, cpu_s) - had_s) / (time.monotonic() - began_s)
     seen.did = process.communicate(timeout=60)[0].strip()
+    assert process.returncode == 0, f"the flooder ended with {process.returncode}"
     return seen

@@ -272,3 +272,21 @@ async def test_who_connects_for_requests_that_are_answered_comes_before_those_wh
         async with asyncio.timeout(10):
             while acceptor._listener.new._had.get("127.0.0.1", 0.0) < 2:  # type: ignore[attr-defined]  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_ended_is_forgotten_without_a_look_for_garbage() -> None:
+    async with running() as one:
+        gc.collect()
+        gc.disable()
+        try:
+            for request in (post(b"a"), b"POST / HTTP/1.1\r\nhost: x\r\n", b"nonsense\r\n\r\n"):
+                reader, writer = await one.connect()
+                writer.write(request)
+                await asyncio.sleep(0.05)
+                writer.close()
+                del reader, writer
+            async with asyncio.timeout(10):
+                while any(isinstance(thing, BoundedProtocol) for thing in gc.get_objects()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        finally:
+            gc.enable()
