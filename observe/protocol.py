@@ -189,9 +189,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        if not self._one.served and cast(Any, self._answering).scope.get(STATUS) == HTTPStatus.OK:
-            # who connects for a request that is answered well comes before those who connect and do not, however often it does
-            self._listener.new.refund(self._one.address)
+        if self._answering is not None and self._answering.scope.get(STATUS) == HTTPStatus.OK:
+            # who makes requests that are answered well comes before those who do not, however many it makes
+            self._listener.queue.refund(self._one.address)
+            if not self._one.served:
+                self._listener.new.refund(self._one.address)
         super().on_response_complete()
         self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
         self._unread = self.transport.get_write_buffer_size() > 0
