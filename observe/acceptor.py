@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from asyncio import sslproto
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -38,7 +39,8 @@ class Acceptor:
         self.connections = Connections(bounds, refused)
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
-        self._listener = Listener(self.connections, FairQueue(), Pace(bounds.long_bytes_per_s))
+        new = FairQueue(bounds.handshakes_per_s, bounds.handshakes_at_once)
+        self._listener = Listener(self.connections, FairQueue(), new, Pace(bounds.long_bytes_per_s))
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         if config.ssl:  # a TLS client speaks first: the kernel tells of it once it has
@@ -78,11 +80,15 @@ class Acceptor:
                 )
                 return
             client.setblocking(False)
+            with suppress(OSError):  # it hung up; a socket of another family has no such option
+                client.setsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+                )  # else an answer's body waits 40 ms for the client's ACK of its head
             one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic(), close=client.close)
             evicted = self.connections.add(one)
             if evicted is not None:
                 evicted.close()
-            self._listener.queue.submit(one.address, partial(self._begin, client, one))
+            self._listener.new.submit(one.address, partial(self._begin, client, one))
 
     def _begin(self, client: socket.socket, one: Connection) -> None:
         if one not in self.connections:

@@ -47,16 +47,32 @@ class Bounds:
     long_bytes: int = 128 * KIB
     """What a request has beyond that is read at `long_bytes_per_s`, all connections together."""
     long_bytes_per_s: float = 16 * MIB
+    small_bytes: int = 1 * KIB
+    """A piece of a request that is smaller and not its last. After `small_pieces` of one request its connection is read at most twice a second."""
+    small_pieces: int = 4
+    handshakes_per_s: float = inf
+    """New connections that are begun, all addresses together; the one that had least of late comes first."""
+    handshakes_at_once: float = inf
 
 
-ADMISSION: Final = Bounds(body_bytes=10 * MIB, connections=768)
-"""A connection with TLS takes 60 KiB (measured). The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
+ADMISSION: Final = Bounds(
+    body_bytes=10 * MIB, connections=768, read_bytes=16 * KIB, handshakes_per_s=200, handshakes_at_once=600
+)
+"""A connection with TLS takes 44 KiB, a handshake 1 to 2 ms of a processor (measured). The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
 frame around it."""
 
 VERBS: Final = Bounds(body_bytes=64 * MIB, held_bytes=256 * MIB, read_bytes=0, long_bytes=64 * MIB)
 """kube-scheduler's calls on 127.0.0.1, where nobody else is, which carry a pod and the names of up to 10,000 nodes, or for preemption the victims on each."""
 
-OPERATIONS: Final = Bounds(body_bytes=0, header_bytes=16 * KIB, connections=256, per_address=128, held_bytes=4 * MIB)
+OPERATIONS: Final = Bounds(
+    body_bytes=0,
+    header_bytes=16 * KIB,
+    connections=256,
+    per_address=128,
+    held_bytes=4 * MIB,
+    handshakes_per_s=100,
+    handshakes_at_once=256,
+)
 """Probes and scrapes."""
 
 

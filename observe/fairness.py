@@ -8,20 +8,27 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 HALF_LIFE_S: Final = 1.0
 """What a client had counts half after so long. Guessed."""
+
+WORTH: Final = 0.9
+"""An API server makes many more requests than each client of a flood, and comes before it all the same where the flood's are refused. Guessed."""
 
 FORGET: Final = 2.0**-6
 """Less than that is nothing."""
 
 
 class FairQueue:
-    """Begins one piece of work in each round of the event loop. Holds no more pieces than clients have connections."""
+    """Begins one piece of work in each round of the event loop, and `per_s` of them after `at_once`. Holds no more pieces than clients have
+    connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_s: float = inf, at_once: float = inf) -> None:
         self._loop = asyncio.get_running_loop()
+        self._per_s, self._at_once = per_s, at_once
+        self._left, self._filled_s = at_once, self._loop.time()
         self._waiting: dict[str, deque[Callable[[], object]]] = {}
         self._had: dict[str, float] = {}
         self._decayed_s = self._loop.time()
@@ -32,6 +39,11 @@ class FairQueue:
         self._waiting.setdefault(address, deque()).append(begin)
         self._arrange()
 
+    def refund(self, address: str) -> None:
+        """The last piece of this address was worth it: it counts a tenth."""
+        if address in self._had:
+            self._had[address] = max(0.0, self._had[address] - WORTH)
+
     def _arrange(self) -> None:
         if self._waiting and not self._due:
             self._due = True
@@ -39,6 +51,11 @@ class FairQueue:
 
     def _begin_one(self) -> None:
         self._due = False
+        if (wait_s := self._wait_s()) > 0:
+            self._due = True
+            self._loop.call_later(wait_s, self._begin_one)
+            return
+        self._left -= 1
         self._decay()
         address = min(self._waiting, key=lambda one: self._had.get(one, 0.0))
         pieces = self._waiting[address]
@@ -48,6 +65,14 @@ class FairQueue:
         self._had[address] = self._had.get(address, 0.0) + 1
         self._arrange()
         begin()
+
+    def _wait_s(self) -> float:
+        """Until there may be one more."""
+        now_s = self._loop.time()
+        if self._per_s < inf:
+            self._left = min(self._at_once, self._left + (now_s - self._filled_s) * self._per_s)
+        self._filled_s = now_s
+        return 0.0 if self._left >= 1 else (1 - self._left) / self._per_s
 
     def _decay(self) -> None:
         halves = int((self._loop.time() - self._decayed_s) / HALF_LIFE_S)

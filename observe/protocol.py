@@ -35,8 +35,18 @@ REASONS: Final = {
 }
 """As refusals are counted."""
 
+STATUS: Final = "tangram.status"
+"""Of the answer, in the scope of its request: `serving` sets it."""
+
+SMALL_S: Final = 0.5
+"""So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
+
 CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
+
+
+def closed() -> None:
+    """Ends a connection that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,9 @@ class Listener:
 
     connections: Connections
     queue: FairQueue
+    """Of requests."""
+    new: FairQueue
+    """Of connections."""
     pace: Pace
 
 
@@ -84,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._one, self._listener = one, listener
         self._connections, self._bounds = listener.connections, listener.connections.bounds
         self._in_body = self._refused = self._unread = False
-        self._header_bytes = self._body_bytes = self._wire_bytes = 0
+        self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
         self._answering: RequestResponseCycle | None = None
 
@@ -93,16 +106,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow = RestingFlow(transport, self.loop)
         # so that pause_writing tells of any byte that the client has not read
         transport.set_write_buffer_limits(high=1, low=0)
+        if self._bounds.read_bytes and hasattr(transport, "set_read_buffer_limits"):
+            # TLS by itself takes 256 KiB from a connection that is not read
+            transport.set_read_buffer_limits(high=self._bounds.read_bytes, low=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self._one)
         self._drop_answers()
         super().connection_lost(exc)
-        self._incomplete = None
         self.pipeline.clear()
         if self.cycle is not None:
-            # these objects refer to each other, for which Python may not look for a minute (`collecting`)
             self.cycle.body = bytearray()
+        # these objects refer to each other, for which Python may not look for a minute (`collecting`): with TLS each connection has 44 KiB
+        self._one.close = closed
+        self._incomplete = self._answering = None
+        self.cycle = self.parser = None  # type: ignore[assignment]
 
     def abort(self) -> None:
         """Close the connection at once. What the program still answers is dropped."""
@@ -118,6 +136,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._refused or self._one.phase is not Phase.REQUEST:
             return
+        self._small_pieces += len(data) < self._bounds.small_bytes
+        if self._small_pieces > self._bounds.small_pieces:
+            self.flow.rest(SMALL_S)
         if self._in_body and self._wire_bytes > self._bounds.header_bytes + CHUNKED * self._bounds.body_bytes:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         elif not self._in_body and self._wire_bytes > self._bounds.header_bytes:
@@ -158,7 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
-        self._wire_bytes = 0
+        self._wire_bytes = self._small_pieces = 0
         if self._one.phase is Phase.REQUEST:
             self._enter(Phase.WORK)
         super().on_message_complete()
@@ -168,6 +189,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        if self._answering is not None and self._answering.scope.get(STATUS) == HTTPStatus.OK:
+            # who makes requests that are answered well comes before those who do not, however many it makes
+            self._listener.queue.refund(self._one.address)
+            if not self._one.served:
+                self._listener.new.refund(self._one.address)
         super().on_response_complete()
         self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
         self._unread = self.transport.get_write_buffer_size() > 0

@@ -12,6 +12,7 @@ import uvicorn
 
 from observe.acceptor import Acceptor
 from observe.bounds import Bounds
+from observe.protocol import STATUS
 from observe.refusals import Refused, not_counted
 
 OPTIONS: Final[dict[str, Any]] = {
@@ -24,12 +25,28 @@ Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 
+def with_status(app: App) -> App:
+    """The same, and the status of each answer is in the scope of its request."""
+
+    async def wrapped(
+        scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope[STATUS] = message["status"]
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return wrapped
+
+
 class Server(uvicorn.Server):
     """Signals are the program's own; `up` is set once the port is open. How long a connection may be idle is in `bounds`, not uvicorn's. What is
     refused is counted by `refused`."""
 
     def __init__(self, app: App, bounds: Bounds, refused: Refused = not_counted, **options: Any) -> None:
-        super().__init__(uvicorn.Config(app, **(OPTIONS | options)))
+        super().__init__(uvicorn.Config(with_status(app), **(OPTIONS | options)))
         self.up = asyncio.Event()
         self._bounds, self._refused = bounds, refused
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.process import memory_mib
+from bench.process import cpu_s, memory_mib
 from hack.cluster.build import SHARED_FLAGS
 from hack.cluster.layout import cache_folder
 from hack.cluster.toolchain import find_go
@@ -57,6 +56,12 @@ class Honest:
     ms: list[float] = field(default_factory=list)
     start_ms: list[float] = field(default_factory=list)
     failed: int = 0
+    mib: float = 0.0
+    """Most resident memory of the program and its children."""
+    cpu_percent: float = 0.0
+    """Of a processor, that they took. Grows little with the machine's load."""
+    did: str = ""
+    """What the flooder says of itself."""
 
     def make(self, call: Callable[[], float | None], into: list[float]) -> None:
         started = time.perf_counter()
@@ -93,35 +98,44 @@ def build_flooder() -> Path:
     return program
 
 
-def memory_of_all(pid: int) -> float:
-    """MiB of the process and its children."""
-    total = memory_mib(pid)
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            for child in (task / "children").read_text().split():
-                with contextlib.suppress(OSError, LookupError):
-                    total += memory_of_all(int(child))
+def family(pid: int) -> list[int]:
+    """The process and its children."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [one for child in (task / "children").read_text().split() for one in family(int(child))]
+    return found
+
+
+def summed(pid: int, of: Callable[[int], float]) -> float:
+    """Over the process and its children."""
+    total = 0.0
+    for one in family(pid):
+        with contextlib.suppress(OSError, LookupError):
+            total += of(one)
     return total
 
 
-def flood(program: Path, cgroup: Path, listener: Listener, attack: Attack, seconds: int) -> tuple[Honest, float, str]:
-    """(what the honest client saw, highest memory, what the flooder did)."""
+def flood(program: Path, cgroup: Path, listener: Listener, attack: Attack, seconds: int) -> Honest:
+    """What the honest client saw, and the program used."""
     flags = [*listener.flags, "-attack", attack.does, "-seconds", str(seconds), *attack.flags]
-    process = subprocess.Popen(
-        [program, *flags], stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: (cgroup / "cgroup.procs").write_text(str(os.getpid())),
-    )  # fmt: skip
-    seen, memory, until_s = Honest(), 0.0, time.monotonic() + seconds
+    into_cgroup = ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', cgroup / "cgroup.procs")
+    process = subprocess.Popen([*into_cgroup, program, *flags], stdout=subprocess.PIPE, text=True)
+    seen, until_s = Honest(), time.monotonic() + seconds
     time.sleep(WARM_S)
     start_s = look_s = 0.0
+    began_s, had_s = time.monotonic(), summed(listener.pid, cpu_s)
     while (now_s := time.monotonic()) < until_s:
         if listener.start is not None and now_s >= start_s:
             seen.make(listener.start, seen.start_ms)
             start_s = now_s + START_EACH_S
         if now_s >= look_s:
-            memory = max(memory, memory_of_all(listener.pid))
+            seen.mib = max(seen.mib, summed(listener.pid, memory_mib))
             look_s = now_s + 0.5
         seen.make(listener.call, seen.ms)
         time.sleep(max(0.0, EACH_S - (time.monotonic() - now_s)))
-    did, _ = process.communicate(timeout=60)
-    return seen, memory, did.strip()
+    seen.cpu_percent = 100 * (summed(listener.pid, cpu_s) - had_s) / (time.monotonic() - began_s)
+    seen.did = process.communicate(timeout=60)[0].strip()
+    assert process.returncode == 0, f"the flooder ended with {process.returncode}"
+    return seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -22,7 +22,10 @@ from bench.extender.filter import ready as extender_ready
 from bench.floods.flood import Attack, Listener
 from bench.webhook.admission import MUTATE, request, wait_for
 from tests.builders import node
+from tests.fake import start_fake_driver
 from tests.fake_api import FakeApi
+from tests.integration.deviceplugin.harness import Node
+from tests.integration.deviceplugin.harness import node as plugin_node
 from tests.ports import free_port
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 
@@ -63,9 +66,9 @@ class ApiServer:
         sock, self._kept = self._kept, None
         keep = sock is None
         if sock is None:
-            sock = self._tls.wrap_socket(
-                socket.create_connection(("127.0.0.1", self._port), 10), server_hostname="localhost"
-            )
+            plain = socket.create_connection(("127.0.0.1", self._port), 10)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
+            sock = self._tls.wrap_socket(plain, server_hostname="localhost")
         try:
             sock.sendall(request(self._uid, MUTATE))
             answer = read_answer(sock.recv)
@@ -129,6 +132,7 @@ class Scheduler:
     def __call__(self) -> None:
         if self._sock is None:
             self._sock = socket.create_connection(("127.0.0.1", self._port), 10)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
         try:
             self._sock.sendall(next(self._bodies))
             assert read_answer(self._sock.recv).startswith(b"HTTP/1.1 200")
@@ -188,6 +192,53 @@ class Kubelet:
             connection.close()
 
 
-def environment_without_prefix(prefix: str) -> dict[str, str]:
-    """Of a program whose settings are flags alone."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
+class Prometheus:
+    """Reads the metrics with a token that is accepted."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def __call__(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            connection.request("GET", "/metrics", headers={"Authorization": "Bearer prometheus"})
+            answer = connection.getresponse()
+            assert b"tangram_deviceplugin" in answer.read()
+        finally:
+            connection.close()
+
+
+@contextlib.contextmanager
+def plugin() -> Iterator[list[Listener]]:
+    folder = Path(tempfile.mkdtemp(prefix="pf-"))  # a socket's path holds 107 characters
+    driver, loop = start_fake_driver("card h200\n" * 8, folder), asyncio.new_event_loop()
+    stop, made = asyncio.Event(), list[Node]()
+    up = threading.Event()
+
+    async def run() -> None:
+        async with plugin_node(driver, folder / "node", access="nvidia") as one:
+            one.api.tokens, one.api.may = {"prometheus": "prometheus"}, {"prometheus": {"/metrics"}}
+            await one.start_plugin("--metrics-access", "review", "--log-level", "error", "--health-s", "5")
+            await one.ready()
+            made.append(one)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    try:
+        assert up.wait(60), "the plugin is not ready"
+        process, port = made[0].process, made[0].port
+        assert process is not None
+        attacks = (*ATTACKS, Attack("tokens", "tokens"))
+        where = at_port(port, "/metrics")
+        yield [
+            Listener("plugin 9402 probes", process.pid, where, attacks, Kubelet(port, "/readyz")),
+            Listener("plugin 9402 scrapes", process.pid, where, attacks, Prometheus(port)),
+        ]
+        assert process.returncode is None, "the plugin ended"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        driver.stop()
+        shutil.rmtree(folder)

@@ -217,6 +217,15 @@ func flood(client int) {
 			_, err := conn.Read(make([]byte, 64<<10))
 			return err == nil
 		})
+	case "tokens": // complete requests, each with another token
+		once(client, func(conn net.Conn) bool {
+			token := sent.Load()
+			if !write(conn, []byte(fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %d-%d\r\n\r\n", *path, client, token))) {
+				return false
+			}
+			_, err := conn.Read(make([]byte, 64<<10))
+			return err == nil
+		})
 	case "unread": // requests whose answers nobody reads
 		several(client, 40, start("GET", 0), func(conn net.Conn) bool { return write(conn, start("GET", 0)) }, 50*time.Millisecond)
 	case "greet": // one packet, its answer, and the next connection

@@ -16,7 +16,11 @@ from arbiter import attention, container, host
 from arbiter.attention import Attention
 from arbiter.budget import Budget
 from arbiter.connection import SEND_BUFFER_BYTES, UNREAD_BYTES
-from tests.unit.arbiter.conftest import MIB, Node, Process, a_grant, wait_for
+from arbiter.meter import HURRIED_S, Meter
+from arbiter.metrics import LedgerCollector
+from nvml.messages import AnyReply, AnyRequest, Held
+from nvml.queries import Nvml
+from tests.unit.arbiter.conftest import CARD, MIB, Node, Process, a_grant, wait_for
 from vgpu import wire
 
 
@@ -221,3 +225,45 @@ def test_refusals_are_counted_also_when_the_directory_is_gone(two: Node) -> None
     with server.lock:
         refused = server.refused()
     assert refused == {"bad-packet": 1}
+
+
+def test_metrics_name_the_container_that_waits_and_count_refusals_by_reason(
+    two: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert two.server is not None
+    server = two.server
+    one = two.process()
+    one.send_bytes(b"\0" * 64)
+    assert isinstance(one.receive(), wire.Error)
+    monkeypatch.setattr(server, "throttles", lambda: {"k": 3})
+    families = {family.name: family for family in LedgerCollector(server).collect()}
+    (throttled,) = families["tangram_arbiter_throttles"].samples
+    assert (throttled.labels["pod"], throttled.value) == ("a", 3)
+    (refused,) = families["tangram_arbiter_refused"].samples
+    assert (refused.labels, refused.value) == ({"listener": "containers", "reason": "bad-packet"}, 1)
+
+
+class Counting:
+    """NVML without a process; how often it was asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def call(self, _: AnyRequest) -> AnyReply:
+        self.calls += 1
+        return Held(())
+
+
+def test_readings_that_containers_hurry_come_twenty_times_a_second_at_most(node: Node) -> None:
+    calls = Counting()
+    meter = Meter(Nvml(calls), node.folder)
+    meter.want([CARD])
+    meter.start()
+    wait_for(lambda: calls.calls > 0)
+    began_s, before = time.monotonic(), calls.calls
+    while time.monotonic() - began_s < 0.5:
+        meter.hurry()
+        time.sleep(0.001)
+    passed_s, came = time.monotonic() - began_s, calls.calls - before
+    meter.close()
+    assert 1 <= came <= passed_s / HURRIED_S + 1

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from observe.bounds import Bounds
+from observe.fairness import FairQueue
 from observe.ports import listen
 from observe.protocol import BoundedProtocol
 from observe.serving import App, Message, Server
@@ -204,3 +205,88 @@ async def test_a_client_that_was_served_and_resets_its_connection_leaves_nothing
             await asyncio.sleep(0.01)
         gc.collect()
         assert [found for found in gc.get_objects() if isinstance(found, BoundedProtocol)] == []
+
+
+async def test_an_answer_does_not_wait_for_the_clients_acknowledgement_of_its_head() -> None:
+    async with running() as one:
+        reader, writer = await one.connect()
+        took_s = []
+        for _ in range(10):
+            began_s = asyncio.get_running_loop().time()
+            writer.write(post(b"a"))
+            await reader.readuntil(b"ok")
+            took_s.append(asyncio.get_running_loop().time() - began_s)
+        writer.close()
+        assert min(took_s[3:]) < 0.03
+
+
+async def test_a_request_that_comes_in_many_small_pieces_is_read_slowly_and_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("observe.protocol.SMALL_S", 0.3)
+    reads: list[int] = []
+    received = BoundedProtocol.data_received
+
+    def counted(protocol: BoundedProtocol, data: bytes) -> None:
+        reads.append(len(data))
+        received(protocol, data)
+
+    monkeypatch.setattr(BoundedProtocol, "data_received", counted)
+    async with running() as one:
+        reader, writer = await one.connect()
+        request, began_s = post(b"a" * 100), asyncio.get_running_loop().time()
+        for at in range(len(request)):
+            writer.write(request[at : at + 1])
+            await asyncio.sleep(0.001)
+        assert await first_line(reader) == b"HTTP/1.1 200 OK"
+        assert one.bodies == [b"a" * 100]
+        passed_s = asyncio.get_running_loop().time() - began_s
+        assert len(reads) <= BOUNDS.small_pieces + 2 + passed_s / 0.3
+        writer.close()
+
+
+async def test_new_connections_are_begun_so_many_a_second_and_a_newcomers_comes_first() -> None:
+    queue, begun = FairQueue(per_s=20, at_once=2), list[str]()
+    done = asyncio.Event()
+    for number in range(5):
+        queue.submit("flood", lambda number=number: begun.append(f"flood {number}"))  # type: ignore[misc]
+    while len(begun) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    began_s = asyncio.get_running_loop().time()
+    queue.submit("other", lambda: (begun.append("other"), done.set()))
+    await asyncio.wait_for(done.wait(), 10)
+    assert begun == ["flood 0", "flood 1", "other"]
+    assert asyncio.get_running_loop().time() - began_s >= 0.03
+
+
+async def test_who_connects_for_requests_that_are_answered_comes_before_those_who_just_connect() -> None:
+    async with running(replace(BOUNDS, handshakes_per_s=100, handshakes_at_once=1)) as one:
+        for _ in range(5):
+            assert await one.send(post(b"a")) == b"HTTP/1.1 200 OK"
+        (acceptor,) = one.server.servers
+        had = acceptor._listener.new._had  # type: ignore[attr-defined]
+        assert had.get("127.0.0.1", 0.0) < 1
+        for _ in range(5):
+            _, writer = await one.connect()
+            writer.close()
+        async with asyncio.timeout(10):
+            while acceptor._listener.new._had.get("127.0.0.1", 0.0) < 2:  # type: ignore[attr-defined]  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_ended_is_forgotten_without_a_look_for_garbage() -> None:
+    async with running() as one:
+        gc.collect()
+        gc.disable()
+        try:
+            for request in (post(b"a"), b"POST / HTTP/1.1\r\nhost: x\r\n", b"nonsense\r\n\r\n"):
+                reader, writer = await one.connect()
+                writer.write(request)
+                await asyncio.sleep(0.05)
+                writer.close()
+                del reader, writer
+            async with asyncio.timeout(10):
+                while any(isinstance(thing, BoundedProtocol) for thing in gc.get_objects()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        finally:
+            gc.enable()
