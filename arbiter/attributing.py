@@ -57,7 +57,8 @@ class Attributing:
             if (at := connected.get(pid)) is not None and (at in keys or not keys):
                 keys = (at,)
             of[pid] = keys
-            seen[pid] = replace(found, key=keys[0] if len(keys) == 1 else None)
+            key = keys[0] if len(keys) == 1 else None
+            seen[pid] = found if found.key == key else replace(found, key=key)
         limits = {key: {card.uuid: card.mib * MIB for card in grant.cards} for key, grant in grants.items()}
         steady = frozenset(
             uuid

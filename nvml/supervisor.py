@@ -353,15 +353,6 @@ class Supervisor:
         self._abandoned = [one for one in self._abandoned if not one.child.ended()]
 
 
-@dataclass(frozen=True, slots=True)
-class _Within:
-    supervisor: Supervisor
-    wait_s: float
-
-    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
-        return self.supervisor.call_all(requests, self.wait_s)
-
-
 @contextmanager
 def supervised(driver_root: Path, limits: Limits | None = None) -> Iterator[Nvml]:
     """NVML for a while, in a child of this one program. Raises NvmlError."""

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import pytest
@@ -22,6 +22,7 @@ from nvml.messages import AnyReply, AnyRequest, Held
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import CARD, MIB, Node, Process, a_grant, wait_for
 from vgpu import wire
+from vgpu.contract import CONTAINER_DIR
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_who_does_not_read_its_answers_is_not_read_and_goes_on_when_it_has(two: 
 
 
 def test_a_process_with_more_mounts_than_are_read_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = f"1 2 0:99 /grants/k {host.MOUNT_POINT} ro - ext4 /dev/sda rw\n"
+    line = f"1 2 0:99 /grants/k {CONTAINER_DIR} ro - ext4 /dev/sda rw\n"
     monkeypatch.setattr(host, "READ_BYTES", 1)
     reads: list[int] = []
 
@@ -249,9 +250,9 @@ class Counting:
     def __init__(self) -> None:
         self.calls = 0
 
-    def call(self, _: AnyRequest) -> AnyReply:
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
         self.calls += 1
-        return Held(())
+        return [Held(())] * len(requests)
 
 
 def test_readings_that_containers_hurry_come_twenty_times_a_second_at_most(node: Node) -> None:

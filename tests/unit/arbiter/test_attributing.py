@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from arbiter.attributing import STAYS_S
+from arbiter.attributing import STAYS_S, Attributing
 from arbiter.enforcing import enforcements
 from arbiter.meter import Reading, Seen
 from arbiter.metrics import LedgerCollector
@@ -151,3 +151,20 @@ def test_where_the_nodes_processes_are_not_seen_nobody_is_listed(server: Server,
     reads(server, meter, (LOST, 700, NOWHERE))
     assert status_of(server).ungranted == ()
     assert STAYS_S < 1, "readings are a second apart"
+
+
+def test_a_reading_is_as_the_one_before_only_where_each_process_belongs_to_the_grant_it_belonged_to(
+    node: Node, server: Server
+) -> None:
+    attributing = Attributing()
+
+    def unchanged(place: Place) -> bool:
+        reading = Reading(0.0, {CARD: {LOST: MIB}}, {LOST: Seen(1, None, 0, place=place)}, unchanged=frozenset({CARD}))
+        with server.lock:
+            return CARD in attributing.take(reading, server.containers).unchanged
+
+    assert [unchanged(Place(POD, Y)) for _ in range(3)] == [False, True, True]
+    assert [unchanged(Place(POD, X)) for _ in range(3)] == [False] * 3, "it is either container's"
+    (node.folder / "b1" / CONTAINER_ID).write_text(f"{X}\n")
+    wait_for(lambda: server.containers["b1"].container_id == X)
+    assert [unchanged(Place(POD, X)) for _ in range(3)] == [False, True, True]

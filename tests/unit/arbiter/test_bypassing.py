@@ -6,7 +6,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -36,12 +36,13 @@ class Looks:
         self.away = False
         self.asked: list[tuple[tuple[int, int], ...]] = []
 
-    def call(self, request: AnyRequest) -> AnyReply:
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        (request,) = requests
         assert isinstance(request, Maps)
         self.asked.append(request.processes)
         if self.away:
             raise NvmlAway("the plugin is away")
-        return Mapped((self.mapped,) * len(request.processes))
+        return [Mapped((self.mapped,) * len(request.processes))]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.status import (
+    BypassStatus,
     CardStatus,
     ContainerStatus,
     KillStatus,
@@ -20,6 +21,7 @@ from vgpu.status import (
     Status,
     TurnStatus,
     UnenforcedStatus,
+    UngrantedStatus,
     decode_status,
     encode_status,
 )
@@ -36,11 +38,13 @@ TEXT = """
     "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0, "clearing_s": 0.0,
     "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null, "resumes": 0},
   "memory_state": "enforced", "gpu_time_state": "unenforced",
-  "unenforced": [{"reason": "no-channels", "limits": ["gpu-time"], "pids": [7]}]}],
+  "unenforced": [{"reason": "no-channels", "limits": ["gpu-time"], "pids": [7]}],
+  "bypasses": [{"gpu": "%s", "pids": [8], "held_bytes": 150, "limit_bytes": 100, "policy": "kill"}]}],
  "version": 1,
  "kills": [{"id": "9-100", "uid": "u", "pod": "default/a", "container": "main", "gpu": "%s", "pid": 9, "command": "python train.py",
-   "held_bytes": 150, "limit_bytes": 100}]}
-""" % (UUID, UUID, UUID)  # noqa: UP031
+   "held_bytes": 150, "limit_bytes": 100, "bypass": true}],
+ "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}]}
+""" % (UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
 STATUS = Status(
     (
         ContainerStatus(
@@ -50,9 +54,11 @@ STATUS = Status(
             turn=TurnStatus(True, True, 1, 30, 1.5, 0.25, 3.0, 40, ""),
             gpu_time_state="unenforced",
             unenforced=(UnenforcedStatus("no-channels", ("gpu-time",), (7,)),),
+            bypasses=(BypassStatus(UUID, (8,), 150, 100, "kill"),),
         ),
     ),
-    kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100),),
+    kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True),),
+    ungranted=(UngrantedStatus(UUID, 5, "python other.py", 60, "v"),),
 )  # fmt: skip
 
 
