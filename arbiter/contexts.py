@@ -146,7 +146,8 @@ class Contexts:
 
     def _count(self, reading: Reading) -> None:
         """One reading may know of a process that is just ending, whose connection is closed by then: two in a row do not. At an arbiter's start
-        one is enough, as nothing is lent yet and whoever connects is met. An MPS server runs the work of others."""
+        one is enough, as nothing is lent yet and whoever connects is met. An MPS server runs the work of others; it is known by its name alone, which
+        any process of a pod can take."""
         before = IN_A_ROW - 1 if self._first else 0
         self._first = self._first and not reading.cards
         fresh = {
@@ -157,7 +158,7 @@ class Contexts:
             pid: self._readings.get(pid, before) + 1
             for held in self.strangers.values()
             for pid in held
-            if pid not in reading.seen or not reading.seen[pid].mps_server
+            if pid not in reading.seen or not reading.seen[pid].mps_server or reading.seen[pid].place.pod
         }
 
     def unconnected(self) -> tuple[int, ...]:
