@@ -89,7 +89,8 @@ def stays(condition: Callable[[], bool], seconds: float) -> bool:
 
 def _reported(machine: Machine, book: Book, how: str) -> None:
     key = machine.grant(LIMIT_MIB, "guard report")
-    words = [built(machine, "bypass", static=how == "static"), str(LIMIT_MIB + 512)]
+    name = "raw_ioctl" if how == "raw ioctl" else "bypass"
+    words = [built(machine, name, static=how in ("static", "raw ioctl")), str(LIMIT_MIB + 512)]
     if how == "static launcher":
         words.insert(0, built(machine, "launcher", static=True))
     bypass = Inside(machine, key, *words, library=how != "LD_PRELOAD unset")
@@ -99,6 +100,8 @@ def _reported(machine: Machine, book: Book, how: str) -> None:
             raise NotRun(f"a static program that loads the driver ended with {bypass.process.wait(5)}")
         if said == "refused 304" and how == "static":
             raise NotRun("CUDA does not start in a static program here: 304, an error of the operating system")
+        if said == "refused: no device node":
+            raise NotRun("the kernel driver's own requests need a real driver")
         book.check("the program past its grant", f"held {LIMIT_MIB + 512}", said)
         if said.startswith("held"):
             took = machine.wait_for(lambda: status(machine, key)["over"], "the arbiter to say over", 20)
@@ -187,6 +190,7 @@ CASES: dict[str, Callable[[Machine, Book, Watcher], None]] = {
     "bypass, static": lambda machine, book, _: _reported(machine, book, "static"),
     "bypass, static launcher": lambda machine, book, _: _reported(machine, book, "static launcher"),
     "bypass, LD_PRELOAD unset": lambda machine, book, _: _reported(machine, book, "LD_PRELOAD unset"),
+    "bypass, raw ioctl": lambda machine, book, _: _reported(machine, book, "raw ioctl"),
     "bypass, killed": lambda machine, book, _: _killed(machine, book),
     "bypass, killed by the arbiter's rule": lambda machine, book, _: _bypass_killed(machine, book),
     "at the brim with the library": _calm,
