@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from hack.reference import faults, metrics, settings
+from hack.reference import attacks, faults, metrics, settings
 from hack.reference.page import with_tables
 from hack.reference.programs import PROGRAMS
 
@@ -17,6 +17,7 @@ PAGES: Final = {
     ROOT / "docs/reference/metrics.md": metrics.tables,
     ROOT / "docs/reference/settings.md": settings.tables,
     ROOT / "docs/development/faults.md": faults.tables,
+    ROOT / "docs/operations/security.md": attacks.tables,
 }
 
 

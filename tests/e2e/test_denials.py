@@ -1,12 +1,9 @@
-"""What is refused, at admission and after it, and what it says."""
+"""What is refused, at admission and after it, and what it says. Attacks are in attacks/."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from hack.kubectl import CommandFailed
 from hack.stack import NAMESPACE
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
@@ -25,8 +22,6 @@ from tests.e2e.objects import container, pod, share
         (share("policy", 8, annotations={"tangram.sh/placement": "anywhere"}), "binpack"),
         (share("typo", 8, annotations={"tangram.sh/gpu-cuont": "2"}), "tangram.sh/gpu-cuont"),
         (share("odd", 9, annotations={"tangram.sh/gpu-count": "2"}), "does not divide"),
-        (share("env", 8, env={"NVIDIA_VISIBLE_DEVICES": "all"}), "NVIDIA_VISIBLE_DEVICES"),
-        (share("mine", 8, annotations={"tangram.sh/assignment": "{}"}), "tangram.sh/assignment"),
     ],
     ids=lambda value: value["metadata"]["name"] if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -34,31 +29,6 @@ def test_a_bad_ask_is_denied_with_a_sentence(
     cluster: Cluster, namespace: str, thing: dict[str, object], sentence: str
 ) -> None:
     assert sentence in cluster.refused(namespace, thing)
-
-
-def test_a_user_cannot_edit_the_assignment(cluster: Cluster, namespace: str) -> None:
-    cluster.run(namespace, share("edited", 8))
-    with pytest.raises(CommandFailed, match=r"tangram\.sh"):
-        cluster.kubectl(
-            "-n", namespace, "annotate", "pod", "edited", "tangram.sh/gpus.main=GPU-other", "--overwrite",
-            "--as", "jane", "--as-group", "system:masters",
-        )  # fmt: skip
-    assert cluster.sees(namespace, "edited") == cluster.assigned(namespace, "edited")
-
-
-def test_a_user_cannot_bind_with_an_assignment_of_his_own(cluster: Cluster, namespace: str) -> None:
-    cluster.create(namespace, pod("plain", container(), schedulerName="nobody"))
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "plain", "annotations": {"tangram.sh/assignment": "{}"}},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": cluster.node()["metadata"]["name"]},
-    }
-    with pytest.raises(CommandFailed, match=r"tangram\.sh"):
-        cluster.kubectl(
-            "create", "--raw", f"/api/v1/namespaces/{namespace}/pods/plain/binding", "-f", "-", "--as", "jane",
-            "--as-group", "system:masters", stdin=json.dumps(binding),
-        )  # fmt: skip
 
 
 def test_a_pod_past_our_scheduler_is_refused_by_the_device_plugin(cluster: Cluster) -> None:

@@ -86,6 +86,15 @@ def test_a_restricted_pod_with_no_capabilities_has_its_share(cluster: Cluster, n
     assert cluster.exec(namespace, "nobody", "id", "-u").strip() == "65534"
 
 
+def test_a_container_whose_root_is_read_only_has_its_grant(cluster: Cluster, namespace: str) -> None:
+    cluster.make_namespace(namespace, **{"pod-security.kubernetes.io/enforce": "restricted"})
+    cluster.run(namespace, share("frozen", "8Gi", securityContext=RESTRICTED | {"readOnlyRootFilesystem": True}))
+    with pytest.raises(Exception, match="Read-only file system"):
+        cluster.exec(namespace, "frozen", "touch", "/tmp/x")
+    assert "container main" in cluster.exec(namespace, "frozen", "cat", "/.tangram/grant")
+    assert seen_gib(cluster, namespace, "frozen") == [8.0]
+
+
 def test_a_pod_that_fits_nowhere_stays_pending_and_says_why(cluster: Cluster, namespace: str) -> None:
     cluster.create(namespace, share("huge", f"{UNITS + 1}Gi"))
     said = eventually(

@@ -1,0 +1,70 @@
+"""Attacks that other tests show: those that need no cluster, and those that need a real driver."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.e2e.attacks.attack import Attack, Level, Outcome, Where
+
+SHIM: Final = "tests/integration/shim"
+TURNS: Final = "tests/integration/turns"
+
+
+def _below(name: str, does: str, outcome: Outcome, test: str) -> Attack:
+    return Attack(name=name, does=does, outcome=outcome, levels=(Level.RESTRICTED,), where=Where.BELOW, test=test)
+
+
+def _gpu(name: str, does: str, outcome: Outcome, test: str) -> Attack:
+    return Attack(name=name, does=does, outcome=outcome, levels=(Level.RESTRICTED,), where=Where.H200, test=test)
+
+
+ATTACKS: Final = (
+    _below(
+        "large-thread-storage", "A program has thread-local variables so large that the library's thread does not start on a stack of usual size.",
+        Outcome.HARMLESS, f"{SHIM}/test_link.py::test_the_helper_starts_beside_large_thread_local_variables",
+    ),
+    _below(
+        "cancelled-thread", "A program cancels its threads in the middle of allocations.",
+        Outcome.HARMLESS, f"{SHIM}/test_robust_threads.py::test_a_cancelled_thread_leaves_no_lock_behind",
+    ),
+    _below(
+        "cancelled-launch", "A program cancels its threads in the middle of kernel launches.",
+        Outcome.HARMLESS, f"{SHIM}/test_link.py::test_a_thread_cancelled_in_a_launch_leaves_no_lock_behind",
+    ),
+    _below(
+        "shared-memory-process", "A process shares its parent's memory and not its descriptors (CLONE_VM).",
+        Outcome.HARMLESS, f"{SHIM}/test_robust_processes.py::test_a_process_that_shares_its_parents_memory_counts_with_it",
+    ),
+    _below(
+        "fork-storm", "A program forks while its threads launch kernels.",
+        Outcome.HARMLESS, f"{SHIM}/test_link.py::test_forks_in_a_storm_of_launches_hang_nobody_and_free_nobody_from_the_limit",
+    ),
+    _below(
+        "detached-grant", "A program's grant is mounted nowhere any more, and it maps the library's file.",
+        Outcome.KILLED, f"{SHIM}/test_bypass.py::test_a_program_whose_grant_mount_was_detached_is_killed",
+    ),
+    _below(
+        "ungranted", "A process of the node, in no container, holds memory of a shared GPU.",
+        Outcome.REPORTED, f"{SHIM}/test_bypass.py::test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s",
+    ),
+    _below(
+        "unreported-work", "A program launches kernels past the library and says that it is idle.",
+        Outcome.REPORTED, f"{TURNS}/test_liars.py::test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_else_is_accused",
+    ),
+    _below(
+        "stopped-channels", "A process stops the GPU work of another container, as any process with the GPU may on a stock driver.",
+        Outcome.REPORTED, f"{TURNS}/test_liars.py::test_somebody_else_stopped_a_tenants_channels_and_it_runs_again",
+    ),
+    _below(
+        "mps-client", "A program computes on the channels of an MPS server.",
+        Outcome.REPORTED, f"{TURNS}/test_enforcement.py::test_a_client_of_mps_is_reported_and_has_its_launches_delayed",
+    ),
+    _gpu(
+        "real-static", "A static program takes memory of a real driver, and another one without LD_PRELOAD.",
+        Outcome.REPORTED, "tests/gpu/test_guard.py::test_the_arbiter_ends_what_goes_past_the_grant_and_nothing_else",
+    ),
+    _gpu(
+        "raw-ioctl", "A static program takes memory by the kernel driver's own requests on /dev/nvidiactl, without libcuda.",
+        Outcome.REPORTED, "tests/gpu/test_guard.py::test_the_arbiter_ends_what_goes_past_the_grant_and_nothing_else",
+    ),
+)  # fmt: skip

@@ -1,0 +1,100 @@
+"""What a container sends to its own arbiter's socket: forged packets, and too many of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.e2e.attacks.attack import Attack, Outcome
+
+HARMLESS: Final = Outcome.HARMLESS
+CPU: Final = "300m"
+"""Of each flooder: the machine has few processors, and what burns them harms by that alone."""
+
+ATTACKS: Final = (
+    Attack(
+        name="garbage",
+        does="Random packets, packets of every type and length, and half a header go to the arbiter.",
+        outcome=HARMLESS,
+        says="tried: garbage",
+        script="""
+import random
+for at in range(300):
+    body = random.Random(at).randbytes(random.Random(at).choice((0, 3, 16, 64, 500, 4000)))
+    tell(*((body,) if at % 3 else (hello(), packet(at % 20, body))), wait=False)
+say("tried: garbage"); take()
+""",
+    ),
+    Attack(
+        name="returned-twice",
+        does="A connection returns 2^40 bytes that it never leased, so that the lease would wrap below zero.",
+        outcome=HARMLESS,
+        says="tried: forged",
+        script="""
+forged = [packet(5, struct.pack("<IIQ", 0, 0, amount)) for amount in (1 << 40, 1 << 63, (1 << 64) - 1)]
+for one in forged: tell(hello(), one, wait=False)
+say("tried: forged returns"); take()
+""",
+    ),
+    Attack(
+        name="says-it-holds-nothing",
+        does="Beside the library, a connection claims a usage of 0 and leases the whole limit again and again.",
+        outcome=HARMLESS,
+        says="tried: forged",
+        script="""
+kept = []
+for _ in range(8):
+    sock = connect(); kept.append(sock)
+    sock.send(hello()); answer(sock)
+    sock.send(packet(7, struct.pack("<IIQQ", 0, 0, 0, 0)))
+    sock.send(packet(3, struct.pack("<IIQQ", 0, 0, 1 << 20, 1 << 62))); answer(sock)
+    sock.send(packet(7, struct.pack("<IIQQ", 0, 0, 0, 0)))
+say("tried: forged usage"); take()
+""",
+    ),
+    Attack(
+        name="others-channels",
+        does="A connection announces channels that are another process's, by numbers that it guessed.",
+        outcome=HARMLESS,
+        says="tried: forged",
+        script="""
+for client in range(1, 40):
+    numbers = list(range(64))
+    body = struct.pack("<6I64I64I", 0, client, 1, 64, 64, 0, *numbers, *numbers)
+    tell(hello(flags=1), packet(13, body), wait=False)
+say("tried: forged channels"); take()
+""",
+    ),
+    Attack(
+        name="connection-flood",
+        does="A container opens 300 connections to its socket and keeps them, and opens and closes 5,000 more.",
+        outcome=HARMLESS,
+        cpu=CPU,
+        says="tried: 5000",
+        script="""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+kept = []
+for at in range(5000):
+    try:
+        sock = connect()
+        kept.append(sock) if at < 300 else sock.close()
+    except OSError: pass
+say("tried: 5000 connections"); kept.clear(); time.sleep(1); take()
+""",
+    ),
+    Attack(
+        name="packet-flood",
+        does="A connection sends 50,000 asks for a lease without reading an answer.",
+        outcome=HARMLESS,
+        cpu=CPU,
+        says="tried: 50000",
+        script="""
+sock = connect(); sock.send(hello()); answer(sock); sock.setblocking(False)
+for _ in range(50000):
+    try: sock.send(packet(3, struct.pack("<IIQQ", 0, 0, 1 << 20, 1 << 40)))
+    except BlockingIOError: time.sleep(0.0005)
+    except OSError: sock = connect(); sock.send(hello()); sock.setblocking(False)
+say("tried: 50000 packets"); sock.close(); take()
+""",
+    ),
+)
