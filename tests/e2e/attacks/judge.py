@@ -26,7 +26,9 @@ CALLS: Final = re.compile(r"^([0-9.]+) calls (\d+) slowest_ms ([0-9.]+)$", re.MU
 SLOWEST_MS: Final = 1000.0
 """Of a neighbour's allocation, beside fifty attackers on two processors that are the cluster's, too. Guessed."""
 METRICS: Final = (
-    "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}/metrics', timeout=5).read().decode())"
+    "from urllib.request import Request, urlopen; "
+    "page = Request('http://127.0.0.1:{port}/metrics', headers={{'Authorization': 'Bearer {token}'}}); "
+    "print(urlopen(page, timeout=5).read().decode())"
 )
 ARBITER_PORT: Final = 9403
 
@@ -115,7 +117,7 @@ class Attacker:
         )
         assert status
         row = f'container="{self.container}",namespace="{self.namespace}",pod="{self.pod}",reason="{reason}"'
-        metrics = _inside(self.cluster, METRICS.format(port=ARBITER_PORT))
+        metrics = _inside(self.cluster, METRICS.format(port=ARBITER_PORT, token=self.cluster.metrics_token()))
         rows = [line for line in metrics.splitlines() if line.startswith("tangram_arbiter_unenforced{")]
         assert any(all(part in line for part in row.split(",")) for line in rows), "\n".join(rows)
         at, note = eventually(
