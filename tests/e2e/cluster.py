@@ -54,22 +54,23 @@ class Cluster:
         )
 
     def metrics_token(self) -> str:
-        """Of a service account that may read the metrics of nodes, as Prometheus has one. The account is made once, in Tangram's namespace."""
+        """Of a service account that may read the metrics of nodes, as Prometheus has one. The account is made once, outside of Tangram's namespace, which an uninstall
+        leaves empty."""
         if self.find("clusterrolebinding", SCRAPER) is None:
-            account = {"kind": "ServiceAccount", "name": SCRAPER, "namespace": NAMESPACE}
+            account = {"kind": "ServiceAccount", "name": SCRAPER, "namespace": "default"}
             role = {
                 "apiGroup": "rbac.authorization.k8s.io",
                 "kind": "ClusterRole",
                 "name": "tangram-node-metrics-reader",
             }
             self.kubectl.apply(
-                {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SCRAPER, "namespace": NAMESPACE}},
+                {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SCRAPER, "namespace": "default"}},
                 {
                     "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": SCRAPER},
                     "roleRef": role, "subjects": [account],
                 },
             )  # fmt: skip
-        return self.kubectl("-n", NAMESPACE, "create", "token", SCRAPER).strip()
+        return self.kubectl("-n", "default", "create", "token", SCRAPER).strip()
 
     def pods_with_gpus(self) -> list[str]:
         """Namespace and name of every pod that asks for any of our resources and has not ended."""
