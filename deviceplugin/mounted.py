@@ -18,9 +18,10 @@ from deviceplugin.record import Record
 from kube.objects import Pod
 from vgpu.mountinfo import misplaced
 
-LOOK_S: Final = 1.0
+LOOK_S: Final = 0.5
 LOOKS: Final = 3
-"""In a row that find it misplaced: the runtime makes one mount after another. Guessed."""
+"""In a row that find it misplaced: the runtime makes one mount after another. One less for a container that is gone by then: the arbiter may have
+killed it. Guessed."""
 PATIENCE_S: Final = 60.0
 """For a container that was about to start. Guessed: its image is there already."""
 REASON: Final = "GrantMisplaced"
@@ -56,7 +57,8 @@ class Mounted:
         self._pods, self._grants, self._processes, self._tell, self._clock = pods, grants, processes, tell, clock
         self._until: dict[str, float] = {}
         """Key -> when to stop looking."""
-        self._looks: dict[str, int] = {}
+        self._looks: dict[str, list[str]] = {}
+        """Key -> why it was not found, by the last looks in a row."""
         self._starting = asyncio.Event()
 
     def starting(self, keys: Iterable[str]) -> None:
@@ -73,9 +75,14 @@ class Mounted:
             self._starting.clear()
             while self._until:
                 await asyncio.sleep(LOOK_S)
-                for key, why in (await asyncio.to_thread(self._look, self._wanted())).items():
+                found = await asyncio.to_thread(self._look, self._wanted())
+                gone = {
+                    key: whys[-1] for key, whys in self._looks.items() if key not in found and len(whys) == LOOKS - 1
+                }
+                for key, why in (found | gone).items():
                     self._judge(key, why)
                 self._until = {key: until for key, until in self._until.items() if until > self._clock()}
+                self._looks = {key: whys for key, whys in self._looks.items() if key in self._until}
 
     def _wanted(self) -> dict[str, str]:
         """Key -> UID of the pod."""
@@ -92,8 +99,8 @@ class Mounted:
         return found
 
     def _judge(self, key: str, why: str) -> None:
-        self._looks[key] = self._looks.get(key, 0) + 1 if why else 0
-        if 0 < self._looks[key] < LOOKS:
+        whys = self._looks[key] = [*self._looks.get(key, ()), why] if why else []
+        if 0 < len(whys) < LOOKS:
             return
         self._looks.pop(key, None)
         self._until.pop(key, None)

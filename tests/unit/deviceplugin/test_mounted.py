@@ -87,3 +87,12 @@ async def test_a_container_that_never_starts_is_left_after_a_while(monkeypatch: 
     node = await looked(Node([]), monkeypatch)
     assert node.told == []
     assert node.looked == pytest.approx(PATIENCE_S, abs=1)
+
+
+@pytest.mark.parametrize(("looks", "told"), [(1, 0), (2, 1)])
+async def test_a_container_that_is_gone_early_is_told_of_if_it_was_seen_twice(
+    monkeypatch: pytest.MonkeyPatch, looks: int, told: int
+) -> None:
+    """The arbiter may have killed it."""
+    node = await looked(Node(*[[(UID, mount("/shared"))]] * looks, []), monkeypatch)
+    assert len(node.told) == told
