@@ -3,7 +3,7 @@
     request   the token and a line feed
     answer    u16 status, little-endian, and a sentence; then the connection ends
 
-Bounds: processes of the same user only, 8 connections at a time, 8 KiB, 2 s for the token. What a client asks that is not served gets no answer.
+Bounds: processes of the same user only, 8 connections at a time, 8 KiB, 2 s for the token, 6 s for the answer. What a client asks that is not served gets no answer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from observe.page import Page, text
 
 CONNECTIONS: Final = 8
 TOKEN_S: Final = 2.0
+ANSWER_S: Final = 6.0
+"""For all of a review, as the client counts. The API server has 2 s for each of two calls (`kube.review`). Guessed."""
 LOOK_S: Final = 1.0
 """The socket is looked for this often: somebody may have removed it."""
 _STATUS: Final = struct.Struct("<H")
@@ -73,12 +75,15 @@ def reviewed_by(path: Path) -> Review:
 
     async def review(token: str) -> Page:
         try:
-            reader, writer = await asyncio.open_unix_connection(str(path))
-            try:
-                writer.write(token.encode() + b"\n")
-                answer = await reader.read(_STATUS.size + _SENTENCE_BYTES)
-            finally:
-                writer.close()
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_unix_connection(str(path))
+                try:
+                    writer.write(token.encode() + b"\n")
+                    answer = await reader.read(_STATUS.size + _SENTENCE_BYTES)
+                finally:
+                    writer.close()
+        except TimeoutError:
+            return text(503, f"nobody reviews tokens on this node now: no answer within {ANSWER_S:g} s")
         except OSError as error:
             return text(503, f"nobody reviews tokens on this node now: {error}")
         if len(answer) < _STATUS.size:

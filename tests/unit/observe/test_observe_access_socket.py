@@ -88,6 +88,14 @@ async def test_one_connection_too_many_gets_no_answer_and_the_others_do() -> Non
         assert [page.status for page in await asyncio.gather(*waiting)] == [200] * CONNECTIONS
 
 
+async def test_a_reviewer_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_socket, "ANSWER_S", 0.1)
+    async with served(asyncio.Event()) as (path, tokens), asyncio.timeout(10):
+        page = await reviewed_by(path)("good")
+    assert (page.status, tokens) == (503, ["good"])
+    assert b"no answer within 0.1 s" in page.body
+
+
 async def test_a_socket_that_somebody_removes_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_socket, "LOOK_S", 0.02)
     async with served() as (path, _):
