@@ -50,7 +50,8 @@ class Tracer:
     ) -> None:
         self._nvml, self._known, self._mounted, self._clock = nvml, known, mounted, clock
         self._changed = threading.Condition()
-        self._connected: list[int] = []
+        self._connected: set[int] = set()
+        """Pids, of which there are only so many, also where no thread takes them."""
         self._suspects: tuple[Suspect, ...] = ()
         self._traces: dict[Suspect, tuple[float, Traces]] = {}
         """Replaced as a whole, so that others may read it at any time."""
@@ -74,7 +75,7 @@ class Tracer:
         """This process was welcomed."""
         if pid:
             with self._changed:
-                self._connected.append(pid)
+                self._connected.add(pid)
                 self._changed.notify()
 
     def suspect(self, suspects: Collection[Suspect]) -> None:
@@ -94,10 +95,10 @@ class Tracer:
                 self._changed.wait_for(lambda: self._closing or self._connected or self._due())
                 if self._closing:
                     return
-                connected, self._connected = self._connected, []
+                connected, self._connected = self._connected, set()
                 due = self._due()
             try:
-                self._known.add(set(connected))
+                self._known.add(connected)
                 self._look(due)
             except Exception:  # noqa: BLE001 - without it bypassing processes count as unconnected, which are reported
                 _log.exception("processes that are not connected could not be looked at")

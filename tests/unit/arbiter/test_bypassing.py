@@ -213,3 +213,11 @@ def test_a_tracer_that_cannot_look_goes_on(looks: Looks) -> None:
     broken.clear()
     wait_for(lambda: tracer.suspect([Suspect(7, 5)]) or broken.is_set())
     tracer.close()
+
+
+def test_a_tracer_whose_thread_could_not_start_keeps_each_process_once(looks: Looks) -> None:
+    tracer = Tracer(Nvml(looks), Acquaintance(None, "b", lambda: 0), lambda _: True)
+    for _ in range(1000):
+        tracer.connected(7)
+    assert len(tracer._connected) == 1
+    tracer.close()
