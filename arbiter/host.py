@@ -19,6 +19,7 @@ from vgpu.cgroup import Place, depth_of
 from vgpu.cgroup import place_of as place_in
 from vgpu.contract import CONTAINER_ID, GRANT, GRANT_DIRS
 from vgpu.errors import BadDocument
+from vgpu.mountinfo import mounts_in
 
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 MPS_SERVER: Final = b"nvidia-cuda-mps"
@@ -31,8 +32,6 @@ NAMED_LOOKED_AT: Final = 4
 READ_BYTES: Final = 2**20
 """Of one file of a process, whose length the process decides: it may have 100,000 mounts. What is behind that is not seen: a grant whose mount stands there is not mounted."""
 COMMAND_CHARACTERS: Final = 200
-REMOVED: Final = "//deleted"
-"""What mountinfo writes behind a directory that was removed and is mounted still."""
 _STOPPED: Final = frozenset("TtZXx")
 """States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
 
@@ -141,12 +140,11 @@ def grant_mount(mountinfo: str) -> tuple[str, str] | None:
 
 def mounted_at(mountinfo: str, at: str) -> tuple[str, str] | None:
     """File system, by number, and the path in it of what is mounted at that very path. A mount over another hides it, so the last
-    one counts. Escapes of the kernel stay as they are: they are the same on both sides of a comparison."""
+    one counts."""
     found = None
-    for line in mountinfo.splitlines():
-        fields = line.split(" ")
-        if len(fields) > 4 and fields[4] == at:
-            found = fields[2], fields[3]
+    for one in mounts_in(mountinfo):
+        if one.at == at:
+            found = one.device, one.root
     return found
 
 
@@ -193,12 +191,7 @@ def sees_grant(pid: int, grants: Path) -> bool | None:
     ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
     if not mountinfo or ours is None:
         return None
-    mounted = ((fields[2], fields[3]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4)
-    return any(device == ours[0] and _above(root.removesuffix(REMOVED)) == ours[1] for device, root in mounted)
-
-
-def _above(root: str) -> str:
-    return root.rpartition("/")[0]
+    return any(one.device == ours[0] and one.directory.rpartition("/")[0] == ours[1] for one in mounts_in(mountinfo))
 
 
 def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
@@ -222,8 +215,7 @@ def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = 
 
 def shows(mountinfo: str, folder: str, key: str) -> bool:
     """Is this grant directory mounted, wherever? An image may have a link on the way, and a sandbox its own root."""
-    roots = (fields[3] for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4)
-    return any(root == f"/{key}" or root.endswith(f"/{folder}/{key}") for root in roots)
+    return any(one.root == f"/{key}" or one.root.endswith(f"/{folder}/{key}") for one in mounts_in(mountinfo))
 
 
 def kill(pid: int, started: int) -> bool:

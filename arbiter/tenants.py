@@ -63,6 +63,10 @@ class Tenants(dict[str, TenantTurns]):
         if name in self:
             self[name].obstacles.contexts_s = dict(begun_s)
 
+    def to_report(self, at_s: float) -> set[str]:
+        """Names of those that compute without a word, or are stopped by another."""
+        return {name for name, one in self.items() if one.word.suspicion.proven or one.healing.stopped(at_s)}
+
     def seats(self) -> list[tuple[TenantTurns, Seat]]:
         """The channels of all their processes."""
         return [

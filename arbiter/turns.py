@@ -147,12 +147,7 @@ class Turns:
     def to_report(self) -> set[str]:
         """Those of whom `statuses` says that they compute without a word, or are stopped by another."""
         with self.lock:
-            at_s = self.clock()
-            return {
-                name
-                for name, tenant in self.tenants.items()
-                if tenant.word.suspicion.proven or tenant.healing.stopped(at_s)
-            }
+            return self.tenants.to_report(self.clock())
 
     def recorded(self) -> list[Event]:
         """The last events, oldest first. When none was forgotten yet, a replay decides as this node did."""
