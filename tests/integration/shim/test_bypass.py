@@ -168,7 +168,7 @@ def container_cgroup() -> Iterator[Path]:
     made = [root / f"pod{UID}", root / f"pod{UID}" / ID]
     try:
         for folder in made:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)  # a run that was killed may have left it
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
     yield made[-1]
