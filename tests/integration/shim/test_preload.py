@@ -6,6 +6,7 @@ In a container, /etc/ld.so.preload brings the library after all that LD_PRELOAD 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -158,3 +159,61 @@ def test_an_auditor_and_libc_before_the_library_lift_no_limit(stage: Stage) -> N
     audit = str(stage.build / "tests/libaudit.so")
     ran = run(stage, "processes", "take", "1001", LD_AUDIT=audit, LD_PRELOAD=after(stage, LIBC))
     assert ran.codes == [OUT_OF_MEMORY]
+
+
+@pytest.mark.parametrize("file", ["copy", "link", "copy of the management library"])
+def test_the_driver_under_another_file_s_name_is_met_too(stage: Stage, file: str, tmp_path: Path) -> None:
+    name = "libnvidia-ml.so.1" if "management" in file else "libcuda.so.1"
+    other, symbol = tmp_path / "other.so", "nvmlDeviceGetMemoryInfo" if "management" in file else "cuMemAlloc_v2"
+    if file == "link":
+        other.symlink_to((stage.build / "fake" / name).resolve())
+    else:
+        shutil.copy(stage.build / "fake" / name, other)
+    out = stage.python(f"""
+import ctypes
+def at(library): return ctypes.cast(getattr(ctypes.CDLL(library), {symbol!r}), ctypes.c_void_p).value
+print(at({str(other)!r}) == at({own(stage)!r}))
+""")
+    assert out == "True\n"
+
+
+@pytest.mark.parametrize("way", ["RTLD_DEEPBIND", "dlmopen"])
+def test_the_driver_s_functions_are_the_library_s_however_its_handle_was_come_by(stage: Stage, way: str) -> None:
+    out = stage.python(f"""
+import ctypes
+libc = ctypes.CDLL(None)
+for name in ("dlopen", "dlmopen", "dlsym"): getattr(libc, name).restype = ctypes.c_void_p
+cuda, name = b"libcuda.so.1", b"cuMemAlloc_v2"
+match {way!r}:
+    case "RTLD_DEEPBIND": at = libc.dlsym(ctypes.c_void_p(libc.dlopen(cuda, 2 | 8)), name)
+    case "dlmopen": at = libc.dlsym(ctypes.c_void_p(libc.dlmopen(ctypes.c_long(-1), cuda, 2)), name)
+print(at == ctypes.cast(ctypes.CDLL({own(stage)!r}).cuMemAlloc_v2, ctypes.c_void_p).value)
+""")
+    assert out == "True\n"
+
+
+def test_dlvsym_meets_the_library_in_a_driver_that_it_finds_anything_in(stage: Stage, tmp_path: Path) -> None:
+    """glibc lets any version find what is in a library without versions. The fake driver has those of the libc that it needs."""
+    source, driver = tmp_path / "driver.c", tmp_path / "driver.so"
+    source.write_text("int cuMemAlloc_v2(void) { return 0; }\n")
+    subprocess.run(
+        ["gcc", "-shared", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-o", str(driver), str(source)], check=True
+    )
+    out = stage.python(f"""
+import ctypes
+libc = ctypes.CDLL(None)
+libc.dlopen.restype = libc.dlvsym.restype = ctypes.c_void_p
+at = libc.dlvsym(ctypes.c_void_p(libc.dlopen({str(driver)!r}.encode(), 2)), b"cuMemAlloc_v2", b"ANY_1")
+print(at == ctypes.cast(ctypes.CDLL({own(stage)!r}).cuMemAlloc_v2, ctypes.c_void_p).value)
+""")
+    assert out == "True\n"
+
+
+def test_dlvsym_finds_what_is_not_the_driver_s_as_ever(stage: Stage) -> None:
+    out = stage.python("""
+import ctypes
+libc = ctypes.CDLL(None)
+libc.dlvsym.restype = libc.dlsym.restype = ctypes.c_void_p
+print(libc.dlvsym(None, b"getpid", b"GLIBC_2.2.5") == libc.dlsym(None, b"getpid") is not None, libc.dlvsym(None, b"getpid", b"NONE_1"))
+""")
+    assert out == "True None\n"
