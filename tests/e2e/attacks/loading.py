@@ -57,10 +57,9 @@ ATTACKS: Final = (
         name="driver-copy",
         does="A program loads a copy of libcuda whose file has another name.",
         outcome=HARMLESS,
-        script="""
-copy = pathlib.Path("/tmp/other.so")
-copy.write_bytes(driver_file().read_bytes())
-say(f"holds {Driver(ctypes.CDLL(str(copy))._handle).take()} MiB"); stay()
+        script=r"""
+pathlib.Path("/tmp/other.so").write_bytes(driver_file().read_bytes())
+again("say(f'holds {Driver(ctypes.CDLL(\"/tmp/other.so\")._handle).take()} MiB'); stay()", PATH=os.environ["PATH"])
 """,
     ),
     Attack(
