@@ -206,8 +206,13 @@ bool management_ready(void);
 void *real_dlsym(void *handle, const char *name);
 bool is_driver_symbol(void *at, const char *library);
 
-/* elf.c: a function as libc defines it, where there is no dlvsym to ask. */
+/* elf.c: the definition that follows ours, or the first of another object. */
 void *next_definition(const char *name);
+/* The loaded object in which an address lies; NULL on musl. */
+struct link_map;
+struct link_map *object_of(const void *at);
+/* Is this the library of that name, in any version and any folder? Its DT_SONAME tells, too: the file may be a link or a copy. */
+bool object_is(const struct link_map *object, const char *library);
 
 /* hook.c: name or address of a real function -> our hook. The address is what the driver gave out for `symbol`. */
 void *hook_for_name(const char *name);

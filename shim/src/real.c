@@ -10,20 +10,15 @@
 #include <string.h>
 
 typedef void *(*dlsym_function)(void *handle, const char *name);
+typedef void *(*dlvsym_function)(void *handle, const char *name, const char *version);
 
 static _Atomic(dlsym_function) next_dlsym;
+static _Atomic(dlvsym_function) next_dlvsym;
 
-#pragma weak dlvsym /* musl has none, and its loader ends a program over a symbol that is missing */
-
-/* glibc moved dlsym from libdl (2.2.5, or the port's first version) to libc (2.34). */
+/* By the tables of the objects, since neither function can look itself up. glibc has them in libdl, or since 2.34 in libc. */
 static dlsym_function find_dlsym(void)
 {
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
-    void *found = NULL;
-    for (unsigned i = 0; dlvsym != NULL && i < sizeof versions / sizeof *versions && found == NULL; i++)
-        found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-    if (found == NULL)
-        found = next_definition("dlsym");
+    void *found = next_definition("dlsym");
     dlsym_function function;
     memcpy(&function, &found, sizeof function);
     atomic_store_explicit(&next_dlsym, function, memory_order_release);
@@ -46,15 +41,22 @@ dlsym_function real_dlsym_function(void)
     return function != NULL ? function : find_dlsym();
 }
 
-/* Does this address lie in the library of that name (any version suffix, any folder)? */
+dlvsym_function real_dlvsym_function(void);
+dlvsym_function real_dlvsym_function(void)
+{
+    dlvsym_function function = atomic_load_explicit(&next_dlvsym, memory_order_acquire);
+    if (function == NULL) {
+        void *found = next_definition("dlvsym");
+        memcpy(&function, &found, sizeof function);
+        atomic_store_explicit(&next_dlvsym, function, memory_order_release);
+    }
+    return function;
+}
+
 bool is_driver_symbol(void *at, const char *library)
 {
-    Dl_info where;
-    if (dladdr(at, &where) == 0 || where.dli_fname == NULL)
-        return false;
-    const char *slash = strrchr(where.dli_fname, '/');
-    const char *file = slash ? slash + 1 : where.dli_fname;
-    return strncmp(file, library, strlen(library)) == 0;
+    const struct link_map *object = object_of(at);
+    return object != NULL && object_is(object, library);
 }
 
 static void *open_library(const char *name)

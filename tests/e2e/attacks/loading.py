@@ -35,11 +35,32 @@ ATTACKS: Final = (
     ),
     Attack(
         name="preload-before",
-        does="A program puts libc before the library by LD_PRELOAD, so that the driver's functions are found by libc's dlsym.",
-        outcome=REPORTED,
+        does="A program puts libc before the library by LD_PRELOAD, so that the driver's functions would be found by libc's dlsym.",
+        outcome=HARMLESS,
         levels=BOTH,
-        reason="over-limit",
         script='again("take()", LD_PRELOAD="libc.so.6", PATH=os.environ["PATH"])',
+    ),
+    Attack(
+        name="preload-driver",
+        does="A program puts libc and the driver's libraries before the library by LD_PRELOAD.",
+        outcome=HARMLESS,
+        levels=BOTH,
+        script='again("take()", LD_PRELOAD="libcuda.so.1:libnvidia-ml.so.1:libc.so.6", PATH=os.environ["PATH"])',
+    ),
+    Attack(
+        name="preload-by-loader",
+        does="A program is started by the dynamic loader's name, which is told to put libc before the library (`--preload`).",
+        outcome=HARMLESS,
+        script='again("take()", program=(LOADER, "--preload", "libc.so.6"), PATH=os.environ["PATH"])',
+    ),
+    Attack(
+        name="driver-copy",
+        does="A program loads a copy of libcuda whose file has another name.",
+        outcome=HARMLESS,
+        script=r"""
+pathlib.Path("/tmp/other.so").write_bytes(driver_file().read_bytes())
+again("say(f'holds {Driver(ctypes.CDLL(\"/tmp/other.so\")._handle).take()} MiB'); stay()", PATH=os.environ["PATH"])
+""",
     ),
     Attack(
         name="preload-path",
@@ -175,6 +196,16 @@ say(f"holds {Driver(handle).take()} MiB"); stay()
         script="""
 calls = libc(); calls.dlopen.restype = ctypes.c_void_p
 say(f"holds {Driver(calls.dlopen(b'libcuda.so.1', 2 | 8)).take()} MiB"); stay()
+""",
+    ),
+    Attack(
+        name="deep-bind-caller",
+        does="A program loads with RTLD_DEEPBIND the library that looks the driver's functions up, which then asks libc's own dlsym.",
+        outcome=REPORTED,
+        reason="over-limit",
+        script="""
+script = "import sys; sys.setdlopenflags(2 | 8); import _ctypes; " + HEAD + "take()"
+os.execv(sys.executable, (sys.executable, "-c", script))
 """,
     ),
 )

@@ -146,11 +146,21 @@ def child(script: object) -> NoReturn:
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
+def driver_mapping() -> list[str]:
+    """The first line of /proc/self/maps with libcuda."""
+    ctypes.CDLL("libcuda.so.1")
+    lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split() for line in lines if "/libcuda.so" in line)
+
+
+def driver_file() -> pathlib.Path:
+    """The file of libcuda."""
+    return pathlib.Path(driver_mapping()[5])
+
+
 def addresses(*names: str) -> dict[str, int]:
     """Where the real functions of libcuda are, by the file's own symbol table: no dlsym, no loader is asked."""
-    ctypes.CDLL("libcuda.so.1")
-    lines = [line.split() for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "/libcuda.so" in line]
-    base, data = int(lines[0][0].split("-")[0], 16), pathlib.Path(lines[0][5]).read_bytes()
+    base, data = int(driver_mapping()[0].split("-")[0], 16), driver_file().read_bytes()
     at, size, count = struct.unpack_from("<Q", data, 40)[0], *struct.unpack_from("<HH", data, 58)
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, at + size * i) for i in range(count)]
     symbols = next(section for section in sections if section[1] == 11)  # SHT_DYNSYM
