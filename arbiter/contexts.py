@@ -165,6 +165,10 @@ class Contexts:
         """Host pids of processes of this container that hold GPU memory and are not connected."""
         return tuple(sorted(pid for pid, readings in self._readings.items() if readings >= IN_A_ROW))
 
+    def suspects(self) -> frozenset[int]:
+        """Those of the last reading alone, among them perhaps one that was ending."""
+        return frozenset(self._readings)
+
     def unconnected_bytes(self, uuid: str) -> int:
         """What they hold of a card."""
         return sum(self.strangers.get(uuid, {}).get(pid, 0) for pid in self.unconnected())
