@@ -20,6 +20,7 @@ from vgpu.cgroup import place_of as place_in
 from vgpu.contract import CONTAINER_ID, GRANT, GRANT_DIRS
 from vgpu.errors import BadDocument
 from vgpu.mountinfo import mounts_in
+from vgpu.process_stat import process_stat
 
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 MPS_SERVER: Final = b"nvidia-cuda-mps"
@@ -32,8 +33,8 @@ NAMED_LOOKED_AT: Final = 4
 READ_BYTES: Final = 2**20
 """Of one file of a process, whose length the process decides: it may have 100,000 mounts. What is behind that is not seen: a grant whose mount stands there is not mounted."""
 COMMAND_CHARACTERS: Final = 200
-_STOPPED: Final = frozenset("TtZXx")
-"""States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
+_STOPPED: Final = frozenset("Tt")
+"""States of a process that answers nothing though it lives: stopped, traced."""
 
 
 def command_of(pid: int) -> str:
@@ -50,14 +51,14 @@ def is_mps_server(pid: int) -> bool:
 
 def runs(pid: int) -> bool:
     """Is it there and not stopped?"""
-    fields = _stat(pid)
-    return bool(fields) and fields[0] not in _STOPPED
+    stat = process_stat(_read(pid, "stat"))
+    return stat is not None and not stat.ended and stat.state not in _STOPPED
 
 
 def started_at(pid: int) -> int:
     """With its pid this names a process for good: in clock ticks since boot; 0 = gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if len(fields) > 19 else 0
+    stat = process_stat(_read(pid, "stat"))
+    return stat.started if stat is not None else 0
 
 
 def pid_inside(pid: int) -> int:
@@ -244,11 +245,6 @@ def _threads(pid: int, name: str) -> list[str]:
         return []
     named = (thread for thread in threads if _read(thread, "comm") == f"{name}\n".encode())
     return list(itertools.islice(named, NAMED_LOOKED_AT))
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields after the command's name, which may hold anything."""
-    return _read(pid, "stat").decode(errors="replace").rpartition(") ")[2].split()
 
 
 def _read(pid: int | str, name: str) -> bytes:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, Stage, Worker, a
 from tests.integration.shim.test_guard import PROGRAM, Bypass, bypasses, raw, statically, unloaded
 from tests.integration.shim.test_link import without_threads
 from tests.signals import send_signal
-from vgpu.cgroup import pods_of
+from vgpu.cgroup import NOWHERE, place_of
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import Status, decode_status
@@ -104,6 +105,103 @@ def test_otherwise_it_is_reported_and_lives(
     assert document(strict).kills == ()
 
 
+RELAY = """
+import subprocess, sys, time
+seconds, words, before = float(sys.argv[1]), sys.argv[2:], None
+while True:
+    one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    one.stdout.readline()
+    if before is None:
+        print("holds", flush=True)
+    else:
+        time.sleep(seconds)
+        if before.poll() is not None:
+            sys.exit(before.returncode)
+        before.kill()
+        before.wait()
+    time.sleep(seconds)
+    before = one
+"""
+"""Static programs, one after the other. Each begins half its life before the one before it ends. Ends with the first that somebody else ends."""
+
+
+def relay(stage: Stage, raw: Path, life_s: float, mib: int) -> Bypass:
+    words = (str(life_s / 2), str(raw), str(stage.folder / "driver.sock"), str(mib))
+    return Bypass(stage, sys.executable, "-c", RELAY, *words)
+
+
+def test_a_relay_of_programs_that_live_for_less_than_two_readings_is_reported_within_5_s_and_ended_within_10(
+    strict: Stage, raw: Path, bypasses: list[Bypass]
+) -> None:
+    worker = strict.worker()
+    worker.must("alloc(100)")
+    began = time.monotonic()
+    bypass = relay(strict, raw, 1.4, 1500)
+    bypasses.append(bypass)
+    wait_for(lambda: "bypassing" in reasons(strict), REPORTED_S)
+    assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == 256 - signal.SIGKILL
+    killed = document(strict).kills
+    assert killed
+    assert all(one.bypass and one.container == "main" and str(raw) in one.command for one in killed)
+    assert worker.ask("info()")[0] == 0
+
+
+def test_under_another_policy_a_relay_is_reported_and_goes_on(strict: Stage, raw: Path, bypasses: list[Bypass]) -> None:
+    strict.stop_arbiter()
+    strict.start_measuring_arbiter("--bypass", "report", "--bypass-quiet-s", "0", *SEEN)
+    bypass = relay(strict, raw, 1.4, 1500)
+    bypasses.append(bypass)
+    wait_for(lambda: "bypassing" in reasons(strict), REPORTED_S)
+    wait_for(lambda: [one.policy for one in strict.status().bypasses] == ["report"], KILLED_S)
+    some_readings()
+    assert bypass.process.poll() is None
+    assert document(strict).kills == ()
+
+
+TAKES = PROGRAM.replace("sys.stdin.read()", "import os; os.execve({program!r}, {words!r}, {env!r})")
+
+
+def becomes(stage: Stage, *words: str, env: dict[str, str]) -> Bypass:
+    """A program of the container that connects, takes 64 MiB and replaces itself."""
+    with_library = {key: stage.env()[key] for key in ("TANGRAM_GRANT", "LD_PRELOAD")}
+    program = TAKES.format(bytes=64 * 2**20, program=words[0], words=words, env=env)
+    return Bypass(stage, sys.executable, "-c", program, **with_library)
+
+
+def test_a_program_that_connects_and_replaces_itself_by_a_static_one_is_killed(
+    strict: Stage, raw: Path, bypasses: list[Bypass]
+) -> None:
+    worker = strict.worker()
+    worker.must("alloc(100)")
+    began = time.monotonic()
+    bypass = becomes(strict, str(raw), str(strict.folder / "driver.sock"), "1500", env={})
+    bypasses.append(bypass)
+    assert bypass.process.stdout is not None
+    assert bypass.process.stdout.readline() == "holds\n", "the static program"
+    wait_for(lambda: reasons(strict).get("bypassing") == (bypass.pid,), REPORTED_S)
+    assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
+    assert [(one.pid, one.bypass) for one in document(strict).kills] == [(bypass.pid, True)]
+    assert worker.ask("info()")[0] == 0
+
+
+def test_a_program_that_replaces_itself_by_one_with_the_library_connects_anew_and_lives(
+    strict: Stage, bypasses: list[Bypass]
+) -> None:
+    """Also far over its limit, as the limit is lowered: that is for `guard`."""
+    program = (sys.executable, "-c", PROGRAM.format(bytes=500 * 2**20))
+    bypass = becomes(strict, *program, env=strict.env())
+    bypasses.append(bypass)
+    assert bypass.process.stdout is not None
+    assert bypass.process.stdout.readline() == "holds\n", "the second program"
+    assert [one.pid for one in strict.status().processes if one.pid_in_container] == [bypass.pid]
+    strict.write_grant(grant_to_text(Grant("default", "a", "1", "main", (GrantCard(CARDS[0], 300),))))
+    wait_for(lambda: "over-limit" in reasons(strict))
+    some_readings()
+    assert reasons(strict).keys() & {"bypassing", "unconnected"} == set()
+    assert document(strict).kills == ()
+    assert bypass.process.poll() is None
+
+
 def ptrace(request: int, thread: int) -> None:
     assert ctypes.CDLL(None, use_errno=True).ptrace(request, thread, None, None) == 0, os.strerror(ctypes.get_errno())
 
@@ -162,7 +260,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 @pytest.fixture
 def container_cgroup() -> Iterator[Path]:
     """Of a container in a pod, of the kernel's."""
-    if pods_of(Path("/proc/self/cgroup").read_text()):
+    if place_of(Path("/proc/self/cgroup").read_text()) != NOWHERE:
         pytest.skip("these tests run in a pod, to which a cgroup made here belongs")
     root = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "pids"
     made = [root / f"pod{UID}", root / f"pod{UID}" / ID]
