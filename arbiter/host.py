@@ -81,7 +81,7 @@ def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
 def place(pid: int) -> Place:
     """Its pod and container by its cgroup."""
     own = _read("self", "cgroup").decode(errors="replace")
-    return place_in(_read(pid, "cgroup").decode(errors="replace"), depth_of(own))
+    return place_in(_read(_living(pid), "cgroup").decode(errors="replace"), depth_of(own))
 
 
 def key_shown(pid: int, grants: Path, named_in: Path | None) -> str | None:
@@ -112,10 +112,10 @@ def owners_in(grants: Path) -> Owners:
 def mounts_of(pid: int) -> str:
     """What is mounted where the process can see it. One that changed its root sees no grant any more: then what the library's thread sees, which
     keeps the root that it started with."""
-    mountinfo = _read(pid, "mountinfo").decode(errors="replace")
+    mountinfo = _read(_living(pid), "mountinfo").decode(errors="replace")
     if grant_mount(mountinfo) is not None:
         return mountinfo
-    texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _threads(pid, LIBRARY_THREAD))
+    texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _named(pid, LIBRARY_THREAD))
     return next((text for text in texts if grant_mount(text) is not None), mountinfo)
 
 
@@ -236,15 +236,32 @@ def kill(pid: int, started: int) -> bool:
     return True
 
 
-def _threads(pid: int, name: str) -> list[str]:
-    """Folders in /proc of its threads that are called so, of the first `THREADS_LOOKED_AT`."""
+def _living(pid: int) -> str:
+    """Where /proc shows what the threads of a process share. Of the first thread, once that has ended, the kernel shows no mounts, and with version 1
+    of cgroups the root's: then it is another thread."""
+    if not _has_ended(str(pid)):
+        return str(pid)
+    return next((thread for thread in _threads(pid) if not _has_ended(thread)), str(pid))
+
+
+def _has_ended(thread: str) -> bool:
+    stat = process_stat(_read(thread, "stat"))
+    return stat is not None and stat.ended
+
+
+def _named(pid: int, name: str) -> list[str]:
+    """Folders in /proc of its threads that are called so."""
+    named = (thread for thread in _threads(pid) if _read(thread, "comm") == f"{name}\n".encode())
+    return list(itertools.islice(named, NAMED_LOOKED_AT))
+
+
+def _threads(pid: int) -> list[str]:
+    """Folders in /proc of its first `THREADS_LOOKED_AT` threads."""
     try:
         with os.scandir(f"/proc/{pid}/task") as entries:
-            threads = [f"{pid}/task/{entry.name}" for entry in itertools.islice(entries, THREADS_LOOKED_AT)]
+            return [f"{pid}/task/{entry.name}" for entry in itertools.islice(entries, THREADS_LOOKED_AT)]
     except OSError:
         return []
-    named = (thread for thread in threads if _read(thread, "comm") == f"{name}\n".encode())
-    return list(itertools.islice(named, NAMED_LOOKED_AT))
 
 
 def _read(pid: int | str, name: str) -> bytes:

@@ -19,6 +19,10 @@ LONGEST: Final = 64 * 1024
 """Bytes that are read of a cgroup file: 14 hierarchies of version 1 with paths of 4,096 each. Specified by PATH_MAX."""
 
 
+_ROOT: Final = b":/\n"
+"""How the line of a hierarchy ends of which a process is in the root. Version 2 has one line, and a process that has ended keeps its path."""
+
+
 class Processes:
     """Looks at `proc`, the /proc of the node."""
 
@@ -69,8 +73,17 @@ class Processes:
         return depth_of(_text(self._proc / "self/cgroup"))
 
     def _cgroup(self, pid: str) -> bytes:
+        """Of the first thread, or of another one where that has ended: then version 1 of cgroups shows the root's."""
+        content = self._read_cgroup(pid)
+        if content.count(_ROOT) > 1 and _ended(self._proc / pid):
+            return next(
+                (self._read_cgroup(f"{pid}/task/{one.name}") for one in self._threads(pid) if not _ended(one)), b""
+            )
+        return content
+
+    def _read_cgroup(self, thread: str) -> bytes:
         try:
-            descriptor = os.open(f"{self._proc}/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"{self._proc}/{thread}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return b""
         try:
@@ -91,11 +104,13 @@ class Processes:
     def _lives(self, pid: str) -> bool:
         if not _ended(self._proc / pid):
             return True
+        return not all(map(_ended, self._threads(pid)))
+
+    def _threads(self, pid: str) -> list[Path]:
         try:
-            threads = list((self._proc / pid / "task").iterdir())
+            return list((self._proc / pid / "task").iterdir())
         except OSError:
-            return False
-        return not all(map(_ended, threads))
+            return []
 
 
 def _pod(cgroup: bytes, depth: int) -> str:

@@ -340,6 +340,32 @@ def test_a_static_program_of_a_pod_that_is_called_like_the_mps_server_is_killed(
     wait_for(lambda: not (container_cgroup / "cgroup.procs").read_text())
 
 
+FIRST_ENDED = PROGRAM.replace(
+    "sys.stdin.read()",
+    "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(None)",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_program_whose_first_thread_has_ended_is_killed(
+    strict: Stage, bypasses: list[Bypass], container_cgroup: Path
+) -> None:
+    """The kernel shows neither its memory nor its mounts by the first thread."""
+    strict.stop_arbiter()
+    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantCard(CARDS[0], 1000),))))
+    (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
+    strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
+    program = FIRST_ENDED.format(bytes=1500 * 2**20)
+    began = time.monotonic()
+    bypass = Bypass(strict, "sh", "-c", ENTER, str(container_cgroup), sys.executable, "-c", program)
+    bypasses.append(bypass)
+    wait_for(lambda: reasons(strict).get("bypassing") == (bypass.pid,), REPORTED_S)
+    assert Path(f"/proc/{bypass.pid}/maps").read_bytes() == b""
+    assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
+    assert [kill.pid for kill in document(strict).kills] == [bypass.pid]
+    wait_for(lambda: not (container_cgroup / "cgroup.procs").read_text())
+
+
 def test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s(
     strict: Stage, raw: Path, bypasses: list[Bypass]
 ) -> None:

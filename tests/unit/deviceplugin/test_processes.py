@@ -76,6 +76,16 @@ def test_a_zombie_holds_nothing_unless_one_of_its_threads_runs(
     assert Processes(proc.folder).living([A]) == ({A} if lives else set())
 
 
+def test_where_cgroups_are_of_version_1_a_process_whose_first_thread_has_ended_is_its_pods(proc: Proc) -> None:
+    """The kernel shows the root's for the first thread then."""
+    proc.add(10, "/", "Z", {10: "Z", 11: "D"})
+    root, own = (f"4:memory:{path}\n3:cpuset:{path}\n0::/\n" for path in ("/", cgroup(A)))
+    (proc.folder / "10/cgroup").write_text(root)
+    for thread, text in ((10, root), (11, own)):
+        (proc.folder / f"10/task/{thread}/cgroup").write_text(text)
+    assert Processes(proc.folder).living([A]) == {A}
+
+
 def test_a_process_number_that_another_pod_has_now_does_not_count(proc: Proc) -> None:
     looking = Processes(proc.folder)
     proc.add(10, cgroup(A))
