@@ -115,7 +115,7 @@ def mounts_of(pid: int) -> str:
     mountinfo = _read(_living(pid), "mountinfo").decode(errors="replace")
     if grant_mount(mountinfo) is not None:
         return mountinfo
-    texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _named(pid, LIBRARY_THREAD))
+    texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _threads(pid, LIBRARY_THREAD))
     return next((text for text in texts if grant_mount(text) is not None), mountinfo)
 
 
@@ -236,26 +236,26 @@ def kill(pid: int, started: int) -> bool:
     return True
 
 
-def _living(pid: int) -> str:
+def _living(pid: int) -> int | str:
     """Where /proc shows what the threads of a process share. Of the first thread, once that has ended, the kernel shows no mounts, and with version 1
     of cgroups the root's: then it is another thread."""
-    if not _has_ended(str(pid)):
-        return str(pid)
-    return next((thread for thread in _threads(pid) if not _has_ended(thread)), str(pid))
+    if not _has_ended(pid):
+        return pid
+    return next((thread for thread in _all_threads(pid) if not _has_ended(thread)), pid)
 
 
-def _has_ended(thread: str) -> bool:
+def _has_ended(thread: int | str) -> bool:
     stat = process_stat(_read(thread, "stat"))
     return stat is not None and stat.ended
 
 
-def _named(pid: int, name: str) -> list[str]:
+def _threads(pid: int, name: str) -> list[str]:
     """Folders in /proc of its threads that are called so."""
-    named = (thread for thread in _threads(pid) if _read(thread, "comm") == f"{name}\n".encode())
+    named = (thread for thread in _all_threads(pid) if _read(thread, "comm") == f"{name}\n".encode())
     return list(itertools.islice(named, NAMED_LOOKED_AT))
 
 
-def _threads(pid: int) -> list[str]:
+def _all_threads(pid: int) -> list[str]:
     """Folders in /proc of its first `THREADS_LOOKED_AT` threads."""
     try:
         with os.scandir(f"/proc/{pid}/task") as entries:
