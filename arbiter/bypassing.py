@@ -87,6 +87,8 @@ class Bypassing:
         at_s: float,
     ) -> list[KillStatus]:
         """A reading, and who in it is not connected. Which processes were killed."""
+        if not held:  # its GPUs did not answer: what was found stands
+            return []
         self._last = _Last(grant, reading, held, frozenset(strangers))
         return self._judge(self._last, at_s)
 

@@ -147,6 +147,19 @@ def test_one_that_bypasses_is_reported_after_its_first_reading(make: MAKE) -> No
     assert (Reason.BYPASSING, (one.pid,)) in [(found.reason, found.pids) for found in status.unenforced]
 
 
+def test_what_was_found_stands_while_the_gpu_does_not_answer(make: MAKE) -> None:
+    world = make("report")
+    one = world.process()
+    for _ in range(3):
+        world.reads(one)
+    found = status_of(world.server).containers[0]
+    assert found.bypasses
+    world.meter._tell(Reading(world.meter._clock()))
+    wait_for(lambda: not world.meter._readings)
+    assert status_of(world.server).containers[0].bypasses == found.bypasses
+    assert status_of(world.server).containers[0].unenforced == found.unenforced
+
+
 def test_programs_that_are_gone_before_they_are_looked_at_break_no_row(make: MAKE) -> None:
     world = make()
     for seen in (True, False, True, False, True):
