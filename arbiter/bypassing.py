@@ -6,7 +6,7 @@ Events and evictions are the device plugin's, which reads the status.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Protocol
 
@@ -26,7 +26,7 @@ _log = structlog.get_logger()
 class Traced(Protocol):
     """Who looks at processes that are not connected."""
 
-    def traces(self, pid: int) -> Traces | None:
+    def traces(self, pid: int, started: int) -> Traces | None:
         """None = nobody looked yet."""
 
 
@@ -44,14 +44,26 @@ class Rules:
     """Are the node's processes seen?"""
     traced: Traced | None = None
 
-    def bypasses(self, pid: int) -> bool:
-        """Does this process, which is not connected, go around the library?"""
-        traces = self.traced.traces(pid) if self.traced is not None else None
-        return traces is not None and bypassing(traces)
+    def bypasses(self, pid: int, reading: Reading) -> bool | None:
+        """Does this process, which this reading found and which is not connected, go around the library? None = it cannot be told."""
+        if self.traced is None or pid not in reading.seen:
+            return None
+        return bypassing(self.traced.traces(pid, reading.seen[pid].started), reading.at_s)
 
     def now(self, at_s: float) -> Policy:
         """What is done about it."""
         return action(self.policy, runs_s=at_s - self.began_s, visible=self.visible, quiet_s=self.quiet_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last reading, as one container has it."""
+
+    grant: Grant
+    reading: Reading
+    held: Mapping[str, Sequence[Held]]
+    strangers: frozenset[int]
+    """Pids of those that are not connected."""
 
 
 class Bypassing:
@@ -59,6 +71,7 @@ class Bypassing:
 
     def __init__(self, rules: Rules) -> None:
         self._rules, self._patience = rules, Patience(rules.beyond_bytes)
+        self._last: _Last | None = None
         self._found: dict[str, Bypass] = {}
         self._policy: Policy = "report"
         """What was done at the last reading."""
@@ -70,13 +83,34 @@ class Bypassing:
         grant: Grant,
         reading: Reading,
         held: Mapping[str, Sequence[Held]],
-        unconnected: Collection[int],
+        strangers: Collection[int],
         at_s: float,
     ) -> list[KillStatus]:
-        """A reading. Which processes were killed."""
+        """A reading, and who in it is not connected. Which processes were killed."""
+        if not held:  # its GPUs did not answer: what was found stands
+            return []
+        self._last = _Last(grant, reading, held, frozenset(strangers))
+        return self._judge(self._last, at_s)
+
+    def again(self, at_s: float) -> list[KillStatus]:
+        """More may be known of the processes of the last reading. Which were killed."""
+        return self._judge(self._last, at_s) if self._last is not None and self._last.strangers else []
+
+    def pids(self) -> frozenset[int]:
+        """Processes of the last reading that go around the library."""
+        if self._last is None:
+            return frozenset()
+        return frozenset(pid for pid in self._last.strangers if self._rules.bypasses(pid, self._last.reading))
+
+    def met(self, pid: int) -> None:
+        """It has connected."""
+        if self._last is not None:
+            self._last = replace(self._last, strangers=self._last.strangers - {pid})
+
+    def _judge(self, last: _Last, at_s: float) -> list[KillStatus]:
+        grant, reading, held = last.grant, last.reading, last.held
         shares = {
-            uuid: [Share(p.pid, p.measured_bytes, p.pid in unconnected and self._rules.bypasses(p.pid)) for p in of]
-            for uuid, of in held.items()
+            uuid: [Share(p.pid, p.measured_bytes, self._bypasses(last, p.pid)) for p in of] for uuid, of in held.items()
         }
         found = self._patience.look(reading.at_s, {card.uuid: card.mib * MIB for card in grant.cards}, shares)
         self._found = {uuid: one for uuid, one in self._found.items() if uuid not in held}
@@ -94,6 +128,9 @@ class Bypassing:
             BypassStatus(one.uuid, one.pids, one.held_bytes, one.limit_bytes, self._policy)
             for one in self._found.values()
         )
+
+    def _bypasses(self, last: _Last, pid: int) -> bool | None:
+        return self._rules.bypasses(pid, last.reading) if pid in last.strangers else False
 
     def _kill(self, grant: Grant, found: Bypass, pid: int, reading: Reading) -> KillStatus | None:
         seen = reading.seen.get(pid)

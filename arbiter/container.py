@@ -46,6 +46,7 @@ from vgpu.grant import Grant
 from vgpu.guard import Lookout
 from vgpu.ledger import Ledger
 from vgpu.names import CLASSES
+from vgpu.status import KillStatus
 
 PACKETS_A_TURN: Final = 16
 """Packets read from one process before the others have theirs. Guessed."""
@@ -240,12 +241,17 @@ class Container:
         held = self.memory.measure(reading)
         self.spared.take(uuids, reading)
         kills = overlimit.look(self.lookout, self.grant, reading, held)
-        kills += self.bypassing.take(self.grant, reading, held, self.contexts.unconnected(), self._clock())
-        for kill in {kill.id: kill for kill in reversed(kills)}.values():
-            self.kills += 1
-            self._measuring.kills.add(kill, self._clock())
+        kills += self.bypassing.take(self.grant, reading, held, self.contexts.suspects(), self._clock())
+        self._remember(kills)
         self.memory.show()
         return True
+
+    def traced(self) -> None:
+        """Processes that are not connected were looked at."""
+        self._remember(self.bypassing.again(self._clock()))
+
+    def _remember(self, kills: list[KillStatus]) -> None:
+        self.kills += sum(self._measuring.kills.add(kill, self._clock()) for kill in kills)
 
     def newly_spared(self) -> dict[int, str] | None:
         """Processes that are never suspended, by host pid, and why, when they are others than when this was asked last."""
@@ -339,6 +345,7 @@ class Container:
             return
         if self._measuring.tracer is not None:
             self._measuring.tracer.connected(connection.pid)
+        self.bypassing.met(connection.pid)
         promised_mib = self.memory.join(connection)
         connection.send(0, wire.Welcome(cards, promised_mib), self._page.fd)
 

@@ -184,6 +184,10 @@ class Contexts:
             sorted(pid for pid, since_s in self._shown_from_s.items() if self._read_s - since_s >= ENDS_WITHIN_S)
         )
 
+    def suspects(self) -> frozenset[int]:
+        """Those of the last reading alone, among them perhaps one that was ending."""
+        return frozenset(self._readings)
+
     def unconnected_bytes(self, uuid: str) -> int:
         """What they hold of a card."""
         return sum(self.strangers.get(uuid, {}).get(pid, 0) for pid in self.unconnected())

@@ -75,10 +75,10 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         for connection in container.connections.values()
         if connection.welcomed
     )
-    rules = server.measuring.rules
+    rules, around = server.measuring.rules, container.bypassing.pids()
     unconnected = (
-        ProcessFacts(pid=pid, unconnected=True, bypassing=rules.bypasses(pid))
-        for pid in container.contexts.unconnected()
+        ProcessFacts(pid=pid, unconnected=True, bypassing=pid in around)
+        for pid in sorted(around.union(container.contexts.unconnected()))
     )
     return ContainerFacts(
         grant_readable=container.readable,

@@ -20,6 +20,7 @@ from vgpu.cgroup import place_of as place_in
 from vgpu.contract import CONTAINER_ID, GRANT, GRANT_DIRS
 from vgpu.errors import BadDocument
 from vgpu.mountinfo import mounts_in
+from vgpu.process_stat import process_stat
 
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 MPS_SERVER: Final = b"nvidia-cuda-mps"
@@ -32,8 +33,8 @@ NAMED_LOOKED_AT: Final = 4
 READ_BYTES: Final = 2**20
 """Of one file of a process, whose length the process decides: it may have 100,000 mounts. What is behind that is not seen: a grant whose mount stands there is not mounted."""
 COMMAND_CHARACTERS: Final = 200
-_STOPPED: Final = frozenset("TtZXx")
-"""States of /proc/<pid>/stat that answer nothing: stopped, traced, dead."""
+_STOPPED: Final = frozenset("Tt")
+"""States of a process that answers nothing though it lives: stopped, traced."""
 
 
 def command_of(pid: int) -> str:
@@ -50,14 +51,14 @@ def is_mps_server(pid: int) -> bool:
 
 def runs(pid: int) -> bool:
     """Is it there and not stopped?"""
-    fields = _stat(pid)
-    return bool(fields) and fields[0] not in _STOPPED
+    stat = process_stat(_read(pid, "stat"))
+    return stat is not None and not stat.ended and stat.state not in _STOPPED
 
 
 def started_at(pid: int) -> int:
     """With its pid this names a process for good: in clock ticks since boot; 0 = gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if len(fields) > 19 else 0
+    stat = process_stat(_read(pid, "stat"))
+    return stat.started if stat is not None else 0
 
 
 def pid_inside(pid: int) -> int:
@@ -80,7 +81,7 @@ def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
 def place(pid: int) -> Place:
     """Its pod and container by its cgroup."""
     own = _read("self", "cgroup").decode(errors="replace")
-    return place_in(_read(pid, "cgroup").decode(errors="replace"), depth_of(own))
+    return place_in(_read(_living(pid), "cgroup").decode(errors="replace"), depth_of(own))
 
 
 def key_shown(pid: int, grants: Path, named_in: Path | None) -> str | None:
@@ -111,7 +112,7 @@ def owners_in(grants: Path) -> Owners:
 def mounts_of(pid: int) -> str:
     """What is mounted where the process can see it. One that changed its root sees no grant any more: then what the library's thread sees, which
     keeps the root that it started with."""
-    mountinfo = _read(pid, "mountinfo").decode(errors="replace")
+    mountinfo = _read(_living(pid), "mountinfo").decode(errors="replace")
     if grant_mount(mountinfo) is not None:
         return mountinfo
     texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _threads(pid, LIBRARY_THREAD))
@@ -235,20 +236,32 @@ def kill(pid: int, started: int) -> bool:
     return True
 
 
+def _living(pid: int) -> int | str:
+    """Where /proc shows what the threads of a process share. Of the first thread, once that has ended, the kernel shows no mounts, and with version 1
+    of cgroups the root's: then it is another thread."""
+    if not _has_ended(pid):
+        return pid
+    return next((thread for thread in _all_threads(pid) if not _has_ended(thread)), pid)
+
+
+def _has_ended(thread: int | str) -> bool:
+    stat = process_stat(_read(thread, "stat"))
+    return stat is not None and stat.ended
+
+
 def _threads(pid: int, name: str) -> list[str]:
-    """Folders in /proc of its threads that are called so, of the first `THREADS_LOOKED_AT`."""
-    try:
-        with os.scandir(f"/proc/{pid}/task") as entries:
-            threads = [f"{pid}/task/{entry.name}" for entry in itertools.islice(entries, THREADS_LOOKED_AT)]
-    except OSError:
-        return []
-    named = (thread for thread in threads if _read(thread, "comm") == f"{name}\n".encode())
+    """Folders in /proc of its threads that are called so."""
+    named = (thread for thread in _all_threads(pid) if _read(thread, "comm") == f"{name}\n".encode())
     return list(itertools.islice(named, NAMED_LOOKED_AT))
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields after the command's name, which may hold anything."""
-    return _read(pid, "stat").decode(errors="replace").rpartition(") ")[2].split()
+def _all_threads(pid: int) -> list[str]:
+    """Folders in /proc of its first `THREADS_LOOKED_AT` threads."""
+    try:
+        with os.scandir(f"/proc/{pid}/task") as entries:
+            return [f"{pid}/task/{entry.name}" for entry in itertools.islice(entries, THREADS_LOOKED_AT)]
+    except OSError:
+        return []
 
 
 def _read(pid: int | str, name: str) -> bytes:

@@ -31,9 +31,12 @@ class Kills:
     def __init__(self) -> None:
         self._kills: deque[tuple[float, KillStatus]] = deque(maxlen=REMEMBERED)
 
-    def add(self, kill: KillStatus, at_s: float) -> None:
-        """It has just been done."""
-        self._kills.append((at_s, kill))
+    def add(self, kill: KillStatus, at_s: float) -> bool:
+        """It has just been done. Was it not known? Two reasons may end one process."""
+        known = any(one.id == kill.id for _, one in self._kills)
+        if not known:
+            self._kills.append((at_s, kill))
+        return not known
 
     def lately(self, at_s: float) -> tuple[KillStatus, ...]:
         """Of the last minute, oldest first."""

@@ -80,6 +80,8 @@ class Server:
         self._poller.register(self._watch.fd, selectors.EVENT_READ, self._folder_changed)
         if self.measuring.meter is not None:
             self._poller.register(self.measuring.meter.fd, selectors.EVENT_READ, self._measured)
+        if self.measuring.tracer is not None:
+            self._poller.register(self.measuring.tracer.fd, selectors.EVENT_READ, self._traced)
         self._attention: dict[Container, Attention] = {}
         self._resting: dict[Container, float] = {}
         """Containers that had their part of the loop, and until when they wait."""
@@ -164,8 +166,14 @@ class Server:
         """Have those looked at that hold GPU memory and are not connected."""
         if self.measuring.tracer is not None:
             contexts = [container.contexts for container in self.containers.values()]
-            suspects = {Suspect(pid, of.starts.get(pid, 0)) for of in contexts for pid in of.unconnected()}
+            suspects = {Suspect(pid, of.starts.get(pid, 0)) for of in contexts for pid in of.suspects()}
             self.measuring.tracer.suspect(suspects)
+
+    def _traced(self) -> None:
+        """They were: one that goes around the library may be gone at the next reading."""
+        if self.measuring.tracer is not None and self.measuring.tracer.heard():
+            for container in self.containers.values():
+                container.traced()
 
     def _want_cards(self) -> None:
         if self.measuring.meter is not None:

@@ -6,10 +6,12 @@ loop hands over who is connected and who is not after each reading, and reads th
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import structlog
@@ -38,6 +40,14 @@ class Suspect:
     started: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    of: Suspect
+    at_s: float
+    """When it was over."""
+    traces: Traces
+
+
 class Tracer:
     """See the module. `mounted` answers whether a process sees a grant's mount, None where that says nothing. `nvml` is for this thread alone."""
 
@@ -50,11 +60,13 @@ class Tracer:
     ) -> None:
         self._nvml, self._known, self._mounted, self._clock = nvml, known, mounted, clock
         self._changed = threading.Condition()
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable when processes were looked at since `heard` was called."""
         self._connected: set[int] = set()
         """Pids, of which there are only so many, also where no thread takes them."""
         self._suspects: tuple[Suspect, ...] = ()
-        self._traces: dict[Suspect, tuple[float, Traces]] = {}
-        """Replaced as a whole, so that others may read it at any time."""
+        self._looks: dict[int, _Look] = {}
+        """By pid. Changed by the thread alone, and replaced as a whole, so that the loop may read it at any time."""
         self._closing = self._busy = False
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
@@ -70,6 +82,8 @@ class Tracer:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():  # else it would write to whatever has this number by then
+            os.close(self.fd)
 
     def connected(self, pid: int) -> None:
         """This process was welcomed."""
@@ -85,9 +99,19 @@ class Tracer:
                 self._suspects = tuple(suspects)
                 self._changed.notify()
 
-    def traces(self, pid: int) -> Traces | None:
-        """Of a process that is not connected; None = nobody looked yet."""
-        return next((traces for who, (_, traces) in self._traces.items() if who.pid == pid), None)
+    def heard(self) -> bool:
+        """Were any looked at since this was called last?"""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return False
+        return True
+
+    def traces(self, pid: int, started: int) -> Traces | None:
+        """Of a process that is not connected; None = nobody looked yet, since it connected last."""
+        with self._changed:
+            look = self._looks.get(pid) if pid not in self._connected else None
+        return look.traces if look is not None and look.of.started == started else None
 
     def _run(self) -> None:
         while True:
@@ -96,6 +120,7 @@ class Tracer:
                 if self._closing:
                     return
                 connected, self._connected = self._connected, set()
+                self._looks = {pid: look for pid, look in self._looks.items() if pid not in connected}
                 due = self._due()
             try:
                 self._known.add(connected)
@@ -109,25 +134,32 @@ class Tracer:
         """Those not looked at lately, who waited longest first. Forgets those that are not suspects any more."""
         now_s = self._clock()
         suspects = set(self._suspects)
-        if not suspects >= self._traces.keys():
-            self._traces = {who: found for who, found in self._traces.items() if who in suspects}
+        if not all(look.of in suspects for look in self._looks.values()):
+            self._looks = {pid: look for pid, look in self._looks.items() if look.of in suspects}
         old = [one for one in self._suspects if now_s - self._looked_at_s(one) >= AGAIN_S]
         return tuple(sorted(old, key=self._looked_at_s)[:MOST])
 
     def _looked_at_s(self, one: Suspect) -> float:
-        found = self._traces.get(one)
-        return found[0] if found is not None else float("-inf")
+        look = self._looks.get(one.pid)
+        return look.at_s if look is not None and look.of == one else -inf
 
     def _look(self, due: tuple[Suspect, ...]) -> None:
         for at in range(0, len(due), MOST_MAPS):
             batch = due[at : at + MOST_MAPS]
+            began_s = self._clock()
             mapped = self._mapped(batch)
             now_s = self._clock()
-            found = {
-                one: (now_s, Traces(self._known.of(one.pid, one.started), has, self._mounted(one.pid)))
+            self._looks = self._looks | {
+                one.pid: _Look(one, now_s, self._found(one, has, began_s, now_s))
                 for one, has in zip(batch, mapped, strict=True)
             }
-            self._traces = self._traces | found
+            os.eventfd_write(self.fd, 1)
+
+    def _found(self, one: Suspect, has: bool | None, began_s: float, now_s: float) -> Traces:
+        connected, before = self._known.of(one.pid, one.started), self._looks.get(one.pid)
+        since_s = before.traces.replaced_s if before is not None and before.of == one else inf
+        replaced_s = min(since_s, now_s) if connected and has is False else inf
+        return Traces(connected, has, self._mounted(one.pid), replaced_s, began_s)
 
     def _mapped(self, batch: Iterable[Suspect]) -> tuple[bool | None, ...]:
         who = tuple((one.pid, one.started) for one in batch)

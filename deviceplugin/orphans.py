@@ -43,7 +43,7 @@ class Looker(Protocol):
     @property
     def blind(self) -> bool: ...
 
-    def living(self, uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]: ...
+    def living(self, uids: Collection[str]) -> frozenset[str]: ...
 
 
 class Orphans:
@@ -106,9 +106,9 @@ class Orphans:
 
     async def living(self, uids: Collection[str]) -> frozenset[str]:
         """Those of these pods that have a living process; none where the node's processes cannot be seen."""
-        return await asyncio.to_thread(self._living, frozenset(uids), frozenset(self._pods.pods()))
+        return await asyncio.to_thread(self._living, frozenset(uids))
 
-    def _living(self, uids: frozenset[str], known: frozenset[str]) -> frozenset[str]:
+    def _living(self, uids: frozenset[str]) -> frozenset[str]:
         blind = self._processes.blind
         if blind and not self.blind:
             log.warning(
@@ -116,7 +116,7 @@ class Orphans:
             )
         self.blind = blind
         here = {uid for uid in uids if (book := self._books.get(uid)) is None or book.boot == self._books.boot}
-        return frozenset() if blind else self._processes.living(here, known)
+        return frozenset() if blind else self._processes.living(here)
 
     def _say(self, now: tuple[Orphan, ...]) -> None:
         if now == self.told:

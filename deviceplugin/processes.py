@@ -11,13 +11,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from vgpu.cgroup import pods_of
+from vgpu.cgroup import depth_of, place_of
+from vgpu.process_stat import process_stat
 
 PROC: Final = Path("/proc")
 LONGEST: Final = 64 * 1024
 """Bytes that are read of a cgroup file: 14 hierarchies of version 1 with paths of 4,096 each. Specified by PATH_MAX."""
-_ENDED: Final = frozenset("ZXx")
-"""States of /proc/<pid>/stat in which a thread has ended (proc(5))."""
+
+
+_ROOT: Final = b":/\n"
+"""How the line of a hierarchy ends of which a process is in the root. Version 2 has one line, and a process that has ended keeps its path."""
 
 
 class Processes:
@@ -34,21 +37,17 @@ class Processes:
         first = _text(self._proc / "1/cgroup")
         return not first or (self._proc == PROC and first == _text(PROC / "self/cgroup"))
 
-    def living(self, uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:
-        """Those of these pods that have a living process. `known`: UIDs of all other pods of the node.
-
-        Reads all of /proc at most once: some 10 us a process. A process counts for the outermost pod of the node whose cgroup it is
-        in, so that none counts for a pod that its own container named a cgroup like.
-        """
-        all_known = {*uids, *known}
-        found = {uid for uid in uids if (pid := self._seen.get(uid)) and self._is_of(pid, uid, all_known)}
+    def living(self, uids: Collection[str]) -> frozenset[str]:
+        """Those of these pods that have a living process. Reads all of /proc at most once: some 10 us a process."""
+        depth = self._depth()
+        found = {uid for uid in uids if (pid := self._seen.get(uid)) and self._is_of(pid, uid, depth)}
         missing = set(uids) - found
         names = {name.encode() for uid in missing for name in (uid, uid.replace("-", "_"))}
         for pid in self._pids() if missing else ():
             content = self._cgroup(pid)
             if not any(name in content for name in names):
                 continue  # so nearly all: what a look costs is reading them
-            uid = _pod(content, all_known)
+            uid = _pod(content, depth)
             if uid in missing and self._lives(pid):
                 found.add(uid)
                 missing.discard(uid)
@@ -60,18 +59,31 @@ class Processes:
 
     def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str]]:
         """(pod UID, text of mountinfo) of each process of these pods. Reads all of /proc: some 10 us a process."""
-        names = {name.encode() for uid in uids for name in (uid, uid.replace("-", "_"))}
+        names, depth = {name.encode() for uid in uids for name in (uid, uid.replace("-", "_"))}, self._depth()
         for pid in self._pids() if uids else ():
             content = self._cgroup(pid)
-            if any(name in content for name in names) and (uid := _pod(content, uids)):
+            if any(name in content for name in names) and (uid := _pod(content, depth)) in uids:
                 yield uid, _text(self._proc / pid / "mountinfo")
 
-    def _is_of(self, pid: str, uid: str, known: Collection[str]) -> bool:
-        return _pod(self._cgroup(pid), known) == uid and self._lives(pid)
+    def _is_of(self, pid: str, uid: str, depth: int) -> bool:
+        return _pod(self._cgroup(pid), depth) == uid and self._lives(pid)
+
+    def _depth(self) -> int:
+        """As `vgpu.cgroup` needs it: this program is in a pod of the node."""
+        return depth_of(_text(self._proc / "self/cgroup"))
 
     def _cgroup(self, pid: str) -> bytes:
+        """Of the first thread, or of another one where that has ended: then version 1 of cgroups shows the root's."""
+        content = self._read_cgroup(pid)
+        if content.count(_ROOT) > 1 and _ended(self._proc / pid):
+            return next(
+                (self._read_cgroup(f"{pid}/task/{one.name}") for one in self._threads(pid) if not _ended(one)), b""
+            )
+        return content
+
+    def _read_cgroup(self, thread: str) -> bytes:
         try:
-            descriptor = os.open(f"{self._proc}/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"{self._proc}/{thread}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return b""
         try:
@@ -90,23 +102,29 @@ class Processes:
         yield from (name for name in names if name.isdigit())
 
     def _lives(self, pid: str) -> bool:
-        if _state(_text(self._proc / pid / "stat")) not in _ENDED:
+        if not _ended(self._proc / pid):
             return True
+        return not all(map(_ended, self._threads(pid)))
+
+    def _threads(self, pid: str) -> list[Path]:
         try:
-            threads = list((self._proc / pid / "task").iterdir())
+            return list((self._proc / pid / "task").iterdir())
         except OSError:
-            return False
-        return any(_state(_text(one / "stat")) not in _ENDED for one in threads)
+            return []
 
 
-def _pod(cgroup: bytes, known: Collection[str]) -> str:
-    """The outermost of the known pods whose cgroup it is; empty when it is none's."""
-    return next((one for one in pods_of(cgroup.decode(errors="replace")) if one in known), "")
+def _pod(cgroup: bytes, depth: int) -> str:
+    """The pod whose cgroup it is, as the arbiter attributes its memory; empty when it is none's."""
+    return place_of(cgroup.decode(errors="replace"), depth).pod
 
 
-def _state(stat: str) -> str:
-    """The third field, after the name, which may hold anything; `X` of a process that is gone."""
-    return stat.rpartition(") ")[2][:1] or "X"
+def _ended(thread: Path) -> bool:
+    """Has this thread ended, or is it gone?"""
+    try:
+        stat = process_stat((thread / "stat").read_bytes())
+    except OSError:
+        return True
+    return stat is None or stat.ended
 
 
 def _text(path: Path) -> str:

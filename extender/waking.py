@@ -21,6 +21,8 @@ from typing import Final
 
 import structlog
 
+from vgpu.process_stat import process_stat
+
 PROC: Final = Path("/proc")
 END_S: Final = 5.0
 """From SIGTERM, with which it gives up its lease and its calls, to SIGKILL. It takes less than 1 s (measured)."""
@@ -106,11 +108,10 @@ def named(name: str, proc: Path = PROC) -> Iterator[Beside]:
 def beside(folder: Path) -> Beside | None:
     """The process of a folder in /proc; None when it has ended."""
     try:
-        text = (folder / "stat").read_text(errors="replace")
+        stat = process_stat((folder / "stat").read_bytes())
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()  # its name may hold anything
-    return None if state in "ZX" else Beside(int(text.partition(" ")[0]), int(fields[18]))
+    return None if stat is None or stat.ended else Beside(stat.pid, stat.started)
 
 
 async def ends(pidfd: int, within_s: float) -> bool:

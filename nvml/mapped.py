@@ -9,14 +9,17 @@ thread that waits longer is left to itself and ends with the plugin or with its 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, Failed, Mapped, Maps
 from vgpu.contract import LIBRARY
+from vgpu.process_stat import process_stat
 
 WAIT_S: Final = 1.0
 """For all processes of one request. The arbiter waits 3 s for its answer. Guessed: a read takes milliseconds."""
@@ -26,16 +29,33 @@ LONGEST: Final = 32 * 2**20
 """Bytes that are read of one process. A program of thousands of libraries has some 2 MiB, and libraries lie at the end; the kernel's limit of 65,530
 mappings is some 6 MiB of plain ones. A process that shows no library in so many bytes shows none."""
 CHUNK: Final = 2**16
+THREADS: Final = 16
+"""That are tried where the first thread has ended. Guessed: all that run show the same memory."""
 
 Process = tuple[int, int]
 """Host pid and start, in clock ticks since boot."""
 
 
 def mapped_in(pid: int, proc: Path = Path("/proc")) -> bool | None:
-    """Is a file of the library's name mapped there? A file that was removed since counts."""
+    """Is a file of the library's name mapped there? A file that was removed since counts.
+
+    Where the first thread has ended and others run, the kernel shows the memory by the others only.
+    """
+    found = _mapped_in(proc / str(pid) / "maps")
+    if found is not None:
+        return found
+    try:
+        with os.scandir(proc / str(pid) / "task") as tasks:
+            threads = [proc / str(pid) / "task" / task.name for task in islice(tasks, THREADS) if task.name != str(pid)]
+    except OSError:
+        return None
+    return next((has for thread in threads if (has := _mapped_in(thread / "maps")) is not None), None)
+
+
+def _mapped_in(maps_file: Path) -> bool | None:
     end, read, rest = f"/{LIBRARY}".encode(), 0, b""
     try:
-        with (proc / str(pid) / "maps").open("rb", buffering=0) as maps:
+        with maps_file.open("rb", buffering=0) as maps:
             while (part := maps.read(CHUNK)) and read < LONGEST:
                 read += len(part)
                 lines = (rest + part).split(b"\n")
@@ -50,10 +70,10 @@ def mapped_in(pid: int, proc: Path = Path("/proc")) -> bool | None:
 def started_at(pid: int, proc: Path = Path("/proc")) -> int:
     """Its start; 0 = it is gone."""
     try:
-        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(") ")[2].split()
+        stat = process_stat((proc / str(pid) / "stat").read_bytes())
     except OSError:
         return 0
-    return int(fields[19]) if len(fields) > 19 else 0
+    return stat.started if stat is not None else 0
 
 
 class Looks:

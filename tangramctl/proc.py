@@ -7,6 +7,8 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from vgpu.process_stat import process_stat
+
 GRANT_VARIABLE = "TANGRAM_GRANT"
 
 
@@ -18,13 +20,12 @@ def called_by_kubectl() -> bool:
 def start_ticks(pid: int) -> int | None:
     """When the process started, in clock ticks since boot: with the pid it names one process for good. None when it has ended."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        if fields[0] in (b"Z", b"X") and len(list(Path(f"/proc/{pid}/task").iterdir())) < 2:
+        stat = process_stat(Path(f"/proc/{pid}/stat").read_bytes())
+        if stat is None or (stat.ended and len(list(Path(f"/proc/{pid}/task").iterdir())) < 2):
             return None
-    except (OSError, ValueError):
+    except OSError:
         return None
-    return int(fields[19])
+    return stat.started
 
 
 def boot_id() -> str:

@@ -70,11 +70,6 @@ def depth_of(own: str) -> int:
     return max((len(_places(path)) - 1 for path in _paths(own) if _places(path)), default=0)
 
 
-def pods_of(text: str) -> tuple[str, ...]:
-    """UIDs of all pods that the paths name, the outermost first; empty for a process of the node's own."""
-    return tuple(dict.fromkeys(place.pod for path in _paths(text) for place in _places(path)))
-
-
 def _places(path: str) -> list[Place]:
     """One for each pod that a path names, the outermost first. The name of a container stands right behind its pod's."""
     names = path.removesuffix(_DELETED).split("/")

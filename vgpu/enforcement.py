@@ -157,7 +157,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.BYPASSING: Row(
         _MEMORY | _TIME,
-        "A process of the container holds GPU memory, has never connected to the arbiter, and has neither the library nor the grant: it goes around them.",
+        "A process of the container holds GPU memory, its program has never connected to the arbiter, and it lacks the library or the grant: it goes around them.",
         "Start the program with the library; arbiter.bypass decides whether the arbiter ends the process when the container passes its limit.",
     ),
     Reason.UNATTRIBUTED: Row(

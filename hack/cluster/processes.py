@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from hack.cluster.layout import Layout
+from vgpu.process_stat import process_stat
 
 STOP_PATIENCE_S: Final = 10.0
 """Guessed: the API server drains for some seconds when it is told to end."""
@@ -36,11 +37,10 @@ class Program:
 def start_time_ticks(pid: int) -> int | None:
     """When the kernel says that the process began; None where there is none, or only its remains."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        stat = process_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if stat is None or stat.ended else stat.started
 
 
 def _record(layout: Layout, name: str) -> Path:

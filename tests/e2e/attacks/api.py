@@ -77,7 +77,7 @@ ATTACKS: Final = (
         "ephemeral-devices", "A user adds an ephemeral container with NVIDIA_VISIBLE_DEVICES=all.", "NVIDIA_VISIBLE_DEVICES",
         ephemeral(env={"NVIDIA_VISIBLE_DEVICES": "all"}),
     ),
-    _act("resized", "A user raises the share of a running pod.", "", resize),
+    _act("resized", "A user raises the share of a running pod.", "only cpu and memory resources are mutable", resize),
     Attack(
         name="cdi-annotations",
         does="A pod without a share names every CDI device of Tangram's in its annotations.",

@@ -10,7 +10,7 @@ A family is a module beside this one with a tuple `ATTACKS`. To add an attack, w
     )
 
 `script` is Python in a container with a share of 1 GiB; `programs/kit.py` has what it can call. `pod` is a whole pod, `act` something done with the
-API server. tests/contract/test_attacks_page.py keeps docs/operations/attacks.md in step with the rows.
+API server. hack/verify-reference keeps docs/operations/security.md in step with the rows.
 """
 
 from __future__ import annotations

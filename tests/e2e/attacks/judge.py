@@ -1,8 +1,9 @@
-"""How the outcome of an attack is seen: in the fake driver's books, the arbiter's status, metrics, Events, and the neighbours' own words."""
+"""How the outcome of an attack is seen: in the fake driver's books, the arbiter's status, metrics, Events, and the neighbours' own words. `verdict` judges."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,20 +12,13 @@ from typing import Any, Final
 
 from hack.stack import FAKE_DRIVER_ROOT, NAMESPACE
 from hack.waiting import eventually
-from tests.e2e.attacks.attack import LIMIT_MIB
+from tests.e2e.attacks import verdict
+from tests.e2e.attacks.verdict import Told
 from tests.e2e.cluster import Cluster
 from tests.e2e.turns import STATUS
 from vgpu.status import ContainerStatus, decode_status
 
-REPORTED_S, KILLED_S = 5.0, 10.0
-"""Specified."""
-ROUNDED_S: Final = 1.0
-"""The API server keeps the end of a container in whole seconds."""
 PATIENCE_S: Final = 150.0
-HOLDS: Final = re.compile(r"^([0-9.]+) (?:holds (\d+) MiB|refused: .*)$", re.MULTILINE)
-CALLS: Final = re.compile(r"^([0-9.]+) calls (\d+) slowest_ms ([0-9.]+)$", re.MULTILINE)
-SLOWEST_MS: Final = 1000.0
-"""Of a neighbour's allocation, beside fifty attackers on two processors that are the cluster's, too. Guessed."""
 METRICS: Final = (
     "from urllib.request import Request, urlopen; "
     "page = Request('http://127.0.0.1:{port}/metrics', headers={{'Authorization': 'Bearer {token}'}}); "
@@ -58,14 +52,15 @@ class Attacker:
     def acts(self) -> tuple[float, int]:
         """Wait until it holds what it came for, or was refused: when, and MiB."""
         seen = eventually(
-            lambda: self.began() and list(HOLDS.finditer(self.log())),
+            lambda: verdict.acted(self.log()) if self.began() else None,
             f"{self.namespace}/{self.pod}/{self.container} attacks",
             timeout_s=PATIENCE_S,
-        )[-1]
-        return float(seen[1]), int(seen[2] or 0)
+        )
+        assert seen
+        return seen
 
     def said(self, text: str) -> None:
-        assert text in self.log(), f"the attack did not happen: {text!r} is not in\n{self.log()}"
+        verdict.happened(text, self.log())
 
     def booked_mib(self) -> int:
         """What its processes have on all GPUs, by the fake driver."""
@@ -85,11 +80,11 @@ class Attacker:
             None,
         )
 
-    def events(self, *reasons: str) -> list[tuple[float, str]]:
-        """When, and what they say of this container."""
+    def events(self, *reasons: str) -> list[Told]:
+        """Those of this container that have one of these reasons."""
         items = self.cluster.kubectl.get("-n", self.namespace, "events.events.k8s.io")["items"]
         return [
-            (_seconds(one["eventTime"]), one.get("note", ""))
+            Told(_seconds(one["eventTime"]), one["reason"], one.get("note", ""))
             for one in items
             if one.get("reason") in reasons
             and (one.get("regarding") or {}).get("name") == self.pod
@@ -102,10 +97,7 @@ class Attacker:
     def harmless(self) -> None:
         """It holds no more than its limit."""
         _, claimed = self.acts()
-        booked = self.booked_mib()
-        assert booked <= LIMIT_MIB, (
-            f"{booked} MiB by the driver's books, {claimed} by its own words: at most {LIMIT_MIB}"
-        )
+        verdict.harmless(self.booked_mib(), claimed)
 
     def reported(self, reason: str) -> None:
         """Status, metric and an Event, within 5 s."""
@@ -116,20 +108,16 @@ class Attacker:
             timeout_s=PATIENCE_S / 4,
         )
         assert status
-        row = f'container="{self.container}",namespace="{self.namespace}",pod="{self.pod}",reason="{reason}"'
+        labels = {"container": self.container, "namespace": self.namespace, "pod": self.pod, "reason": reason}
         metrics = _inside(self.cluster, METRICS.format(port=ARBITER_PORT, token=self.cluster.metrics_token()))
-        rows = [line for line in metrics.splitlines() if line.startswith("tangram_arbiter_unenforced{")]
-        assert any(all(part in line for part in row.split(",")) for line in rows), "\n".join(rows)
-        at, note = eventually(
-            lambda: [
-                one
-                for one in self.events("LimitNotEnforced", "OverMemoryLimit")
-                if reason in one[1] or "granted" in one[1]
-            ],
+        verdict.metric_row(metrics, labels)
+        event = eventually(
+            lambda: verdict.report_of(reason, self.events(verdict.UNENFORCED, verdict.BY_GUARD)),
             f"an Event of {self.container}",
             timeout_s=PATIENCE_S / 4,
-        )[0]
-        assert at - since <= REPORTED_S, f"{at - since:.1f} s after it held memory: {note}"
+        )
+        assert event
+        verdict.reported(since, event)
 
     def killed(self) -> None:
         """By SIGKILL within 10 s, with an Event."""
@@ -139,12 +127,9 @@ class Attacker:
             f"{self.container} is killed: {self.status()}",
             timeout_s=PATIENCE_S / 2,
         )
-        assert ended["exitCode"] == 137, ended
-        assert ended["reason"] != "OOMKilled", ended
-        took = _seconds(ended["finishedAt"]) - since
-        assert took <= KILLED_S + ROUNDED_S, f"killed {took:.1f} s after it held memory"
+        verdict.killed(since, ended, _seconds(ended["finishedAt"]))
         eventually(
-            lambda: any("was killed" in note for _, note in self.events("LimitBypassed")),
+            lambda: verdict.kill_told(self.events(verdict.BY_BYPASS)),
             f"an Event of {self.container}",
             timeout_s=PATIENCE_S / 4,
         )
@@ -154,12 +139,9 @@ def undisturbed(cluster: Cluster, namespace: str, names: tuple[str, ...], kept_m
     """These neighbours hold what they held, and no call of theirs failed or took long since then."""
     for name in names:
         pod = Attacker(cluster, namespace, name, "main")
-        log = pod.log()
-        assert "refused" not in log, log[-2000:]
-        assert pod.state()["restartCount"] == 0
-        assert kept_mib <= pod.booked_mib()
-        lines = [(int(calls), float(ms)) for at, calls, ms in CALLS.findall(log) if float(at) >= since]
-        assert not lines or max(ms for _, ms in lines) <= SLOWEST_MS, f"{name}: {max(lines, key=lambda one: one[1])}"
+        now_s, log = time.time(), pod.log()
+        seen = verdict.Neighbour(name, log, pod.state()["restartCount"], pod.booked_mib(), now_s)
+        verdict.undisturbed(seen, kept_mib, since)
 
 
 def books(cluster: Cluster) -> Iterator[tuple[int, int]]:

@@ -121,15 +121,13 @@ raw(program="/tmp/nvidia-cuda-mps-server")
     Attack(
         name="relay",
         does="Static programs that live for less than two readings of the arbiter hold the memory one after the other.",
-        outcome=REPORTED,
-        reason="over-limit",
+        outcome=KILLED,
         script="relay(0.7)",
     ),
     Attack(
         name="connects-first",
         does="A program connects to the arbiter by the library, and then becomes a static one (exec).",
-        outcome=REPORTED,
-        reason="over-limit",
+        outcome=KILLED,
         script="Driver().take(64); raw()",
     ),
     Attack(
@@ -145,6 +143,12 @@ raw(program="/tmp/nvidia-cuda-mps-server")
         outcome=KILLED,
         levels=BASELINE_ONLY,
         script='os.makedirs("/tmp/root", exist_ok=True); raw(AIM_MIB, "/tmp/root")',
+    ),
+    Attack(
+        name="first-thread-ended",
+        does="A static program ends its first thread, by which the kernel shows the memory of a process.",
+        outcome=KILLED,
+        script='raw(AIM_MIB, "", "ended")',
     ),
     Attack(
         name="user-namespace",

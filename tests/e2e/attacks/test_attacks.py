@@ -14,7 +14,7 @@ from hack.cluster import images
 from hack.cluster.layout import Layout
 from hack.kubectl import CommandFailed
 from tests.e2e import linked_image
-from tests.e2e.attacks import judge, mounts, stage
+from tests.e2e.attacks import judge, mounts, stage, verdict
 from tests.e2e.attacks.attack import Attack, Level, Outcome
 from tests.e2e.attacks.table import staged
 from tests.e2e.cluster import Cluster
@@ -122,17 +122,17 @@ def test_attack(siege: Siege, victim: str, attack: Attack, level: Level) -> None
     if attack.act is not None:
         with pytest.raises(CommandFailed) as refusal:
             attack.act(siege.cluster, namespace_of(Level.PRIVILEGED), victim)
-        assert attack.says in str(refusal.value)
+        verdict.refused(attack.says, str(refusal.value))
     elif not attack.script:
         for namespace in (namespace_of(level), *(["kube-system"] * attack.unwatched)):
-            assert attack.says in siege.cluster.refused(namespace, stage.own_pod(attack, level))
+            verdict.refused(attack.says, siege.cluster.refused(namespace, stage.own_pod(attack, level)))
     else:
         attacker = siege.attacker(attack, level)
         attacker.acts()
         attacker.said(attack.says)
         match attack.outcome:
             case Outcome.REFUSED:
-                assert attacker.booked_mib() == 0
+                verdict.nothing_held(attacker.booked_mib())
             case Outcome.HARMLESS:
                 attacker.harmless()
             case Outcome.REPORTED:

@@ -15,7 +15,7 @@ from hack.cluster.layout import Layout
 from hack.stack import FAKE_DRIVER_ROOT
 from tests.e2e.cluster import runs_in_a_container
 from tests.e2e.matrix.seen import GpuProcess
-from vgpu.cgroup import pods_of
+from vgpu.cgroup import place_of
 from vgpu.codec import grant_from_text
 from vgpu.contract import GRANT_DIRS
 from vgpu.errors import BadDocument
@@ -81,7 +81,7 @@ def gpu_process(pid: int, held_mib: Mapping[str, int]) -> GpuProcess | None:
     """None when it has ended."""
     folder = Path("/proc") / str(pid)
     try:
-        uids = pods_of((folder / "cgroup").read_text())
+        uid = place_of((folder / "cgroup").read_text()).pod
         maps = (folder / "maps").read_text()
         mounted = (folder / "mountinfo").read_text()
         at, grants = shown(mounted)
@@ -90,7 +90,7 @@ def gpu_process(pid: int, held_mib: Mapping[str, int]) -> GpuProcess | None:
         return None
     if not maps:
         return None  # it is ending
-    return GpuProcess(pid, uids[0] if uids else "", held_mib, read_grant(text), grants, "/libtangram.so" in maps)
+    return GpuProcess(pid, uid, held_mib, read_grant(text), grants, "/libtangram.so" in maps)
 
 
 def shown(mountinfo: str) -> tuple[str, str]:

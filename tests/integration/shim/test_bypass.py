@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, Stage, Worker, a
 from tests.integration.shim.test_guard import PROGRAM, Bypass, bypasses, raw, statically, unloaded
 from tests.integration.shim.test_link import without_threads
 from tests.signals import send_signal
-from vgpu.cgroup import pods_of
+from vgpu.cgroup import NOWHERE, place_of
 from vgpu.codec import grant_to_text
 from vgpu.grant import Grant, GrantCard
 from vgpu.status import Status, decode_status
@@ -162,7 +163,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 @pytest.fixture
 def container_cgroup() -> Iterator[Path]:
     """Of a container in a pod, of the kernel's."""
-    if pods_of(Path("/proc/self/cgroup").read_text()):
+    if place_of(Path("/proc/self/cgroup").read_text()) != NOWHERE:
         pytest.skip("these tests run in a pod, to which a cgroup made here belongs")
     root = CGROUPS if (CGROUPS / "cgroup.controllers").exists() else CGROUPS / "pids"
     made = [root / f"pod{UID}", root / f"pod{UID}" / ID]
@@ -237,6 +238,32 @@ def test_a_static_program_of_a_pod_that_is_called_like_the_mps_server_is_killed(
     bypasses.append(bypass)
     assert Path(f"/proc/{bypass.pid}/comm").read_text() == "nvidia-cuda-mps\n"
     wait_for(lambda: reasons(strict).get("bypassing") == (bypass.pid,), REPORTED_S)
+    assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
+    assert [kill.pid for kill in document(strict).kills] == [bypass.pid]
+    wait_for(lambda: not (container_cgroup / "cgroup.procs").read_text())
+
+
+FIRST_ENDED = PROGRAM.replace(
+    "sys.stdin.read()",
+    "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(None)",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_program_whose_first_thread_has_ended_is_killed(
+    strict: Stage, bypasses: list[Bypass], container_cgroup: Path
+) -> None:
+    """The kernel shows neither its memory nor its mounts by the first thread."""
+    strict.stop_arbiter()
+    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantCard(CARDS[0], 1000),))))
+    (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
+    strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
+    program = FIRST_ENDED.format(bytes=1500 * 2**20)
+    began = time.monotonic()
+    bypass = Bypass(strict, "sh", "-c", ENTER, str(container_cgroup), sys.executable, "-c", program)
+    bypasses.append(bypass)
+    wait_for(lambda: reasons(strict).get("bypassing") == (bypass.pid,), REPORTED_S)
+    assert Path(f"/proc/{bypass.pid}/maps").read_bytes() == b""
     assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
     assert [kill.pid for kill in document(strict).kills] == [bypass.pid]
     wait_for(lambda: not (container_cgroup / "cgroup.procs").read_text())

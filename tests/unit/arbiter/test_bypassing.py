@@ -58,6 +58,12 @@ def tracer(looks: Looks) -> Iterator[Tracer]:
     made.close()
 
 
+def seen(tracer: Tracer, pid: int, started: int) -> Traces | None:
+    """But for when."""
+    found = tracer.traces(pid, started)
+    return replace(found, replaced_s=inf, looked_s=-inf) if found is not None else None
+
+
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -71,29 +77,29 @@ def test_a_process_is_looked_at_once_a_second_at_most_and_forgotten_when_it_is_n
     one = Suspect(7, 5)
     for _ in range(50):
         tracer.suspect([one])
-    wait_for(lambda: tracer.traces(7) == Traces(False, False, True))
+    wait_for(lambda: seen(tracer, 7, 5) == Traces(False, False, True))
     assert looks.asked == [((7, 5),)]
     tracer.suspect([])
-    wait_for(lambda: tracer.traces(7) is None)
+    wait_for(lambda: seen(tracer, 7, 5) is None)
 
 
 def test_who_was_connected_is_not_taken_for_a_stranger(tracer: Tracer) -> None:
     me = Suspect(os.getpid(), host.started_at(os.getpid()))
     tracer.connected(me.pid)
     tracer.suspect([me])
-    wait_for(lambda: tracer.traces(me.pid) is not None)
-    assert tracer.traces(me.pid) == Traces(True, False, True)
+    wait_for(lambda: seen(tracer, me.pid, me.started) is not None)
+    assert seen(tracer, me.pid, me.started) == Traces(True, False, True)
 
 
 def test_where_nobody_answers_nothing_is_known_of_maps(tracer: Tracer, looks: Looks) -> None:
     looks.away = True
     tracer.suspect([Suspect(7, 5)])
-    wait_for(lambda: tracer.traces(7) == Traces(False, None, True))
+    wait_for(lambda: seen(tracer, 7, 5) == Traces(False, None, True))
 
 
 def test_more_processes_than_one_request_names_are_asked_for_one_after_the_other(tracer: Tracer, looks: Looks) -> None:
     tracer.suspect([Suspect(pid, 5) for pid in range(1, 41)])
-    wait_for(lambda: all(tracer.traces(pid) for pid in range(1, 41)))
+    wait_for(lambda: all(tracer.traces(pid, 5) for pid in range(1, 41)))
     assert [len(one) for one in looks.asked] == [16, 16, 8]
 
 
@@ -103,7 +109,7 @@ class Known:
     def __init__(self, traces: Traces) -> None:
         self.known = traces
 
-    def traces(self, _pid: int) -> Traces:
+    def traces(self, _pid: int, _started: int) -> Traces:
         return self.known
 
 

@@ -162,7 +162,7 @@ class Machine:
     async def fetch(self, namespace: str, name: str) -> Pod | None:  # noqa: ARG002
         return next((one.seen() for one in self.pods.values() if one.name == name), None)
 
-    def living(self, uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:  # noqa: ARG002
+    def living(self, uids: Collection[str]) -> frozenset[str]:
         return frozenset(process.of.uid for process in self.processes).intersection(uids)
 
     # --- what happens ---

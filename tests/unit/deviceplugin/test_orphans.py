@@ -43,8 +43,7 @@ class Node:
     async def changed(self) -> None:
         await self.change.wait()
 
-    def living(self, uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:
-        assert set(known) == set(self.api)
+    def living(self, uids: Collection[str]) -> frozenset[str]:
         self.looks += 1
         return frozenset(self.alive.intersection(uids))
 
@@ -104,8 +103,8 @@ async def test_a_watch_that_was_behind_makes_no_orphan_and_costs_no_book(node: N
     node.alive.clear()
     look, living = node.orphans, node.living
 
-    def late(uids: Collection[str], known: Collection[str] = ()) -> frozenset[str]:
-        found = living(uids, known)
+    def late(uids: Collection[str]) -> frozenset[str]:
+        found = living(uids)
         node.api["a"] = object()  # the watch brings it while we look
         return found
 

@@ -76,6 +76,16 @@ def test_a_zombie_holds_nothing_unless_one_of_its_threads_runs(
     assert Processes(proc.folder).living([A]) == ({A} if lives else set())
 
 
+def test_where_cgroups_are_of_version_1_a_process_whose_first_thread_has_ended_is_its_pods(proc: Proc) -> None:
+    """The kernel shows the root's for the first thread then."""
+    proc.add(10, "/", "Z", {10: "Z", 11: "D"})
+    root, own = (f"4:memory:{path}\n3:cpuset:{path}\n0::/\n" for path in ("/", cgroup(A)))
+    (proc.folder / "10/cgroup").write_text(root)
+    for thread, text in ((10, root), (11, own)):
+        (proc.folder / f"10/task/{thread}/cgroup").write_text(text)
+    assert Processes(proc.folder).living([A]) == {A}
+
+
 def test_a_process_number_that_another_pod_has_now_does_not_count(proc: Proc) -> None:
     looking = Processes(proc.folder)
     proc.add(10, cgroup(A))
@@ -88,9 +98,19 @@ def test_a_process_number_that_another_pod_has_now_does_not_count(proc: Proc) ->
 
 def test_nobody_lives_by_a_cgroup_that_another_pod_named_like_his(proc: Proc) -> None:
     proc.add(10, f"{cgroup(A)}/pod{B}")
-    assert Processes(proc.folder).living([B], known=[A]) == set()
+    assert Processes(proc.folder).living([B]) == set()
     assert Processes(proc.folder).living([A, B]) == {A}
-    assert Processes(proc.folder).living([B]) == {B}  # nobody knows A: a pod that the node itself runs in
+
+
+def test_on_a_node_that_runs_inside_a_pod_the_nodes_own_pods_live(proc: Proc) -> None:
+    """The arbiter's rule: our own cgroup tells how many pods of other nodes come first."""
+    (proc.folder / "self").mkdir()
+    (proc.folder / "self/cgroup").write_text(f"0::{cgroup(A)}/kubelet{cgroup(C)}\n")
+    proc.add(10, f"{cgroup(A)}/kubelet{cgroup(B)}")
+    proc.add(11, f"{cgroup(A)}/kubelet{cgroup(B)}/pod{C}")
+    (proc.folder / "10/mountinfo").write_text("mounts of 10\n")
+    assert Processes(proc.folder).living([A, B, C]) == {B}
+    assert (B, "mounts of 10\n") in list(Processes(proc.folder).mounts({A, B, C}))
 
 
 def test_a_process_that_ends_while_it_is_looked_at_is_no_error(proc: Proc) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from nvml import mapped
 from nvml.mapped import STUCK, Looks, mapped_in, started_at
 from nvml.messages import MOST_MAPS, Failed, Mapped, Maps
 from vgpu.contract import LIBRARY
+from vgpu.process_stat import process_stat
 
 LINE = "7f0000000000-7f0000001000 r-xp 00000000 08:01 1234                       {}\n"
 
@@ -61,6 +64,36 @@ def test_a_real_process_that_maps_it_has_it_and_one_that_is_gone_tells_nothing(t
     child = subprocess.Popen(["true"])
     child.wait()
     assert Looks().of([(child.pid, 1)]) == (None,)
+
+
+FIRST_ENDED = """
+import ctypes, sys, threading, time
+exec(sys.argv[1])
+threading.Thread(target=lambda: (print("runs", flush=True), time.sleep(600))).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_process_whose_first_thread_has_ended_is_looked_at_by_the_others(tmp_path: Path, *, has: bool) -> None:
+    """The kernel shows no maps of the first thread then."""
+    path = tmp_path / LIBRARY
+    path.write_bytes(b"x" * mmap.PAGESIZE)
+    maps = (
+        f"import mmap; file = open({str(path)!r}, 'rb'); kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)"
+        if has
+        else ""
+    )
+    with subprocess.Popen([sys.executable, "-c", FIRST_ENDED, maps], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"runs\n"
+        for _ in range(2000):
+            if (stat := process_stat(Path(f"/proc/{child.pid}/stat").read_bytes())) and stat.ended:
+                break
+            time.sleep(0.005)
+        assert Path(f"/proc/{child.pid}/maps").read_bytes() == b""
+        assert Looks().of([(child.pid, started_at(child.pid))]) == (has,)
+        child.kill()
 
 
 class Stuck:

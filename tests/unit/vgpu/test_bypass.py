@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.bypass import APART_S, POLICIES, QUIET_S, READINGS, Bypass, Patience, Policy, Share, Traces, action, bypassing
+from vgpu.bypass import (
+    APART_S,
+    KNOWN_S,
+    POLICIES,
+    QUIET_S,
+    READINGS,
+    Bypass,
+    Patience,
+    Policy,
+    Share,
+    Traces,
+    action,
+    bypassing,
+)
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 ANY = (True, False, None)
-TABLE = {
+TABLE: dict[Traces, bool | None] = {
     Traces(connected, mapped, mounted): connected is False and (mapped is False or mounted is False)
     for connected, mapped, mounted in product(ANY, ANY, ANY)
 }
+TABLE |= {Traces(False, None, mounted): None for mounted in (True, None)}
 SEEN = {
     Traces(False, False, True): True,
     Traces(False, True, False): True,
     Traces(False, False, None): True,
     Traces(False, None, False): True,
     Traces(False, True, True): False,
-    Traces(False, None, True): False,
-    Traces(False, None, None): False,
+    Traces(False, None, True): None,
+    Traces(False, None, None): None,
     Traces(True, False, False): False,
     Traces(None, False, False): False,
 }
@@ -32,7 +47,7 @@ SEEN = {
 
 @pytest.mark.parametrize(("traces", "goes_around"), SEEN.items(), ids=str)
 def test_a_process_goes_around_the_library_where_nothing_of_it_is_there_and_it_never_connected(
-    traces: Traces, *, goes_around: bool
+    traces: Traces, *, goes_around: bool | None
 ) -> None:
     assert bypassing(traces) is goes_around
     assert TABLE[traces] is goes_around
@@ -44,6 +59,33 @@ def test_what_nobody_knows_speaks_for_the_process(traces: Traces) -> None:
     for known in ANY:
         assert not bypassing(Traces(True, known, known))
         assert not bypassing(Traces(None, known, known))
+
+
+@pytest.mark.parametrize(
+    ("traces", "goes_around"),
+    [
+        (Traces(True, False, True, replaced_s=9, looked_s=11), True),
+        (Traces(True, False, True, replaced_s=9, looked_s=9.5), False),
+        (Traces(True, False, True, replaced_s=11, looked_s=11), False),
+        (Traces(True, False, True), False),
+        (Traces(True, True, True, replaced_s=9, looked_s=11), False),
+        (Traces(True, None, True, replaced_s=9, looked_s=11), False),
+        (Traces(True, True, False, replaced_s=9, looked_s=11), False),
+        (Traces(None, False, False, replaced_s=9, looked_s=11), False),
+    ],
+    ids=[
+        "without the library before and after the reading", "perhaps with it since", "perhaps loading when it was looked at", "not seen without it",
+        "has it", "maps unread", "only the mount is gone", "nobody knows whether it connected",
+    ],
+)  # fmt: skip
+def test_a_process_that_was_connected_bypasses_where_it_lacks_the_library_before_and_after_a_reading(
+    traces: Traces, *, goes_around: bool
+) -> None:
+    assert bypassing(traces, 10) is goes_around
+
+
+def test_of_a_process_that_nobody_looked_at_nothing_can_be_told() -> None:
+    assert bypassing(None, 10) is None
 
 
 @given(st.sampled_from(POLICIES), st.floats(0, 1e6), st.booleans())
@@ -96,23 +138,89 @@ def test_the_largest_that_bypass_are_named_until_the_rest_is_within_the_limit(
     assert tuple(pid for one in found for pid in one.pids) == pids
 
 
-SHARES = st.lists(st.builds(Share, st.integers(1, 9), st.integers(0, 200), st.booleans()), max_size=6)
+ONE, UNSEEN, INNOCENT, NOBODY = Share(1, 200, bypassing=True), Share(2, 200, bypassing=None), Share(3, 200), Share(4, 9)
+
+
+@pytest.mark.parametrize(
+    ("readings", "ends"),
+    [
+        ([ONE, Share(5, 200, bypassing=True), Share(6, 300, bypassing=True)], (6,)),
+        ([ONE, INNOCENT, ONE, ONE], ()),
+        ([INNOCENT, INNOCENT, INNOCENT, ONE], ()),
+        ([ONE, NOBODY, ONE, ONE], ()),
+        ([ONE, UNSEEN, ONE, UNSEEN, UNSEEN, UNSEEN, ONE], (1,)),
+        ([ONE, ONE, UNSEEN, UNSEEN, UNSEEN, UNSEEN, ONE], ()),
+        ([ONE, ONE, ONE, INNOCENT], ()),
+        ([UNSEEN] * 9, ()),
+    ],
+    ids=[
+        "another one each time", "none of them bypasses in between", "the first that bypasses", "within the limit in between",
+        "some are gone before they are looked at", "too many are", "an innocent one at last", "nobody was ever looked at",
+    ],
+)  # fmt: skip
+def test_the_container_is_judged_over_readings_whichever_process_bypasses(
+    readings: list[Share], ends: tuple[int, ...]
+) -> None:
+    patience, found = Patience(), ()
+    for at, one in enumerate(readings):
+        found = patience.look(at, {GPU: 100}, {GPU: [one]})
+    assert tuple(pid for one in found for pid in one.pids) == ends
+
+
+@pytest.mark.parametrize(("later_s", "ends"), [(1, (7,)), (KNOWN_S - 1, (7,)), (KNOWN_S + 1, ())])
+def test_a_container_that_is_known_to_bypass_is_so_for_a_minute(later_s: float, ends: tuple[int, ...]) -> None:
+    patience = Patience()
+    assert over(patience, ONE)
+    assert patience.look(READINGS, {GPU: 100}, {GPU: []}) == ()
+    assert patience.look(READINGS - 1 + later_s, {GPU: 100}, {GPU: [Share(8, 90), Share(9, 90)]}) == ()
+    found = patience.look(READINGS - 1 + later_s + 0.1, {GPU: 100}, {GPU: [Share(7, 200, bypassing=True), INNOCENT]})
+    assert tuple(pid for one in found for pid in one.pids) == ends
+
+
+def test_a_reading_is_judged_again_as_more_becomes_known_of_it() -> None:
+    patience = Patience()
+    for at in range(READINGS):
+        assert patience.look(at, {GPU: 100}, {GPU: [UNSEEN]}) == ()
+        found = patience.look(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]})
+        assert bool(found) is (at == READINGS - 1)
+        assert patience.look(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]}) == found, "it counts once"
+
+
+SHARES = st.lists(
+    st.builds(Share, st.integers(1, 9), st.integers(0, 200), st.sampled_from([True, False, None])), max_size=6
+)
+
+
+def counted(readings: list[list[Share]], most: int) -> int:
+    """Readings in a row that count, the last one first, by the module's words."""
+    count = blanks = 0
+    for held in reversed(readings):
+        if sum(one.held_bytes for one in held) <= most:
+            break
+        if any(one.bypassing for one in held):
+            count, blanks = count + 1, 0
+        elif all(one.bypassing is False for one in held) or blanks == READINGS:
+            break
+        else:
+            blanks += 1
+    return count
 
 
 @given(st.lists(SHARES, max_size=8), st.integers(0, 50))
 def test_only_processes_that_bypass_are_named_and_only_after_three_readings_over(
     readings: list[list[Share]], beyond: int
 ) -> None:
-    patience, in_a_row = Patience(beyond), 0
+    patience, known = Patience(beyond), False
+    readings = [list({one.pid: one for one in held}.values()) for held in readings]
     for at, held in enumerate(readings):
-        held = list({one.pid: one for one in held}.values())
         found = patience.look(float(at), {GPU: 100}, {GPU: held})
         total = sum(one.held_bytes for one in held)
-        in_a_row = in_a_row + 1 if total > 100 + beyond else 0
+        bypasses = any(one.bypassing for one in held)
+        known |= bypasses and counted(readings[: at + 1], 100 + beyond) >= READINGS
         named = {pid for one in found for pid in one.pids}
         assert named <= {one.pid for one in held if one.bypassing}
-        if in_a_row < READINGS:
+        if not known or total <= 100 + beyond:
             assert not found
-        elif any(one.bypassing for one in held):
+        elif bypasses:
             rest = sum(one.held_bytes for one in held if one.pid not in named)
             assert rest <= 100 + beyond or not any(one.bypassing and one.pid not in named for one in held)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.cgroup import NOWHERE, Place, depth_of, is_container_id, place_of, pods_of
+from vgpu.cgroup import NOWHERE, Place, depth_of, is_container_id, place_of
 
 A = "1b2c3d4e-0a1b-4c5d-8e9f-001122334455"
 B = "9f8e7d6c-5b4a-4321-9876-aabbccddeeff"
@@ -52,7 +52,8 @@ FORMS = {
 
 @pytest.mark.parametrize(("text", "pods"), FORMS.values(), ids=FORMS)
 def test_the_pod_stands_in_the_name_of_its_cgroup(text: str, pods: tuple[str, ...]) -> None:
-    assert pods_of(text) == pods
+    assert tuple(place_of(text, depth).pod for depth in range(len(pods))) == pods
+    assert place_of(text, len(pods)) == NOWHERE
 
 
 C, D = "c0" * 32, "d1" * 32
@@ -140,7 +141,6 @@ def test_on_a_node_that_runs_inside_a_pod_the_nodes_own_pods_count(own: str, tex
 
 @given(st.text())
 def test_no_text_is_an_error(text: str) -> None:
-    assert pods_of(text) == ()
     assert place_of(text) == NOWHERE
     assert depth_of(text) == 0
 

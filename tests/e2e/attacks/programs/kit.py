@@ -101,7 +101,7 @@ def raw(mib: int = AIM_MIB, *more: str, program: str = RAW) -> NoReturn:
 
 
 def relay(seconds: float) -> NoReturn:
-    """Static programs one after the other; each begins before the one before it ends."""
+    """Static programs one after the other; each begins before the one before it ends. Ends as the first that somebody else ends."""
     before = 0
     while True:
         pid = os.fork()
@@ -109,6 +109,9 @@ def relay(seconds: float) -> NoReturn:
             raw()
         time.sleep(seconds)
         if before:
+            ended, status = os.waitpid(before, os.WNOHANG)
+            if ended:
+                os._exit(128 + os.WTERMSIG(status))
             os.kill(before, signal.SIGKILL)
             os.waitpid(before, 0)
         before = pid

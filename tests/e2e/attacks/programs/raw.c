@@ -1,7 +1,8 @@
 /* raw.c - takes memory by the fake driver's own protocol, as a static program that makes the driver's ioctls itself would: no libcuda, and no loader
  * that preloads anything.
  *
- *     raw SOCKET MIB CARD [ROOT]    with ROOT it changes its root to that directory between connecting and allocating
+ *     raw SOCKET MIB CARD [ROOT [ended]]    with ROOT, unless that is empty, it changes its root to that directory between connecting and
+ *                                           allocating; with `ended` its first thread ends, and another one stays
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,6 +24,13 @@ static void say(const char *text, unsigned long long mib)
     clock_gettime(CLOCK_REALTIME, &now);
     printf("%lld.%03ld %s %llu MiB\n", (long long)now.tv_sec, now.tv_nsec / 1000000, text, mib);
     fflush(stdout);
+}
+
+static void *stay(void *unused)
+{
+    for (;;)
+        pause();
+    return unused;
 }
 
 int main(int count, char **word)
@@ -49,7 +58,7 @@ int main(int count, char **word)
     struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     if (page == MAP_FAILED)
         return 5;
-    if (count > 4 && (chroot(word[4]) != 0 || chdir("/") != 0))
+    if (count > 4 && *word[4] && (chroot(word[4]) != 0 || chdir("/") != 0))
         return 6;
     pthread_mutex_lock(&page->lock);
     page->slot[in.slot].kind = FAKE_CUDA;
@@ -57,6 +66,9 @@ int main(int count, char **word)
     page->unit[card].used_bytes[in.slot] += mib * FAKE_MIB;
     pthread_mutex_unlock(&page->lock);
     say("holds", mib);
+    pthread_t other;
+    if (count > 5 && pthread_create(&other, NULL, stay, NULL) == 0)
+        syscall(SYS_exit, 0); /* of this thread alone: pthread_exit needs a shared library */
     for (;;)
         pause();
 }
