@@ -104,15 +104,21 @@ class Keeper:
                 child.wait()
 
     def _idle(self) -> bool:
-        """No run for the whole of the idle time."""
+        """No run, and none that is being started, for the whole of the idle time."""
+        wanted = None
         try:
             busy = bool(runs(self._machine))
+            wanted = try_lock(self._machine.wanted_lock)
         except OSError as error:  # one folder's trouble is not everybody's
             self._say(f"the runs of {self._machine.root} cannot be told: {error}")
             busy = True
-        if busy:
+        if busy or wanted is None:
             self._busy_until_s = time.monotonic()
-        return time.monotonic() - self._busy_until_s >= self._idle_s
+        elif time.monotonic() - self._busy_until_s >= self._idle_s:
+            return True  # with the lock in hand: who would start a run waits until this process has ended
+        if wanted is not None:
+            os.close(wanted)
+        return False
 
     def _mend(self) -> None:
         if self._driver is not None and self._driver.poll() is not None:

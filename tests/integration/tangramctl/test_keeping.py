@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tangramctl.machine import held
 from tests.integration.tangramctl.conftest import (
     OUT_OF_MEMORY,
     SMALL_MIB,
@@ -56,6 +58,21 @@ def test_the_arbiter_ends_some_time_after_the_last_run(ctl: Ctl) -> None:
     wait_for(lambda: not alive(keeper["pid"]))
     assert arbiters(ctl.folder) == []
     assert ctl.run("1Gi", "true").returncode == 0
+
+
+def test_a_keeper_stays_while_a_run_is_being_started(ctl: Ctl) -> None:
+    ctl.env["TANGRAMCTL_IDLE_S"] = "0"
+    run = ctl.start("1Gi", "sh", "-c", "echo in; read x")
+    assert run.stdout is not None
+    run.stdout.readline()
+    keeper, machine = ctl.keeper(), ctl.machine()
+    with held(machine / "wanted.lock", fcntl.LOCK_SH):
+        run.communicate("\n")
+        for mark in (".one", ".other"):
+            (machine / "grants" / mark).mkdir()
+            wait_for(lambda mark=mark: not (machine / "grants" / mark).exists())  # type: ignore[misc]
+        assert alive(keeper["pid"]), "it has looked twice and found no run"
+    wait_for(lambda: not alive(keeper["pid"]))
 
 
 def test_a_killed_run_gives_its_share_back(ctl: Ctl) -> None:
