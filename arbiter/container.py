@@ -293,9 +293,8 @@ class Container:
         return self._page
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody. `listener` is closed before: a process connects again at once, and one without descriptors has few sockets to spend."""
         self.connections.close()
-        self.listener.close()
         self._page.close()
 
     def _handle(self, connection: Connection, seq: int, message: wire.Message) -> None:

@@ -296,6 +296,7 @@ class Server:
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)
+        container.listener.close()
         self._paused.discard(container)
         if self.turns is not None:
             self.turns.drop(name)

@@ -3,8 +3,9 @@
     python -m tangramctl.keeper ROOT LOCK_FD IDLE_S [FAKE_DRIVER_FOLDER]
 
 It is born with the keeper's lock in hand (a descriptor that `service.ensure` took and passed on), so there is one of it however
-many runs start at once; the lock is free the moment it is dead. It takes away what dead runs left, starts the arbiter again when
-it died, and asks for nothing: whoever wants to know its pid reads keeper.json. Its children die with it.
+many runs start at once; the lock is free the moment it is dead. Its children die with it, and hold a lock of their own until they have: the
+next keeper waits for that, so nobody takes an arbiter that is ending for one that stays. It takes away what dead runs left, starts the arbiter again when
+it died, and asks for nothing: whoever wants to know its pid reads keeper.json.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Final, NoReturn
 
 from tangramctl.book import runs
 from tangramctl.errors import Trouble
-from tangramctl.machine import Machine, let_nobody_else_write
+from tangramctl.machine import Machine, let_nobody_else_write, try_lock
 from tangramctl.proc import carried, start_ticks
 from tangramctl.service import answers
 
@@ -33,6 +34,7 @@ STOP_S: Final = 5.0
 VAIN_STARTS: Final = 3
 """So many arbiters in a row that ended before they answered, and no other is started. Guessed."""
 DRIVER_LOOK_S: Final = 0.02
+CHILDREN_LOOK_S: Final = 0.01
 _SIGNALS: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG, linux/prctl.h."""
@@ -46,8 +48,9 @@ class GaveUp(Exception):
 class Keeper:
     """The arbiter of one state root, and on a fake machine its driver."""
 
-    def __init__(self, machine: Machine, lock_fd: int, idle_s: float) -> None:
+    def __init__(self, machine: Machine, lock_fd: int, children_fd: int | None, idle_s: float) -> None:
         self._machine, self._idle_s = machine, idle_s
+        self._passed = [] if children_fd is None else [children_fd]
         self._lock_inode = os.fstat(lock_fd).st_ino
         self._driver: subprocess.Popen[bytes] | None = None
         self._arbiter: subprocess.Popen[bytes] | None = None
@@ -101,15 +104,21 @@ class Keeper:
                 child.wait()
 
     def _idle(self) -> bool:
-        """No run for the whole of the idle time."""
+        """No run, and none that is being started, for the whole of the idle time."""
+        wanted = None
         try:
             busy = bool(runs(self._machine))
+            wanted = try_lock(self._machine.wanted_lock)
         except OSError as error:  # one folder's trouble is not everybody's
             self._say(f"the runs of {self._machine.root} cannot be told: {error}")
             busy = True
-        if busy:
+        if busy or wanted is None:
             self._busy_until_s = time.monotonic()
-        return time.monotonic() - self._busy_until_s >= self._idle_s
+        elif time.monotonic() - self._busy_until_s >= self._idle_s:
+            return True  # with the lock in hand: who would start a run waits until this process has ended
+        if wanted is not None:
+            os.close(wanted)
+        return False
 
     def _mend(self) -> None:
         if self._driver is not None and self._driver.poll() is not None:
@@ -141,7 +150,9 @@ class Keeper:
         env["TANGRAM_ARBITER_BYPASS"] = "report"  # its processes are the user's own
         if machine.programs is not None:
             env["TANGRAM_ARBITER_DRIVER_ROOT"] = str(machine.root / "driver")
-        self._arbiter = subprocess.Popen(command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL)
+        self._arbiter = subprocess.Popen(
+            command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, pass_fds=self._passed
+        )
         self._vain_starts += 1
         self._tell()
 
@@ -156,8 +167,9 @@ class Keeper:
         said = machine.root / "driver.log"
         with said.open("w") as log:
             self._driver = subprocess.Popen(
-                command, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
-            )
+                command, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+                pass_fds=self._passed,
+            )  # fmt: skip
         while not answers(machine.driver_socket):
             if self._driver.poll() is not None:
                 why = said.read_text(errors="replace").strip().removeprefix("nvidia-fake-driverd: ")
@@ -193,16 +205,25 @@ def _die_with_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
+def _childless(machine: Machine) -> int | None:
+    """The children's lock, once those of an earlier keeper have ended; None where one does not end, as in a call of a driver that hangs."""
+    until_s = time.monotonic() + STOP_S
+    while (lock := try_lock(machine.children_lock)) is None and time.monotonic() < until_s:
+        time.sleep(CHILDREN_LOOK_S)
+    return lock
+
+
 def main() -> NoReturn:
     """See the module."""
     root, lock_fd, idle_s, *programs = sys.argv[1:]
-    if os.fork() != 0:
-        os._exit(0)  # the run that started it becomes a command, which expects no child it did not make
     os.set_inheritable(int(lock_fd), False)
     let_nobody_else_write()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     machine = Machine(Path(root), Path(programs[0]) if programs else None)
-    keeper = Keeper(machine, int(lock_fd), float(idle_s))
+    children_fd = _childless(machine)
+    if os.fork() != 0:
+        os._exit(0)  # the run that started it becomes a command, which expects no child it did not make
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    keeper = Keeper(machine, int(lock_fd), children_fd, float(idle_s))
     code = 0
     try:
         keeper.keep()

@@ -2,6 +2,8 @@
 
     ROOT/lock              held while the book is read and changed
     ROOT/keeper.lock       held by the keeper for as long as it lives
+    ROOT/children.lock     held by the keeper, its arbiter and its driver, for as long as one of them lives
+    ROOT/wanted.lock       held by each run that is being started: the keeper stays meanwhile
     ROOT/keeper.json       its pid and the arbiter's
     ROOT/arbiter.log       what both had to say
     ROOT/status.sock       the arbiter's status socket
@@ -54,6 +56,14 @@ class Machine:
     @property
     def keeper_lock(self) -> Path:
         return self.root / "keeper.lock"
+
+    @property
+    def children_lock(self) -> Path:
+        return self.root / "children.lock"
+
+    @property
+    def wanted_lock(self) -> Path:
+        return self.root / "wanted.lock"
 
     @property
     def keeper_file(self) -> Path:

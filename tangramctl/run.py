@@ -5,6 +5,7 @@ Nothing of tangramctl stays behind in between, so exit code, signals, terminal a
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -24,7 +25,7 @@ from tangramctl.choose import Holding, choose
 from tangramctl.errors import BadOption, Broken, CannotRun, NoGpu, NoRoom, NotFound
 from tangramctl.fake import faked
 from tangramctl.library import fake_driver, library
-from tangramctl.machine import DRIVER_LISTS, Machine, let_nobody_else_write, prepared
+from tangramctl.machine import DRIVER_LISTS, Machine, held, let_nobody_else_write, prepared
 from tangramctl.proc import GRANT_VARIABLE
 from tangramctl.trial import try_out
 from vgpu.contract import GRANT_DIRS
@@ -67,8 +68,12 @@ def run(options: Options) -> NoReturn:
     path = _before(str(programs), os.environ.get("PATH")) if programs else os.environ.get("PATH")
     program = _program(options.command[0], path)
     machine = _machine(options, programs)
-    granted = _granted(machine, mib, options, preload)
-    service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
+    with held(
+        machine.wanted_lock, fcntl.LOCK_SH
+    ):  # until it is in the book and served, no keeper may take it for nobody
+        _await_driver(machine, options)
+        granted = _granted(machine, mib, options, preload)
+        service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
     if options.verbose:
         print(_granted_text(granted, machine), file=sys.stderr)
     _become(program, options.command, _environment(machine, granted, preload), umask)
@@ -94,9 +99,12 @@ def _program(name: str, path: str | None) -> str:
 
 def _machine(options: Options, programs: Path | None) -> Machine:
     machine = prepared(options.state)
-    if options.fake is None or programs is None:
-        return machine
-    machine = faked(machine, options.fake, programs)
+    return machine if options.fake is None or programs is None else faked(machine, options.fake, programs)
+
+
+def _await_driver(machine: Machine, options: Options) -> None:
+    if machine.programs is None:
+        return
     try:
         service.await_socket(machine, machine.driver_socket, options.idle_s)
     except Broken as error:
@@ -107,7 +115,6 @@ def _machine(options: Options, programs: Path | None) -> Machine:
         raise BadOption(
             f"--fake is {options.fake}{where}; it must be a description of cards (docs/reference/fake-driver.md)"
         ) from None
-    return machine
 
 
 def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> book.Run:

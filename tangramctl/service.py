@@ -42,7 +42,7 @@ class Keepers:
 
 
 def ensure(machine: Machine, idle_s: float) -> bool:
-    """Start a keeper unless there is one. True when this call started it."""
+    """Start a keeper unless there is one. True when this call started it; what an earlier one left has ended by then."""
     lock = try_lock(machine.keeper_lock)
     if lock is None:
         return False
@@ -77,7 +77,7 @@ def await_socket(machine: Machine, path: Path, idle_s: float) -> None:
     """Return when somebody accepts connections there, starting a keeper when none is there to. Raises Broken."""
     pause = threading.Event()
     until_s = time.monotonic() + WAIT_S
-    started = 0
+    started = int(ensure(machine, idle_s))  # also where somebody answers: without its keeper that one is about to end
     while not answers(path):
         if started >= STARTS and (lock := try_lock(machine.keeper_lock)) is not None:
             os.close(lock)

@@ -137,10 +137,10 @@ static bool greet(uint32_t flags)
         return false;
     link_->pause_ms = link_->pause_ms == 0 ? RETRY_FIRST_MS : link_->pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : link_->pause_ms * 2;
     link_->again_ms = now + link_->pause_ms;
-    if (!wire_connect(&link_->end, tangram.grant.socket, link_->pause_ms > RETRY_ENDING_MS))
+    if (!wire_connect(&link_->end, tangram.grant.socket, &link_->past))
         return false;
     if (!wire_send(&link_->end, WIRE_HELLO, 1, &hello, sizeof hello)) {
-        wire_close(&link_->end);
+        link_->past = wire_ended(&link_->end);
         return false;
     }
     link_->stage = LINK_GREETED;
@@ -173,7 +173,7 @@ void link_greet(void)
 static void lost(void)
 {
     bool was_connected = link_->stage == LINK_CONNECTED;
-    wire_close(&link_->end);
+    link_->past = wire_ended(&link_->end);
     link_->stage = LINK_APART;
     link_->ended++;
     atomic_store(&link_->silent, false);

@@ -10,11 +10,20 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "wire.h"
 
 struct card;
+
+/* The socket's file that one arbiter listens at: each makes its own. */
+struct wire_file {
+    dev_t device;
+    ino_t inode; /* 0 = not known */
+    struct timespec made;
+};
 
 /* Our end of a socket. The program may close its number and be given it anew: device and inode say whether it is still ours. */
 struct wire_end {
@@ -22,11 +31,18 @@ struct wire_end {
     pid_t pid; /* that connected it */
     dev_t device;
     ino_t inode;
+    struct wire_file file; /* that it was connected to */
 };
 #define WIRE_NO_END ((struct wire_end){.fd = -1})
 
+/* A connection that ended, and where it led. */
+struct wire_past {
+    struct wire_file file;
+    uint64_t ended_ms; /* 0 = there was none */
+};
+
 /* Sockets for when none can be made: one for each connection. */
-enum { RESERVE_SOCKETS = 2, RETRY_ENDING_MS = 10 }; /* pauses of so long are over before the reserve is used: an arbiter that is just ending may still listen; guessed */
+enum { RESERVE_SOCKETS = 2 };
 struct reserve {
     pthread_mutex_t lock; /* the innermost */
     struct wire_end spare[RESERVE_SOCKETS];
@@ -58,6 +74,7 @@ struct link {
     enum link_stage stage;
     uint32_t ended; /* connections that ended: what was asked on one is not answered on the next */
     struct wire_end end;
+    struct wire_past past;
     uint64_t greeted_at_ms; /* monotonic, as all that follow */
     uint64_t lost_at_ms;    /* since when the arbiter is away; 0 = nobody asked for it yet */
     uint64_t again_ms;      /* not before then is it tried again */
@@ -103,7 +120,8 @@ void reserve_forget(void);                    /* in a forked child */
 bool wire_socket(struct wire_end *end); /* connected to nothing yet */
 bool wire_has_room(void);               /* is there a descriptor left? */
 void *wire_map_page(void *at, int fd);  /* over the one before, if there is one; fd = -1: one that shows nothing. MAP_FAILED */
-bool wire_connect(struct wire_end *end, const char *path, bool reserve); /* reserve: by a socket of reserve.c, where none can be made */
+bool wire_connect(struct wire_end *end, const char *path, const struct wire_past *past); /* by a socket of reserve.c, where none can be made */
+struct wire_past wire_ended(struct wire_end *end); /* closes it */
 bool wire_own(struct wire_end *end, int fd); /* a descriptor that was just made; false: there is none, and nothing is left open */
 bool wire_is_there(const struct wire_end *end); /* in a forked child, too */
 bool wire_is_ours(const struct wire_end *end);
@@ -117,6 +135,7 @@ bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *p
 bool root_keep(void);        /* by the helper: it keeps the root that it has. false: the kernel does not let it */
 void root_keep_folder(void); /* of the socket, where no thread keeps the root; by the one who connects */
 bool root_connect(int fd);   /* to the arbiter's socket in the folder that is kept, where that is out of reach */
+bool root_stat(struct stat *there); /* the same of its file */
 
 /* link.c */
 void link_greet(void);          /* sends HELLO and waits for nothing */

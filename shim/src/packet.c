@@ -29,9 +29,34 @@ bool wire_is_ours(const struct wire_end *end)
     return process_owns(end->pid) && wire_is_there(end);
 }
 
+enum { ENDING_MS = 2000 }; /* so long an arbiter whose connections have ended may still listen, at most; guessed */
+
+static struct wire_file file_at(const char *path)
+{
+    struct stat there;
+    if (stat(path, &there) != 0 && !root_stat(&there))
+        return (struct wire_file){0};
+    return (struct wire_file){there.st_dev, there.st_ino, there.st_mtim};
+}
+
+static bool same_file(const struct wire_file *one, const struct wire_file *other)
+{
+    return one->device == other->device && one->inode == other->inode && one->made.tv_sec == other->made.tv_sec &&
+           one->made.tv_nsec == other->made.tv_nsec;
+}
+
+/* The kernel ends what a killed arbiter had one by one, on a busy machine with pauses between. It may still listen when our connection has ended: who
+ * connects then is hung up on, and a socket of the reserve would be lost. So that waits for another arbiter's file. Where there is none after a while,
+ * the arbiter lives and has hung up on us alone. */
+static bool may_spend(const struct wire_past *past, const struct wire_file *file)
+{
+    bool another = past->file.inode != 0 && file->inode != 0 && !same_file(&past->file, file);
+    return past->ended_ms == 0 || another || now_ms() >= past->ended_ms + ENDING_MS;
+}
+
 /* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
  * the descriptor table, which costs a process of several threads 5 to 20 ms (measured). */
-bool wire_connect(struct wire_end *end, const char *path, bool reserve)
+bool wire_connect(struct wire_end *end, const char *path, const struct wire_past *past)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     *end = WIRE_NO_END;
@@ -40,11 +65,15 @@ bool wire_connect(struct wire_end *end, const char *path, bool reserve)
     if (strlen(path) >= sizeof address.sun_path)
         return false;
     strcpy(address.sun_path, path);
+    const struct wire_file before = file_at(path);
     bool made = wire_socket(end);
-    if (!made && (!reserve || !reserve_take(end)))
+    if (!made && (!may_spend(past, &before) || !reserve_take(end)))
         return false;
-    if (connect(end->fd, (const struct sockaddr *)&address, sizeof address) == 0 || root_connect(end->fd))
+    if (connect(end->fd, (const struct sockaddr *)&address, sizeof address) == 0 || root_connect(end->fd)) {
+        const struct wire_file after = file_at(path);
+        end->file = same_file(&before, &after) ? before : (struct wire_file){0};
         return true;
+    }
     if (made)
         wire_close(end);
     else
@@ -112,6 +141,13 @@ void wire_close(struct wire_end *end)
     if (wire_is_there(end)) /* in a child: our copy, and the parent's stays open */
         close(end->fd);
     *end = WIRE_NO_END;
+}
+
+struct wire_past wire_ended(struct wire_end *end)
+{
+    struct wire_past past = {end->file, now_ms()};
+    wire_close(end);
+    return past;
 }
 
 bool wire_readable(const struct wire_end *end, uint64_t ms)

@@ -54,12 +54,12 @@ static void greet(void)
         return;
     turn_->pause_ms = turn_->pause_ms == 0 ? RETRY_FIRST_MS : turn_->pause_ms * 2 > RETRY_MOST_MS ? RETRY_MOST_MS : turn_->pause_ms * 2;
     turn_->again_ms = now + turn_->pause_ms;
-    if (!wire_connect(&turn_->end, tangram.grant.socket, turn_->pause_ms > RETRY_ENDING_MS))
+    if (!wire_connect(&turn_->end, tangram.grant.socket, &turn_->past))
         return;
     if (wire_send(&turn_->end, WIRE_HELLO, 1, &hello, sizeof hello))
         turn_->stage = LINK_GREETED;
     else
-        wire_close(&turn_->end);
+        turn_->past = wire_ended(&turn_->end);
 }
 
 int turn_try(void)
@@ -78,7 +78,7 @@ static void lost(void)
 {
     pthread_mutex_lock(&turn_->lock);
     bool was_welcomed = turn_->stage == LINK_CONNECTED;
-    wire_close(&turn_->end);
+    turn_->past = wire_ended(&turn_->end);
     turn_->stage = LINK_APART;
     turn_->pause_ms = was_welcomed ? 0 : turn_->pause_ms;
     turn_->again_ms = was_welcomed ? 0 : turn_->again_ms;

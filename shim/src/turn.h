@@ -16,6 +16,7 @@ struct turn {
     pthread_mutex_t lock;    /* guards what follows, and every send */
     enum link_stage stage;
     struct wire_end end;
+    struct wire_past past;
     _Atomic bool wanted;  /* there were channels: the connection is kept */
     uint64_t again_ms;    /* not before then is the arbiter tried again */
     unsigned pause_ms;    /* between tries */

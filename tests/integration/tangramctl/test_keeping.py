@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tangramctl.machine import held
 from tests.integration.tangramctl.conftest import (
     OUT_OF_MEMORY,
     SMALL_MIB,
@@ -19,6 +22,7 @@ from tests.integration.tangramctl.conftest import (
     kill,
     wait_for,
 )
+from tests.signals import send_signal
 
 
 def test_sixteen_starts_at_once_make_one_arbiter(ctl: Ctl) -> None:
@@ -54,6 +58,21 @@ def test_the_arbiter_ends_some_time_after_the_last_run(ctl: Ctl) -> None:
     wait_for(lambda: not alive(keeper["pid"]))
     assert arbiters(ctl.folder) == []
     assert ctl.run("1Gi", "true").returncode == 0
+
+
+def test_a_keeper_stays_while_a_run_is_being_started(ctl: Ctl) -> None:
+    ctl.env["TANGRAMCTL_IDLE_S"] = "0"
+    run = ctl.start("1Gi", "sh", "-c", "echo in; read x")
+    assert run.stdout is not None
+    run.stdout.readline()
+    keeper, machine = ctl.keeper(), ctl.machine()
+    with held(machine / "wanted.lock", fcntl.LOCK_SH):
+        run.communicate("\n")
+        for mark in (".one", ".other"):
+            (machine / "grants" / mark).mkdir()
+            wait_for(lambda mark=mark: not (machine / "grants" / mark).exists())  # type: ignore[misc]
+        assert alive(keeper["pid"]), "it has looked twice and found no run"
+    wait_for(lambda: not alive(keeper["pid"]))
 
 
 def test_a_killed_run_gives_its_share_back(ctl: Ctl) -> None:
@@ -100,6 +119,31 @@ def test_a_killed_keeper_takes_its_arbiter_along_and_the_next_look_brings_both_b
     after = ctl.keeper()
     assert arbiters(ctl.folder) == [after["arbiter_pid"]]
     assert after["pid"] != before["pid"]
+
+
+def test_an_arbiter_that_is_ending_without_its_keeper_is_not_taken_for_one_that_stays(ctl: Ctl) -> None:
+    run = ctl.start("1000Mi", "cat")
+    wait_for(lambda: ctl.ps())
+    before = ctl.keeper()
+    send_signal(before["arbiter_pid"], signal.SIGSTOP)  # its sockets are there as before
+    kill(before["pid"])
+    with subprocess.Popen(ctl.line("ps", "--json"), env=ctl.environment, stdout=subprocess.PIPE) as looks:
+        wait_for(lambda: is_locked(ctl.machine() / "keeper.lock"))
+        os.kill(before["arbiter_pid"], signal.SIGCONT)
+        assert looks.stdout is not None
+        (entry,) = json.loads(looks.stdout.read())["entries"]
+    assert looks.returncode == 0
+    assert (entry["pid"], entry["processes"]) == (run.pid, [])
+    after = ctl.keeper()
+    assert after["pid"] != before["pid"]
+    assert arbiters(ctl.folder) == [after["arbiter_pid"]]
+
+
+def is_locked(path: Path) -> bool:
+    """By a process; we do not take the lock from one that is about to."""
+    return any(
+        line.split()[5].endswith(f":{path.stat().st_ino}") for line in Path("/proc/locks").read_text().splitlines()
+    )
 
 
 def test_an_arbiter_that_cannot_live_is_said_and_nothing_is_left(ctl: Ctl) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +15,35 @@ import pytest
 from tests.integration.turns.conftest import Node, Program, until
 from tests.integration.turns.test_enforcement import status
 
+PIDFD_GETFD = 438
+"""Of every architecture (pidfd_getfd(2))."""
+
 
 def restart(node: Node) -> None:
     node.arbiter.kill()
     node.arbiter.wait()
     (node.folder / "status.sock").unlink()
     node.start_arbiter()
+
+
+def listener_of(node: Node, key: str) -> socket.socket:
+    """The arbiter's listening socket of a container. While we have it, it is open also when the arbiter is dead, as in one that the kernel is still ending."""
+    pid = node.arbiter.pid
+    pidfd = os.pidfd_open(pid)
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            fd = ctypes.CDLL(None).syscall(PIDFD_GETFD, pidfd, int(entry.name), 0)
+            assert fd >= 0, "a program may have descriptors of a child of its own"
+            sock = socket.socket(fileno=fd)
+            name = str(node.grants / key / ".arbiter.sock.new")  # before it is renamed
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and sock.getsockname() == name:
+                return sock
+            sock.close()
+    finally:
+        os.close(pidfd)
+    raise AssertionError(f"nobody listens for {key}")
 
 
 def processes(node: Node) -> int:
@@ -41,6 +67,31 @@ def test_who_can_open_nothing_any_more_comes_back(node: Node, tmp_path: Path, lo
     program.do("launch(20_000_000)")
     until(lambda: node.held(program))
     assert not node.misuses()
+
+
+def test_who_can_open_nothing_spends_no_socket_on_an_arbiter_that_is_still_being_ended(node: Node) -> None:
+    """Its last ones: on a busy machine a killed arbiter listens for a while after its connections have ended."""
+    program = node.run("one", core=20)
+    program.do("lower_descriptors()")
+    with listener_of(node, "one") as listener:
+        node.arbiter.kill()
+        node.arbiter.wait()
+        assert select.select([listener], [], [], 0.5)[0] == [], "it connected"
+    (node.folder / "status.sock").unlink()
+    node.start_arbiter()
+    until(lambda: processes(node) == 1)
+    program.do("launch(20_000_000)")
+    until(lambda: node.held(program))
+
+
+def test_who_can_open_nothing_comes_back_to_an_arbiter_that_lives_and_hung_up_on_it(node: Node) -> None:
+    program = node.run("one", core=20)
+    program.do("lower_descriptors()")
+    grant = node.grants / "one/grant"
+    text = grant.read_text()
+    grant.write_text(text.replace("uid-one", "uid-two"))  # another pod's
+    until(lambda: (turn := node.turn("one")) is None or turn.processes == 0)
+    until(lambda: processes(node) == 1)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
@@ -230,3 +231,22 @@ def test_a_grant_that_is_no_plain_file_keeps_nobody_waiting(node: Node) -> None:
         assert isinstance(answer, wire.Error)
         assert "grant" in answer.text
     assert node.process("k").lease(MIB).granted_bytes == MIB
+
+
+def test_who_is_hung_up_on_by_an_arbiter_that_ends_can_no_longer_connect(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be hung up on once more, and a program without descriptors has few sockets to spend."""
+    node.allocate(grant=a_grant())
+    container, codes = node.start().containers["k"], []
+    process, hang_up = node.process(), container.connections.close
+
+    def hangs_up() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            codes.append(sock.connect_ex(str(node.folder / "k/arbiter.sock")))
+        hang_up()
+
+    monkeypatch.setattr(container.connections, "close", hangs_up)
+    node.stop()
+    assert process.hung_up()
+    assert codes == [errno.ECONNREFUSED]
