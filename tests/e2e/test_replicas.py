@@ -35,13 +35,11 @@ def test_the_other_scheduler_takes_over_in_the_middle_of_twenty_pods(doubled: Cl
     names = [thing["metadata"]["name"] for thing in pods]
     doubled.create(namespace, *pods[:10])
     eventually(lambda: any(doubled.pod(namespace, name)["spec"].get("nodeName") for name in names[:10]), "one is bound")
-    doubled.kubectl("-n", NAMESPACE, "delete", "pod", first, "--grace-period=0", "--force")
+    doubled.api.delete("pod", first, NAMESPACE, by_force=True)
     doubled.create(namespace, *pods[10:])
-    for name in names:
-        doubled.ready(namespace, name, timeout_s=120)
+    doubled.ready(namespace, *names, timeout_s=120)
     assert active_scheduler(doubled) not in {None, first}
-    for name in names:
-        assert doubled.sees(namespace, name) == doubled.assigned(namespace, name)
+    doubled.all_see_their_own(namespace, *names)
     held = doubled.assigned_amounts(namespace)
     assert doubled.kubelet_devices(namespace) == held
     assert sum(amount for (_, resource), amount in held.items() if resource == "gpu-mem") == 20 * 5

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from hack.stack import FAKE_DRIVER_ROOT, NAMESPACE
+from hack.stack import NAMESPACE
 from hack.waiting import eventually
 from tests.e2e.attacks.attack import LIMIT_MIB
 from tests.e2e.cluster import Cluster
-from tests.e2e.turns import STATUS
-from vgpu.status import ContainerStatus, decode_status
+from tests.e2e.matrix import node
+from tests.e2e.matrix.look import address_of
+from vgpu.status import ContainerStatus
 
 REPORTED_S, KILLED_S = 5.0, 10.0
 """Specified."""
@@ -25,11 +25,6 @@ HOLDS: Final = re.compile(r"^([0-9.]+) (?:holds (\d+) MiB|refused: .*)$", re.MUL
 CALLS: Final = re.compile(r"^([0-9.]+) calls (\d+) slowest_ms ([0-9.]+)$", re.MULTILINE)
 SLOWEST_MS: Final = 1000.0
 """Of a neighbour's allocation, beside fifty attackers on two processors that are the cluster's, too. Guessed."""
-METRICS: Final = (
-    "from urllib.request import Request, urlopen; "
-    "page = Request('http://127.0.0.1:{port}/metrics', headers={{'Authorization': 'Bearer {token}'}}); "
-    "print(urlopen(page, timeout=5).read().decode())"
-)
 ARBITER_PORT: Final = 9403
 
 
@@ -43,7 +38,7 @@ class Attacker:
     container: str
 
     def log(self) -> str:
-        return self.cluster.kubectl("-n", self.namespace, "logs", self.pod, "-c", self.container)
+        return self.cluster.api.log(self.namespace, self.pod, self.container)
 
     def state(self) -> dict[str, Any]:
         """Of its containerStatuses."""
@@ -70,24 +65,17 @@ class Attacker:
     def booked_mib(self) -> int:
         """What its processes have on all GPUs, by the fake driver."""
         inside = self.state()["containerID"].rpartition("/")[2]
-        return sum(mib for pid, mib in books(self.cluster) if inside in _cgroup(pid))
+        return sum(sum(mib.values()) for pid, mib in node.books().items() if inside in _cgroup(pid))
 
     def status(self) -> ContainerStatus | None:
         """What the arbiter says of it."""
         where = f"{self.namespace}/{self.pod}"
-        found = _inside(self.cluster, STATUS)
-        return next(
-            (
-                one
-                for one in decode_status(found.encode()).containers
-                if (one.pod, one.container) == (where, self.container)
-            ),
-            None,
-        )
+        containers = node.status().containers
+        return next((one for one in containers if (one.pod, one.container) == (where, self.container)), None)
 
     def events(self, *reasons: str) -> list[tuple[float, str]]:
         """When, and what they say of this container."""
-        items = self.cluster.kubectl.get("-n", self.namespace, "events.events.k8s.io")["items"]
+        items = self.cluster.api.listed("event", self.namespace)
         return [
             (_seconds(one["eventTime"]), one.get("note", ""))
             for one in items
@@ -117,7 +105,8 @@ class Attacker:
         )
         assert status
         row = f'container="{self.container}",namespace="{self.namespace}",pod="{self.pod}",reason="{reason}"'
-        metrics = _inside(self.cluster, METRICS.format(port=ARBITER_PORT, token=self.cluster.metrics_token()))
+        address = address_of(self.cluster.api.listed("pod", NAMESPACE), "node")
+        metrics = node.page(address, ARBITER_PORT, "/metrics", self.cluster.metrics_token())
         rows = [line for line in metrics.splitlines() if line.startswith("tangram_arbiter_unenforced{")]
         assert any(all(part in line for part in row.split(",")) for line in rows), "\n".join(rows)
         at, note = eventually(
@@ -162,26 +151,11 @@ def undisturbed(cluster: Cluster, namespace: str, names: tuple[str, ...], kept_m
         assert not lines or max(ms for _, ms in lines) <= SLOWEST_MS, f"{name}: {max(lines, key=lambda one: one[1])}"
 
 
-def books(cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """(host pid, MiB) as the fake driver counts them."""
-    socket = f"{FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket"
-    program = ("nvidia-fake-driverd", "ctl", "--socket", socket, "status")
-    printed = cluster.kubectl("-n", "fake-gpu", "exec", "daemonset/fake-driver", "--", *program)
-    for pid, mib in re.findall(r"^  pid=(\d+) used_mib=(\d+)", printed, re.MULTILINE):
-        yield int(pid), int(mib)
-
-
 def arbiter_runs_since(cluster: Cluster) -> float:
     """The start of its container, in seconds since the epoch."""
     (name,) = cluster.own_pods("node")
     statuses = cluster.pod(NAMESPACE, name)["status"]["containerStatuses"]
     return next(_seconds(one["state"]["running"]["startedAt"]) for one in statuses if one["name"] == "arbiter")
-
-
-def _inside(cluster: Cluster, program: str) -> str:
-    return cluster.kubectl(
-        "-n", NAMESPACE, "exec", "daemonset/tangram-node", "-c", "arbiter", "--", "python3", "-c", program
-    )
 
 
 def _cgroup(pid: int) -> str:
