@@ -205,7 +205,7 @@ class Api:
             ) as answer:
                 for line in answer.iter_lines():
                     event = json.loads(line)
-                    if event["type"] not in {"ADDED", "MODIFIED", "DELETED"}:
+                    if event.get("type") not in {"ADDED", "MODIFIED", "DELETED"}:
                         return
                     name = event["object"]["metadata"]["name"]
                     seen[name] = event["object"]
