@@ -115,8 +115,10 @@ class Api:
             one["kind"] = found["kind"].removesuffix("List")
         return found
 
-    def create(self, thing: Mapping[str, Any], namespace: str | None = None) -> None:
-        self.call("POST", path_of(thing["kind"], namespace), thing, fieldValidation="Strict")
+    def create(self, thing: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False) -> None:
+        """`dry_run`: it is admitted or refused, and not kept."""
+        more = {"dryRun": "All"} if dry_run else {}
+        self.call("POST", path_of(thing["kind"], namespace), thing, fieldValidation="Strict", **more)
 
     def apply(self, thing: Mapping[str, Any], namespace: str | None = None) -> None:
         """Create it, or set the fields that are named."""
