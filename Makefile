@@ -13,6 +13,9 @@ FUZZED = $(or $(TESTS),tests/unit tests/contract)
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
+CLUSTER_UP = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER)) && \
+	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
+
 .PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e images cluster-up cluster-down bench update clean
 
 help: ## list the targets
@@ -30,9 +33,10 @@ demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown 
 
 # also where Docker answers: the end-to-end tests stop and kill programs of our own cluster
 test e2e: PROVIDER = local
-test: lint shim sanitized cluster-up ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
+# the cluster comes up last: its programs would take time from the tests of GPU time
+test: lint shim sanitized ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
 	@status=0; $(UNCLUSTERED); \
-	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e || status=$$?; \
+	{ $(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e; } || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
 lint: .venv/.synced ## style, types, layer contracts, generated files
@@ -80,9 +84,7 @@ images: .venv/.synced ## build the container images (Docker where it answers, el
 	$(RUN) python -m hack.images build
 
 cluster-up: .venv/.synced ## bring up the local cluster and load the images (again: no-op); PROVIDER=local|kind
-	$(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER))
-	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER))
-	$(RUN) python -m hack.cluster load
+	@$(CLUSTER_UP)
 
 cluster-down: .venv/.synced ## stop the local cluster and leave nothing behind
 	$(RUN) python -m hack.cluster down

@@ -45,11 +45,20 @@ class Kubectl:
 
     def run(self, program: str, *arguments: str, stdin: str | None = None, timeout_s: float = 300) -> str:
         """Standard output of a command. Raises CommandFailed with both streams when it fails."""
+        words = self.words(program, *arguments)
+        self.tell(shlex.join([program, *arguments]))
+        return self._run(words, f"{program} {' '.join(arguments)}", stdin, timeout_s)
+
+    def words(self, program: str, *arguments: str) -> Sequence[str]:
+        """A command as `environment` runs it. Raises CommandFailed when there is no such program."""
         found = shutil.which(program, path=self.path)
         if found is None:
             raise CommandFailed(f"{program} is not on the PATH ({self.path})")
-        self.tell(shlex.join([program, *arguments]))
-        return self._run([found, *arguments], f"{program} {' '.join(arguments)}", stdin, timeout_s)
+        return [found, *arguments]
+
+    def environment(self) -> dict[str, str]:
+        """In which the cluster's programs run."""
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": self.path}
 
     def shell(self, command: str, timeout_s: float = 300) -> str:
         """Standard output of a line for the shell."""
@@ -57,9 +66,8 @@ class Kubectl:
         return self._run(["/bin/sh", "-c", command], command, None, timeout_s)
 
     def _run(self, words: Sequence[str], name: str, stdin: str | None, timeout_s: float) -> str:
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": self.path}
         done = subprocess.run(
-            words, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=environment, cwd=ROOT
+            words, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=self.environment(), cwd=ROOT
         )
         if done.returncode:
             raise CommandFailed(f"{name}: exit {done.returncode}\n{done.stdout}{done.stderr}".strip())

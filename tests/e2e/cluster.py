@@ -1,14 +1,16 @@
-"""What the end-to-end tests do to the cluster, and what they see in it. Waits are `kubectl wait`, or polls with a deadline."""
+"""What the end-to-end tests do to the cluster, and what they see in it. Waits are watches, or polls with a deadline."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,15 @@ from hack.cluster.cgroups import GROUP
 from hack.cluster.layout import Layout
 from hack.kubectl import CommandFailed, Kubectl
 from hack.stack import NAMESPACE, install_chart
-from hack.waiting import NotSoon, eventually
+from hack.waiting import NotSoon
+from tests.e2e.api import ANYWHERE, Api, path_of
 from tests.signals import send_signal
 from vgpu.contract import uuid_of
 from vgpu.names import DEFAULT
 
 SCRAPER = "test-scraper"
+SIDE_BY_SIDE = 4
+"""Processes that are started in containers at a time. Guessed, for two processors."""
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -39,45 +44,37 @@ class Cluster:
     """A Kubernetes cluster under test."""
 
     kubectl: Kubectl
+    """For what a user would type."""
+    api: Api
+    """For what tests look at."""
 
     def make_namespace(self, name: str, **labels: str) -> None:
-        self.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-        eventually(lambda: self.find("serviceaccount", "default", name), f"service account of namespace {name}")
-
-    def drop_namespace(self, name: str) -> None:
-        """Return when its pods are gone; the rest of it takes some seconds more, in which nobody has to wait."""
-        self.kubectl("delete", "namespace", name, "--wait=false")
-        eventually(
-            lambda: not self.kubectl("-n", name, "get", "pods", "-o", "name"),
-            f"the pods of {name} are gone",
-            timeout_s=120,
+        self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        self.api.until(
+            "serviceaccount", name, lambda seen: "default" in seen, f"namespace {name} has its service account"
         )
 
+    def drop_namespaces(self, *names: str) -> None:
+        """Return when their pods are gone; the rest takes some seconds more, in which nobody has to wait.
+
+        Kubernetes begins to empty a namespace five seconds after it was deleted: its pods are deleted here. No controller can make
+        another one meanwhile."""
+        for name in names:
+            self.api.delete("namespace", name)
+            self.api.delete_all("pod", name)
+        for name in names:
+            self.api.until("pod", name, lambda seen: not seen, f"the pods of {name} are gone", timeout_s=120)
+
     def metrics_token(self) -> str:
-        """Of a service account that may read the metrics of nodes, as Prometheus has one. The account is made once, outside of Tangram's namespace, which an uninstall
-        leaves empty."""
-        if self.find("clusterrolebinding", SCRAPER) is None:
-            account = {"kind": "ServiceAccount", "name": SCRAPER, "namespace": "default"}
-            role = {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": "tangram-node-metrics-reader",
-            }
-            self.kubectl.apply(
-                {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SCRAPER, "namespace": "default"}},
-                {
-                    "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": SCRAPER},
-                    "roleRef": role, "subjects": [account],
-                },
-            )  # fmt: skip
-        return self.kubectl("-n", "default", "create", "token", SCRAPER).strip()
+        """Of a service account that may read the metrics of nodes, as Prometheus has one."""
+        return _metrics_token(self.api)
 
     def pods_with_gpus(self) -> list[str]:
         """Namespace and name of every pod that asks for any of our resources and has not ended."""
-        alive = "--field-selector=status.phase!=Succeeded,status.phase!=Failed"
+        alive = "status.phase!=Succeeded,status.phase!=Failed"
         return [
             f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-            for pod in json.loads(self.kubectl("get", "pods", "-A", "-o", "json", alive))["items"]
+            for pod in self.api.listed("pod", ANYWHERE, fields=alive)
             if any(
                 DEFAULT.ours(name) for one in pod["spec"]["containers"] for name in one["resources"].get("limits", {})
             )
@@ -85,9 +82,7 @@ class Cluster:
 
     def find(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """The object, or None when there is none."""
-        where = ("-n", namespace) if namespace else ()
-        text = self.kubectl(*where, "get", kind, name, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        return self.api.find(kind, name, namespace)
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
         found = self.find("pod", name, namespace)
@@ -100,35 +95,47 @@ class Cluster:
         self.ready(namespace, *(thing["metadata"]["name"] for thing in pods), timeout_s=timeout_s)
 
     def create(self, namespace: str, *things: dict[str, Any]) -> None:
-        self.kubectl(
-            "-n",
-            namespace,
-            "create",
-            "-f",
-            "-",
-            stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(things)}),
-        )
+        for thing in things:
+            self.api.create(thing, namespace)
 
     def ready(self, namespace: str, *names: str, timeout_s: int = 90) -> None:
-        self._wait(namespace, names, "condition=Ready", timeout_s)
+        self._wait(namespace, names, is_ready, "ready", timeout_s)
 
     def ended(self, namespace: str, name: str, phase: str = "Succeeded", *, timeout_s: int = 90) -> str:
         """Wait until a pod has ended in a phase; its log."""
-        self._wait(namespace, [name], f"jsonpath={{.status.phase}}={phase}", timeout_s)
-        return self.kubectl("-n", namespace, "logs", name, "--all-containers")
+        self._wait(namespace, [name], lambda pod: pod["status"].get("phase") == phase, phase, timeout_s)
+        return self.log(namespace, name)
 
     def all_ended(self, namespace: str, *names: str, timeout_s: int = 90) -> list[tuple[dict[str, Any], str]]:
-        """Wait until pods have succeeded; each with its log. A call for each would take longer than the pods."""
-        self._wait(namespace, names, "jsonpath={.status.phase}=Succeeded", timeout_s)
-        many = ("--prefix", "--tail=-1", f"--max-log-requests={len(names)}")
-        lines = self.kubectl("-n", namespace, "logs", "-l", "suite=e2e", "--all-containers", *many).splitlines()
-        pods = {pod["metadata"]["name"]: pod for pod in self.kubectl.get("-n", namespace, "pods")["items"]}
-        return [(pods[name], "\n".join(line for line in lines if line.startswith(f"[pod/{name}/"))) for name in names]
+        """Wait until pods have succeeded; each with its log."""
+        pods = self._wait(
+            namespace, names, lambda pod: pod["status"].get("phase") == "Succeeded", "Succeeded", timeout_s
+        )
+        return [(pods[name], self.log(namespace, name)) for name in names]
 
-    def _wait(self, namespace: str, names: Sequence[str], condition: str, timeout_s: int) -> None:
+    def log(self, namespace: str, name: str, container: str | None = None) -> str:
+        """Of a container, or of all."""
+        if container is None:
+            spec = self.pod(namespace, name)["spec"]
+            inside = [one["name"] for one in [*spec.get("initContainers", ()), *spec["containers"]]]
+        else:
+            inside = [container]
+        return "".join(self.api.log(namespace, name, one) for one in inside)
+
+    def _wait(
+        self,
+        namespace: str,
+        names: Sequence[str],
+        judge: Callable[[dict[str, Any]], bool],
+        what: str,
+        timeout_s: int,
+    ) -> dict[str, dict[str, Any]]:
+        def all_are(seen: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+            return seen if all(name in seen and judge(seen[name]) for name in names) else None
+
         try:
-            self.kubectl.wait("pod", condition, *names, "-n", namespace, timeout_s=timeout_s)
-        except CommandFailed as error:
+            return self.api.until("pod", namespace, all_are, f"{', '.join(names)}: {what}", timeout_s=timeout_s)
+        except NotSoon as error:
             raise NotSoon(f"{error}\n{self.describe(namespace, *names)}") from None
 
     def refused(self, namespace: str, thing: dict[str, Any]) -> str:
@@ -143,15 +150,25 @@ class Cluster:
         return self.kubectl("-n", namespace, "describe", "pod", *names)
 
     def exec(self, namespace: str, name: str, *command: str, container: str | None = None) -> str:
-        where = ("-c", container) if container else ()
-        return self.kubectl("-n", namespace, "exec", name, *where, "--", *command)
+        return self.api.exec(namespace, name, *command, container=container)
 
     def delete(self, namespace: str, *names: str) -> None:
-        self.kubectl("-n", namespace, "delete", "pod", *names, "--wait", "--timeout=90s")
+        """And wait until they are gone."""
+        for name in names:
+            self.api.delete("pod", name, namespace)
+        self.api.until(
+            "pod", namespace, lambda seen: not seen.keys() & set(names), f"{', '.join(names)} are gone", timeout_s=90
+        )
 
     def sees(self, namespace: str, name: str, container: str | None = None) -> list[str]:
         """UUIDs of the GPUs that a process in the container sees through CUDA."""
         return UUID.findall(self.exec(namespace, name, "gpuview", container=container))
+
+    def all_see_their_own(self, namespace: str, *names: str) -> None:
+        """A process in each of these pods sees the GPUs of its pod's assignment, and no other."""
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+            seen = dict(zip(names, pool.map(lambda name: self.sees(namespace, name), names), strict=True))
+        assert seen == {name: self.assigned(namespace, name) for name in names}
 
     def assigned(self, namespace: str, name: str, container: str = "main") -> list[str]:
         """UUIDs of the GPUs in the pod's assignment."""
@@ -159,27 +176,37 @@ class Cluster:
 
     def events(self, namespace: str, name: str) -> list[str]:
         """`Reason: note` of every event on a pod."""
-        items = self.kubectl.get("-n", namespace, "events.events.k8s.io")["items"]
-        return [
-            f"{e.get('reason')}: {e.get('note', '')}" for e in items if (e.get("regarding") or {}).get("name") == name
-        ]
+        return _told(name, self.api.listed("event", namespace))
+
+    def event(
+        self, namespace: str, name: str, judge: Callable[[str], bool], what: str, *, timeout_s: float = 60
+    ) -> str:
+        """Wait for an event on a pod."""
+        return self.api.until(
+            "event",
+            namespace,
+            lambda seen: next(filter(judge, _told(name, seen.values())), None),
+            what,
+            timeout_s=timeout_s,
+        )
 
     def node(self) -> dict[str, Any]:
         """The first node."""
-        node: dict[str, Any] = self.kubectl.get("nodes")["items"][0]
-        return node
+        return self.api.listed("node")[0]
 
     def wait_for_gpus(self, resource: str = "tangram.sh/gpu-mem", *, timeout_s: float = 90) -> int:
         """Wait until the node offers a resource; how much."""
-        return eventually(
-            lambda: int(self.node()["status"]["allocatable"].get(resource, 0)),
+        return self.api.until(
+            "node",
+            None,
+            lambda seen: int(next(iter(seen.values()))["status"]["allocatable"].get(resource, 0)),
             f"{resource} on the node",
             timeout_s=timeout_s,
         )
 
     def own_pods(self, component: str) -> list[str]:
         """Names of Tangram's own pods of one component."""
-        listed = self.kubectl.get("-n", NAMESPACE, "pods", "-l", f"app.kubernetes.io/component={component}")["items"]
+        listed = self.api.listed("pod", NAMESPACE, f"app.kubernetes.io/component={component}")
         return [pod["metadata"]["name"] for pod in listed]
 
     def restart_component(self, component: str, kind: str) -> None:
@@ -193,12 +220,8 @@ class Cluster:
         A webhook that was told to end goes on answering for a while, over connections that the API server keeps.
         """
         install_chart(self.kubectl, values)
-        eventually(lambda: not self._ending(), "the old parts have ended")
+        self.api.until("pod", NAMESPACE, _none_ends, "the old parts have ended")
         self.wait_for_gpus()
-
-    def _ending(self) -> list[str]:
-        listed = self.kubectl.get("-n", NAMESPACE, "pods")["items"]
-        return [pod["metadata"]["name"] for pod in listed if "deletionTimestamp" in pod["metadata"]]
 
     def restart_kubelet(self) -> None:
         """Stop the first node's kubelet and start it again. Local cluster only."""
@@ -229,7 +252,7 @@ class Cluster:
     def assigned_amounts(self, namespace: str) -> dict[tuple[str, str], int]:
         """(GPU UUID, resource) -> units that the assignments of a namespace's pods add up to."""
         counted: Counter[tuple[str, str]] = Counter()
-        for pod in self.kubectl.get("-n", namespace, "pods")["items"]:
+        for pod in self.api.listed("pod", namespace):
             for pieces in json.loads(pod["metadata"]["annotations"]["tangram.sh/assignment"])["containers"].values():
                 for piece in pieces:
                     counted[piece["uuid"], "gpu-mem"] += piece["mib"] // 1024
@@ -238,7 +261,7 @@ class Cluster:
 
     def kubelet_devices(self, namespace: str) -> dict[tuple[str, str], int]:
         """(GPU UUID, resource) -> devices that the kubelet's own checkpoint counts for the pods of a namespace."""
-        uids = {pod["metadata"]["uid"] for pod in self.kubectl.get("-n", namespace, "pods")["items"]}
+        uids = {pod["metadata"]["uid"] for pod in self.api.listed("pod", namespace)}
         folder = Layout().node(1).own("/var/lib/kubelet")
         document = json.loads((folder / "device-plugins/kubelet_internal_checkpoint").read_text())
         counted: Counter[tuple[str, str]] = Counter()
@@ -247,6 +270,38 @@ class Cluster:
                 ids = [device for devices in entry["DeviceIDs"].values() for device in devices]
                 counted.update((uuid_of(device), entry["ResourceName"].partition("/")[2]) for device in ids)
         return dict(counted)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _none_ends(pods: dict[str, dict[str, Any]]) -> bool:
+    return not any("deletionTimestamp" in pod["metadata"] for pod in pods.values())
+
+
+def _told(name: str, events: Iterable[dict[str, Any]]) -> list[str]:
+    return [f"{e.get('reason')}: {e.get('note', '')}" for e in events if (e.get("regarding") or {}).get("name") == name]
+
+
+@functools.cache
+def _metrics_token(api: Api) -> str:
+    """The account is made outside of Tangram's namespace, which an uninstall leaves empty. Valid for a day: `make faults` takes hours."""
+    account = {"kind": "ServiceAccount", "name": SCRAPER, "namespace": "default"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tangram-node-metrics-reader"}
+    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SCRAPER}}, "default")
+    api.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": SCRAPER},
+            "roleRef": role, "subjects": [account],
+        }
+    )  # fmt: skip
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86400}}
+    token: str = api.call("POST", f"{path_of('serviceaccount', 'default', SCRAPER)}/token", request).json()["status"][
+        "token"
+    ]
+    return token
 
 
 def runs_in_a_container(process: Path, program: str) -> bool:

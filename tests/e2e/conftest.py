@@ -14,6 +14,7 @@ import pytest
 from hack.demo import clear_away
 from hack.kubectl import Kubectl
 from hack.stack import install_chart, install_fake_driver
+from tests.e2e.api import served
 from tests.e2e.cards import CARDS
 from tests.e2e.cluster import Cluster
 
@@ -30,9 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def bare() -> Cluster:
+def bare() -> Iterator[Cluster]:
     """The cluster, before anything of ours is on it."""
-    return Cluster(Kubectl.local())
+    kubectl = Kubectl.local()
+    with served(kubectl) as api:
+        yield Cluster(kubectl, api)
 
 
 @pytest.fixture(scope="session")
@@ -53,4 +56,4 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = f"e2e-{next(_numbers)}"
     cluster.make_namespace(name)
     yield name
-    cluster.drop_namespace(name)
+    cluster.drop_namespaces(name)

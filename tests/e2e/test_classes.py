@@ -18,22 +18,22 @@ LC, BE = "latency-critical", "best-effort"
 WINDOW_S = 4.0
 
 
-def turn(cluster: Cluster, namespace: str, name: str) -> TurnStatus:
-    found = turn_of(cluster, namespace, name)
+def turn(namespace: str, name: str) -> TurnStatus:
+    found = turn_of(namespace, name)
     assert found is not None, f"pod {name} has told of no channels"
     return found
 
 
-def percents(cluster: Cluster, namespace: str, *names: str) -> list[float]:
+def percents(namespace: str, *names: str) -> list[float]:
     """Of the GPU's time that each pod had in a window, by the fake driver's count."""
     pids = {}
     for name in names:
-        found = container_of(cluster, namespace, name)
+        found = container_of(namespace, name)
         assert found is not None
         pids[name] = [process.pid for process in found.processes]
-    before = ran(cluster)
+    before = ran()
     time.sleep(WINDOW_S)  # what is counted is what happens in this time
-    after = ran(cluster)
+    after = ran()
     passed_s = after.at_s - before.at_s
     return [sum(after.us.get(p, 0) - before.us.get(p, 0) for p in pids[name]) / passed_s / 1e4 for name in names]
 
@@ -47,10 +47,10 @@ def test_a_latency_critical_pod_comes_first_and_a_best_effort_pod_has_the_rest(
         computing("lc", kernel_us=3000, rest_s=0.05, klass=LC),
     )
     assert cluster.assigned(namespace, "be") == cluster.assigned(namespace, "lc"), "on one GPU"
-    under_way(cluster, namespace, "be", "lc")
-    first = [turn(cluster, namespace, name) for name in ("be", "lc")]
-    most, few = percents(cluster, namespace, "be", "lc")
-    (be, lc), (be_then, lc_then) = [turn(cluster, namespace, name) for name in ("be", "lc")], first
+    under_way(namespace, "be", "lc")
+    first = [turn(namespace, name) for name in ("be", "lc")]
+    most, few = percents(namespace, "be", "lc")
+    (be, lc), (be_then, lc_then) = [turn(namespace, name) for name in ("be", "lc")], first
     requests = lc.arrivals - lc_then.arrivals
     assert requests > 10
     assert be.suspends - be_then.suspends > requests / 2, "its kernels of 300 ms are stopped for requests"
@@ -63,21 +63,21 @@ def test_a_latency_critical_pod_comes_first_and_a_best_effort_pod_has_the_rest(
         assert one.trouble == "" or "not tried: no compute channels were seen" in one.trouble
     assert not be.untold
     assert not lc.untold
-    assert ran(cluster).misuses == 0
+    assert ran().misuses == 0
 
 
 def test_an_edited_annotation_of_class_takes_effect_on_a_running_pod(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, computing("one", klass=BE), computing("other"))
-    under_way(cluster, namespace, "one", "other")
+    under_way(namespace, "one", "other")
 
     def waits(name: str) -> bool:
-        now = turn(cluster, namespace, name)
+        now = turn(namespace, name)
         return now.working and not now.on
 
     eventually(lambda: waits("one"), "the best-effort pod waits")
     cluster.kubectl("-n", namespace, "annotate", "pod", "one", "--overwrite", f"tangram.sh/class={LC}")
     eventually(lambda: waits("other"), "the other one waits: two seconds, and what looking takes", timeout_s=5)
-    found = container_of(cluster, namespace, "one")
+    found = container_of(namespace, "one")
     assert found is not None
     assert (found.klass, found.turn is not None and found.turn.on) == (LC, True)
     cluster.kubectl("-n", namespace, "annotate", "pod", "one", "tangram.sh/class-")
@@ -88,8 +88,8 @@ def test_an_edited_annotation_of_class_takes_effect_on_a_running_pod(cluster: Cl
 def test_core_limits_of_two_pods_hold_side_by_side(cluster: Cluster, namespace: str, cores: tuple[int, int]) -> None:
     few, many = cores
     cluster.run(namespace, computing("few", core=few), computing("many", kernel_us=5000, core=many))
-    under_way(cluster, namespace, "few", "many")
-    got_few, got_many = percents(cluster, namespace, "few", "many")
+    under_way(namespace, "few", "many")
+    got_few, got_many = percents(namespace, "few", "many")
     assert few / 2 < got_few < few + 4, "less than asked where the machine is busy"
     assert many / 2 < got_many < many + 4
-    assert [turn(cluster, namespace, name).asked_percent for name in ("few", "many")] == [few, many]
+    assert [turn(namespace, name).asked_percent for name in ("few", "many")] == [few, many]

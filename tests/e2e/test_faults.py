@@ -52,7 +52,7 @@ def test_a_pod_deleted_between_bind_and_allocate_leaves_its_gpu_free(cluster: Cl
     with cluster.kubelet_paused():
         cluster.create(namespace, share("gone", UNITS))
         eventually(lambda: cluster.pod(namespace, "gone")["spec"].get("nodeName"), "the pod is bound")
-        cluster.kubectl("-n", namespace, "delete", "pod", "gone", "--grace-period=0", "--force")
+        cluster.api.delete("pod", "gone", namespace, by_force=True)
     cluster.run(namespace, share("one", UNITS), share("two", UNITS))
     assert cluster.sees(namespace, "one") != cluster.sees(namespace, "two")
 
@@ -73,7 +73,7 @@ def test_a_pod_deleted_by_force_keeps_its_room_while_its_processes_run(cluster: 
     )
     uid = cluster.pod(namespace, "undead")["metadata"]["uid"]
     with cluster.kubelet_paused():  # nobody ends the process
-        cluster.kubectl("-n", namespace, "delete", "pod", "undead", "--grace-period=0", "--force")
+        cluster.api.delete("pod", "undead", namespace, by_force=True)
         began = time.monotonic()
         eventually(lambda: _orphans(cluster) == [uid], "the node names the orphan")
         assert time.monotonic() - began < 10

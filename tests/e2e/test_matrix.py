@@ -37,7 +37,7 @@ def stage(cluster: Cluster) -> Iterator[Stage]:
     made = Stage(cluster, "e2e-matrix", random.Random(SEED))
     made.build()
     yield made
-    cluster.drop_namespace(made.namespace)
+    cluster.drop_namespaces(made.namespace)
     cluster.kubectl("delete", "priorityclass", priority_class()["metadata"]["name"])
 
 

@@ -26,7 +26,7 @@ except urllib.error.HTTPError as error:
 def address(cluster: Cluster) -> str:
     """Of the node's pod."""
     selector = "app.kubernetes.io/component=node"
-    (one,) = cluster.kubectl.get("-n", NAMESPACE, "pods", "-l", selector)["items"]
+    (one,) = cluster.api.listed("pod", NAMESPACE, selector)
     return str(one["status"]["podIP"])
 
 
@@ -41,7 +41,8 @@ def test_a_pod_reads_the_metrics_of_a_node_only_with_the_role_for_it(
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tangram-node-metrics-reader"},
         "subjects": [{"kind": "ServiceAccount", "name": "prometheus", "namespace": namespace}],
     }  # fmt: skip
-    cluster.kubectl.apply(account, binding)
+    cluster.api.create(account, namespace)
+    cluster.api.create(binding)
     try:
         cluster.run(namespace, pod("tenant", waits), pod("prometheus", waits, serviceAccountName="prometheus"))
 
@@ -56,4 +57,4 @@ def test_a_pod_reads_the_metrics_of_a_node_only_with_the_role_for_it(
             lambda: reads("prometheus", "/metrics", "token") == "200 True", "Prometheus reads", timeout_s=60
         )  # a refusal counts for half a minute, should the role have come after the first try
     finally:
-        cluster.kubectl("delete", "clusterrolebinding", namespace, "--ignore-not-found")
+        cluster.api.delete("clusterrolebinding", namespace)

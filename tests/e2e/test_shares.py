@@ -30,7 +30,7 @@ def test_three_pods_share_one_gpu_and_each_sees_its_own_size(cluster: Cluster, n
 def test_a_pod_past_its_grant_gets_out_of_memory_and_its_neighbour_goes_on(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("neighbour", "8Gi", run=["gpuview", "hold", "6Gi"]))
     eventually(
-        lambda: "holds 6.0 GiB" in cluster.kubectl("-n", namespace, "logs", "neighbour"),
+        lambda: "holds 6.0 GiB" in cluster.log(namespace, "neighbour"),
         "the neighbour holds its memory",
     )
     cluster.create(namespace, share("greedy", "8Gi", run=["gpuview", "grab", "12Gi"]))
@@ -43,7 +43,7 @@ def test_a_pod_past_its_grant_gets_out_of_memory_and_its_neighbour_goes_on(clust
 
 def test_the_limit_is_the_containers_not_the_processes(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("two", "8Gi", run=["gpuview", "hold", "5Gi"]))
-    eventually(lambda: "holds" in cluster.kubectl("-n", namespace, "logs", "two"), "the first process holds its memory")
+    eventually(lambda: "holds" in cluster.log(namespace, "two"), "the first process holds its memory")
     with pytest.raises(Exception, match="after 1 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY"):
         cluster.exec(namespace, "two", "gpuview", "grab", "5Gi")
 
@@ -66,7 +66,7 @@ def test_an_init_container_and_a_sidecar_have_shares_too(cluster: Cluster, names
     prepare = container("prepare", mem=8, run=["gpuview"])
     sidecar = container("sidecar", mem=2, restartPolicy="Always")
     cluster.run(namespace, pod("phases", container(mem=8), init=[prepare, sidecar]))
-    log = cluster.kubectl("-n", namespace, "logs", "phases", "-c", "prepare")
+    log = cluster.log(namespace, "phases", "prepare")
     assert GIB.findall(log) == ["8.0"]
     assert seen_gib(cluster, namespace, "phases", "main") == [8.0]
     assert seen_gib(cluster, namespace, "phases", "sidecar") == [2.0]
@@ -108,9 +108,7 @@ def test_a_pod_that_fits_nowhere_stays_pending_and_says_why(cluster: Cluster, na
 def test_memory_and_core_are_always_on_the_same_gpu(cluster: Cluster, namespace: str) -> None:
     pods = [share(f"p{i}", 3 + i % 4, 5 + i) for i in range(12)]
     cluster.run(namespace, *pods)
-    for thing in pods:
-        name = thing["metadata"]["name"]
-        assert cluster.sees(namespace, name) == cluster.assigned(namespace, name)
+    cluster.all_see_their_own(namespace, *(thing["metadata"]["name"] for thing in pods))
     assert cluster.kubelet_devices(namespace) == cluster.assigned_amounts(namespace), "I3"
 
 
@@ -122,4 +120,4 @@ def test_a_hundred_pairs_of_same_size_pods_each_see_their_own_gpu(cluster: Clust
         cluster.create(namespace, *pods)
         for ended, log in cluster.all_ended(namespace, *names, timeout_s=180):
             assert [uuid for uuid in assigned_to(ended) if uuid not in log] == [], log
-        cluster.delete(namespace, *names)
+        cluster.api.delete_all("pod", namespace)  # they have ended: nobody has to wait until they are gone

@@ -1,16 +1,16 @@
-"""GPU time on a cluster: programs that use it, and what arbiter and fake driver say of who had how much."""
+"""GPU time on the local cluster: programs that use it, and what arbiter and fake driver say of who had how much."""
 
 from __future__ import annotations
 
-import re
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hack.stack import FAKE_DRIVER_ROOT, NAMESPACE
+from hack.stack import FAKE_DRIVER_ROOT
 from hack.waiting import eventually
-from tests.e2e.cluster import Cluster
+from tests.e2e.matrix import node
 from tests.e2e.objects import share
-from vgpu.status import ContainerStatus, TurnStatus, decode_status
+from vgpu.status import ContainerStatus, TurnStatus
 
 KERNELS: Final = """
 import ctypes, sys, time
@@ -33,14 +33,6 @@ while True:
 """
 """Kernels of so many microseconds one after the other, with so many seconds of rest between; on the fake driver."""
 
-STATUS: Final = """
-import socket
-with socket.socket(socket.AF_UNIX) as s:
-    s.connect("/var/lib/tangram/arbiter/status.sock")
-    print(b"".join(iter(lambda: s.recv(65536), b"")).decode())
-"""
-"""Prints the arbiter's status, in its container."""
-
 _FOLDER: Final = "/fake-kernel"
 
 
@@ -61,32 +53,29 @@ def computing(
     return pod
 
 
-def containers_of(cluster: Cluster, namespace: str) -> dict[str, ContainerStatus]:
+def containers_of(namespace: str) -> dict[str, ContainerStatus]:
     """What the arbiter says of the pods of a namespace, at one moment; those that it does not know of are left out."""
-    printed = cluster.kubectl(
-        "-n", NAMESPACE, "exec", "daemonset/tangram-node", "-c", "arbiter", "--", "python3", "-c", STATUS
-    )
-    found = ((one.pod.split("/", 1), one) for one in decode_status(printed.encode()).containers)
+    found = ((one.pod.split("/", 1), one) for one in node.status().containers)
     return {name: one for (where, name), one in found if where == namespace}
 
 
-def container_of(cluster: Cluster, namespace: str, name: str) -> ContainerStatus | None:
+def container_of(namespace: str, name: str) -> ContainerStatus | None:
     """What the arbiter says of a pod's container; None while it does not know of it."""
-    return containers_of(cluster, namespace).get(name)
+    return containers_of(namespace).get(name)
 
 
-def turn_of(cluster: Cluster, namespace: str, name: str) -> TurnStatus | None:
+def turn_of(namespace: str, name: str) -> TurnStatus | None:
     """Its GPU time; None while none of its processes has told of its channels."""
-    found = container_of(cluster, namespace, name)
+    found = container_of(namespace, name)
     return found.turn if found is not None else None
 
 
-def under_way(cluster: Cluster, namespace: str, *names: str) -> None:
+def under_way(namespace: str, *names: str) -> None:
     """Wait until each of these pods has computed."""
     for name in names:
 
         def has_run(name: str = name) -> bool:
-            turn = turn_of(cluster, namespace, name)
+            turn = turn_of(namespace, name)
             return turn is not None and turn.on_s > 0
 
         eventually(has_run, f"pod {name} computes")
@@ -102,13 +91,8 @@ class Ran:
     misuses: int
 
 
-def ran(cluster: Cluster) -> Ran:
+def ran() -> Ran:
     """GPU time of every process, as the fake driver counts it."""
-    ask = f"date +%s.%N; nvidia-fake-driverd ctl --socket {FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket kernel"
-    printed = cluster.kubectl("-n", "fake-gpu", "exec", "daemonset/fake-driver", "--", "sh", "-c", ask)
-    at, first, *lines = printed.splitlines()
-    us: dict[int, int] = {}
-    for line in lines:
-        numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
-        us[numbers["pid"]] = us.get(numbers["pid"], 0) + numbers["ran_us"]
-    return Ran(float(at), us, int(first.partition(" ")[0].partition("=")[2]))
+    at_s = time.monotonic()
+    misuses, us = node.kernel()
+    return Ran(at_s, us, misuses)

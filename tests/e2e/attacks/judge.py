@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from hack.stack import FAKE_DRIVER_ROOT, NAMESPACE
+from hack.stack import NAMESPACE
 from hack.waiting import eventually
 from tests.e2e.attacks import verdict
 from tests.e2e.attacks.verdict import Told
 from tests.e2e.cluster import Cluster
-from tests.e2e.turns import STATUS
-from vgpu.status import ContainerStatus, decode_status
+from tests.e2e.matrix import node
+from tests.e2e.matrix.look import address_of
+from vgpu.status import ContainerStatus
 
 PATIENCE_S: Final = 150.0
-METRICS: Final = (
-    "from urllib.request import Request, urlopen; "
-    "page = Request('http://127.0.0.1:{port}/metrics', headers={{'Authorization': 'Bearer {token}'}}); "
-    "print(urlopen(page, timeout=5).read().decode())"
-)
 ARBITER_PORT: Final = 9403
 
 
@@ -37,7 +32,7 @@ class Attacker:
     container: str
 
     def log(self) -> str:
-        return self.cluster.kubectl("-n", self.namespace, "logs", self.pod, "-c", self.container)
+        return self.cluster.api.log(self.namespace, self.pod, self.container)
 
     def state(self) -> dict[str, Any]:
         """Of its containerStatuses."""
@@ -65,24 +60,17 @@ class Attacker:
     def booked_mib(self) -> int:
         """What its processes have on all GPUs, by the fake driver."""
         inside = self.state()["containerID"].rpartition("/")[2]
-        return sum(mib for pid, mib in books(self.cluster) if inside in _cgroup(pid))
+        return sum(sum(mib.values()) for pid, mib in node.books().items() if inside in _cgroup(pid))
 
     def status(self) -> ContainerStatus | None:
         """What the arbiter says of it."""
         where = f"{self.namespace}/{self.pod}"
-        found = _inside(self.cluster, STATUS)
-        return next(
-            (
-                one
-                for one in decode_status(found.encode()).containers
-                if (one.pod, one.container) == (where, self.container)
-            ),
-            None,
-        )
+        containers = node.status().containers
+        return next((one for one in containers if (one.pod, one.container) == (where, self.container)), None)
 
     def events(self, *reasons: str) -> list[Told]:
         """Those of this container that have one of these reasons."""
-        items = self.cluster.kubectl.get("-n", self.namespace, "events.events.k8s.io")["items"]
+        items = self.cluster.api.listed("event", self.namespace)
         return [
             Told(_seconds(one["eventTime"]), one["reason"], one.get("note", ""))
             for one in items
@@ -109,7 +97,8 @@ class Attacker:
         )
         assert status
         labels = {"container": self.container, "namespace": self.namespace, "pod": self.pod, "reason": reason}
-        metrics = _inside(self.cluster, METRICS.format(port=ARBITER_PORT, token=self.cluster.metrics_token()))
+        address = address_of(self.cluster.api.listed("pod", NAMESPACE), "node")
+        metrics = node.page(address, ARBITER_PORT, "/metrics", self.cluster.metrics_token())
         verdict.metric_row(metrics, labels)
         event = eventually(
             lambda: verdict.report_of(reason, self.events(verdict.UNENFORCED, verdict.BY_GUARD)),
@@ -144,26 +133,11 @@ def undisturbed(cluster: Cluster, namespace: str, names: tuple[str, ...], kept_m
         verdict.undisturbed(seen, kept_mib, since)
 
 
-def books(cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """(host pid, MiB) as the fake driver counts them."""
-    socket = f"{FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket"
-    program = ("nvidia-fake-driverd", "ctl", "--socket", socket, "status")
-    printed = cluster.kubectl("-n", "fake-gpu", "exec", "daemonset/fake-driver", "--", *program)
-    for pid, mib in re.findall(r"^  pid=(\d+) used_mib=(\d+)", printed, re.MULTILINE):
-        yield int(pid), int(mib)
-
-
 def arbiter_runs_since(cluster: Cluster) -> float:
     """The start of its container, in seconds since the epoch."""
     (name,) = cluster.own_pods("node")
     statuses = cluster.pod(NAMESPACE, name)["status"]["containerStatuses"]
     return next(_seconds(one["state"]["running"]["startedAt"]) for one in statuses if one["name"] == "arbiter")
-
-
-def _inside(cluster: Cluster, program: str) -> str:
-    return cluster.kubectl(
-        "-n", NAMESPACE, "exec", "daemonset/tangram-node", "-c", "arbiter", "--", "python3", "-c", program
-    )
 
 
 def _cgroup(pid: int) -> str:

@@ -91,8 +91,7 @@ def siege(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for name in names:
         judge.Attacker(cluster, NEIGHBOURS, name, "main").acts()
     yield Siege(cluster, names, time.time())
-    for name in spaces:
-        cluster.drop_namespace(name)
+    cluster.drop_namespaces(*spaces)
 
 
 @pytest.fixture(scope="module")

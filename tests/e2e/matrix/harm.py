@@ -72,7 +72,7 @@ def victims(cluster: Cluster, namespace: str, row: Row) -> list[int]:
 
 def subjects(cluster: Cluster, namespace: str) -> set[str]:
     """UIDs of the subject's pods that have processes: also of those that the API forgot."""
-    residents = cluster.kubectl.get("-n", namespace, "pods", "-l", f"app in ({STEADY},{BUSY})")["items"]
+    residents = cluster.api.listed("pod", namespace, f"app in ({STEADY},{BUSY})")
     return {one.uid for one in node.gpu_processes() if one.uid} - {pod["metadata"]["uid"] for pod in residents}
 
 
@@ -207,9 +207,8 @@ def doors(cluster: Cluster, row: Row) -> list[Callable[[], socket.socket]]:
         return [lambda at=at: _unix(at, socket.SOCK_SEQPACKET) for at in grants] + [  # type: ignore[misc]
             lambda: _unix(node.STATE / "arbiter/status.sock", socket.SOCK_STREAM)
         ]
-    listed = cluster.kubectl.get("-n", NAMESPACE, "pods")["items"]
     component, ports = {"webhook": ("webhook", (8443, 8080)), "extender": ("scheduler", (8889,))}[row.who]
-    address = address_of([{"kind": "Pod", **pod} for pod in listed], component)
+    address = address_of(cluster.api.listed("pod", NAMESPACE), component)
     return [lambda port=port: socket.create_connection((address, port), timeout=3) for port in ports]  # type: ignore[misc]
 
 

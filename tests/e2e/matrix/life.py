@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from hack.kubectl import CommandFailed
 from hack.waiting import NotSoon, eventually
+from tests.e2e.api import ANYWHERE, NotThere
 from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
 from tests.e2e.matrix import node
@@ -52,21 +53,21 @@ class Stage:
     def renew(self) -> None:
         """Replace the residents, and end the subject."""
         self._scale(0)
-        self.cluster.kubectl("-n", self.namespace, "delete", "pods", "-l", f"app in ({','.join(RESIDENTS)})")
+        old = {pod["metadata"]["name"] for pod in self._residents()}
+        self.cluster.delete(self.namespace, *old)
         eventually(lambda: [self._ready(name) for name in RESIDENTS] == [1, 1], "the new residents are ready")
 
     def undisturbed(self) -> list[tuple[str, str, int]]:
         """UID, start and restarts of each resident: no fault of another may change them."""
-        pods = self.cluster.kubectl.get("-n", self.namespace, "pods", "-l", f"app in ({','.join(RESIDENTS)})")["items"]
         return [
             (pod["metadata"]["uid"], one.get("state", {}).get("running", {}).get("startedAt", ""), one["restartCount"])
-            for pod in pods
+            for pod in self._residents()
             for one in pod["status"]["containerStatuses"]
         ]
 
     def begin(self, step: Step) -> None:
         """Everything is as the step needs it before the fault. Pods that failed in an earlier round go."""
-        self.cluster.kubectl("-n", self.namespace, "delete", "pods", "--field-selector=status.phase=Failed", "--wait=false")  # fmt: skip
+        self.cluster.api.delete_all("pod", self.namespace, fields="status.phase=Failed")
         self._drop_filler()  # a round that failed may have left it
         if step in EMPTY:
             self._scale(0)
@@ -125,7 +126,7 @@ class Stage:
             pass
 
     def _deleting(self, harm: Harm) -> None:
-        self.cluster.kubectl("-n", self.namespace, "delete", "pods", "-l", f"app={SUBJECT}", "--wait=false")
+        self.cluster.api.delete_all("pod", self.namespace, f"app={SUBJECT}")
         time.sleep(0.5 + self.chance.random())
         with harm():
             pass
@@ -133,7 +134,7 @@ class Stage:
     def _forced(self, harm: Harm) -> None:
         """The kubelet ends the processes only after the fault; what they hold is nobody's meanwhile."""
         with self.cluster.kubelet_paused():
-            self.cluster.kubectl("-n", self.namespace, "delete", "pods", "-l", f"app={SUBJECT}", "--force", "--grace-period=0")  # fmt: skip
+            self.cluster.api.delete_all("pod", self.namespace, f"app={SUBJECT}", by_force=True)
             time.sleep(self.chance.random())
             with harm():
                 pass
@@ -149,7 +150,7 @@ class Stage:
     def missing(self) -> list[str]:
         """What does not run or is not ready."""
         try:
-            listed = self.cluster.kubectl.get("nodes,pods", "-A")["items"]
+            listed = self.cluster.api.listed("node") + self.cluster.api.listed("pod", ANYWHERE)
             ready = {name: (self._ready(name), replicas) for name, replicas in ALL.items()}
         except (CommandFailed, json.JSONDecodeError) as error:
             return [f"the API does not answer: {str(error)[-200:]}"]
@@ -180,23 +181,25 @@ class Stage:
         return len(node.gpu_processes()) == 2 + REPLICAS
 
     def _scale(self, replicas: int, name: str = SUBJECT) -> None:
-        self.cluster.kubectl("-n", self.namespace, "scale", f"rs/{name}", f"--replicas={replicas}")
+        self.cluster.api.patch("replicaset", name, self.namespace, {"spec": {"replicas": replicas}})
 
     def _drop_filler(self) -> None:
         """Each round has its own: the pods of one ReplicaSet are preempted a few times an hour, then spared."""
-        self.cluster.kubectl("-n", self.namespace, "delete", f"rs/{FILLER}", "--ignore-not-found", "--wait=false")
+        with contextlib.suppress(NotThere):
+            self.cluster.api.delete("replicaset", FILLER, self.namespace)
 
     def _ready(self, name: str = SUBJECT) -> int:
-        return int(self.cluster.kubectl.get("-n", self.namespace, "rs", name)["status"].get("readyReplicas", 0))
+        found = self.cluster.find("replicaset", name, self.namespace)
+        return int(found["status"].get("readyReplicas", 0)) if found else 0
 
     def _subjects(self) -> list[dict[str, Any]]:
         return [pod for pod in self._of(SUBJECT) if pod["status"].get("phase") not in ("Failed", "Succeeded")]
 
     def _of(self, name: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.cluster.kubectl.get("-n", self.namespace, "pods", "-l", f"app={name}")[
-            "items"
-        ]
-        return found
+        return self.cluster.api.listed("pod", self.namespace, f"app={name}")
+
+    def _residents(self) -> list[dict[str, Any]]:
+        return self.cluster.api.listed("pod", self.namespace, f"app in ({','.join(RESIDENTS)})")
 
     def _folders(self) -> list[str]:
         return [folder.name for folder in (node.STATE / "grants").glob("[!.]*")]

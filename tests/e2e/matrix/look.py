@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from hack.stack import NAMESPACE
+from tests.e2e.api import ANYWHERE
 from tests.e2e.cluster import UUID, Cluster
 from tests.e2e.matrix import node
 from tests.e2e.matrix.pods import HELD_GIB
@@ -35,8 +36,8 @@ def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float
         before, began_s = node.ran_us(), time.monotonic()
         time.sleep(WINDOW_S)  # what is counted is what happens in this time
         after, passed_s = node.ran_us(), time.monotonic() - began_s
-        events = pool.submit(cluster.kubectl.get, "-n", namespace, "events.events.k8s.io")
-        listed = cluster.kubectl.get("nodes,pods", "-A")["items"]
+        events = cluster.api.listed("event", namespace)
+        listed = cluster.api.listed("node") + cluster.api.listed("pod", ANYWHERE)
         own, pods = node_of(listed), pods_of(listed)
         status, processes = node.status(), node.gpu_processes()
         token = cluster.metrics_token()
@@ -50,8 +51,8 @@ def look(cluster: Cluster, namespace: str, *, longest_rest_s: Mapping[str, float
             grants=node.grants(), status=status, kubelet=kubelet_devices(), drift_metric=drift(listed, token), tried=tuple(one.result() for one in tries),
             shares=shares(status, {pid: (us - before.get(pid, us)) / passed_s / 1e4 for pid, us in after.items()}),
             longest_rest_s=longest_rest_s, unenforced_metric=metric(listed, token),
-            unenforced_events=frozenset(_about(e) for e in events.result()["items"] if e.get("reason") == "LimitNotEnforced"),
-            preemptions=preemptions(events.result()["items"], since), waiting=waiting(listed, namespace),
+            unenforced_events=frozenset(_about(e) for e in events if e.get("reason") == "LimitNotEnforced"),
+            preemptions=preemptions(events, since), waiting=waiting(listed, namespace),
         )  # fmt: skip
 
 

@@ -57,16 +57,26 @@ def pids_of(who: str) -> list[int]:
 
 def ran_us() -> dict[int, int]:
     """Host pid -> GPU time of each process that was given channels."""
-    lines = driver("kernel").splitlines()[1:]
+    return kernel()[1]
+
+
+def kernel() -> tuple[int, dict[int, int]]:
+    """How often the kernel's side of the driver was misused, and `ran_us`."""
+    first, *lines = driver("kernel").splitlines()
     seen: dict[int, int] = {}
     for line in lines:
         numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
         seen[numbers["pid"]] = seen.get(numbers["pid"], 0) + numbers["ran_us"]
-    return seen
+    return int(first.partition(" ")[0].partition("=")[2]), seen
 
 
 def gpu_processes() -> tuple[GpuProcess, ...]:
     """Everything that the driver counts and that still lives."""
+    return tuple(one for pid, mib in books().items() if (one := gpu_process(pid, mib)) is not None)
+
+
+def books() -> dict[int, dict[str, int]]:
+    """Host pid -> GPU UUID -> MiB, as the driver counts them."""
     held: dict[int, dict[str, int]] = {}
     uuid = ""
     for line in driver("status").splitlines():
@@ -74,7 +84,7 @@ def gpu_processes() -> tuple[GpuProcess, ...]:
             uuid = found[0]
         elif process := re.match(r"\s+pid=(\d+) used_mib=(\d+)", line):
             held.setdefault(int(process[1]), {})[uuid] = int(process[2])
-    return tuple(one for pid, mib in held.items() if (one := gpu_process(pid, mib)) is not None)
+    return held
 
 
 def gpu_process(pid: int, held_mib: Mapping[str, int]) -> GpuProcess | None:
