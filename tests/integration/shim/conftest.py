@@ -296,7 +296,7 @@ class Stage:
             self._driver.wait()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
     """Polls what has no event to wait for."""
     pause = threading.Event()
     for _ in range(int(seconds * 200)):

@@ -32,7 +32,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 COMMAND = (sys.executable, str(PROGRAM))
 
 
-def until(what: Callable[[], Any], limit_s: float = 10.0) -> float:
+def until(what: Callable[[], Any], limit_s: float = 30.0) -> float:
     """Seconds until `what()` is true."""
     began = time.monotonic()
     while not what():

@@ -159,7 +159,7 @@ class Node:
         self.stop()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
     """Polls what has no event to wait for."""
     pause = threading.Event()
     for _ in range(int(seconds * 200)):

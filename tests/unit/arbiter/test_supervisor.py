@@ -30,8 +30,8 @@ print("loaded", os.getpid(), flush=True)
 if not needed():
     sys.exit(0)
 {before}
+notify_ready()  # first: who is killed before it served is started later
 print("pid", os.getpid(), os.environ["TANGRAM_ARBITER_RESTARTS"], flush=True)
-notify_ready()
 {after}
 while True:
     signal.pause()
