@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from arbiter import host
@@ -17,8 +19,13 @@ from vgpu.guard import Held
 from vgpu.holding import Event
 from vgpu.ledger import Ledger
 
-IN_A_ROW: Final = 2
-"""Readings after which a process that is not connected counts. Guessed: they are a second apart, and a process ends within one."""
+ENDS_WITHIN_S: Final = 0.8
+"""A process that is not connected counts once readings have shown it for so long. Guessed: less than the second between two readings of which none
+was hurried. A killed process hangs up at once, and the driver counts it for some time after that."""
+
+
+LEFT_MOST: Final = 1024
+"""Processes that hung up before the first reading, and are remembered until it. Guessed: it comes within a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,15 @@ class Contexts:
     def __init__(self) -> None:
         self.strangers: dict[str, dict[int, int]] = {}
         """UUID -> pid -> bytes of processes of this container that are not connected, in the last reading."""
-        self._readings: dict[int, int] = {}
-        """In how many readings in a row each of them was seen, those that belong to the arbiter's first one at least twice."""
+        self._shown_from_s: dict[int, float] = {}
+        """When the first reading of an unbroken row that shows each of them began; -inf for those of the arbiter's first one."""
+        self._read_s = -inf
+        """When the last reading began."""
         self.starts: dict[int, int] = {}
         """Of each of them, as far as the host knows."""
         self._first = True
+        self._left: deque[int] = deque(maxlen=LEFT_MOST)
+        """Pids that hung up before the arbiter's first reading."""
         self._waiting: dict[tuple[int, int], Waiting] = {}
         """By process and card: who asks again has the answer to the last."""
 
@@ -82,9 +93,11 @@ class Contexts:
         """Answer this one from a reading that begins after it asked."""
         self._waiting[waiting.process, waiting.card] = waiting
 
-    def forget(self, process: int) -> None:
+    def forget(self, process: int, pid: int) -> None:
         """It hung up."""
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting.process != process}
+        if self._first:
+            self._left.append(pid)
 
     def answered(self, reading: Reading) -> list[Waiting]:
         """Who can be answered now."""
@@ -96,7 +109,7 @@ class Contexts:
     @property
     def restless(self) -> bool:
         """Is there a process that waits for a reading, or one that is not connected?"""
-        return bool(self._waiting or self._readings or any(self.strangers.values()))
+        return bool(self._waiting or self._shown_from_s or any(self.strangers.values()))
 
     def measure(
         self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading, now_s: float
@@ -145,17 +158,21 @@ class Contexts:
         return found
 
     def _count(self, reading: Reading) -> None:
-        """One reading may know of a process that is just ending, whose connection is closed by then: two in a row do not. At an arbiter's start
-        one is enough, as nothing is lent yet and whoever connects is met. An MPS server runs the work of others; it is known by its name alone, which
-        any process of a pod can take."""
-        before = IN_A_ROW - 1 if self._first else 0
-        self._first = self._first and not reading.cards
+        """A reading may know of a process that is just ending, whose connection is closed by then; so may the next, if somebody hurries it. At an
+        arbiter's start one is enough for who was not met: nothing is lent yet, and it is here for longer. An MPS server runs the work of others; it is known by its
+        name alone, which any process of a pod can take."""
+        ending = set(self._left)
+        since_s = -inf if self._first else reading.at_s
+        if reading.cards:
+            self._first = False
+            self._left.clear()
+        self._read_s = reading.at_s
         fresh = {
             pid: reading.seen[pid].started for held in self.strangers.values() for pid in held if pid in reading.seen
         }
-        self.starts = {pid: at for pid, at in self.starts.items() if pid in self._readings} | fresh
-        self._readings = {
-            pid: self._readings.get(pid, before) + 1
+        self.starts = {pid: at for pid, at in self.starts.items() if pid in self._shown_from_s} | fresh
+        self._shown_from_s = {
+            pid: self._shown_from_s.get(pid, reading.at_s if pid in ending else since_s)
             for held in self.strangers.values()
             for pid in held
             if pid not in reading.seen or not reading.seen[pid].mps_server or reading.seen[pid].place.pod
@@ -163,7 +180,9 @@ class Contexts:
 
     def unconnected(self) -> tuple[int, ...]:
         """Host pids of processes of this container that hold GPU memory and are not connected."""
-        return tuple(sorted(pid for pid, readings in self._readings.items() if readings >= IN_A_ROW))
+        return tuple(
+            sorted(pid for pid, since_s in self._shown_from_s.items() if self._read_s - since_s >= ENDS_WITHIN_S)
+        )
 
     def suspects(self) -> frozenset[int]:
         """Those of the last reading alone, among them perhaps one that was ending."""
@@ -177,7 +196,7 @@ class Contexts:
         """It is connected from now on. Whether it was not before, as far as readings go."""
         for held in self.strangers.values():
             held.pop(pid, None)
-        return self._readings.pop(pid, None) is not None
+        return self._shown_from_s.pop(pid, None) is not None
 
     def listed(
         self, ledger: Ledger, card: int, uuid: str, connections: Iterable[Connection]

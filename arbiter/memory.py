@@ -81,7 +81,7 @@ class Memory:
     def leave(self, connection: Connection) -> None:
         """It hung up, or is hung up on. What it leaves is lent to others, who may be gone too: no call within the call, however many there are."""
         self._contexts_moved |= bool(connection.contexts_s)
-        self.contexts.forget(connection.number)
+        self.contexts.forget(connection.number, connection.pid)
         if connection.welcomed:
             self._leaving.append(connection.number)
         if self._settling:

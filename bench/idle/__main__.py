@@ -39,8 +39,8 @@ from vgpu.status import decode_status
 
 CARDS = 8
 UNITS, CORE = 8, 10
-SETTLE_S = 5.0
-"""After the last start, before anything is counted."""
+SETTLE_S = 65.0
+"""After the last start, before anything is counted. For a minute the plugin looks for the mount of a container that starts, and here it finds none."""
 KERNEL_US = 20_000
 PARTS = ("plugin", "arbiter", "nvml")
 

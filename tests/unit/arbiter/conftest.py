@@ -193,7 +193,7 @@ class HandMeter(Meter):
         """This process (and others, by `p<pid>`) holds so much of CARD, from now on."""
         pids = {os.getpid() if name == "me" else int(name[1:]): mib * MIB for name, mib in held.items()}
         seen = {pid: Seen(0, key or None, 0) for pid in pids}
-        self._tell(Reading(time.monotonic(), {CARD: pids}, seen))
+        self._tell(Reading(time.monotonic() + self.ahead_s, {CARD: pids}, seen))
 
     def is_blind(self) -> None:
         """NVML is gone."""

@@ -75,13 +75,42 @@ def test_who_comes_back_is_charged_by_its_own_word_at_once(node: Node, meter: Ha
     assert found(server).findings == ()
 
 
-def test_one_reading_of_a_process_that_is_just_ending_takes_nothing_from_its_siblings(
+def test_readings_of_a_process_that_is_just_ending_take_nothing_from_its_siblings(
     node: Node, meter: HandMeter, server: Server
 ) -> None:
-    """It has hung up, and NVML still counts it."""
+    """It has hung up, and NVML still counts it. Readings come one after another while somebody waits for them."""
+    read(server, meter)
+    for _ in range(3):
+        read(server, meter, **{f"p{LOST}": 900})
+    assert node.process().lease(1000 * MIB).granted_bytes == 1000 * MIB
+    assert found(server).findings == ()
+
+
+def test_who_hung_up_before_the_first_reading_is_ending_too(node: Node, meter: HandMeter, server: Server) -> None:
+    node.process().close()
+    wait_for(lambda: len(server.containers["k"].connections) == 0)
+    read(server, meter, me=900)
+    assert found(server).findings == ()
+    meter.ahead_s = 0.8
+    read(server, meter, me=900)
+    assert found(server).findings == (Finding(Reason.UNCONNECTED, (os.getpid(),)),)
+
+
+def test_who_does_not_end_within_a_second_counts(node: Node, meter: HandMeter, server: Server) -> None:
     read(server, meter)
     read(server, meter, **{f"p{LOST}": 900})
-    assert node.process().lease(1000 * MIB).granted_bytes == 1000 * MIB
+    meter.ahead_s = 0.8
+    read(server, meter, **{f"p{LOST}": 900})
+    assert found(server).findings == (Finding(Reason.UNCONNECTED, (LOST,)),)
+    assert node.process().lease(101 * MIB).refused
+
+
+def test_one_that_comes_and_goes_is_new_each_time(meter: HandMeter, server: Server) -> None:
+    read(server, meter)
+    read(server, meter, **{f"p{LOST}": 900})
+    read(server, meter)
+    meter.ahead_s = 0.8
+    read(server, meter, **{f"p{LOST}": 900})
     assert found(server).findings == ()
 
 
