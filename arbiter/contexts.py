@@ -186,7 +186,7 @@ class Contexts:
 
     def suspects(self) -> frozenset[int]:
         """Those of the last reading alone, among them perhaps one that was ending."""
-        return frozenset(self._readings)
+        return frozenset(self._shown_from_s)
 
     def unconnected_bytes(self, uuid: str) -> int:
         """What they hold of a card."""
