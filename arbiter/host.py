@@ -112,7 +112,7 @@ def owners_in(grants: Path) -> Owners:
 def mounts_of(pid: int) -> str:
     """What is mounted where the process can see it. One that changed its root sees no grant any more: then what the library's thread sees, which
     keeps the root that it started with."""
-    mountinfo = _read(_living(pid), "mountinfo").decode(errors="replace")
+    mountinfo = (_read(pid, "mountinfo") or _read(_living(pid), "mountinfo")).decode(errors="replace")
     if grant_mount(mountinfo) is not None:
         return mountinfo
     texts = (_read(thread, "mountinfo").decode(errors="replace") for thread in _threads(pid, LIBRARY_THREAD))
