@@ -13,6 +13,7 @@ import structlog
 from deviceplugin import cdi
 from deviceplugin.access import arbiters_reviews, reviewer
 from deviceplugin.allocate import Request
+from deviceplugin.calls import Calls
 from deviceplugin.containerids import ContainerIds
 from deviceplugin.earlier import PreloadingPod, without_variables
 from deviceplugin.files import make_folder
@@ -88,7 +89,8 @@ class DevicePlugin:
     def __init__(self, settings: DevicePluginSettings, client: Client) -> None:
         names, unit_mib = settings.names, settings.unit_mib
         self.settings, self._client, self._names = settings, client, names
-        self.metrics = Metrics()
+        self.metrics, self.calls = Metrics(), Calls()
+        processes = Processes(settings.proc_root, self.calls.give_way)
         self.offer = Offer(names, unit_mib)
         self.pods = NodePods(names, unit_mib, frozenset(settings.latency_critical_namespaces))
         self.cache: Cache[Pod] = Cache(
@@ -97,21 +99,25 @@ class DevicePlugin:
         )  # fmt: skip
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
         self.recorder = Recorder(client, COMPONENT, settings.node_name)
-        self.grants = Grants(settings.state_root, settings.library)
+        self.grants = Grants(settings.state_root, settings.library, lull=self.calls.lull)
         self.podbooks = PodBooks(settings.state_root, self.grants.boot)
-        self.orphans = Orphans(self.podbooks, self.pods, Processes(settings.proc_root), self._orphans_changed)
-        self.ledger = Ledger(self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.podbooks.users)
+        self.orphans = Orphans(
+            self.podbooks, self.pods, processes, self._orphans_changed, lull=self.calls.lull
+        )  # fmt: skip
+        self.ledger = Ledger(
+            self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.podbooks.users, waiting=self.calls.waiting,
+        )  # fmt: skip
         self.books = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, books=self.books, ledger=self.ledger, grants=self.grants,
             podbooks=self.podbooks, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
-            clear=settings.clear_memory,
+            clear=settings.clear_memory, waiting=self.calls.waiting,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
         self.guard = Guard(settings.status, self.pods.pod, self)
-        self.followers = Followers(self.pods, self.grants, self)
-        self.container_ids = ContainerIds(self.pods, self.grants)
-        self.mounted = Mounted(self.pods, self.grants, Processes(settings.proc_root), self.misplaced)
+        self.followers = Followers(self.pods, self.grants, self, self.calls.lull)
+        self.container_ids = ContainerIds(self.pods, self.grants, self.calls.lull)
+        self.mounted = Mounted(self.pods, self.grants, processes, self.misplaced)
         self.publisher = Publisher(client, settings.node_name, self.offer)
         self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
         self.management = Management(settings, self.metrics)
@@ -124,7 +130,7 @@ class DevicePlugin:
         )  # fmt: skip
         self.upkeep = Upkeep(
             names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, podbooks=self.podbooks,
-            orphans=self.orphans, remover=self.remover, metrics=self.metrics,
+            orphans=self.orphans, remover=self.remover, metrics=self.metrics, lull=self.calls.lull,
         )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
 
@@ -153,7 +159,7 @@ class DevicePlugin:
                     self.mounted.run,
                     self._to_kubelet,
                     self._keep_grants,
-                    collecting.keep_tidy,
+                    self._keep_tidy,
                     *([arbiters_reviews(self.settings, review)] if review else []),
                 ):
                     group.create_task(part())
@@ -271,12 +277,16 @@ class DevicePlugin:
     def _service(self, resource: str) -> Service:
         return Service(
             resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
-            state_root=self.settings.state_root, observer=self,
+            state_root=self.settings.state_root, observer=self, answering=self.calls.answering,
         )  # fmt: skip
+
+    async def _keep_tidy(self) -> None:
+        await collecting.keep_tidy(self.calls.lull)
 
     async def _keep_grants(self) -> None:
         while True:
             await asyncio.sleep(GRANTS_S)
+            await self.calls.lull()
             try:
                 if back := await asyncio.to_thread(self.grants.put_back):
                     log.warning("what a container was granted was missing and is put back", paths=back)

@@ -7,11 +7,12 @@ counts the pod's grants as one. A container that starts again has another ID: th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 import structlog
 
+from deviceplugin.calls import at_once
 from deviceplugin.record import Record
 from kube.objects import Pod
 from vgpu.cgroup import is_container_id
@@ -40,10 +41,10 @@ class Folders(Protocol):
 
 
 class ContainerIds:
-    """Writes what is new after each change of any pod of the node."""
+    """Writes what is new after each change of any pod of the node. `lull` as `calls.Calls.lull`."""
 
-    def __init__(self, pods: Pods, grants: Folders) -> None:
-        self._pods, self._grants = pods, grants
+    def __init__(self, pods: Pods, grants: Folders, lull: Callable[[], Awaitable[None]] = at_once) -> None:
+        self._pods, self._grants, self._lull = pods, grants, lull
         self._written: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -56,6 +57,7 @@ class ContainerIds:
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._pods.changed()
+            await self._lull()
 
     def once(self) -> None:
         """One look at every pod; files are written only for IDs that are new. Raises OSError."""

@@ -19,25 +19,32 @@ def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = False)
 
     `durable`: also after a loss of power, as soon as this returns. That waits for the disk.
     """
-    beside = _beside(path)
+    beside = path.with_name(_begun(path.name))
     try:
         descriptor = os.open(beside, _NEW, mode)
     except FileExistsError:
         beside.unlink()
         descriptor = os.open(beside, _NEW, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        try:
+            _write_all(descriptor, content)
             os.fchmod(descriptor, mode)
             if durable:
-                file.flush()
                 os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
     if durable:
         sync(path.parent)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
 def sync(path: Path) -> None:
@@ -51,7 +58,7 @@ def sync(path: Path) -> None:
 
 def discard_leftover(path: Path) -> Path:
     """Remove what a writer of `path` left that was killed. Answers where it would be."""
-    beside = _beside(path)
+    beside = path.with_name(_begun(path.name))
     beside.unlink(missing_ok=True)
     return beside
 
@@ -96,6 +103,6 @@ def resolve_inside(root: Path, path: Path) -> Path:
     return path
 
 
-def _beside(path: Path) -> Path:
-    """Where a writer of `path` writes first."""
-    return path.with_name(f".{path.name}.new")
+def _begun(name: str) -> str:
+    """The name under which a writer of a file of this name begins it."""
+    return f".{name}.new"

@@ -19,8 +19,9 @@ Knows files. Who gets what was decided elsewhere.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ import msgspec
 import structlog
 
 from deviceplugin import sealed
+from deviceplugin.calls import at_once
 from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync, write_whole
 from deviceplugin.listing import LEFTOVER, Listing
 from deviceplugin.record import RECORD, Record, hash_of, new_suffix, of_ids, order_of, read_record
@@ -61,9 +63,11 @@ class Folder:
 
 
 class Grants:
-    """The state folder of a node."""
+    """The state folder of a node. `lull` as `calls.Calls.lull`."""
 
-    def __init__(self, state_root: Path, library: Path, boot: str | None = None) -> None:
+    def __init__(
+        self, state_root: Path, library: Path, boot: str | None = None, lull: Callable[[], Awaitable[None]] = at_once
+    ) -> None:
         self.boot = sealed.boot_id() if boot is None else boot
         self._root, self._source = state_root, library
         self._installed = state_root / "lib" / "none" / LIBRARY
@@ -73,7 +77,7 @@ class Grants:
         """Those of them that a later plugin wrote."""
         self._making: set[str] = set()
         """Keys of directories that a thread is making."""
-        self.settling = Settling(self.settle, self.fill_spares)
+        self.settling = Settling(self.settle, self.fill_spares, lull)
         self._listing = Listing(state_root / "grants")
         self.sockets = Sockets(state_root, self.earlier)
         self.spares = Spares(state_root / "grants", LEFTOVER, self._complete)
@@ -142,7 +146,7 @@ class Grants:
 
     def fill_spares(self) -> None:
         """The next Allocate finds a spare. One that cannot be made now may be later, and Allocate says why it cannot."""
-        with suppress(OSError):
+        with suppress(OSError), self._listing.passing_over():
             self.spares.fill()
 
     def settle(self, key: str) -> None:
@@ -258,9 +262,9 @@ class Grants:
 
     def keys_of(self, ids: Collection[str]) -> set[str]:
         """Names of the directories of exactly these IDs."""
-        alike = self._listing.alike(hash_of(ids))
-        removed = self._known.keys() - self._listing.names()
-        return set(of_ids((*alike, *removed), ids))
+        alike = hash_of(ids)
+        removed = (key for key in list(self._known) if key.startswith(alike))
+        return set(of_ids((*self._listing.alike(alike), *removed), ids))
 
     def look(self, key: str) -> Folder:
         """One directory. A book that is missing is answered from memory."""
@@ -285,7 +289,7 @@ class Grants:
 
     def of_pods(self, uids: Collection[str]) -> list[tuple[str, str]]:
         """(key, UID) of the allocations that our books say these pods have."""
-        return [(key, uid) for key, uid in self.owners().items() if uid in uids]
+        return [(key, record.uid) for key, record in self.books().items() if record.uid in uids]
 
     def age_s(self, key: str, now: float) -> float:
         """Since the folder last changed."""
@@ -361,13 +365,14 @@ class Grants:
     def _link_library(self, folder: Path) -> None:
         """The installed library, in place of one of an earlier installation. One that somebody removed is installed again."""
         target = folder / LIBRARY
+        with suppress(FileNotFoundError):
+            there = self._installed.stat()
+            if there.st_size > 0 and os.path.samestat(there, target.stat()):
+                return
         if size_of(self._installed) == 0:
             make_folder(self._installed.parent.parent)
             make_folder(self._installed.parent)
             write_whole(self._installed, self._source.read_bytes(), 0o755)
-        with suppress(FileNotFoundError):
-            if target.samefile(self._installed):
-                return
         beside = discard_leftover(target)
         try:
             beside.hardlink_to(self._installed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from typing import Final, Protocol
 
@@ -77,6 +77,7 @@ class Ledger:
         *,
         orphans: Lingering | None = None,
         users: Callable[[str], Mapping[str, str]] | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -87,7 +88,7 @@ class Ledger:
         self.swaps = 0
         """Allocations whose devices lie on another card than assigned."""
         self._pods, self._inventory, self._names = pods, inventory, names
-        self._orphans, self._users_of = orphans, users
+        self._orphans, self._users_of, self._waiting = orphans, users, waiting
         self._clock, self._patience_s = clock, patience_s
         self._flight, self._flight_at = Flight(), float("-inf")
         self._tired_of: Request | None = None
@@ -113,20 +114,21 @@ class Ledger:
 
     async def allocate(self, resource: str, ids: Collection[str]) -> Choice:
         """Enter the kubelet's choice into the book. Answers whose it is. Raises Refused."""
-        request = Request(resource, len(ids))
-        patience_s = 0.0 if self._tired_of == request else self._patience_s
+        request, these = Request(resource, len(ids)), frozenset(ids)
+        tired = self._tired_of == request
         self._tired_of = None
         try:
-            async with asyncio.timeout(patience_s):
+            return self._allocate(request, these)
+        except Refused:
+            if tired or self._patience_s <= 0:
+                raise
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
                 while True:
-                    try:
-                        return self._allocate(request, frozenset(ids))
-                    except Refused:
-                        if not patience_s:
-                            raise
                     await self._changed()
-        except TimeoutError:
-            return self._allocate(request, frozenset(ids))
+                    with suppress(Refused):
+                        return self._allocate(request, these)
+        return self._allocate(request, these)
 
     def restore(self, uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
         """After a restart: this was given before."""
@@ -155,7 +157,8 @@ class Ledger:
         sources = [self._pods.changed()] + ([self._orphans.changed()] if self._orphans is not None else [])
         waiting = [asyncio.ensure_future(source) for source in sources]
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            with self._waiting():
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for one in waiting:
                 one.cancel()
@@ -194,11 +197,16 @@ class Ledger:
 
     async def _wait_for_choices(self, request: Request) -> tuple[Choice | None, Iterator[Choice]]:
         """The likeliest choice and the others; None when there is none in time."""
+        choices = self._choices(request)
+        if (first := next(choices, None)) is not None:
+            return first, choices
         with suppress(TimeoutError):
             async with asyncio.timeout(self._patience_s):
-                while (first := next(choices := self._choices(request), None)) is None:
-                    await self._pods.changed()
-                return first, choices
+                while True:
+                    with self._waiting():
+                        await self._pods.changed()
+                    if (first := next(choices := self._choices(request), None)) is not None:
+                        return first, choices
         choices = self._choices(request)
         first = next(choices, None)
         self._tired_of = None if first else request

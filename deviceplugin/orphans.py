@@ -10,17 +10,21 @@ Decides nothing about processes (`processes`) and nothing about pods that the AP
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
 
+from deviceplugin.calls import at_once
 from deviceplugin.podbooks import PodBook, PodBooks
 from kube.objects import Pod
 from vgpu.inventory import Orphan
 
 LOOK_S: Final = 0.25
 """Between looks while the API lacks a pod that has a book. Each costs some 20 us for each process that was seen, once a pod."""
+REST_S: Final = 0.1
+"""At least so long between looks, unless a call of the kubelet waits: pods that go together are looked at together. Guessed."""
 RETRY_S: Final = 1.0
 
 log = structlog.get_logger("deviceplugin.orphans")
@@ -47,7 +51,7 @@ class Looker(Protocol):
 
 
 class Orphans:
-    """See the module. `tell` gets the orphans whenever they changed."""
+    """See the module. `tell` gets the orphans whenever they changed; `lull` as `calls.Calls.lull`."""
 
     def __init__(
         self,
@@ -57,14 +61,16 @@ class Orphans:
         tell: Callable[[tuple[Orphan, ...]], None],
         *,
         look_s: float = LOOK_S,
+        lull: Callable[[], Awaitable[None]] = at_once,
     ) -> None:
         self.told: tuple[Orphan, ...] = ()
         """As `tell` got them last, by UID."""
         self.blind = False
         """The node's processes cannot be seen: nobody is an orphan."""
         self._books, self._pods, self._processes, self._tell = books, pods, processes, tell
-        self._look_s = look_s
+        self._look_s, self._lull = look_s, lull
         self._changed = asyncio.Event()
+        self._wanted = asyncio.Event()
 
     def still_using(self) -> Sequence[PodBook]:
         """Pods that the API lacks and that are not known to be gone: suspects and orphans."""
@@ -74,12 +80,15 @@ class Orphans:
         return [book for book in self._books if book.uid not in known]
 
     async def changed(self) -> None:
-        """Return when fewer pods use the node's GPUs."""
+        """Return when fewer pods use the node's GPUs. The next look does not wait while anybody waits for this."""
+        self._wanted.set()
         await self._changed.wait()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
+            await self._lull()  # a suspect's room is taken all the same
+            self._wanted.clear()
             try:
                 await self.once()
             except OSError as error:
@@ -91,6 +100,9 @@ class Orphans:
                     await self._pods.changed()
             except TimeoutError:
                 continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REST_S):
+                    await self._wanted.wait()
 
     async def once(self) -> None:
         """One look. Raises OSError."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -110,7 +111,7 @@ def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:
     A full node's answer names thousands of IDs, and each costs time once Python looks at it. So the pods are told apart by their
     lengths (field 1, protobuf's encoding), and only those are decoded in whose bytes an ID is found.
     """
-    wanted = [one.encode() for one in ids]
+    named_at = deque(sorted(at for one in ids for at in _all_of(one.encode(), answer)))
     found, at = [], 0
     while at < len(answer):
         if answer[at] != POD_TAG:
@@ -121,12 +122,20 @@ def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:
             at += 1
             length |= (answer[at] & 0x7F) << shift
             shift, more = shift + 7, answer[at] >= 0x80
-        at += 1
-        pod = answer[at : at + length]
-        if any(map(pod.__contains__, wanted)):
-            found.append(pb.PodResources.FromString(pod))
-        at += length
+        begin, at = at + 1, at + 1 + length
+        if named_at and named_at[0] < at:
+            found.append(pb.PodResources.FromString(answer[begin:at]))
+        while named_at and named_at[0] < at:
+            named_at.popleft()
     return found
+
+
+def _all_of(part: bytes, whole: bytes) -> Iterator[int]:
+    """Where it begins."""
+    at = whole.find(part)
+    while at >= 0:
+        yield at
+        at = whole.find(part, at + 1)
 
 
 def _holdings(pods: Iterable[pb.PodResources], prefix: str) -> Iterable[Holding]:

@@ -11,7 +11,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -104,13 +104,14 @@ class PreStart:
         fetch: Callable[[str, str], Awaitable[Pod | None]],
         guard: Guard = DEFAULT_GUARD,
         clear: bool = False,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._names, self._unit_mib = names, unit_mib
         self._pods, self._books, self._ledger, self._grants = pods, books, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
         self._guard, self._clear, self._podbooks = guard, clear, podbooks
-        self._writing = asyncio.Lock()
+        self._writing, self._waiting = asyncio.Lock(), waiting
 
     async def __call__(self, resource: str, ids: Sequence[str]) -> None:
         """Make a container with these devices ready to start. Raises Refused, KubeletSilent, OSError."""
@@ -174,7 +175,8 @@ class PreStart:
                         pod and tenant and not tenant.leaving
                     ):  # a leaving pod starts nothing: its successor has the name
                         return pod, tenant
-                    await self._pods.changed()
+                    with self._waiting():
+                        await self._pods.changed()
         try:
             pod = await self._fetch(namespace, name)
         except ApiError as error:
@@ -275,10 +277,13 @@ class PreStart:
 
     async def _arbiter_listens(self, keys: Sequence[str], pod: Pod | None = None) -> None:
         paths = [self._grants.socket(key) for key in keys]
+        if all(map(listens, paths)):
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(ARBITER_WAIT_S):
-                while not all(map(listens, paths)):  # noqa: ASYNC110 (another process makes it: there is no event to wait for)
-                    await asyncio.sleep(ARBITER_POLL_S)
+                while not all(map(listens, paths)):  # another process makes it: there is no event to wait for
+                    with self._waiting():
+                        await asyncio.sleep(ARBITER_POLL_S)
                 return
         silent = ", ".join(str(path) for path in paths if not listens(path))
         raise Unserved(

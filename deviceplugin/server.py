@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
@@ -62,6 +63,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         prestart: Callable[[str, Sequence[str]], Awaitable[None]],
         state_root: Path,
         observer: Observer,
+        answering: Callable[[], AbstractContextManager[None]] = nullcontext,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.resource = resource
@@ -70,6 +72,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         """ListAndWatch calls that are open: the kubelet keeps one."""
         self._offer, self._ledger, self._grants, self._prestart = offer, ledger, grants, prestart
         self._state_root, self._observer, self._now = state_root, observer, now
+        self._answering = answering
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ARG002, N802
         """What the kubelet should call."""
@@ -97,49 +100,55 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         self, request: pb.PreferredAllocationRequest, context: Any
     ) -> pb.PreferredAllocationResponse:
         """IDs on the card that the pod most likely being admitted was assigned."""
-        began = time.perf_counter()
         answers = []
-        for one in request.container_requests:
-            wanted = Request(self.resource, one.allocation_size)
-            try:
-                ids = await self._ledger.prefer(
-                    self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
-                )
-            except TangramError as error:
-                await self._refuse(context, "GetPreferredAllocation", wanted, error)
-            answers.append(pb.ContainerPreferredAllocationResponse(deviceIDs=ids))
-        self._observer.served("GetPreferredAllocation", self.resource, time.perf_counter() - began)
+        with self._serving("GetPreferredAllocation"):
+            for one in request.container_requests:
+                wanted = Request(self.resource, one.allocation_size)
+                try:
+                    ids = await self._ledger.prefer(
+                        self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
+                    )
+                except TangramError as error:
+                    await self._refuse(context, "GetPreferredAllocation", wanted, error)
+                answers.append(pb.ContainerPreferredAllocationResponse(deviceIDs=ids))
         return pb.PreferredAllocationResponse(container_responses=answers)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802
         """Enter the IDs into the book; say what the container gets with them."""
-        began = time.perf_counter()
         answers = []
-        for one in request.container_requests:
-            wanted = Request(self.resource, len(one.devices_ids))
-            try:
-                choice = await self._ledger.allocate(self.resource, one.devices_ids)
-                answers.append(await self._with_devices(choice, one.devices_ids))
-            except (TangramError, OSError) as error:
-                await self._refuse(context, "Allocate", wanted, error)
-            log.info(
-                "allocated", resource=self.resource, quantity=wanted.quantity, pod=f"{choice.tenant.namespace}/{choice.tenant.name}",
-                uid=choice.tenant.uid, container=choice.container, cards=list(choice.cards), swapped=choice.swapped,
-            )  # fmt: skip
-        self._observer.served("Allocate", self.resource, time.perf_counter() - began)
+        with self._serving("Allocate"):
+            for one in request.container_requests:
+                wanted = Request(self.resource, len(one.devices_ids))
+                try:
+                    choice = await self._ledger.allocate(self.resource, one.devices_ids)
+                    answers.append(await self._with_devices(choice, one.devices_ids))
+                except (TangramError, OSError) as error:
+                    await self._refuse(context, "Allocate", wanted, error)
+                log.info(
+                    "allocated", resource=self.resource, quantity=wanted.quantity, pod=f"{choice.tenant.namespace}/{choice.tenant.name}",
+                    uid=choice.tenant.uid, container=choice.container, cards=list(choice.cards), swapped=choice.swapped,
+                )  # fmt: skip
         return pb.AllocateResponse(container_responses=answers)
 
     async def PreStartContainer(  # noqa: N802
         self, request: pb.PreStartContainerRequest, context: Any
     ) -> pb.PreStartContainerResponse:
         """Write the grant and verify what the container mounts."""
-        began = time.perf_counter()
-        try:
-            await self._prestart(self.resource, request.devices_ids)
-        except (TangramError, OSError) as error:
-            await self._refuse(context, "PreStartContainer", Request(self.resource, len(request.devices_ids)), error)
-        self._observer.served("PreStartContainer", self.resource, time.perf_counter() - began)
+        with self._serving("PreStartContainer"):
+            try:
+                await self._prestart(self.resource, request.devices_ids)
+            except (TangramError, OSError) as error:
+                wanted = Request(self.resource, len(request.devices_ids))
+                await self._refuse(context, "PreStartContainer", wanted, error)
         return pb.PreStartContainerResponse()
+
+    @contextmanager
+    def _serving(self, call: str) -> Iterator[None]:
+        """The kubelet waits meanwhile. The observer is told how long, of a call that was not refused."""
+        began_s = time.perf_counter()
+        with self._answering():
+            yield
+        self._observer.served(call, self.resource, time.perf_counter() - began_s)
 
     def _listed(self) -> list[pb.Device]:
         # No NUMA node is told: the card is chosen before the kubelet looks, and a topology hint could only force another one.

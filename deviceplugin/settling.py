@@ -8,10 +8,11 @@ kubelet's own checkpoint names the directory by then only if it was written and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from deviceplugin.calls import at_once
 from vgpu.errors import Refused
 
 LATER_S: Final = 1.0
@@ -22,11 +23,20 @@ DISK_S: Final = 5.0
 
 class Settling:
     """`settle` writes one directory, by its key, and waits for the disk. It runs in one thread of its own: a disk that never answers
-    takes no thread from anybody else. `afterwards` runs there when nobody is likely to wait."""
+    takes no thread from anybody else. `afterwards` runs in another one when nobody is likely to wait; `lull` as `calls.Calls.lull`."""
 
-    def __init__(self, settle: Callable[[str], None], afterwards: Callable[[], None] = lambda: None) -> None:
-        self._settle, self._afterwards = settle, afterwards
+    def __init__(
+        self,
+        settle: Callable[[str], None],
+        afterwards: Callable[[], None] = lambda: None,
+        lull: Callable[[], Awaitable[None]] = at_once,
+    ) -> None:
+        self._settle, self._afterwards, self._lull = settle, afterwards, lull
+        self._begun = False
+        """Since `afterwards` ran last."""
+        self._resting: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settling")
+        self._later = ThreadPoolExecutor(1, thread_name_prefix="afterwards")
         self._under_way: dict[str, asyncio.Future[None]] = {}
         """By key. One that failed stays until it has ended well, or its directory is gone."""
 
@@ -34,12 +44,14 @@ class Settling:
         """Write this directory; nobody waits."""
         writing = asyncio.get_running_loop().run_in_executor(self._thread, self._settle, key)
         self._under_way[key] = writing
+        self._begun = True
         asyncio.get_running_loop().call_later(LATER_S, self.rest)
         writing.add_done_callback(lambda ended: self._ended(key, ended))
 
     def rest(self) -> None:
-        """Nobody waits for this thread now."""
-        self._thread.submit(self._afterwards)
+        """Nobody is likely to wait soon: run `afterwards` in the next lull, if any write was begun since it ran."""
+        if self._begun and (self._resting is None or self._resting.done()):
+            self._resting = asyncio.create_task(self._rest())
 
     def forget(self, key: str) -> None:
         """The directory is gone."""
@@ -59,6 +71,11 @@ class Settling:
             except OSError:
                 self.begin(key)
                 await self._one(key)
+
+    async def _rest(self) -> None:
+        await self._lull()
+        self._begun = False
+        await asyncio.get_running_loop().run_in_executor(self._later, self._afterwards)
 
     async def _one(self, key: str) -> None:
         writing = self._under_way.get(key)

@@ -62,7 +62,10 @@ class Sockets:
     def furnish(self, folder: Path) -> bool:
         """What a grant directory needs so that its container finds the socket. Answers whether it was missing. Raises OSError."""
         link = folder / SOCKET
-        right = link.is_symlink() and str(link.readlink()) == TARGET
+        try:
+            right = str(link.readlink()) == TARGET
+        except OSError:
+            right = False
         new = make_folder(folder / SOCKET_DIR)
         if not right:  # or an arbiter of an earlier version put its own socket there
             beside = discard_leftover(link)

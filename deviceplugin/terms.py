@@ -9,13 +9,14 @@ pod was placed with holds instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import structlog
 
 from deviceplugin.allocate import Tenant
+from deviceplugin.calls import at_once
 from deviceplugin.grants import Grants
 from kube.objects import Pod
 from vgpu.errors import BadAsk
@@ -87,10 +88,12 @@ class Observer(Protocol):
 
 
 class Followers:
-    """Writes the grants of running containers anew when the terms of their pod change."""
+    """Writes the grants of running containers anew when the terms of their pod change. `lull` as `calls.Calls.lull`."""
 
-    def __init__(self, pods: Pods, grants: Grants, observer: Observer) -> None:
-        self._pods, self._grants, self._observer = pods, grants, observer
+    def __init__(
+        self, pods: Pods, grants: Grants, observer: Observer, lull: Callable[[], Awaitable[None]] = at_once
+    ) -> None:
+        self._pods, self._grants, self._observer, self._lull = pods, grants, observer, lull
         self._followed: dict[str, tuple[str, int]] = {}
         self._told: dict[str, tuple[str, ...]] = {}
 
@@ -104,6 +107,7 @@ class Followers:
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._pods.changed()
+            await self._lull()
 
     def once(self) -> None:
         """One look at every pod; files are read only for those whose terms are new. Raises OSError."""

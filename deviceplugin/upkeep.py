@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 import structlog
 
+from deviceplugin.calls import at_once
 from deviceplugin.drift import Drift, drift
 from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
@@ -141,23 +142,25 @@ def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBo
 
 
 class Upkeep:
-    """Runs every `EVERY_S`."""
+    """Runs every `EVERY_S`. `lull` as `calls.Calls.lull`."""
 
     def __init__(
         self, names: Names, *, books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBooks,
         orphans: Orphans, remover: Remover, metrics: Metrics,
+        lull: Callable[[], Awaitable[None]] = at_once,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._names, self._books, self._pods, self._ledger = names, books, pods, ledger
         self._grants, self._podbooks, self._orphans = grants, podbooks, orphans
         self._remover, self._metrics = remover, metrics
-        self._now = now
+        self._lull, self._now = lull, now
         self._drift: Drift = {}
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
+            await self._lull()
             try:
                 await self.once()
             except (KubeletSilent, OSError) as error:

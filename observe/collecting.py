@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Final
 
@@ -24,11 +25,13 @@ WHOLE_EACH: Final = 60
 """Looks on the clock before one at everything."""
 
 
-async def keep_tidy() -> None:
-    """Until cancelled. For the whole life of a program that answers others."""
+async def keep_tidy(lull: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Until cancelled. For the whole life of a program that answers others. `lull` returns when nobody waits for an answer, or has for long."""
     gc.set_threshold(YOUNG, NEVER, NEVER)
     for look in count(1):
         await asyncio.sleep(EACH_S)
+        if lull is not None:
+            await lull()
         tidy(look)
 
 

@@ -31,9 +31,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-_UID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+UID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+"""Of a pod, as a regular expression: in the name of a cgroup, behind `pod`."""
 _ID: Final = r"[0-9a-f]{64}"
-_POD: Final = re.compile(rf"(?:.*-)?pod({_UID})(?:\.slice)?(?::[a-z-]+:({_ID}))?\Z")
+_POD: Final = re.compile(rf"(?:.*-)?pod({UID})(?:\.slice)?(?::[a-z-]+:({_ID}))?\Z")
 _CONTAINER: Final = re.compile(rf"(?:cri-containerd-|crio-|docker-)?({_ID})(?:\.scope)?\Z")
 _DELETED: Final = " (deleted)"
 

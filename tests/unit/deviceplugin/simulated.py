@@ -42,7 +42,7 @@ from vgpu_pb import deviceplugin_pb2 as pb
 CARDS: Final = 2
 UNITS: Final = 16
 CHANGES: Final = (
-    "mkdir", "unlink", "remove", "rename", "replace", "link", "symlink", "rmdir", "chmod", "fchmod", "open", "fsync",
+    "mkdir", "unlink", "remove", "rename", "replace", "link", "symlink", "rmdir", "chmod", "fchmod", "open", "write", "fsync",
 )  # fmt: skip
 """Functions of `os` by which files change, or stay changed."""
 

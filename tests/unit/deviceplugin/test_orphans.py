@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from deviceplugin import orphans
 from deviceplugin.ledger import Ledger
 from deviceplugin.orphans import Orphans
 from deviceplugin.podbooks import PodBook, PodBooks
@@ -253,3 +254,30 @@ async def test_a_whole_gpu_of_an_orphan_is_refused(node: Node) -> None:
         Refused, match="was assigned to one container alone and to others as well, counting pod default/a"
     ):
         await ledger_of(node, pods).allocate(GPU, [uuid(0)])
+
+
+async def test_pods_that_go_together_are_looked_at_together_unless_a_call_waits(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphans, "REST_S", 30.0)
+    looked = asyncio.Event()
+    living = node.living
+    monkeypatch.setattr(node, "living", lambda *of: looked.set() or living(*of))
+    for uid in ("a", "b", "c"):
+        node.runs(uid)
+    node.alive.clear()
+    following = asyncio.create_task(node.orphans.run())
+    try:
+        await asyncio.sleep(0)
+        for uid in ("a", "b", "c"):
+            node.lost(uid)
+            await asyncio.sleep(0.01)
+        assert (node.looks, len(node.orphans.still_using())) == (0, 3)  # their room is taken meanwhile
+        async with asyncio.timeout(10):
+            await node.orphans.changed()
+        assert looked.is_set()
+        assert (node.looks, node.orphans.still_using()) == (1, [])
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following

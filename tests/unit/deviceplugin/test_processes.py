@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from deviceplugin.processes import Processes
+from deviceplugin.processes import EACH, Processes
+from vgpu.cgroup import pods_of
 
 A, B, C = (str(UUID(int=number)) for number in (1, 2, 3))
 
@@ -142,3 +143,25 @@ def test_the_mounts_of_a_pods_processes_are_read(proc: Proc) -> None:
     looking = Processes(proc.folder)
     assert sorted(looking.mounts({A})) == [(A, "mounts of 10\n"), (A, "mounts of 12\n")]
     assert list(looking.mounts(set())) == []
+
+
+def test_a_look_gives_way_now_and_then_and_never_where_there_is_nothing_to_look_for(proc: Proc) -> None:
+    ways: list[int] = []
+    looking = Processes(proc.folder, lambda: ways.append(1))
+    for pid in range(10, 10 + 2 * EACH):
+        proc.add(pid, cgroup(B) if pid % 2 else "/system.slice/a-podman.service")
+    assert looking.living([A]) == set()
+    assert len(ways) == 3  # the first process is number 1
+    assert looking.living([]) == set()
+    assert list(looking.mounts([])) == []
+    assert len(ways) == 3
+
+
+@pytest.mark.parametrize("uid", ["0" * 31 + "a", A])
+@pytest.mark.parametrize(
+    "form", ["/kubepods/burstable/pod{0}/0", "/kubepods-pod{1}.slice/crio-0.scope", "/x/podpod{0}"]
+)
+def test_a_pod_is_found_by_any_name_that_its_cgroup_may_have(proc: Proc, uid: str, form: str) -> None:
+    proc.add(10, form.format(uid, uid.replace("-", "_")))
+    looking = Processes(proc.folder)
+    assert looking.living([uid]) == ({uid} if pods_of(f"0::{form.format(uid, uid.replace('-', '_'))}") else set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
@@ -77,6 +78,52 @@ async def test_a_directory_that_is_removed_is_waited_for_no_longer() -> None:
         await writing.ended(["a"])
     finally:
         answers.set()
+
+
+async def test_a_start_does_not_wait_for_what_comes_afterwards() -> None:
+    begun, answers = threading.Event(), threading.Event()
+    writing = Settling(lambda _: None, lambda: begun.set() or (answers.wait(20) and None))
+    try:
+        writing.begin("a")
+        writing.rest()
+        assert await asyncio.to_thread(begun.wait, 10)
+        writing.begin("b")
+        async with asyncio.timeout(10):
+            await writing.ended(["b"])
+    finally:
+        answers.set()
+
+
+async def test_what_comes_afterwards_waits_for_a_lull_and_is_done_once_for_what_was_begun() -> None:
+    lull, done = asyncio.Event(), threading.Event()
+    times: list[int] = []
+    writing = Settling(lambda _: None, lambda: times.append(1) or done.set(), lull.wait)  # type: ignore[arg-type]
+    writing.rest()
+    writing.begin("a")
+    await writing.ended(["a"])
+    writing.rest()
+    writing.rest()
+    await asyncio.sleep(0.01)
+    assert times == []
+    lull.set()
+    assert await asyncio.to_thread(done.wait, 10)
+    await asyncio.sleep(0.01)
+    writing.rest()
+    await asyncio.sleep(0.01)
+    assert times == [1]
+
+
+def test_what_begins_with_a_dot_is_no_reason_to_read_names_again_and_all_else_is(tmp_path: Path) -> None:
+    listing = Listing(tmp_path)
+    read = listing.names()
+    with listing.passing_over():
+        (tmp_path / ".spare").mkdir()
+    assert listing.names() is read
+    (tmp_path / "a").mkdir()
+    os.utime(tmp_path, ns=(1, 1))  # the clock of the file system may stand still meanwhile
+    with listing.passing_over():
+        (tmp_path / ".another").mkdir()
+    assert listing.names() == {"a"}
 
 
 def test_names_are_read_again_only_when_the_folder_has_changed(tmp_path: Path) -> None:
