@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from deviceplugin.processes import EACH, Processes
-from vgpu.cgroup import pods_of
+from vgpu.cgroup import place_of
 
 A, B, C = (str(UUID(int=number)) for number in (1, 2, 3))
 
@@ -164,4 +164,4 @@ def test_a_look_gives_way_now_and_then_and_never_where_there_is_nothing_to_look_
 def test_a_pod_is_found_by_any_name_that_its_cgroup_may_have(proc: Proc, uid: str, form: str) -> None:
     proc.add(10, form.format(uid, uid.replace("-", "_")))
     looking = Processes(proc.folder)
-    assert looking.living([uid]) == ({uid} if pods_of(f"0::{form.format(uid, uid.replace('-', '_'))}") else set())
+    assert looking.living([uid]) == {place_of(f"0::{form.format(uid, uid.replace('-', '_'))}").pod} - {""}
