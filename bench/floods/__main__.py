@@ -61,7 +61,7 @@ def described(listener: Listener, attack: Attack, seen: Honest) -> dict[str, Any
     """A row, without what compares it with the control."""
     made, refused, sent = seen.did.split()
     return {
-        "listener": listener.name, "attack": attack.name, "calls": len(seen.ms), "failed": seen.failed,
+        "listener": listener.name, "attack": attack.name, "calls": len(seen.ms), "failed": seen.failures.total(),
         "p50_ms": round(quantile(seen.ms, 50), 2), "p99_ms": round(quantile(seen.ms, 99), 2),
         "start_p50_ms": round(quantile(seen.start_ms, 50), 1), "start_p99_ms": round(quantile(seen.start_ms, 99), 1),
         "mib": round(seen.mib, 1), "cpu_percent": round(seen.cpu_percent, 1), "connections": int(made), "connections_refused": int(refused), "bytes_sent": int(sent),
@@ -89,13 +89,16 @@ def main() -> None:
                 control: dict[str, Any] = {}
                 attacks = [one for one in listener.attacks if options.attack in (None, one.name)]
                 for attack in (Attack(CONTROL, CONTROL), *attacks):
-                    row = described(listener, attack, flood(program, cgroup, listener, attack, options.seconds))
+                    seen = flood(program, cgroup, listener, attack, options.seconds)
+                    row = described(listener, attack, seen)
                     control = control or row
                     row["p99_to_control"] = round(row["p99_ms"] / control["p99_ms"], 2)
                     row["more_mib"] = round(row["mib"] - control["mib"], 1)
                     row |= goals(listener, row, control) | about
                     rows.append(row)
-                    print({key: value for key, value in row.items() if key not in about}, flush=True)
+                    print(
+                        {key: value for key, value in row.items() if key not in about}, dict(seen.failures), flush=True
+                    )
     with options.csv.open("w", newline="") as file:
         table = csv.DictWriter(file, rows[0])
         table.writeheader()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,8 @@ class Honest:
 
     ms: list[float] = field(default_factory=list)
     start_ms: list[float] = field(default_factory=list)
-    failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """What failed calls said."""
     mib: float = 0.0
     """Most resident memory of the program and its children."""
     cpu_percent: float = 0.0
@@ -67,8 +69,8 @@ class Honest:
         started = time.perf_counter()
         try:
             took_ms = call()
-        except (OSError, AssertionError, ValueError):
-            self.failed += 1
+        except (OSError, AssertionError, ValueError) as error:
+            self.failures[f"{type(error).__name__}: {error}"[:80]] += 1
             return
         into.append((time.perf_counter() - started) * 1000 if took_ms is None else took_ms)
 
