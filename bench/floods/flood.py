@@ -48,6 +48,8 @@ class Listener:
     """One call of the honest client. Answers how long it took in ms, where it knows better than who calls. Raises OSError, AssertionError or ValueError when it failed."""
     start: Callable[[], float | None] | None = None
     """The same for one that takes long, and is made once a second."""
+    others: tuple[Attack, ...] = ()
+    """Attacks that the code meets as it does one of `attacks`, here or on a listener of the same kind."""
 
 
 @dataclass
