@@ -56,7 +56,7 @@ def flood(path: str, kind: str, request: bytes) -> None:
         ):
             sock.connect(path)
             act(sock, kind, request)
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 
 def act(sock: socket.socket, kind: str, request: bytes) -> None:
