@@ -204,23 +204,23 @@ class Connections:
         """Whom to close for another: the oldest without a whole request, if it is older than a second and its address has its part of all connections; one
         of an address that has less has all the time that a request has. Where there is none, the client with the most connections loses one: without a
         whole request, else idle, else with a request under way."""
-        total, addresses = sum(map(self._weight, self._addresses)), len(self._addresses)
-        waiting: list[Connection] = []
-        idle: list[Connection] = []
-        rest: list[Connection] = []
-        for one in among:
+        weight = {address: self._weight(address) for address in self._addresses}
+        part = sum(weight.values()) / max(1, len(weight))
+        candidates = list(among)
+        most = max((weight[address] for address in {one.address for one in candidates}), default=0)
+        waiting = idle = rest = None
+        for one in candidates:
             if one.phase is Phase.REQUEST and not one.served:
                 age_s = at_s - one.since_s
-                if age_s > YOUNG_S and (
-                    self._weight(one.address) * addresses >= total or age_s > self.bounds.request_s
-                ):
+                if age_s > YOUNG_S and (weight[one.address] >= part or age_s > self.bounds.request_s):
                     return one
-                waiting.append(one)
-            else:
-                (idle if one.phase is Phase.IDLE else rest).append(one)
-        young = [*waiting, *idle, *rest]
-        most = max((self._weight(one.address) for one in young), default=0)
-        return next((one for one in young if self._weight(one.address) == most), None)
+                waiting = waiting or (one if weight[one.address] == most else None)
+            elif weight[one.address] == most:
+                if one.phase is Phase.IDLE:
+                    idle = idle or one
+                else:
+                    rest = rest or one
+        return waiting or idle or rest
 
     def _weight(self, address: str) -> int:
         """How many connections an address has, for comparison with others."""
