@@ -1,12 +1,14 @@
-"""The status socket: who connects is written one document (`vgpu.status`) and hung up on.
+"""The status socket: a reader that connects is written one document (`vgpu.status`) and hung up on.
 
 A thread of its own, so that a reader that does not read delays no lease: the loop's lock is held while numbers are copied,
-and names of commands are looked up and bytes sent without it.
+and names of commands are looked up and bytes sent without it. Nor does such a reader delay another: `Readers` sends to several at once.
+In a flood of readers 20 documents of each kind are made a second, and a reader may receive one that is 50 ms old.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -20,6 +22,7 @@ from msgspec import structs
 
 from arbiter import host
 from arbiter.attributing import Ungranted
+from arbiter.budget import Budget
 from arbiter.connection import Connection, bound_socket
 from arbiter.container import Container
 from arbiter.enforcing import enforcements
@@ -41,6 +44,13 @@ from vgpu.status import (
 
 SEND_S: Final = 2.0
 """A reader that takes longer for one document is hung up on. Guessed."""
+READERS: Final = 8
+"""That have not read their document to the end. For one more, the one that began first is hung up on. Guessed: the device plugin is one."""
+DOCUMENTS_A_SECOND: Final = 20.0
+DOCUMENTS_AT_ONCE: Final = 100.0
+"""Guessed: the device plugin asks every 0.8 s."""
+AT_ONCE: Final = 64
+"""Readers that are accepted before others are sent more. Guessed."""
 LOOK_S: Final = 1.0
 """While nobody asks, the socket is looked for this often."""
 COMMAND_S: Final = 10.0
@@ -57,7 +67,6 @@ class StatusSocket:
         self._path, self._server = path, server
         self._bind()
         self._closing = threading.Event()
-        self._commands = Commands()
         self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
         self._thread.start()
 
@@ -76,7 +85,7 @@ class StatusSocket:
         """Raises OSError."""
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._listener = bound_socket(self._path, socket.SOCK_STREAM, 0o600)
-        self._listener.settimeout(LOOK_S)
+        self._listener.setblocking(False)
         self._inode = self._path.stat().st_ino
 
     def _put_back(self) -> None:
@@ -88,24 +97,115 @@ class StatusSocket:
             _log.warning("the status socket was missing and is put back", path=str(self._path))
 
     def _serve(self) -> None:
+        documents, readers = Documents(self._server), Readers()
         while not self._closing.is_set():
             try:
-                try:
-                    reader, name = self._listener.accept()
-                except TimeoutError:
+                if not readers.wait(self._listener, LOOK_S):
                     self._put_back()
-                    continue
+                accepted = list(_accepted(self._listener))
             except OSError as error:
                 if self._closing.wait(AGAIN_S):
-                    return
+                    break
                 _log.error("nobody can be told the status now", reason=str(error))
                 continue
-            with reader:
-                reader.settimeout(SEND_S)
-                try:
-                    reader.sendall(encode_status(status_of(self._server, self._commands, brief=is_brief(name))))
-                except OSError as error:
-                    _log.debug("a reader of the status is gone", reason=str(error))
+            for reader, name in accepted:
+                if _hung_up(reader):
+                    reader.close()
+                else:
+                    readers.add(reader, documents.get(brief=is_brief(name)))
+        readers.close()
+
+
+def _accepted(listener: socket.socket) -> Iterator[tuple[socket.socket, object]]:
+    """Who has connected meanwhile. Raises OSError if the first cannot be accepted."""
+    for number in range(AT_ONCE):
+        try:
+            yield listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            if number == 0:
+                raise
+            return
+
+
+def _hung_up(reader: socket.socket) -> bool:
+    """Nobody reads a document then."""
+    poll = select.poll()
+    poll.register(reader, 0)
+    return bool(poll.poll(0))
+
+
+class Documents:
+    """Encoded, and made anew for each reader unless there are too many."""
+
+    def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server, self._clock, self._commands = server, clock, Commands()
+        self._last: dict[bool, bytes] = {}
+        self._budgets = {brief: Budget(clock(), DOCUMENTS_A_SECOND, DOCUMENTS_AT_ONCE) for brief in (False, True)}
+
+    def get(self, *, brief: bool) -> bytes:
+        """One that was made now, or in a flood the last one."""
+        if self._budgets[brief].may(self._clock()) or brief not in self._last:
+            self._budgets[brief].spend(1)
+            self._last[brief] = encode_status(status_of(self._server, self._commands, brief=brief))
+        return self._last[brief]
+
+
+class Readers:
+    """Those that have not read their document to the end, the first first."""
+
+    def __init__(self) -> None:
+        self._sending: dict[socket.socket, tuple[memoryview, float]] = {}
+
+    def wait(self, listener: socket.socket, wait_s: float) -> bool:
+        """Send what readers take, until somebody connects or for so long. Did somebody connect?"""
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        by_fd = {reader.fileno(): reader for reader in self._sending}
+        for fd in by_fd:
+            poll.register(fd, select.POLLOUT)
+        ready = [fd for fd, _ in poll.poll(1000 * (min(wait_s, SEND_S / 10) if by_fd else wait_s))]
+        for fd in ready:
+            if fd in by_fd:
+                self._send(by_fd[fd])
+        late_s = time.monotonic() - SEND_S
+        for reader in [one for one, (_, since_s) in self._sending.items() if since_s < late_s]:
+            self._drop(reader, f"did not read its document in {SEND_S:g} s")
+        return listener.fileno() in ready
+
+    def add(self, reader: socket.socket, document: bytes) -> None:
+        """Send it the document."""
+        if len(self._sending) >= READERS:
+            self._drop(next(iter(self._sending)), f"is one of more than {READERS} that do not read")
+        reader.setblocking(False)
+        self._sending[reader] = memoryview(document), time.monotonic()
+        self._send(reader)
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for reader in list(self._sending):
+            self._drop(reader, "waits while the arbiter ends")
+
+    def _send(self, reader: socket.socket) -> None:
+        rest, since_s = self._sending[reader]
+        try:
+            rest = rest[reader.send(rest, socket.MSG_NOSIGNAL) :]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._drop(reader, str(error))
+            return
+        if rest:
+            self._sending[reader] = rest, since_s
+        else:
+            del self._sending[reader]
+            reader.close()
+
+    def _drop(self, reader: socket.socket, why: str) -> None:
+        del self._sending[reader]
+        reader.close()
+        _log.debug("a reader of the status is gone", reason=why)
 
 
 class Commands:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from nvml.errors import NvmlAway
 from nvml.messages import MALFORMED, REPLY_BYTES, TOGETHER, AnyReply, AnyRequest, RequestPacket, decode_reply, encode
 from nvml.queries import Nvml
+
+FULL_S: Final = 0.01
+"""Between two tries to connect while the socket's queue is full. Guessed."""
 
 
 class Client:
@@ -69,9 +74,21 @@ class Client:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sock.settimeout(self._wait_s)
             try:
-                sock.connect(str(self._path))
+                self._connect(sock)
             except OSError:
                 sock.close()
                 raise
             self._sock = sock
         return self._sock
+
+    def _connect(self, sock: socket.socket) -> None:
+        """Again while the server has not accepted those that connected before. Raises OSError, TimeoutError."""
+        until_s = time.monotonic() + self._wait_s
+        while True:
+            try:
+                sock.connect(str(self._path))
+                return
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(FULL_S)

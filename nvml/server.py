@@ -12,8 +12,10 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -33,6 +35,10 @@ from nvml.messages import (
 
 CONNECTIONS: Final = 8
 """The arbiter has three; one that restarts has three more until its old ones are seen to end. Guessed."""
+SILENT_S: Final = 30.0
+"""One that has sent nothing for so long makes room for another. The arbiter's three each send something every few seconds. Guessed."""
+THREADS: Final = 2 * CONNECTIONS
+"""Of connections, with those that were hung up on and still wait for the child."""
 SEND_S: Final = 2.0
 """A peer that does not read for so long is hung up on. Guessed."""
 WAIT_S: Final = 4.0
@@ -53,6 +59,14 @@ class Calls(Protocol):
     def call_all(self, requests: Sequence[AnyRequest], wait_s: float | None = None) -> Sequence[AnyReply]: ...
 
 
+@dataclass(slots=True)
+class _Peer:
+    pid: int
+    """0 for a process of a PID namespace that we do not see into: all these count as one."""
+    heard_s: float
+    """When it connected or was answered last."""
+
+
 class Server:
     """Open until `close`. `user`: whose processes may come in. Raises OSError when the socket cannot be made."""
 
@@ -65,7 +79,8 @@ class Server:
         self._user = os.geteuid() if user is None else user
         self._bind()
         self._lock = threading.Lock()
-        self._inside: set[socket.socket] = set()
+        self._inside: dict[socket.socket, _Peer] = {}
+        self._threads = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="nvml-server", daemon=True)
         self._thread.start()
@@ -122,36 +137,57 @@ class Server:
         if user != self._user:
             return f"process {pid} is of user {user}: must be of {self._user}"
         with self._lock:
-            if len(self._inside) >= CONNECTIONS:
+            if self._threads >= THREADS or (len(self._inside) >= CONNECTIONS and not self._make_room(pid)):
                 return f"process {pid} is one too many: at most {CONNECTIONS} connections"
-            self._inside.add(sock)
+            self._inside[sock] = peer = _Peer(pid, time.monotonic())
+            self._threads += 1
         try:
-            threading.Thread(target=self._serve, args=(sock, pid), name=f"nvml-{pid}", daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock, peer), name=f"nvml-{pid}", daemon=True).start()
         except RuntimeError as error:
-            with self._lock:
-                self._inside.discard(sock)
+            self._forget(sock)
             return f"process {pid}: {error}"
         return ""
+
+    def _make_room(self, pid: int) -> bool:
+        """For another connection of this process: of the process that has most, if that has more than this one would, else of any, if silent."""
+        of = Counter(peer.pid for peer in self._inside.values())
+        most = max(of, key=of.__getitem__)
+        silent_s = time.monotonic() - SILENT_S
+        if of[pid] + 1 < of[most]:
+            found = [sock for sock, peer in self._inside.items() if peer.pid == most]
+        else:
+            found = [sock for sock, peer in self._inside.items() if peer.heard_s < silent_s]
+        if not found:
+            return False
+        sock = min(found, key=lambda one: self._inside[one].heard_s)
+        del self._inside[sock]
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._inside.pop(sock, None)
+            self._threads -= 1
 
     def _turn_away(self, why: str) -> None:
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # the 1st, 2nd, 4th, 8th: a peer does not fill the log
             self._report(f"{why} ({self.refused} so far)")
 
-    def _serve(self, sock: socket.socket, pid: int) -> None:
+    def _serve(self, sock: socket.socket, peer: _Peer) -> None:
         try:
             with sock:
                 sock.settimeout(None)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _time_of(SEND_S))
-                self._answer_all(sock)
+                self._answer_all(sock, peer)
         except (*MALFORMED, OSError) as error:
             if not self._closing.is_set():
-                self._turn_away(f"process {pid}: {str(error)[:200]}")
+                self._turn_away(f"process {peer.pid}: {str(error)[:200]}")
         finally:
-            with self._lock:
-                self._inside.discard(sock)
+            self._forget(sock)
 
-    def _answer_all(self, sock: socket.socket) -> None:
+    def _answer_all(self, sock: socket.socket, peer: _Peer) -> None:
         """Until it hangs up. Raises OSError, MALFORMED."""
         left, at_s = AT_ONCE, time.monotonic()
         while packets := _packets(sock):
@@ -159,7 +195,7 @@ class Server:
             replies = self._mapped.answer_all([one.request for one in received], self._carry)
             for one, reply in zip(received, replies, strict=True):
                 sock.send(encode(ReplyPacket(one.number, reply)), socket.MSG_NOSIGNAL)
-            now_s = time.monotonic()
+            peer.heard_s = now_s = time.monotonic()
             left, at_s = min(AT_ONCE, left - len(received) + (now_s - at_s) * A_SECOND), now_s
             if left < 0 and self._closing.wait(-left / A_SECOND):
                 return

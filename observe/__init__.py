@@ -4,7 +4,7 @@
     options   settings from flags and environment variables, with one sentence for each that is wrong
     log       lines of JSON on standard error
     bounds    what an HTTP server accepts, and which connections it closes when clients exceed that
-    serving   an HTTP server within bounds, over uvicorn: acceptor, protocol
+    serving   an HTTP server within bounds, over uvicorn: acceptor, protocol, fairness, fair_loop
     pages     /metrics, /healthz and /readyz of a program
     operations   their server, a process of its own: page, operations_server
     signals   SIGTERM and SIGINT in an event loop

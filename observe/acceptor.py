@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from asyncio import sslproto
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -16,11 +17,12 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from observe.bounds import Bounds, Connection, Connections
+from observe.fair_loop import FairLoop
 from observe.fairness import FairQueue, Pace
-from observe.protocol import BoundedProtocol, Listener
+from observe.protocol import AsReady, BoundedProtocol, Listener, Reading
 from observe.refusals import Refused, not_counted
 
-AT_ONCE: Final = 32
+AT_ONCE: Final = 8
 """Connections that are accepted before other work of the event loop has its turn. Guessed."""
 
 SWEEP_S: Final = 0.5
@@ -40,7 +42,8 @@ class Acceptor:
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
         new = FairQueue(bounds.handshakes_per_s, bounds.handshakes_at_once)
-        self._listener = Listener(self.connections, FairQueue(), new, Pace(bounds.long_bytes_per_s))
+        self._reading: Reading = self._loop.clients if isinstance(self._loop, FairLoop) else AsReady()
+        self._listener = Listener(self.connections, FairQueue(), new, Pace(bounds.long_bytes_per_s), self._reading)
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         if config.ssl:  # a TLS client speaks first: the kernel tells of it once it has
@@ -84,22 +87,24 @@ class Acceptor:
                 client.setsockopt(
                     socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
                 )  # else an answer's body waits 40 ms for the client's ACK of its head
-            one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic(), close=client.close)
+            one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic())
             evicted = self.connections.add(one)
             if evicted is not None:
                 evicted.close()
-            self._listener.new.submit(one.address, partial(self._begin, client, one))
+            one.close = partial(
+                _hang_up, client, self._listener.new.submit(one.address, partial(self._begin, client, one))
+            )
 
     def _begin(self, client: socket.socket, one: Connection) -> None:
-        if one not in self.connections:
-            return
         task = self._loop.create_task(self._shake_hands(client, one))
         self._handshakes.add(task)
-        one.close = task.cancel
+        one.close = partial(self._break_off, client, one)
         task.add_done_callback(self._handshakes.discard)
 
     async def _shake_hands(self, client: socket.socket, one: Connection) -> None:
         tls = self._config.ssl
+        one.fd = client.fileno()
+        self._reading.add_client(one.fd, one.address)
         protocol = BoundedProtocol(self._config, self._state, one, self._listener)
         try:
             transport, _ = await self._loop.connect_accepted_socket(
@@ -111,8 +116,9 @@ class Acceptor:
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             if isinstance(error, (ssl.SSLError, ConnectionError)):
                 self.connections.refused("handshake")
-            client.close()
+            self._reading.remove_client(one.fd)
             self.connections.remove(one)
+            client.close()  # as asyncio did, if it ever had it
             return
         one.close = protocol.abort
         if one not in self.connections:  # it was closed while its handshake ended
@@ -120,7 +126,20 @@ class Acceptor:
         elif self.connections.bounds.read_bytes and hasattr(transport, "max_size"):
             transport.max_size = self.connections.bounds.read_bytes
 
+    def _break_off(self, client: socket.socket, one: Connection) -> None:
+        """End a handshake. Its socket is closed by asyncio alone, which may be about to register it: closed here, its number would be another client's by
+        then, and asyncio would take the events of that one, which waited in vain."""
+        self._reading.remove_client(one.fd)  # so that the end of the stream is read in the next round
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
     def _sweep(self) -> None:
         for one in self.connections.expired(time.monotonic()):
             one.close()
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
+
+
+def _hang_up(client: socket.socket, withdraw: Callable[[], None]) -> None:
+    """On a client whose connection has not begun: what nobody waits for would take its address's turn, and in a flood everybody's."""
+    withdraw()
+    client.close()

@@ -3,7 +3,8 @@
     request   the token and a line feed
     answer    u16 status, little-endian, and a sentence; then the connection ends
 
-Bounds: processes of the same user only, 8 connections at a time, 8 KiB, 2 s for the token, 6 s for the answer. What a client asks that is not served gets no answer.
+Bounds: processes of the same user only, 8 reviews at a time, 64 connections that have sent no token yet (for one more, the oldest of them is hung up on) and 64
+that wait for their review, 8 KiB, 2 s for the token, 6 s for the answer. A client that is not served gets no answer.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from typing import Final
 from observe.access import TOKEN_BYTES, Review
 from observe.page import Page, text
 
-CONNECTIONS: Final = 8
+REVIEWS: Final = 8
+WAITING: Final = 64
+"""Connections that have sent no token, and as many that wait for their review. Guessed: the arbiter sends its token as it connects."""
 TOKEN_S: Final = 2.0
 ANSWER_S: Final = 6.0
 """For all of a review, as the client counts. The API server has 2 s for each of two calls (`kube.review`). Guessed."""
+FULL_S: Final = 0.02
+"""Between two tries to connect. Guessed."""
 LOOK_S: Final = 1.0
 """The socket is looked for this often: somebody may have removed it."""
 _STATUS: Final = struct.Struct("<H")
@@ -53,21 +58,43 @@ async def serve_reviews(path: Path, review: Review, report: Callable[[str], None
 
 class _Reviewer:
     def __init__(self, review: Review) -> None:
-        self._review, self._inside = review, 0
+        self._review, self._reviewing, self._with_token = review, asyncio.Semaphore(REVIEWS), 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._inside += 1
         try:
-            if self._inside <= CONNECTIONS and _user_of(writer) == os.geteuid():
-                line = await asyncio.wait_for(reader.readuntil(b"\n"), TOKEN_S)
-                page = await self._review(line[:-1].decode())
-                writer.write(_STATUS.pack(page.status) + page.body[:_SENTENCE_BYTES])
-                await asyncio.wait_for(writer.drain(), TOKEN_S)
+            if _user_of(writer) == os.geteuid():
+                token = await self._token(reader, writer)
+                page = await self._reviewed(token)
+                if page is not None:
+                    writer.write(_STATUS.pack(page.status) + page.body[:_SENTENCE_BYTES])
+                    await asyncio.wait_for(writer.drain(), TOKEN_S)
         except (OSError, TimeoutError, UnicodeDecodeError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return
         finally:
-            self._inside -= 1
             writer.close()
+
+    async def _token(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        if len(self._silent) >= WAITING:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+        self._silent[writer] = None
+        try:
+            line = await asyncio.wait_for(reader.readuntil(b"\n"), TOKEN_S)
+        finally:
+            self._silent.pop(writer, None)
+        return line[:-1].decode()
+
+    async def _reviewed(self, token: str) -> Page | None:
+        if self._with_token >= WAITING:
+            return None
+        self._with_token += 1
+        try:
+            async with self._reviewing:
+                return await self._review(token)
+        finally:
+            self._with_token -= 1
 
 
 def reviewed_by(path: Path) -> Review:
@@ -76,7 +103,7 @@ def reviewed_by(path: Path) -> Review:
     async def review(token: str) -> Page:
         try:
             async with asyncio.timeout(ANSWER_S):
-                reader, writer = await asyncio.open_unix_connection(str(path))
+                reader, writer = await asyncio.open_unix_connection(sock=await _connected(path))
                 try:
                     writer.write(token.encode() + b"\n")
                     answer = await reader.read(_STATUS.size + _SENTENCE_BYTES)
@@ -92,6 +119,22 @@ def reviewed_by(path: Path) -> Review:
         return text(status, answer[_STATUS.size :].decode(errors="replace").strip())
 
     return review
+
+
+async def _connected(path: Path) -> socket.socket:
+    """Again while the queue of the socket is full, which asyncio's own way takes for a connection. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                sock.connect(str(path))
+                return sock
+            except BlockingIOError:
+                await asyncio.sleep(FULL_S)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _user_of(writer: asyncio.StreamWriter) -> int:

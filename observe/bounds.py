@@ -21,6 +21,12 @@ YOUNG_S: Final = 1.0
 """A connection without a whole request is closed for another's sake only when it is older, as long as there is any other choice. A request of
 the API server takes milliseconds."""
 
+ANSWERED_WELL_S: Final = 60.0
+"""So long after a request that was answered 200 the connections of its address count a tenth: an API server with a hundred calls under way has fewer than
+one client of a flood. Guessed."""
+ORDINARY: Final = 10
+"""Connections of an API server that count as one of another client."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -96,6 +102,7 @@ class Connection:
     served: bool = False
     """Was a whole request answered on it?"""
     held_bytes: int = 0
+    fd: int = -1
     close: Callable[[], object] = lambda: None
     """Ends it at once, wherever it is: accepted, in its handshake, or served."""
 
@@ -108,6 +115,8 @@ class Connections:
     refused: Refused = not_counted
     _open: dict[Connection, None] = field(default_factory=dict)
     _addresses: Counter[str] = field(default_factory=Counter)
+    _answered_well_s: dict[str, float] = field(default_factory=dict)
+    """When an address was last answered 200."""
     held_bytes: int = 0
 
     def __len__(self) -> int:
@@ -153,6 +162,13 @@ class Connections:
         del self._open[one]
         self._open[one] = None
 
+    def answered_well(self, one: Connection, at_s: float) -> None:
+        """A request on it was answered 200."""
+        self._answered_well_s.pop(one.address, None)
+        self._answered_well_s[one.address] = at_s
+        if len(self._answered_well_s) > self.bounds.connections:
+            del self._answered_well_s[next(iter(self._answered_well_s))]
+
     def hold(self, one: Connection, more_bytes: int) -> Connection | None:
         """So much more of a request or an answer is in memory for it. Returns the connection to close, if all together hold too much."""
         if one not in self._open:
@@ -179,21 +195,33 @@ class Connections:
             if one.phase is not Phase.IDLE:
                 self.refused("late" if one.phase is Phase.REQUEST else "unread")
             self.remove(one)
+        self._answered_well_s = {
+            address: well_s for address, well_s in self._answered_well_s.items() if at_s - well_s <= ANSWERED_WELL_S
+        }
         return late
 
     def _choose(self, among: Iterable[Connection], at_s: float) -> Connection | None:
-        """Whom to close for another: the oldest without a whole request. Where none is older than a second, the client with the most connections
-        loses one: without a whole request, else idle, else with a request under way."""
-        waiting: list[Connection] = []
-        idle: list[Connection] = []
-        rest: list[Connection] = []
-        for one in among:
+        """Whom to close for another: the oldest without a whole request, if it is older than a second and its address has its part of all connections; one
+        of an address that has less has all the time that a request has. Where there is none, the client with the most connections loses one: without a
+        whole request, else idle, else with a request under way."""
+        weight = {address: self._weight(address) for address in self._addresses}
+        part = sum(weight.values()) / max(1, len(weight))
+        candidates = list(among)
+        most = max((weight[address] for address in {one.address for one in candidates}), default=0)
+        waiting = idle = rest = None
+        for one in candidates:
             if one.phase is Phase.REQUEST and not one.served:
-                if at_s - one.since_s > YOUNG_S:
+                age_s = at_s - one.since_s
+                if age_s > YOUNG_S and (weight[one.address] >= part or age_s > self.bounds.request_s):
                     return one
-                waiting.append(one)
-            else:
-                (idle if one.phase is Phase.IDLE else rest).append(one)
-        young = [*waiting, *idle, *rest]
-        most = max((self._addresses[one.address] for one in young), default=0)
-        return next((one for one in young if self._addresses[one.address] == most), None)
+                waiting = waiting or (one if weight[one.address] == most else None)
+            elif weight[one.address] == most:
+                if one.phase is Phase.IDLE:
+                    idle = idle or one
+                else:
+                    rest = rest or one
+        return waiting or idle or rest
+
+    def _weight(self, address: str) -> int:
+        """How many connections an address has, for comparison with others."""
+        return self._addresses[address] * (1 if address in self._answered_well_s else ORDINARY)

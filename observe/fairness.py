@@ -6,19 +6,49 @@ A flood from one address, or from many, then delays an occasional client by one 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Final
 
 HALF_LIFE_S: Final = 1.0
 """What a client had counts half after so long. Guessed."""
 
-WORTH: Final = 0.9
+WORTH: Final = 0.99
 """An API server makes many more requests than each client of a flood, and comes before it all the same where the flood's are refused. Guessed."""
 
 FORGET: Final = 2.0**-6
 """Less than that is nothing."""
+
+
+class Attained:
+    """What each address had of late."""
+
+    def __init__(self, at_s: float) -> None:
+        self._had: dict[str, float] = {}
+        self._decayed_s = at_s
+
+    def of(self, address: str) -> float:
+        """Pieces."""
+        return self._had.get(address, 0.0)
+
+    def charge(self, address: str) -> None:
+        """It had one more."""
+        self._had[address] = self._had.get(address, 0.0) + 1
+
+    def refund(self, address: str, pieces: int = 1) -> None:
+        """So many were worth it: they count a hundredth."""
+        if address in self._had:
+            self._had[address] = max(0.0, self._had[address] - WORTH * pieces)
+
+    def decay(self, at_s: float) -> None:
+        """To be called often, with the time."""
+        halves = int((at_s - self._decayed_s) / HALF_LIFE_S)
+        if halves > 0:
+            self._decayed_s += halves * HALF_LIFE_S
+            self._had = {
+                address: had / 2**halves for address, had in self._had.items() if had / 2**halves > FORGET
+            }  # a client that waits and had little counts as one that had nothing
 
 
 class FairQueue:
@@ -29,20 +59,30 @@ class FairQueue:
         self._loop = asyncio.get_running_loop()
         self._per_s, self._at_once = per_s, at_once
         self._left, self._filled_s = at_once, self._loop.time()
-        self._waiting: dict[str, deque[Callable[[], object]]] = {}
-        self._had: dict[str, float] = {}
-        self._decayed_s = self._loop.time()
+        self._waiting: dict[str, dict[int, Callable[[], object]]] = {}
+        self._number = 0
+        self._attained = Attained(self._loop.time())
         self._due = False
 
-    def submit(self, address: str, begin: Callable[[], object]) -> None:
-        """Call `begin` when it is this address's turn, never at once."""
-        self._waiting.setdefault(address, deque()).append(begin)
+    def submit(self, address: str, begin: Callable[[], object]) -> Callable[[], None]:
+        """Call `begin` when it is this address's turn, never at once. Returns what to call if nobody wants it any more; it then costs nothing."""
+        self._number += 1
+        self._waiting.setdefault(address, {})[self._number] = begin
         self._arrange()
+        return partial(self._withdraw, address, self._number)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def _withdraw(self, address: str, number: int) -> None:
+        pieces = self._waiting.get(address, {})
+        pieces.pop(number, None)
+        if not pieces:
+            self._waiting.pop(address, None)
 
     def refund(self, address: str) -> None:
-        """The last piece of this address was worth it: it counts a tenth."""
-        if address in self._had:
-            self._had[address] = max(0.0, self._had[address] - WORTH)
+        """The last piece of this address was worth it: it counts a hundredth."""
+        self._attained.refund(address)
 
     def _arrange(self) -> None:
         if self._waiting and not self._due:
@@ -51,18 +91,20 @@ class FairQueue:
 
     def _begin_one(self) -> None:
         self._due = False
+        if not self._waiting:  # all were withdrawn
+            return
         if (wait_s := self._wait_s()) > 0:
             self._due = True
             self._loop.call_later(wait_s, self._begin_one)
             return
         self._left -= 1
-        self._decay()
-        address = min(self._waiting, key=lambda one: self._had.get(one, 0.0))
+        self._attained.decay(self._loop.time())
+        address = min(self._waiting, key=self._attained.of)
         pieces = self._waiting[address]
-        begin = pieces.popleft()
+        begin = pieces.pop(next(iter(pieces)))
         if not pieces:
             del self._waiting[address]
-        self._had[address] = self._had.get(address, 0.0) + 1
+        self._attained.charge(address)
         self._arrange()
         begin()
 
@@ -73,14 +115,6 @@ class FairQueue:
             self._left = min(self._at_once, self._left + (now_s - self._filled_s) * self._per_s)
         self._filled_s = now_s
         return 0.0 if self._left >= 1 else (1 - self._left) / self._per_s
-
-    def _decay(self) -> None:
-        halves = int((self._loop.time() - self._decayed_s) / HALF_LIFE_S)
-        if halves > 0:
-            self._decayed_s += halves * HALF_LIFE_S
-            self._had = {
-                address: had / 2**halves for address, had in self._had.items() if had / 2**halves > FORGET
-            }  # a client that waits and had little counts as one that had nothing
 
 
 class Pace:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from observe.access import Access
 from observe.bounds import OPERATIONS
+from observe.fair_loop import run_fairly
 from observe.page import ANSWER, PATHS, REQUEST, REVIEW, Page, text, unknown
 from observe.refusals import REASONS
 from observe.serving import App, Message, Server
@@ -158,7 +159,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     listener, program = socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=os.dup(0))
-    asyncio.run(serve(listener, program, review="review" in sys.argv[2:]))
+    run_fairly(serve(listener, program, review="review" in sys.argv[2:]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 from uvicorn.config import Config
@@ -49,6 +49,29 @@ def closed() -> None:
     """Ends a connection that has ended."""
 
 
+class Reading(Protocol):
+    """In which order clients' sockets are read."""
+
+    def add_client(self, fd: int, address: str, /) -> None: ...
+
+    def remove_client(self, fd: int, /) -> None: ...
+
+    def refund(self, fd: int, /) -> None: ...
+
+
+class AsReady:
+    """All that have something to read in each round, as other event loops do."""
+
+    def add_client(self, _fd: int, _address: str, /) -> None:
+        """Nothing to do."""
+
+    def remove_client(self, _fd: int, /) -> None:
+        """Nothing to do."""
+
+    def refund(self, _fd: int, /) -> None:
+        """Nothing to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """What the connections of one listener share."""
@@ -59,6 +82,7 @@ class Listener:
     new: FairQueue
     """Of connections."""
     pace: Pace
+    reading: Reading
 
 
 class RestingFlow(FlowControl):
@@ -112,6 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self._one)
+        self._listener.reading.remove_client(self._one.fd)
         self._drop_answers()
         super().connection_lost(exc)
         self.pipeline.clear()
@@ -191,7 +216,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if self._answering is not None and self._answering.scope.get(STATUS) == HTTPStatus.OK:
             # who makes requests that are answered well comes before those who do not, however many it makes
+            self._connections.answered_well(self._one, time.monotonic())
             self._listener.queue.refund(self._one.address)
+            self._listener.reading.refund(self._one.fd)
             if not self._one.served:
                 self._listener.new.refund(self._one.address)
         super().on_response_complete()

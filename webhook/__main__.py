@@ -5,6 +5,7 @@ On asyncio's own event loop: uvloop has 512 KiB of buffers for each connection w
 
 from __future__ import annotations
 
+from observe.fair_loop import run_fairly
 from observe.program import run_program
 from webhook.running import run
 from webhook.settings import Settings
@@ -12,7 +13,7 @@ from webhook.settings import Settings
 
 def main() -> None:
     """Entry point of the container."""
-    run_program(Settings, run)
+    run_program(Settings, run, loop=run_fairly)
 
 
 if __name__ == "__main__":

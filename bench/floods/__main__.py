@@ -1,13 +1,17 @@
 """What a flood of each listener does to those who need the program: latency, refusals and memory beside a control.
 
-    sudo uv run python -m bench.floods [--seconds 60] [--only webhook] [--attack body]
+    sudo uv run python -m bench.floods [--seconds 60] [--only webhook] [--listener 8443] [--attack body] [--every]
 
 50 clients (bench/floods/flooder, in Go) in a cgroup of half a processor attack one listener while an honest client goes on: an API server
 that opens a connection for every second admission, a scheduler that calls the filter, a process in a container that allocates GPU memory, or
 a kubelet that probes. The control burns the same processor time and connects to nobody. Written to floods.csv, a row for each attack: p50 and p99 in ms
 of the honest client (and of its slow call, where it has one), its calls that failed, and the processor time and resident memory of all the program's
 processes. The last columns compare that with the goals: p99 at most twice the control's (arbiter's sockets: 50 ms more), no call failed, at most
-64 MiB more than under the control. A program that ended ends the run. Needs root for the cgroup. Runs about 70 min with 60 s each.
+64 MiB more than under the control. A program that ended ends the run. Needs root for the cgroup.
+
+A control is shared by the listeners of a program that have the same honest client. Of attacks that the same code meets in the same way, one listener
+has all: endless headers and an endless request line, bodies with and without a length. --every runs all on all. 65 runs of 60 s take about 70 min (111 with
+--every). Parts (--only, --listener, --attack) go into the same CSV: a row takes the place of an earlier one of its listener and attack.
 """
 
 from __future__ import annotations
@@ -61,11 +65,46 @@ def described(listener: Listener, attack: Attack, seen: Honest) -> dict[str, Any
     """A row, without what compares it with the control."""
     made, refused, sent = seen.did.split()
     return {
-        "listener": listener.name, "attack": attack.name, "calls": len(seen.ms), "failed": seen.failed,
+        "listener": listener.name, "attack": attack.name, "calls": len(seen.ms), "failed": seen.failures.total(), "failures": "; ".join(f"{count} x {why}" for why, count in seen.failures.items()),
         "p50_ms": round(quantile(seen.ms, 50), 2), "p99_ms": round(quantile(seen.ms, 99), 2),
         "start_p50_ms": round(quantile(seen.start_ms, 50), 1), "start_p99_ms": round(quantile(seen.start_ms, 99), 1),
         "mib": round(seen.mib, 1), "cpu_percent": round(seen.cpu_percent, 1), "connections": int(made), "connections_refused": int(refused), "bytes_sent": int(sent),
     }  # fmt: skip
+
+
+def compared(listener: Listener, row: dict[str, Any], control: dict[str, Any]) -> dict[str, Any]:
+    """The row, with what compares it with the control."""
+    more = {
+        "control_p99_ms": control["p99_ms"],
+        "p99_to_control": round(row["p99_ms"] / control["p99_ms"], 2),
+        "more_mib": round(row["mib"] - control["mib"], 1),
+    }
+    return row | more | goals(listener, row | more, control)
+
+
+def chosen(listener: Listener, name: str | None, *, every: bool) -> list[Attack]:
+    """Those of this name; without one, those of which a run is made, or every one."""
+    if name is not None:
+        return [one for one in (*listener.attacks, *listener.others) if one.name == name]
+    return [*listener.attacks, *(listener.others if every else ())]
+
+
+class Table:
+    """The CSV. A row takes the place of an earlier one of its listener and attack; it is written at once, so a run may be made in parts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: dict[tuple[str, str], dict[str, Any]] = {}
+        if path.exists():
+            with path.open(newline="") as file:
+                self._rows = {(row["listener"], row["attack"]): row for row in csv.DictReader(file)}
+
+    def put(self, row: dict[str, Any]) -> None:
+        self._rows[row["listener"], row["attack"]] = row
+        with self._path.open("w", newline="") as file:
+            written = csv.DictWriter(file, row, restval="", extrasaction="ignore")
+            written.writeheader()
+            written.writerows(self._rows.values())
 
 
 def main() -> None:
@@ -75,9 +114,12 @@ def main() -> None:
     parser.add_argument("--only", choices=PROGRAMS)
     parser.add_argument("--listener", help="a part of its name")
     parser.add_argument("--attack", help="the name of one")
+    parser.add_argument(
+        "--every", action="store_true", help="also attacks that differ little from another of the same server"
+    )
     parser.add_argument("--csv", type=Path, default=HERE / "floods.csv")
     options = parser.parse_args()
-    program, cgroup, rows = build_flooder(), cgroup_of_half_a_processor(), []
+    program, cgroup, table = build_flooder(), cgroup_of_half_a_processor(), Table(options.csv)
     about = {
         "seconds": options.seconds, "machine": f"{os.cpu_count()} cores {platform.machine()}", "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }  # fmt: skip
@@ -85,21 +127,21 @@ def main() -> None:
         if options.only not in (None, name):
             continue
         with start() as listeners:
+            controls: dict[int, Honest] = {}
             for listener in [one for one in listeners if (options.listener or "") in one.name]:
-                control: dict[str, Any] = {}
-                attacks = [one for one in listener.attacks if options.attack in (None, one.name)]
-                for attack in (Attack(CONTROL, CONTROL), *attacks):
-                    row = described(listener, attack, flood(program, cgroup, listener, attack, options.seconds))
-                    control = control or row
-                    row["p99_to_control"] = round(row["p99_ms"] / control["p99_ms"], 2)
-                    row["more_mib"] = round(row["mib"] - control["mib"], 1)
-                    row |= goals(listener, row, control) | about
-                    rows.append(row)
-                    print({key: value for key, value in row.items() if key not in about}, flush=True)
-    with options.csv.open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0])
-        table.writeheader()
-        table.writerows(rows)
+                attacks = chosen(listener, options.attack, every=options.every)
+                if attacks and id(listener.call) not in controls:
+                    controls[id(listener.call)] = flood(
+                        program, cgroup, listener, Attack(CONTROL, CONTROL), options.seconds
+                    )
+                for attack in (Attack(CONTROL, CONTROL), *attacks) if attacks else ():
+                    control = controls[id(listener.call)]
+                    seen = (
+                        control if attack.name == CONTROL else flood(program, cgroup, listener, attack, options.seconds)
+                    )
+                    row = compared(listener, described(listener, attack, seen), described(listener, attack, control))
+                    table.put(row | about)
+                    print(row, flush=True)
 
 
 if __name__ == "__main__":

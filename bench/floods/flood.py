@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,8 @@ class Listener:
     """One call of the honest client. Answers how long it took in ms, where it knows better than who calls. Raises OSError, AssertionError or ValueError when it failed."""
     start: Callable[[], float | None] | None = None
     """The same for one that takes long, and is made once a second."""
+    others: tuple[Attack, ...] = ()
+    """Attacks that the code meets as it does one of `attacks`, here or on a listener of the same kind."""
 
 
 @dataclass
@@ -55,7 +58,8 @@ class Honest:
 
     ms: list[float] = field(default_factory=list)
     start_ms: list[float] = field(default_factory=list)
-    failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """What failed calls said."""
     mib: float = 0.0
     """Most resident memory of the program and its children."""
     cpu_percent: float = 0.0
@@ -67,8 +71,8 @@ class Honest:
         started = time.perf_counter()
         try:
             took_ms = call()
-        except (OSError, AssertionError, ValueError):
-            self.failed += 1
+        except (OSError, AssertionError, ValueError) as error:
+            self.failures[f"{type(error).__name__}: {error}"[:80]] += 1
             return
         into.append((time.perf_counter() - started) * 1000 if took_ms is None else took_ms)
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -29,22 +29,33 @@ from tests.integration.deviceplugin.harness import node as plugin_node
 from tests.ports import free_port
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 
-ATTACKS: Final = tuple(
-    Attack(name, name)
-    for name in (
-        "connect",
-        "silent",
-        "headers",
-        "line",
-        "body",
-        "chunks",
-        "large",
-        "slow",
-        "served",
-        "requests",
-        "unread",
+EVERY: Final = (
+    "connect", "silent", "headers", "line", "body", "chunks", "large", "slow", "served", "requests", "unread"
+)  # fmt: skip
+ADMISSION: Final = EVERY
+VERBS: Final = ("silent", "headers", "large", "requests", "unread")
+METRICS: Final = ("connect", "silent", "headers", "body", "served", "requests", "unread")
+"""Of the server in a process of its own that all programs have. The extender's and the webhook's are attacked so, as they have the tightest goals."""
+METRICS_OF_NODE: Final = ("connect", "silent", "headers", "requests")
+"""The same server. What differs is who waits, and for `SCRAPES` the token."""
+SCRAPES: Final = ("connect", "silent", "requests", "unread", "tokens")
+
+
+def listener(
+    name: str, pid: int, flags: tuple[str, ...], attacks: Sequence[str], call: Callable[[], float | None]
+) -> Listener:
+    """Of HTTP."""
+    others = [one for one in EVERY if one not in attacks]
+    return Listener(
+        name,
+        pid,
+        flags,
+        tuple(Attack(one, one) for one in attacks),
+        call,
+        others=tuple(Attack(one, one) for one in others),
     )
-)
+
+
 NODES: Final = 1000
 
 
@@ -112,8 +123,8 @@ def webhook() -> Iterator[list[Listener]]:
             wait_for(port)
             call = ApiServer(port, files[CA_CERT])
             yield [
-                Listener("webhook 8443", process.pid, at_port(port, MUTATE, tls=True), ATTACKS, call),
-                Listener("webhook 8080", process.pid, at_port(metrics_port, "/metrics"), ATTACKS, call),
+                listener("webhook 8443", process.pid, at_port(port, MUTATE, tls=True), ADMISSION, call),
+                listener("webhook 8080", process.pid, at_port(metrics_port, "/metrics"), METRICS, call),
             ]
             assert process.poll() is None, "the webhook ended"
         finally:
@@ -163,8 +174,8 @@ def extender() -> Iterator[list[Listener]]:
         asyncio.run(extender_ready(metrics_port))
         call = Scheduler(port)
         yield [
-            Listener("extender 8889", process.pid, at_port(metrics_port, "/metrics"), ATTACKS, call),
-            Listener("extender 8888", process.pid, at_port(port, "/filter"), ATTACKS, call),
+            listener("extender 8889", process.pid, at_port(metrics_port, "/metrics"), METRICS, call),
+            listener("extender 8888", process.pid, at_port(port, "/filter"), VERBS, call),
         ]
         assert process.poll() is None, "the extender ended"
     finally:
@@ -230,11 +241,10 @@ def plugin() -> Iterator[list[Listener]]:
         assert up.wait(60), "the plugin is not ready"
         process, port = made[0].process, made[0].port
         assert process is not None
-        attacks = (*ATTACKS, Attack("tokens", "tokens"))
         where = at_port(port, "/metrics")
         yield [
-            Listener("plugin 9402 probes", process.pid, where, attacks, Kubelet(port, "/readyz")),
-            Listener("plugin 9402 scrapes", process.pid, where, attacks, Prometheus(port)),
+            listener("plugin 9402 probes", process.pid, where, (*METRICS_OF_NODE, "tokens"), Kubelet(port, "/readyz")),
+            listener("plugin 9402 scrapes", process.pid, where, SCRAPES, Prometheus(port)),
         ]
         assert process.returncode is None, "the plugin ended"
     finally:

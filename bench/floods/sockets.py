@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.floods.flood import Attack, Listener
-from bench.floods.servers import ATTACKS as HTTP_ATTACKS
-from bench.floods.servers import Kubelet, at_port
+from bench.floods.servers import METRICS_OF_NODE, Kubelet, at_port, listener
 from tests.built import shim_build
 from tests.integration.shim.conftest import Worker
 from tests.ports import free_port
@@ -156,9 +155,9 @@ def arbiter() -> Iterator[list[Listener]]:
             pid = node.arbiter.pid
             yield [
                 Listener("arbiter.sock", pid, where, ATTACKS, neighbour, lambda: start_another(node)),
-                Listener("arbiter 9403", pid, at_port(node.metrics_port, "/metrics"), HTTP_ATTACKS, neighbour),
-                Listener(
-                    "arbiter 9403 probes", pid, at_port(node.metrics_port, "/metrics"), HTTP_ATTACKS,
+                listener("arbiter 9403", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE, neighbour),
+                listener(
+                    "arbiter 9403 probes", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE,
                     Kubelet(node.metrics_port, "/healthz"),
                 ),
             ]  # fmt: skip

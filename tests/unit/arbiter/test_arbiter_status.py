@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from arbiter.server import Server
-from arbiter.status import StatusSocket
+from arbiter.status import DOCUMENTS_A_SECOND, DOCUMENTS_AT_ONCE, READERS, Documents, Readers, StatusSocket
+from deviceplugin.guard import read_document
+from tests.flooder import descriptors, flooded
 from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Node, a_grant, wait_for
 from vgpu import wire
 from vgpu.status import BRIEF, CardStatus, ProcessCard, Status, decode_status
@@ -113,6 +117,70 @@ def test_who_does_not_read_delays_no_lease(node: Node, told: Callable[[], Status
         deaf.connect(str(node.folder / ".status.sock"))
         assert not node.process().lease(MIB).refused
         assert told().containers[0].cards[0].leased_bytes == MIB
+
+
+@pytest.mark.parametrize("kind", ["silent", "unread", "reconnect"])
+def test_in_a_flood_the_device_plugin_reads_the_status_in_time_and_no_lease_waits(
+    node: Node, told: Callable[[], Status], kind: str
+) -> None:
+    node.allocate("k", a_grant())
+    process = node.process()
+    with flooded(path := node.folder / ".status.sock", kind):
+        for _ in range(10):
+            began_s = time.monotonic()
+            assert not process.lease(MIB).refused
+            assert time.monotonic() - began_s < 1
+            decode_status(asyncio.run(read_document(path)))  # within its own limit
+            assert descriptors() < 200
+
+
+def test_readers_that_do_not_read_are_hung_up_on_and_others_have_their_document_at_once() -> None:
+    readers, document = Readers(), b"a" * 10_000_000
+    pairs = [socket.socketpair() for _ in range(READERS + 3)]
+    for ours, _ in pairs:
+        readers.add(ours, document)
+    assert [ours.fileno() == -1 for ours, _ in pairs] == [True] * 3 + [False] * READERS
+    listener, other = socket.socket(socket.AF_UNIX), socket.socketpair()
+    listener.bind("")
+    listener.listen()
+    readers.add(other[0], b"short")
+    assert other[1].recv(100) == b"short"
+    readers._sending = {one: (rest, since_s - 3) for one, (rest, since_s) in readers._sending.items()}
+    assert not readers.wait(listener, 0)
+    assert all(ours.fileno() == -1 for ours, _ in pairs)
+    for _, theirs in (*pairs, other):
+        theirs.close()
+    listener.close()
+
+
+def test_a_reader_that_reads_slowly_has_all_of_its_document() -> None:
+    readers, document = Readers(), os.urandom(3_000_000)
+    ours, theirs = socket.socketpair()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")
+    listener.listen()
+    readers.add(ours, document)
+    read = b""
+    while len(read) < len(document):
+        read += theirs.recv(100_000)
+        readers.wait(listener, 0)
+    assert read == document
+    assert theirs.recv(1) == b""
+    theirs.close()
+    listener.close()
+
+
+def test_in_a_flood_of_readers_few_documents_are_made_and_none_is_old(node: Node) -> None:
+    now_s = [0.0]
+    documents = Documents(node.start(), lambda: now_s[0])
+    seen = []
+    for _ in range(1000):
+        now_s[0] += 0.001
+        seen.append(documents.get(brief=False))
+    made = len({id(one) for one in seen})
+    assert DOCUMENTS_AT_ONCE <= made <= DOCUMENTS_AT_ONCE + DOCUMENTS_A_SECOND + 1
+    now_s[0] += 10
+    assert documents.get(brief=True) is not documents.get(brief=True)
 
 
 def test_the_socket_of_a_dead_arbiter_is_replaced_and_a_successors_is_left(node: Node) -> None:

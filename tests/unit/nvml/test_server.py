@@ -20,8 +20,12 @@ from nvml.client import Client
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from nvml.mapped import started_at
 from nvml.server import CONNECTIONS, Server
+from tests.flooder import descriptors, flooded
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.stand import wait_for
+
+ARBITER_S = 3.0
+"""The arbiter waits so long for an answer."""
 
 
 class Asks:
@@ -176,6 +180,50 @@ def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, s
     client.close()
     for sock in inside:
         sock.close()
+
+
+def test_a_process_that_takes_all_connections_loses_some_to_another_process(folder: Path, server: Server) -> None:
+    with flooded(folder / "nvml.sock", "silent", b"a"):
+        wait_for(lambda: server.refused > 0)
+        clients = [Client(folder / "nvml.sock", 10) for _ in range(3)]
+        for client in clients:
+            wait_for(lambda client=client: answered(client))  # type: ignore[misc]
+        assert all(client.nvml.processes(GPU) for client in clients)
+        for client in clients:
+            client.close()
+
+
+def test_a_peer_that_was_silent_for_long_makes_room_for_another(
+    folder: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = [peer(folder) for _ in range(CONNECTIONS)]
+    wait_for(lambda: len(server._inside) == CONNECTIONS)
+    monkeypatch.setattr(servers, "SILENT_S", 0.0)
+    client = Client(folder / "nvml.sock", 10)
+    assert client.nvml.processes(GPU)
+    assert hung_up(inside[0])
+    client.close()
+    for sock in inside:
+        sock.close()
+
+
+@pytest.mark.parametrize("kind", ["silent", "requests", "unread", "reconnect"])
+def test_in_a_flood_the_arbiter_is_answered_in_time_with_few_descriptors_and_threads(
+    folder: Path, server: Server, kind: str
+) -> None:
+    before, most_threads = descriptors(), 0
+    kept = Client(folder / "nvml.sock", ARBITER_S)
+    assert kept.nvml.processes(GPU)
+    with flooded(folder / "nvml.sock", kind, m.encode(m.RequestPacket(1, m.Processes(GPU)))):
+        for _ in range(10):
+            assert kept.nvml.processes(GPU)
+            starting = Client(folder / "nvml.sock", ARBITER_S)
+            wait_for(lambda starting=starting: answered(starting))  # type: ignore[misc]
+            assert descriptors() - before <= servers.THREADS + 4
+            most_threads = max(most_threads, sum(one.name.startswith("nvml-") for one in threading.enumerate()))
+            starting.close()
+    assert most_threads <= servers.THREADS + 1
+    kept.close()
 
 
 def answered(client: Client) -> bool:

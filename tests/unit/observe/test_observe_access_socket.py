@@ -13,7 +13,7 @@ import pytest
 
 from observe import access_socket
 from observe.access import TOKEN_BYTES
-from observe.access_socket import CONNECTIONS, reviewed_by, serve_reviews
+from observe.access_socket import REVIEWS, WAITING, reviewed_by, serve_reviews
 from observe.page import Page, text
 
 
@@ -80,12 +80,23 @@ async def test_a_token_that_is_too_long_or_never_ends_gets_no_answer(monkeypatch
 async def test_one_connection_too_many_gets_no_answer_and_the_others_do() -> None:
     hold = asyncio.Event()
     async with served(hold) as (path, tokens):
-        waiting = [asyncio.create_task(reviewed_by(path)("good")) for _ in range(CONNECTIONS)]
-        while len(tokens) < CONNECTIONS:  # noqa: ASYNC110
+        waiting = [asyncio.create_task(reviewed_by(path)("good")) for _ in range(WAITING)]
+        while len(tokens) < REVIEWS:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert (await reviewed_by(path)("good")).status == 503
+        assert len(tokens) == REVIEWS
         hold.set()
-        assert [page.status for page in await asyncio.gather(*waiting)] == [200] * CONNECTIONS
+        assert [page.status for page in await asyncio.gather(*waiting)] == [200] * WAITING
+
+
+async def test_connections_without_a_token_make_room_for_one_with_a_token() -> None:
+    async with served() as (path, tokens):
+        silent = [await asyncio.open_unix_connection(str(path)) for _ in range(WAITING)]
+        assert (await reviewed_by(path)("good")).status == 200
+        assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            writer.close()
+    assert tokens == ["good"]
 
 
 async def test_a_reviewer_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

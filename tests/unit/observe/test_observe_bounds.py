@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from observe.bounds import YOUNG_S, Bounds, Connection, Connections, Phase
+from observe.bounds import ANSWERED_WELL_S, YOUNG_S, Bounds, Connection, Connections, Phase
 
 BOUNDS = Bounds(body_bytes=100, connections=6, per_address=3, held_bytes=100, request_s=10, answer_s=5, idle_s=30)
 
@@ -56,6 +58,44 @@ def test_a_flood_of_young_connections_costs_none_that_a_client_with_few_keeps() 
     for number in range(100):
         connections.add(Connection("ab"[number % 2], 50 + number / 1000))
     assert kept in connections
+
+
+def test_a_client_with_few_connections_has_time_for_its_handshake_while_a_flood_keeps_idle_ones() -> None:
+    connections = Connections(BOUNDS)
+    flood = opened(connections, ("a", 0), ("a", 0), ("a", 0), ("b", 0), ("b", 0))
+    for one in flood:
+        serve(connections, one, 1)
+    (slow,) = opened(connections, ("api", 50))
+    assert connections.add(Connection("b", 50 + 3 * YOUNG_S)) is flood[0]
+    assert slow in connections
+    assert connections.add(Connection("c", 50.1 + BOUNDS.request_s)) is slow
+
+
+def test_an_api_server_with_many_calls_under_way_loses_none_to_clients_with_fewer() -> None:
+    connections = Connections(BOUNDS)
+    calls = opened(connections, ("api", 0), ("api", 0), ("api", 0))
+    connections.answered_well(calls[0], 1)
+    serve(connections, calls[0], 1)
+    flood = opened(connections, ("a", 2), ("a", 2), ("b", 2))
+    assert connections.add(Connection("c", 2 + 2 * YOUNG_S)) is flood[0]
+    assert connections.add(Connection("d", 2 + 2 * YOUNG_S)) in flood
+    assert all(one in connections for one in calls)
+
+
+def test_what_an_address_was_once_answered_counts_for_a_minute() -> None:
+    connections = Connections(replace(BOUNDS, request_s=1000))
+    calls = opened(connections, ("api", 0), ("api", 0), ("api", 0))
+    connections.answered_well(calls[0], 0)
+    opened(connections, ("a", 2), ("a", 2), ("b", 2))
+    assert connections.expired(ANSWERED_WELL_S + 1) == []
+    assert connections.add(Connection("c", ANSWERED_WELL_S + 2)) is calls[0]
+
+
+def test_addresses_that_were_answered_well_are_remembered_up_to_a_limit() -> None:
+    connections = Connections(BOUNDS)
+    for number in range(100):
+        connections.answered_well(Connection(str(number), 0), 0)
+    assert list(connections._answered_well_s) == [str(number) for number in range(94, 100)]
 
 
 def test_too_much_in_memory_costs_the_oldest_holder_and_never_one_whose_answer_is_being_made() -> None:

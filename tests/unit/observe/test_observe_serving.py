@@ -6,17 +6,23 @@ import asyncio
 import contextlib
 import gc
 import socket
+import ssl
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from observe.bounds import Bounds
+from observe.fair_loop import FairLoop
 from observe.fairness import FairQueue
 from observe.ports import listen
 from observe.protocol import BoundedProtocol
 from observe.serving import App, Message, Server
+from webhook.certs import CA_CERT, CERT, KEY, renewed
 
 BOUNDS = Bounds(
     body_bytes=1000,
@@ -54,9 +60,9 @@ def app_of(bodies: list[bytes]) -> App:
 class Running:
     """A server on a port, and what its program was given."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, **options: Any) -> None:
         self.bodies: list[bytes] = []
-        self.server = Server(app_of(self.bodies), bounds)
+        self.server = Server(app_of(self.bodies), bounds, **options)
         self.sock = listen("127.0.0.1", 0)
         self.port: int = self.sock.getsockname()[1]
 
@@ -82,8 +88,8 @@ async def first_line(reader: asyncio.StreamReader) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def running(bounds: Bounds = BOUNDS) -> AsyncIterator[Running]:
-    one = Running(bounds)
+async def running(bounds: Bounds = BOUNDS, **options: Any) -> AsyncIterator[Running]:
+    one = Running(bounds, **options)
     task = asyncio.create_task(one.server.serve([one.sock]))
     await asyncio.wait_for(one.server.up.wait(), 10)
     try:
@@ -259,18 +265,75 @@ async def test_new_connections_are_begun_so_many_a_second_and_a_newcomers_comes_
     assert asyncio.get_running_loop().time() - began_s >= 0.03
 
 
+async def test_what_nobody_waits_for_any_more_takes_no_turn() -> None:
+    queue, begun = FairQueue(per_s=10, at_once=1), list[str]()
+    withdrawn = [queue.submit("flood", lambda: begun.append("dead")) for _ in range(100)]
+    done = asyncio.Event()
+    queue.submit("flood", done.set)
+    for one in withdrawn:
+        one()
+        one()
+    assert len(queue) == 1
+    await asyncio.wait_for(done.wait(), 5)  # a hundred turns would take ten seconds
+    assert begun == []
+
+
+@pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, FairLoop])
+def test_a_handshake_that_is_broken_off_as_it_ends_costs_no_other_connection_its_answer(
+    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_off = list[int]()
+    made = BoundedProtocol.connection_made
+
+    def break_off(protocol: BoundedProtocol, transport: Any) -> None:
+        made(protocol, transport)
+        if not broken_off:
+            broken_off.append(protocol._one.fd)
+            protocol._connections.remove(protocol._one)
+            protocol._one.close()
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", break_off)
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(the_next_is_answered(tmp_path))
+    assert broken_off
+
+
+async def the_next_is_answered(folder: Path) -> None:
+    """Two clients one after the other; on the server the second has the first one's descriptor."""
+    files = renewed({}, ("localhost",), datetime.now(UTC))
+    for name in (CERT, KEY):
+        (folder / name).write_bytes(files[name])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / CERT, folder / KEY)
+    authority = ssl.create_default_context(cadata=files[CA_CERT].decode())
+    async with running(BOUNDS, ssl_context_factory=lambda _config, _default: context) as one:
+        first, second = socket.socket(), socket.socket()
+
+        async def connected(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", one.port))
+            return await asyncio.open_connection(sock=sock, ssl=authority, server_hostname="localhost")
+
+        _, ended = await connected(first)
+        reader, writer = await asyncio.wait_for(connected(second), 10)
+        writer.write(post(b"a"))
+        assert await first_line(reader) == b"HTTP/1.1 200 OK"
+        for stream in (ended, writer):
+            stream.close()
+
+
 async def test_who_connects_for_requests_that_are_answered_comes_before_those_who_just_connect() -> None:
     async with running(replace(BOUNDS, handshakes_per_s=100, handshakes_at_once=1)) as one:
         for _ in range(5):
             assert await one.send(post(b"a")) == b"HTTP/1.1 200 OK"
         (acceptor,) = one.server.servers
-        had = acceptor._listener.new._had  # type: ignore[attr-defined]
-        assert had.get("127.0.0.1", 0.0) < 1
+        attained = acceptor._listener.new._attained  # type: ignore[attr-defined]
+        assert attained.of("127.0.0.1") < 1
         for _ in range(5):
             _, writer = await one.connect()
             writer.close()
         async with asyncio.timeout(10):
-            while acceptor._listener.new._had.get("127.0.0.1", 0.0) < 2:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            while acceptor._listener.new._attained.of("127.0.0.1") < 2:  # type: ignore[attr-defined]  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 
