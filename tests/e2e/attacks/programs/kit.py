@@ -263,9 +263,11 @@ def helpers() -> list[int]:
 
 
 def end_helper() -> None:
-    """Have the library's thread run pthread_exit, by a signal to it alone."""
+    """Have the library's thread run pthread_exit, by a signal to it alone. It has its name only when it runs."""
+    while not (found := helpers()):
+        time.sleep(0.01)
     calls = libc()
     calls.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     calls.signal(signal.SIGUSR1, ctypes.cast(calls.pthread_exit, ctypes.c_void_p))
-    for thread in helpers():
+    for thread in found:
         tried("a signal to the library's thread", calls.syscall(234, os.getpid(), thread, int(signal.SIGUSR1)))
