@@ -2,7 +2,7 @@
 
 A thread of its own, so that a reader that does not read delays no lease: the loop's lock is held while numbers are copied,
 and names of commands are looked up and bytes sent without it. Nor does such a reader delay another: `Readers` sends to several at once.
-In a flood of readers 20 documents of each kind are made a second, and a reader may receive one that is 50 ms old.
+In a flood of readers 20 documents of each kind are made a second, and a reader waits for the next one: none is older than its connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Final
 
@@ -97,22 +97,23 @@ class StatusSocket:
             _log.warning("the status socket was missing and is put back", path=str(self._path))
 
     def _serve(self) -> None:
-        documents, readers = Documents(self._server), Readers()
+        documents, readers, waiting = Documents(self._server), Readers(), Waiting()
         while not self._closing.is_set():
             try:
-                if not readers.wait(self._listener, LOOK_S):
+                if readers.wait(None if waiting.full else self._listener, documents.wait_s(waiting.kinds, LOOK_S)):
+                    waiting.add(_accepted(self._listener))
+                elif not waiting.kinds:
                     self._put_back()
-                accepted = list(_accepted(self._listener))
             except OSError as error:
                 if self._closing.wait(AGAIN_S):
                     break
                 _log.error("nobody can be told the status now", reason=str(error))
                 continue
-            for reader, name in accepted:
-                if _hung_up(reader):
-                    reader.close()
-                else:
-                    readers.add(reader, documents.get(brief=is_brief(name)))
+            for brief in waiting.kinds:
+                if (document := documents.get(brief=brief)) is not None:
+                    for reader in waiting.take(brief=brief):
+                        readers.add(reader, document)
+        waiting.close()
         readers.close()
 
 
@@ -136,20 +137,63 @@ def _hung_up(reader: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+class Waiting:
+    """Readers that have connected and wait for a document."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[socket.socket, bool] = {}
+
+    @property
+    def kinds(self) -> frozenset[bool]:
+        """Of the documents that they wait for: is it a brief one?"""
+        return frozenset(self._kinds.values())
+
+    @property
+    def full(self) -> bool:
+        """Others wait in the listener's queue."""
+        return len(self._kinds) >= AT_ONCE
+
+    def add(self, accepted: Iterable[tuple[socket.socket, object]]) -> None:
+        """These have connected. Raises what `accepted` raises."""
+        for reader, name in accepted:
+            if _hung_up(reader):
+                reader.close()
+            else:
+                self._kinds[reader] = is_brief(name)
+
+    def take(self, *, brief: bool) -> list[socket.socket]:
+        """Those of one kind, who wait no longer."""
+        found = [reader for reader, kind in self._kinds.items() if kind == brief]
+        for reader in found:
+            del self._kinds[reader]
+        return found
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for reader in self._kinds:
+            reader.close()
+
+
 class Documents:
-    """Encoded, and made anew for each reader unless there are too many."""
+    """Encoded, of the moment when they are asked for, and not too many."""
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock, self._commands = server, clock, Commands()
-        self._last: dict[bool, bytes] = {}
-        self._budgets = {brief: Budget(clock(), DOCUMENTS_A_SECOND, DOCUMENTS_AT_ONCE) for brief in (False, True)}
+        self._budgets = {
+            brief: Budget(clock(), DOCUMENTS_A_SECOND, DOCUMENTS_AT_ONCE, again=1.0) for brief in (False, True)
+        }
 
-    def get(self, *, brief: bool) -> bytes:
-        """One that was made now, or in a flood the last one."""
-        if self._budgets[brief].may(self._clock()) or brief not in self._last:
-            self._budgets[brief].spend(1)
-            self._last[brief] = encode_status(status_of(self._server, self._commands, brief=brief))
-        return self._last[brief]
+    def get(self, *, brief: bool) -> bytes | None:
+        """None = it is too early for one more."""
+        if not self._budgets[brief].may(self._clock()):
+            return None
+        self._budgets[brief].spend(1)
+        return encode_status(status_of(self._server, self._commands, brief=brief))
+
+    def wait_s(self, kinds: Iterable[bool], most_s: float) -> float:
+        """So long until one of these kinds can be made."""
+        now_s = self._clock()
+        return min([most_s, *(self._budgets[brief].again_s(now_s) - now_s for brief in kinds)])
 
 
 class Readers:
@@ -158,21 +202,22 @@ class Readers:
     def __init__(self) -> None:
         self._sending: dict[socket.socket, tuple[memoryview, float]] = {}
 
-    def wait(self, listener: socket.socket, wait_s: float) -> bool:
+    def wait(self, listener: socket.socket | None, wait_s: float) -> bool:
         """Send what readers take, until somebody connects or for so long. Did somebody connect?"""
         poll = select.poll()
-        poll.register(listener, select.POLLIN)
+        if listener is not None:
+            poll.register(listener, select.POLLIN)
         by_fd = {reader.fileno(): reader for reader in self._sending}
         for fd in by_fd:
             poll.register(fd, select.POLLOUT)
-        ready = [fd for fd, _ in poll.poll(1000 * (min(wait_s, SEND_S / 10) if by_fd else wait_s))]
+        ready = [fd for fd, _ in poll.poll(ceil(1000 * (min(wait_s, SEND_S / 10) if by_fd else wait_s)))]
         for fd in ready:
             if fd in by_fd:
                 self._send(by_fd[fd])
         late_s = time.monotonic() - SEND_S
         for reader in [one for one, (_, since_s) in self._sending.items() if since_s < late_s]:
             self._drop(reader, f"did not read its document in {SEND_S:g} s")
-        return listener.fileno() in ready
+        return listener is not None and listener.fileno() in ready
 
     def add(self, reader: socket.socket, document: bytes) -> None:
         """Send it the document."""
