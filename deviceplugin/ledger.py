@@ -102,15 +102,30 @@ class Ledger:
         if first is None:
             return []
         free = self._without_used(resource, frozenset(available), must_include)
-        for choice in chain([first], others):
-            ids = prefer(choice, free, must_include, quantity)
-            if ids is not None:
-                return ids
+        ids = _fitting(chain([first], others), free, must_include, quantity)
+        if ids is None and free != frozenset(available):
+            ids = await self._when_unused(request, frozenset(available), must_include)
+        if ids is not None:
+            return ids
         log.warning(
             "no assigned card has enough free devices", resource=resource, quantity=quantity, pod=str(first.tenant)
         )
         near = {uuid_of(one) for (c, _), ids in self._given(first).items() if c == first.container for one in ids}
         return prefer_anywhere(free, must_include, near, quantity)
+
+    async def _when_unused(
+        self, request: Request, available: frozenset[str], must_include: Collection[str]
+    ) -> list[str] | None:
+        """What fits once processes of pods that the API no longer has are seen to be gone; None when that is not in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                while True:
+                    await self._changed()
+                    free = self._without_used(request.resource, available, must_include)
+                    ids = _fitting(self._choices(request), free, must_include, request.quantity)
+                    if ids is not None:
+                        return ids
+        return None
 
     async def allocate(self, resource: str, ids: Collection[str]) -> Choice:
         """Enter the kubelet's choice into the book. Answers whose it is. Raises Refused."""
@@ -258,3 +273,11 @@ class Ledger:
 
     def _given(self, choice: Choice) -> dict[tuple[str, str], frozenset[str]]:
         return self.done.get(choice.tenant.uid, {}) | dict(choice.moves)
+
+
+def _fitting(
+    choices: Iterable[Choice], free: Collection[str], must_include: Collection[str], quantity: int
+) -> list[str] | None:
+    """Devices of the likeliest choice whose card has enough of them."""
+    found = (prefer(choice, free, must_include, quantity) for choice in choices)
+    return next((ids for ids in found if ids is not None), None)
