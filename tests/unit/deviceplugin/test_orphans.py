@@ -232,13 +232,19 @@ async def test_devices_of_a_living_process_are_neither_named_nor_given(node: Nod
     assert (await ledger.allocate(MEM, preferred)).tenant.name == "b"
 
 
-async def test_preferred_devices_wait_for_pods_that_are_just_ending(node: Node) -> None:
-    """The kubelet has theirs back already. On another GPU the container could not be allocated what it was assigned."""
+def beside_a_pod_that_is_ending(node: Node) -> tuple[list[str], KnownPods]:
+    """IDs of two GPUs, and a pod that was assigned half of the first. Processes of a deleted pod still use three quarters of it."""
     all_ids = [f"{uuid(number)}-{slot}" for number in range(2) for slot in range(16)]
     node.runs("a", (Slice(uuid(0), 0, 12288),), tuple(all_ids[:12]))
     node.lost("a")
     pods = KnownPods()
     pods.show(tenant("b", 0, share("main", 8), on=[0]))
+    return all_ids, pods
+
+
+async def test_preferred_devices_wait_for_pods_that_are_just_ending(node: Node) -> None:
+    """The kubelet has theirs back already. On another GPU the container could not be allocated what it was assigned."""
+    all_ids, pods = beside_a_pod_that_is_ending(node)
     preferred = asyncio.create_task(ledger_of(node, pods, patience_s=20.0).prefer(MEM, all_ids, (), 8))
     await asyncio.sleep(0.05)
     assert not preferred.done()
@@ -248,11 +254,7 @@ async def test_preferred_devices_wait_for_pods_that_are_just_ending(node: Node) 
 
 
 async def test_preferred_devices_wait_no_longer_than_the_kubelet_does(node: Node) -> None:
-    all_ids = [f"{uuid(number)}-{slot}" for number in range(2) for slot in range(16)]
-    node.runs("a", (Slice(uuid(0), 0, 12288),), tuple(all_ids[:12]))
-    node.lost("a")
-    pods = KnownPods()
-    pods.show(tenant("b", 0, share("main", 8), on=[0]))
+    all_ids, pods = beside_a_pod_that_is_ending(node)
     preferred = await ledger_of(node, pods, patience_s=0.01).prefer(MEM, all_ids, (), 8)
     assert set(preferred).isdisjoint(all_ids[:12])
 
