@@ -21,6 +21,7 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from kube.objects import Pod
+from observe.unix_socket import connect
 from vgpu.enforcement import row_of
 from vgpu.errors import BadDocument
 from vgpu.status import (
@@ -41,8 +42,6 @@ EVERY_S: Final = 0.8
 """Between looks. The arbiter's readings are a second apart, so each is seen."""
 DEADLINE_S: Final = 2.0
 """For one answer, which takes milliseconds."""
-FULL_S: Final = 0.02
-"""Between two tries to connect while the socket's queue is full. Guessed."""
 LARGEST_DOCUMENT: Final = 16 * 2**20
 """Bytes. A node of 110 pods with 64 processes each is some 2 MB."""
 MIB: Final = 2**20
@@ -337,19 +336,9 @@ async def read_document(path: Path) -> bytes:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.setblocking(False)
             sock.bind(BRIEF + secrets.token_hex(8))
-            while not _connected(sock, path):  # noqa: ASYNC110 - the kernel tells nobody
-                await asyncio.sleep(FULL_S)
+            await connect(sock, path)
             while part := await loop.sock_recv(sock, 65536):
                 document += part
                 if len(document) > LARGEST_DOCUMENT:
                     raise BadDocument(f"status document: more than {LARGEST_DOCUMENT} bytes: at most that is read")
     return bytes(document)
-
-
-def _connected(sock: socket.socket, path: Path) -> bool:
-    """False: the arbiter has not accepted those that connected before. asyncio's own way takes that for a connection. Raises OSError."""
-    try:
-        sock.connect(str(path))
-    except BlockingIOError:
-        return False
-    return True

@@ -7,6 +7,7 @@
     serving   an HTTP server within bounds, over uvicorn: acceptor, protocol, fairness, fair_loop
     pages     /metrics, /healthz and /readyz of a program
     operations   their server, a process of its own: page, operations_server
+    unix_socket   a connection to a server that may be behind with accepting
     signals   SIGTERM and SIGINT in an event loop
 
 It decides nothing about GPUs or pods and knows neither Kubernetes nor NVML.

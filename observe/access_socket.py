@@ -20,6 +20,7 @@ from typing import Final
 
 from observe.access import TOKEN_BYTES, Review
 from observe.page import Page, text
+from observe.unix_socket import connect
 
 REVIEWS: Final = 8
 WAITING: Final = 64
@@ -27,8 +28,6 @@ WAITING: Final = 64
 TOKEN_S: Final = 2.0
 ANSWER_S: Final = 6.0
 """For all of a review, as the client counts. The API server has 2 s for each of two calls (`kube.review`). Guessed."""
-FULL_S: Final = 0.02
-"""Between two tries to connect. Guessed."""
 LOOK_S: Final = 1.0
 """The socket is looked for this often: somebody may have removed it."""
 _STATUS: Final = struct.Struct("<H")
@@ -122,19 +121,15 @@ def reviewed_by(path: Path) -> Review:
 
 
 async def _connected(path: Path) -> socket.socket:
-    """Again while the queue of the socket is full, which asyncio's own way takes for a connection. Raises OSError."""
+    """Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
-        while True:
-            try:
-                sock.connect(str(path))
-                return sock
-            except BlockingIOError:
-                await asyncio.sleep(FULL_S)
+        await connect(sock, path)
     except BaseException:
         sock.close()
         raise
+    return sock
 
 
 def _user_of(writer: asyncio.StreamWriter) -> int:
