@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.capacity import Capacity
 from vgpu.grant import Slice
 from vgpu.inventory import AccessMode, Card, Inventory
 from vgpu.labels import Labels
@@ -79,6 +80,8 @@ class Fleet:
         self.model: Ints = np.full((cards, nodes), -1, np.int32)
         self.free_cpu_milli: Ints = np.full(nodes, UNKNOWN_CPU, np.int32)
         """(nodes,) what the node's processors have left, where somebody tells. It is for policies: it never keeps a pod out."""
+        self.capacity = Capacity()
+        """Of the GPUs that may be shared out, by model."""
         self.mix = Mix()
         """What the cluster's pods ask for, for policies. Who sees pods tells it (`saw`)."""
         self.column: dict[str, int] = {}
@@ -279,7 +282,10 @@ class Fleet:
         if row is None:
             return
         whole = piece.kind == "whole"
-        self.free_mib[row, at] -= sign * (int(self.total_mib[row, at]) if whole else piece.mib)
+        mib = sign * (int(self.total_mib[row, at]) if whole else piece.mib)
+        self.free_mib[row, at] -= mib
+        if self.shareable[row, at]:
+            self.capacity.debit(int(self.model[row, at]), mib)
         self.free_percent[row, at] -= sign * (FULL_CORE_PERCENT if whole else piece.core_percent)
         self.tenants[row, at] += sign
 
@@ -293,7 +299,10 @@ class Fleet:
         self.total_mib[row, at] = self.free_mib[row, at] = card.mib
         self.free_percent[row, at] = FULL_CORE_PERCENT
         self.shareable[row, at] = card.shareable
-        self.model[row, at] = self.models.setdefault(card.model, len(self.models))
+        self.model[row, at] = model = self.models.setdefault(card.model, len(self.models))
+        self.capacity.know(model)
+        if card.shareable:
+            self.capacity.add(model, card.mib)
 
     def _count_instances(self, node: str, row: int, profile: str) -> None:
         """Write down how many instances of a profile a card offers, and what of them is free."""
@@ -305,6 +314,8 @@ class Fleet:
         known.offered[row, at], known.free[row, at], known.free_mib[row, at] = len(offered), len(free), sum(free)
 
     def _clear(self, at: int) -> None:
+        for row in np.flatnonzero(self.shareable[:, at]).tolist():
+            self.capacity.remove(int(self.model[row, at]), int(self.total_mib[row, at]), int(self.free_mib[row, at]))
         instances = [array for known in self.mig.values() for array in (known.offered, known.free, known.free_mib)]
         for array in (self.total_mib, self.free_mib, self.free_percent, self.tenants, *instances):
             array[:, at] = 0

@@ -8,7 +8,8 @@ with too little CPU, nor any of a node with fewer such cards than it wants. The 
 use to anybody counts 0.5. (F of FGD, Weng et al., USENIX ATC '23, with expected shares of cards.)
 
 Beside that, `stranded` looks further ahead: idle GPUs of a node beyond those that its free CPU serves when pods ask for as much
-CPU to a GPU as they do on average. F sees a lack of CPU only when it is there.
+CPU to a GPU as they do on average. F sees a lack of CPU only when it is there. And `displaced` counts the GPUs that a pod takes by how
+scarce their model is (`displacement`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.displacement import Demand, Need
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
 
 if TYPE_CHECKING:
+    from vgpu.capacity import Capacity
     from vgpu.outcome import Cards
 
 SHARE: Final = 0.95
@@ -66,6 +69,8 @@ class _Tables:
     asked_mib: float
     asked_whole: float
     """Of the typical pods that ask for GPUs, expected: CPU, MiB of shares, cards taken whole."""
+    demand: Demand
+    """Of all pods seen, the rare ones too: a rare model may be asked for by few."""
     sets: tuple[tuple[int, Floats, npt.NDArray[np.bool_]], ...]
     """Of asks for several cards: cards, probability by [CPU level, model], whether a card is usable by [card level]."""
 
@@ -104,7 +109,7 @@ class Mix:
         """The tables, made anew if that is due: only who looks at them pays."""
         if self._due or self._models_then != self._models:
             self._models_then, self._due = dict(self._models), False
-            self._tables = _tables(self.typical(), self._models_then) if self.pods else None
+            self._tables = _tables(self.typical(), self._demand(), self._models_then) if self.pods else None
         return self._tables
 
     def typical(self) -> dict[Typical, float]:
@@ -115,6 +120,23 @@ class Mix:
                 break
             chosen[one] = times
         return {one: times / sum(chosen.values()) for one, times in chosen.items()}
+
+    def _demand(self) -> Demand:
+        needs = Counter[Need]()
+        for one, times in self.seen.items():
+            if one.cards:
+                needs[Need(one.mib, one.percent, one.models)] += times * one.cards
+        return Demand.of(needs, self._models_then)
+
+    def displaced(self, before: Cards, after: Cards, capacity: Capacity) -> Floats:
+        """(nodes,) GPUs of room for the asks to come that the pod takes, where `capacity` is what the whole fleet has free."""
+        known = self._known()
+        if known is None:
+            return np.zeros(before.free_mib.shape[1], np.float32)
+        by_mib = known.demand.displaced(capacity) / np.maximum(capacity.gpu_mib(), 1)
+        by_model = np.append(by_mib, 0.0).astype(np.float32)  # the last is that of rows without a card, which are -1
+        taken: Floats = ((before.free_mib - after.free_mib) * by_model[before.model]).sum(axis=0)
+        return taken
 
     def unusable(self, cards: Cards) -> Floats:
         """(nodes,) GPUs that are idle and of no use to the next ask, expected."""
@@ -171,7 +193,7 @@ def _level(known: _Tables, cards: Cards) -> Indices:
     return level
 
 
-def _tables(asks: dict[Typical, float], models: dict[str, int]) -> _Tables:
+def _tables(asks: dict[Typical, float], demand: Demand, models: dict[str, int]) -> _Tables:
     mib, percent, cpu = (
         np.unique(np.array([getattr(one, what) for one in asks], np.int64)) for what in ("mib", "percent", "cpu_milli")
     )
@@ -199,6 +221,7 @@ def _tables(asks: dict[Typical, float], models: dict[str, int]) -> _Tables:
         asked_cpu_milli=sum(probability * one.cpu_milli for one, probability in asking),
         asked_mib=sum(probability * one.cards * one.mib for one, probability in asking if one.mib >= 0),
         asked_whole=sum(probability * one.cards for one, probability in asking if one.mib < 0),
+        demand=demand,
         sets=_merged(sets),
     )
 

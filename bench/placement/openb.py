@@ -1,7 +1,7 @@
 """Replay the openb trace with every policy, and write `openb.csv`: allocation when the arrived pods ask for 100 % of the capacity.
 
 Run: python -m bench.placement.openb FOLDER [--lists default,...] [--policies binpack,...] [--seeds 10] [--jobs 2]
-FOLDER holds the trace's node list, pod lists and published_table.csv.
+FOLDER holds the trace's node list, pod lists and published_table.csv. Rows of lists and policies that are not run stay as they are.
 
 Two policies of others are replayed by the same code, to check the protocol against what was published of them. Both are written
 from their description (Weng et al., USENIX ATC '23): BestFit takes the node that is left with least, CPU and GPU weighing the same;
@@ -26,6 +26,8 @@ from vgpu.simulate import Cluster, Host, Job, Numbers, least_gpu, replay
 from vgpu.workload import read_nodes, read_pods
 
 FIRST_SEED = 42
+RESULTS = Path(__file__).with_name("openb.csv")
+COLUMNS = ["list", "policy", "allocation_at_100", "sd", "published", "best_published", "seeds", "most_cpu_s"]
 MOST_CPU_MILLI, MOST_GPU = 128_000, 8
 """Of a node of the trace: what BestFit weighs by."""
 
@@ -88,14 +90,14 @@ def main() -> None:
     """Replay and write."""
     parser = argparse.ArgumentParser(prog="openb", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--lists", default="default,multigpu20,gpushare40,gpuspec10")
+    parser.add_argument("--lists", default="default,gpushare40,gpuspec10,gpuspec25,multigpu20")
     parser.add_argument("--policies", default=",".join(["BestFit", "FGD", "binpack", "fragmentation", "spread"]))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     theirs, seeds = published(args.folder), range(FIRST_SEED, FIRST_SEED + args.seeds)
     nodes = (args.folder / "openb_node_list_gpu_node.csv").read_text()
-    rows = []
+    rows = read_rows()
     with ProcessPoolExecutor(args.jobs) as pool:
         for name in args.lists.split(","):
             text = (args.folder / f"openb_pod_list_{name}.csv").read_text()
@@ -104,19 +106,26 @@ def main() -> None:
                 hosts, jobs = read_nodes(nodes, "nodes"), read_pods(text, name, chosen)
                 found = list(pool.map(one, *zip(*((hosts, jobs, seed) for seed in seeds), strict=True)))
                 allocated = [part for part, _ in found]
-                rows.append(
-                    [
-                        name, chosen, f"{statistics.fmean(allocated):.3f}", f"{statistics.pstdev(allocated):.3f}",
-                        theirs.get((name, chosen), ""), best, len(seeds), f"{max(cpu for _, cpu in found):.1f}",
-                    ]
-                )  # fmt: skip
-                print(*rows[-1], flush=True)
-    with Path(__file__).with_name("openb.csv").open("w", newline="") as file:
+                rows[name, chosen] = [
+                    name, chosen, f"{statistics.fmean(allocated):.3f}", f"{statistics.pstdev(allocated):.3f}",
+                    str(theirs.get((name, chosen), "")), str(best), str(len(seeds)), f"{max(cpu for _, cpu in found):.1f}",
+                ]  # fmt: skip
+                print(*rows[name, chosen], flush=True)
+                write_rows(rows)
+
+
+def read_rows() -> dict[tuple[str, str], list[str]]:
+    """(list, policy) -> its row."""
+    with RESULTS.open(newline="") as file:
+        return {(row[0], row[1]): row for row in list(csv.reader(file))[1:]}
+
+
+def write_rows(rows: dict[tuple[str, str], list[str]]) -> None:
+    """After each list and policy: they take minutes each."""
+    with RESULTS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["list", "policy", "allocation_at_100", "sd", "published", "best_published", "seeds", "most_cpu_s"]
-        )
-        writer.writerows(rows)
+        writer.writerow(COLUMNS)
+        writer.writerows(row for _, row in sorted(rows.items()))
 
 
 if __name__ == "__main__":

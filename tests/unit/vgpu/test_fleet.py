@@ -16,8 +16,10 @@ slices = st.builds(
     st.integers(0, ROWS), st.integers(1, 50), st.integers(0, 100), st.booleans(),
 )  # fmt: skip
 inventories = st.permutations(range(ROWS)).flatmap(
-    lambda rows: st.integers(0, ROWS).map(
-        lambda count: Inventory(tuple(Card(f"c{row}", row + 2, "t4", 100 + row) for row in rows[:count]))
+    lambda rows: st.tuples(st.integers(0, ROWS), st.sampled_from(("t4", "l4")), st.booleans()).map(
+        lambda made: Inventory(
+            tuple(Card(f"c{row}", row + 2, made[1], 100 + row, healthy=made[2] or row > 0) for row in rows[: made[0]])
+        )
     )
 )
 
@@ -51,6 +53,11 @@ def test_after_any_events_the_books_equal_the_sum_over_the_pods_that_are_left(ev
                 )
                 assert fleet.tenants[row, at] == len(mine)
                 assert (name, row) in fleet.homes(card.uuid)
+        for model, code in fleet.models.items():
+            these = fleet.shareable & (fleet.model == code)
+            totals = int(these.sum()), int(fleet.total_mib[these].sum()), int(fleet.free_mib[these].sum())
+            capacity = fleet.capacity
+            assert totals == (capacity.gpus[code], capacity.total_mib[code], capacity.free_mib[code]), model
         found = sum(len(fleet.homes(f"c{row}")) for row in range(ROWS))
         assert found == sum(len(inventory.cards) for inventory in known.values())
     assert set(fleet.column) == set(known)

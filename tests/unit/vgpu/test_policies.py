@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +73,30 @@ def test_fragmentation_keeps_the_cpu_that_idle_cards_will_need() -> None:
     for _ in range(64):
         fleet.saw(ask)
     assert chosen(fleet, ask)[0].startswith("b")
+
+
+def of_models(**nodes: str) -> Fleet:
+    """Nodes by name: the model of their one card, which has 100 MiB."""
+    fleet = Fleet()
+    for name, model in nodes.items():
+        fleet.set_node(name, Inventory((Card(f"{name}-0", 0, model, 100),)))
+    return fleet
+
+
+def test_fragmentation_keeps_a_rare_model_for_the_few_pods_that_can_go_nowhere_else() -> None:
+    fleet = of_models(a="rare", **{f"b{number}": "common" for number in range(20)})
+    anywhere = share(60, "fragmentation")
+    assert chosen(fleet, anywhere) == ("a-0",), "equal, so the smaller name"
+    for number in range(128):
+        fleet.saw(replace(anywhere, models=frozenset(("rare",))) if number % 20 == 0 else anywhere)
+    assert chosen(fleet, anywhere) == ("b0-0",)
+
+
+def test_a_model_of_which_no_card_may_be_shared_out_does_no_harm() -> None:
+    fleet = of_models(a="t4")
+    fleet.set_node("m", Inventory((Card("m-0", 0, "a100", 100, mig=True),)))
+    fleet.saw(share(60, "fragmentation"))
+    assert chosen(fleet, share(40, "fragmentation")) == ("a-0",)
 
 
 def test_a_model_that_came_after_the_last_pod_is_as_useful_as_those_before() -> None:
