@@ -101,6 +101,7 @@ class DevicePlugin:
         self.recorder = Recorder(client, COMPONENT, settings.node_name)
         self.grants = Grants(settings.state_root, settings.library, lull=self.calls.lull)
         self.podbooks = PodBooks(settings.state_root, self.grants.boot)
+        self.grants.settling.afterwards.append(self.podbooks.begin_next)
         self.orphans = Orphans(
             self.podbooks, self.pods, processes, self._orphans_changed, lull=self.calls.lull
         )  # fmt: skip

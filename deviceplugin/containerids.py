@@ -7,7 +7,7 @@ counts the pod's grants as one. A container that starts again has another ID: th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -33,7 +33,7 @@ class Pods(Protocol):
 class Folders(Protocol):
     """The grant directories, as `deviceplugin.grants.Grants` has them."""
 
-    def books(self) -> Mapping[str, Record]: ...
+    def of_pods(self, uids: Collection[str]) -> Mapping[str, Record]: ...
 
     def granted(self, key: str) -> bool: ...
 
@@ -46,6 +46,8 @@ class ContainerIds:
     def __init__(self, pods: Pods, grants: Folders, lull: Callable[[], Awaitable[None]] = at_once) -> None:
         self._pods, self._grants, self._lull = pods, grants, lull
         self._written: dict[str, str] = {}
+        self._named: dict[str, tuple[Pod, dict[str, str]]] = {}
+        """Pod UID -> the pod as it was seen, and its containers' IDs."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -60,16 +62,17 @@ class ContainerIds:
             await self._lull()
 
     def once(self) -> None:
-        """One look at every pod; files are written only for IDs that are new. Raises OSError."""
-        now = {
-            (uid, name): container_id
+        """One look at every pod that has changed; files are written only for IDs that are new. Raises OSError."""
+        before = self._named
+        self._named = {
+            uid: before[uid] if uid in before and before[uid][0] is pod else (pod, ids_of(pod))
             for uid, pod in self._pods.pods().items()
-            for name, container_id in ids_of(pod).items()
         }
+        named = [uid for uid, (_, ids) in self._named.items() if ids]
         found = {
-            key: now[book.uid, book.container]
-            for key, book in self._grants.books().items()
-            if (book.uid, book.container) in now
+            key: container_id
+            for key, book in (self._grants.of_pods(named) if named else {}).items()
+            if (container_id := self._named[book.uid][1].get(book.container))
         }
         for key, container_id in found.items():
             if self._written.get(key) == container_id or not self._grants.granted(key):

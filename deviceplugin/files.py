@@ -1,30 +1,53 @@
 """Files that others read while we write them: written beside and renamed, so that nobody ever sees half of one.
 
-What stands beside has one fixed name, so a writer that was killed leaves at most that, and the next one takes it over.
+What stands beside has one fixed name, so a writer that was killed leaves at most that, and the next one takes it over. It may also be
+made long before (`begin`): a new file costs the file system ten times as much as a rename (measured on ext4: 0.15 ms, and 4 ms at
+times, against 0.02 ms), and a start of a container needs several.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _FOLDER_MODE: Final = 0o755
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_BEGUN: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+AnyPath = str | os.PathLike[str]
 
 
-def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = False) -> None:
+class Version(NamedTuple):
+    """Of a file: another one has other content. Who writes a file in place, with as many bytes and within one tick of the kernel's
+    clock (some milliseconds) of the look before, is not seen; what this module writes is a new file each time."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+
+def version_of(path: AnyPath) -> Version | None:
+    """None when there is no such file. Raises OSError when nobody knows."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def write_whole(
+    path: AnyPath, content: bytes, mode: int, *, durable: bool = False, beside: AnyPath | None = None
+) -> None:
     """`path` holds `content` with these permission bits, or what it held before.
 
-    `durable`: also after a loss of power, as soon as this returns. That waits for the disk.
+    `durable`: also after a loss of power, as soon as this returns. That waits for the disk. `beside`: where it is begun, if not under
+    the name of its own that a file has for that; in the same folder, and of one writer at a time.
     """
-    beside = path.with_name(_begun(path.name))
-    try:
-        descriptor = os.open(beside, _NEW, mode)
-    except FileExistsError:
-        beside.unlink()
-        descriptor = os.open(beside, _NEW, mode)
+    beside = begun(path) if beside is None else beside
+    descriptor = _open_begun(beside, mode)
     try:
         try:
             _write_all(descriptor, content)
@@ -33,12 +56,38 @@ def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = False)
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        beside.replace(path)
+        os.replace(beside, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
         raise
     if durable:
-        sync(path.parent)
+        sync(os.path.dirname(path))
+
+
+def begin(beside: AnyPath) -> None:
+    """An empty file for the next `write_whole` that begins there, unless there is one. Raises OSError."""
+    with suppress(FileExistsError):
+        os.close(os.open(beside, _NEW, 0o600))
+
+
+def _open_begun(beside: AnyPath, mode: int) -> int:
+    """A file that was begun, emptied, where nobody has it under another name; else a new one."""
+    try:
+        descriptor = os.open(beside, _BEGUN)
+    except FileNotFoundError:
+        return os.open(beside, _NEW, mode)
+    except OSError:
+        pass  # a link, a folder, or not ours to write: it goes
+    else:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            if found.st_size:
+                os.ftruncate(descriptor, 0)
+            return descriptor
+        os.close(descriptor)
+    os.unlink(beside)
+    return os.open(beside, _NEW, mode)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -47,7 +96,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def sync(path: Path) -> None:
+def sync(path: AnyPath) -> None:
     """What a file holds, or what was created, renamed or removed in a folder, outlives a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -56,39 +105,40 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def discard_leftover(path: Path) -> Path:
+def discard_leftover(path: AnyPath) -> Path:
     """Remove what a writer of `path` left that was killed. Answers where it would be."""
-    beside = path.with_name(_begun(path.name))
+    beside = Path(begun(path))
     beside.unlink(missing_ok=True)
     return beside
 
 
-def make_folder(path: Path) -> bool:
+def make_folder(path: AnyPath) -> bool:
     """A folder that everybody may read, whatever the umask. Answers whether it is new."""
     try:
-        mode = path.stat().st_mode
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
         mode = 0
     new = not stat.S_ISDIR(mode)
     if new:
-        path.mkdir(parents=True, exist_ok=True)
+        os.makedirs(path, exist_ok=True)
     if new or stat.S_IMODE(mode) != _FOLDER_MODE:
-        path.chmod(_FOLDER_MODE)
+        os.chmod(path, _FOLDER_MODE)
     return new
 
 
-def content_of(path: Path) -> bytes | None:
+def content_of(path: AnyPath) -> bytes | None:
     """None when there is no such file. Raises OSError when it cannot be read."""
     try:
-        return path.read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
     except FileNotFoundError:
         return None
 
 
-def size_of(path: Path) -> int:
+def size_of(path: AnyPath) -> int:
     """0 when there is no such file; and one is empty that a machine lost power over."""
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except FileNotFoundError:
         return 0
 
@@ -103,6 +153,7 @@ def resolve_inside(root: Path, path: Path) -> Path:
     return path
 
 
-def _begun(name: str) -> str:
-    """The name under which a writer of a file of this name begins it."""
-    return f".{name}.new"
+def begun(path: AnyPath) -> str:
+    """Where a writer of this file begins it."""
+    folder, name = os.path.split(os.fspath(path))
+    return f"{folder}/.{name}.new"

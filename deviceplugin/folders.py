@@ -32,7 +32,8 @@ def containers_of(
 ) -> dict[str, str]:
     """Key -> container of the pod that has this directory, for all that share these device IDs.
 
-    `folders` are those of the IDs, the newest first, as `as_far_as_another` answers them; `books` are of all others of the node.
+    `folders` are those of the IDs, the newest first, as `as_far_as_another` answers them; `books` are of all other directories of the
+    pod, and of those pods that Allocate took it for.
     `listed` are the containers that the kubelet's books name with these IDs; it leaves out init containers.
     Raises Refused when a container that may be the one that starts has none: it would run without its limits.
     """

@@ -18,7 +18,6 @@ Knows files. Who gets what was decided elsewhere.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -31,14 +30,17 @@ import structlog
 
 from deviceplugin import sealed
 from deviceplugin.calls import at_once
-from deviceplugin.files import content_of, discard_leftover, make_folder, size_of, sync, write_whole
+from deviceplugin.files import begin, begun, content_of, make_folder, size_of, sync, version_of, write_whole
+from deviceplugin.known import Books, Contents
+from deviceplugin.library import Library
 from deviceplugin.listing import LEFTOVER, Listing
 from deviceplugin.record import RECORD, Record, hash_of, new_suffix, of_ids, order_of, read_record
 from deviceplugin.settling import Settling
-from deviceplugin.sockets import Sockets
+from deviceplugin.sockets import SPARE, Sockets
 from deviceplugin.spares import Spares
+from deviceplugin.worker import Worker
 from vgpu.codec import grant_from_text, grant_to_text
-from vgpu.contract import CONTAINER_ID, GRANT, LIBRARY, PRELOAD_TEXTS, SOCKET, SOCKET_DIR
+from vgpu.contract import CONTAINER_ID, GRANT, LIBRARY, SOCKET, SOCKET_DIR
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.grant import Grant
 
@@ -69,51 +71,51 @@ class Grants:
         self, state_root: Path, library: Path, boot: str | None = None, lull: Callable[[], Awaitable[None]] = at_once
     ) -> None:
         self.boot = sealed.boot_id() if boot is None else boot
-        self._root, self._source = state_root, library
-        self._installed = state_root / "lib" / "none" / LIBRARY
+        self._root, self._grants = state_root, f"{state_root}/grants"
+        self._library = Library(state_root, library)
         self._damaged: dict[str, str] = {}
         """Key -> what is wrong with its book, as it was told."""
         self._later: set[str] = set()
         """Those of them that a later plugin wrote."""
         self._making: set[str] = set()
         """Keys of directories that a thread is making."""
-        self.settling = Settling(self.settle, self.fill_spares, lull)
+        self.worker = Worker("grants")
+        """Makes directories for Allocate and writes grants at a start, one after another."""
+        self.settling = Settling(self.settle, self.fill_spares, lull=lull)
         self._listing = Listing(state_root / "grants")
         self.sockets = Sockets(state_root, self.earlier)
-        self.spares = Spares(state_root / "grants", LEFTOVER, self._complete)
-        self._known: dict[str, Record] = {}
-        """Key -> its book, of those read or written so far."""
-        self._granted: dict[str, Grant] = {}
-        """Key -> its grant, likewise."""
+        self.spares = Spares(state_root / "grants", LEFTOVER, self._make_spare)
+        self._known = Books()
+        """Of the directories whose book was read or written so far."""
+        self._granted: Contents[Grant] = Contents()
+        """Their grants, likewise."""
 
     def folder(self, key: str) -> Path:
         """Of one allocation."""
         return self._root / "grants" / key
 
+    def _in(self, key: str, name: str) -> str:
+        """A file of one allocation."""
+        return f"{self._grants}/{key}/{name}"
+
     def install(self) -> Path:
         """Put the library and the preload files in place. Answers the library's path. Raises OSError."""
-        content = self._source.read_bytes()
-        self._installed = self._root / "lib" / hashlib.sha256(content).hexdigest()[:16] / LIBRARY
-        for folder in (*(self._root / name for name in ("", "lib", "grants", "sockets")), self._installed.parent):
-            make_folder(folder)
-        if not self._installed.exists() or self._installed.stat().st_size != len(content):
-            write_whole(self._installed, content, 0o755)
-        self._restore_preload()
-        for path in (self._installed, *(self._root / name for name in PRELOAD_TEXTS)):
-            discard_leftover(path)
+        installed = self._library.install()
+        for name in ("grants", "sockets"):
+            make_folder(self._root / name)
         self._discard_leftovers()
         for key in self.keys():
             if not self._of_earlier(key):
-                self.sockets.furnish(self.folder(key))
+                self.sockets.furnish(f"{self._grants}/{key}")
         self.spares.fill()
-        return self._installed
+        return installed
 
     def earlier(self) -> Iterator[str]:
         """Keys of directories that a plugin made which put the arbiter's socket into them."""
         return filter(self._of_earlier, self._listing.names())
 
     def _of_earlier(self, key: str) -> bool:
-        return not (self.folder(key) / SOCKET_DIR).exists()
+        return not os.path.exists(self._in(key, SOCKET_DIR))
 
     def prepare(self, record: Record) -> str:
         """A directory for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError.
@@ -123,26 +125,33 @@ class Grants:
         newest = max(map(order_of, self.keys_of(record.ids)), default=0)
         record = msgspec.structs.replace(record, suffix=new_suffix(newest + 1), boot=self.boot)
         key = record.key
-        folder = self.folder(key)
-        beside = self.spares.take() or folder.with_name(f"{LEFTOVER}{key}")
+        spare = self.spares.take() or self._root / "grants" / f"{LEFTOVER}{key}"
+        beside = str(spare)
         self._making.add(key)
         try:
             make_folder(beside)
             self._complete(beside)  # also a spare: an earlier library may be in it, or a part missing
-            self.sockets.make(key)  # the kubelet mounts it too
-            sealed.write(beside / RECORD, record, durable=False)
-            beside.rename(folder)
+            self.sockets.make(key, beside)  # the kubelet mounts it too
+            sealed.write(f"{beside}/{RECORD}", record, durable=False)
+            os.rename(beside, f"{self._grants}/{key}")
             self._listing.added(key)
-            self._known[key] = record
+            self._known.put(key, record, version_of(self._in(key, RECORD)))
         finally:
             self._making.discard(key)
-            self.spares.done(beside)
+            self.spares.done(spare)
         return key
 
-    def _complete(self, folder: Path) -> None:
+    def _complete(self, folder: str) -> None:
         """What is the same in each directory. Raises OSError."""
-        self._link_library(folder)
+        self._library.link(folder)
         self.sockets.furnish(folder)
+
+    def _make_spare(self, folder: str) -> None:
+        """What else takes long to make. Raises OSError."""
+        self._complete(folder)
+        make_folder(f"{folder}/{SPARE}")
+        for name in (RECORD, GRANT):
+            begin(begun(f"{folder}/{name}"))
 
     def fill_spares(self) -> None:
         """The next Allocate finds a spare. One that cannot be made now may be later, and Allocate says why it cannot."""
@@ -157,15 +166,15 @@ class Grants:
 
     def restore(self, key: str) -> list[str]:
         """Put back what is missing of what a container mounts. Answers what was. Raises OSError."""
-        folder, missing = self.folder(key), self._restore_preload()
+        folder, missing = f"{self._grants}/{key}", self._library.restore_preload()
         if make_folder(folder):
-            missing.append(str(folder))
-        if size_of(folder / LIBRARY) == 0:
+            missing.append(folder)
+        if size_of(f"{folder}/{LIBRARY}") == 0:
             missing.append(LIBRARY)
-            self._link_library(folder)
+            self._library.link(folder)
         if self.sockets.make(key):
             missing.append(str(self.sockets.path(key).parent))
-        if str(folder) in missing or not self._of_earlier(key):
+        if folder in missing or not self._of_earlier(key):
             missing += [SOCKET] * self.sockets.furnish(folder)
         else:
             self.sockets.link_earlier()
@@ -173,14 +182,14 @@ class Grants:
 
     def write(self, key: str, grant: Grant) -> None:
         """The grant, for the library and the arbiter. Raises OSError."""
-        path, content = self.folder(key) / GRANT, grant_to_text(grant).encode()
+        path, content = self._in(key, GRANT), grant_to_text(grant).encode()
         if content_of(path) != content:
             write_whole(path, content, 0o444)
-        self._granted[key] = grant
+        self._granted.put(key, grant, version_of(path))
 
     def identify(self, key: str, container_id: str) -> bool:
         """Write whose container the directory is, for the arbiter. Answers whether that is new. Raises OSError."""
-        path, content = self.folder(key) / CONTAINER_ID, f"{container_id}\n".encode()
+        path, content = self._in(key, CONTAINER_ID), f"{container_id}\n".encode()
         if content_of(path) == content:
             return False
         write_whole(path, content, 0o444)
@@ -192,27 +201,34 @@ class Grants:
         Without its grant, each new process of a container that runs is refused its memory, for as long as the container lives.
         """
         back = list[str]()
-        for key, grant in list(self._granted.items()):
-            if self.folder(key).is_dir() and not self.granted(key):
+        for key, grant in list(self._granted.known.items()):
+            if not self.granted(key) and os.path.isdir(f"{self._grants}/{key}"):
                 self.write(key, grant)
-                back.append(str(self.folder(key) / GRANT))
-        for key, record in list(self._known.items()):
-            if self.folder(key).is_dir() and not (self.folder(key) / RECORD).exists():
+                back.append(self._in(key, GRANT))
+        for key, record in list(self._known.known.items()):
+            if not os.path.exists(self._in(key, RECORD)) and os.path.isdir(f"{self._grants}/{key}"):
                 self.update(record)
-                back.append(str(self.folder(key) / RECORD))
+                back.append(self._in(key, RECORD))
         return back
 
     def read(self, key: str) -> Grant | None:
         """The grant as it stands, None when there is none that can be read."""
+        path = self._in(key, GRANT)
         try:
-            self._granted[key] = grant = grant_from_text((self.folder(key) / GRANT).read_text())
+            version = version_of(path)
+            if version is None:
+                return None
+            known = self._granted.get(key, version)
+            if known is None:
+                known = grant_from_text(Path(path).read_text())
+                self._granted.put(key, known, version)
         except (OSError, UnicodeError, BadDocument):
             return None
-        return grant
+        return known
 
     def granted(self, key: str) -> bool:
         """Was a grant written here?"""
-        return (self.folder(key) / GRANT).exists()
+        return os.path.exists(self._in(key, GRANT))
 
     def socket(self, key: str) -> Path:
         """Where the arbiter listens."""
@@ -220,8 +236,14 @@ class Grants:
 
     def record(self, key: str) -> Record | None:
         """Our book about one allocation, None when there is none that can be read. Why it cannot is told once."""
+        path = self._in(key, RECORD)
         try:
-            record = read_record(self.folder(key) / RECORD)
+            version = version_of(path)
+            if version is not None and (known := self._known.get(key, version)) is not None:
+                return known
+            record = read_record(Path(path))
+            if record is not None:
+                self._known.put(key, record, version)
         except (OSError, BadDocument) as error:
             if self._damaged.get(key) != str(error):
                 self._damaged[key] = str(error)
@@ -243,8 +265,9 @@ class Grants:
 
     def update(self, record: Record) -> None:
         """Write our book about an allocation. Raises OSError."""
-        sealed.write(self.folder(record.key) / RECORD, record, durable=True)
-        self._known[record.key] = record
+        path = self._in(record.key, RECORD)
+        sealed.write(path, record, durable=True)
+        self._known.put(record.key, record, version_of(path))
         self._damaged.pop(record.key, None)
         self._later.discard(record.key)
 
@@ -263,15 +286,14 @@ class Grants:
     def keys_of(self, ids: Collection[str]) -> set[str]:
         """Names of the directories of exactly these IDs."""
         alike = hash_of(ids)
-        removed = (key for key in list(self._known) if key.startswith(alike))
-        return set(of_ids((*self._listing.alike(alike), *removed), ids))
+        return set(of_ids((*self._listing.alike(alike), *self._known.alike(alike)), ids))
 
     def look(self, key: str) -> Folder:
         """One directory. A book that is missing is answered from memory."""
         grant, record = self.read(key), self.record(key)
         if record is not None or key in self._damaged:
             return Folder(key, record, grant, self._damaged.get(key, ""), later=key in self._later)
-        remembered = self._known.get(key)
+        remembered = self._known.known.get(key)
         if remembered is not None:
             return Folder(key, remembered, grant, remembered=True)
         return Folder(key, None, grant, f"{self.folder(key) / RECORD} is missing")
@@ -281,15 +303,19 @@ class Grants:
         return {key: record.uid for key, record in self.books().items()}
 
     def books(self) -> Mapping[str, Record]:
-        """Key -> our book about this allocation. One that was read once is not read again; one that could not be is tried at
-        each call."""
-        unsettled = (key for key in sorted(self._listing.names()) if key not in self._known)
-        self._known |= {key: record for key in unsettled if (record := self.record(key))}
-        return self._known
+        """Key -> our book about this allocation, as it is now. One that was read once is not read again; one that could not be is
+        tried at each call."""
+        self._read_new()
+        return dict(self._known.known)
 
-    def of_pods(self, uids: Collection[str]) -> list[tuple[str, str]]:
-        """(key, UID) of the allocations that our books say these pods have."""
-        return [(key, record.uid) for key, record in self.books().items() if record.uid in uids]
+    def of_pods(self, uids: Collection[str]) -> Mapping[str, Record]:
+        """Those of `books` that say that these pods have the allocation."""
+        self._read_new()
+        return self._known.of_pods(uids)
+
+    def _read_new(self) -> None:
+        for key in self._listing.names().difference(self._known.known):
+            self.record(key)
 
     def age_s(self, key: str, now: float) -> float:
         """Since the folder last changed."""
@@ -303,8 +329,8 @@ class Grants:
         folder = self.folder(key)
         self._damaged.pop(key, None)
         self._later.discard(key)
-        self._known.pop(key, None)
-        self._granted.pop(key, None)
+        self._known.forget(key)
+        self._granted.forget(key)
         self.settling.forget(key)
         leftover = folder.with_name(f"{LEFTOVER}{key}")
         with suppress(FileNotFoundError):
@@ -336,47 +362,18 @@ class Grants:
         self.sockets.collect(
             [*self._making, *self.keys()]
         )  # in this order: what is made goes from the one to the other
-        for folder in self._installed.parent.parent.glob("*"):
-            if folder != self._installed.parent and now - folder.stat().st_mtime > older_than_s:
-                shutil.rmtree(folder, ignore_errors=True)
+        self._library.collect(now=now, older_than_s=older_than_s)
         return gone
 
     def _forget(self, but: Iterable[str]) -> None:
         """What is remembered of directories that somebody else removed."""
-        for key in self._known.keys() - but:
-            del self._known[key]
-        for key in self._granted.keys() - but:
-            del self._granted[key]
+        for key in self._known.known.keys() - but:
+            self._known.forget(key)
+        for key in self._granted.known.keys() - but:
+            self._granted.forget(key)
 
     def _discard_leftovers(self) -> None:
         """What a plugin that was killed had begun."""
         for folder in (self._root / "grants").glob(f"{LEFTOVER}*"):
             if folder.name[len(LEFTOVER) :] not in self._making and folder.name not in self.spares.names:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _restore_preload(self) -> list[str]:
-        """Answers the names of those that were missing or changed."""
-        texts = {name: text.encode() for name, text in PRELOAD_TEXTS.items()}
-        missing = [name for name, text in texts.items() if content_of(self._root / name) != text]
-        for name in missing:
-            write_whole(self._root / name, texts[name], 0o644)
-        return missing
-
-    def _link_library(self, folder: Path) -> None:
-        """The installed library, in place of one of an earlier installation. One that somebody removed is installed again."""
-        target = folder / LIBRARY
-        with suppress(FileNotFoundError):
-            there = self._installed.stat()
-            if there.st_size > 0 and os.path.samestat(there, target.stat()):
-                return
-        if size_of(self._installed) == 0:
-            make_folder(self._installed.parent.parent)
-            make_folder(self._installed.parent)
-            write_whole(self._installed, self._source.read_bytes(), 0o755)
-        beside = discard_leftover(target)
-        try:
-            beside.hardlink_to(self._installed)
-        except OSError:
-            shutil.copyfile(self._installed, beside)
-            beside.chmod(0o755)
-        beside.replace(target)

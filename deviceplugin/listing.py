@@ -22,13 +22,13 @@ class Listing:
     """Of one folder, which need not be there."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = str(folder)
         self._names: frozenset[str] = frozenset()
         self._alike: dict[str, list[str]] = {}
         """Beginning -> the names that have it."""
         self._changed_ns = -1
 
-    def scan(self) -> Collection[str]:
+    def scan(self) -> frozenset[str]:
         """The names on the disk now. Raises OSError."""
         found: list[str] = []
         changed_ns = self._time_ns()  # before: what is made meanwhile is found at the next look
@@ -40,7 +40,7 @@ class Listing:
         self._names, self._alike, self._changed_ns = frozenset(found), alike, changed_ns
         return self._names
 
-    def names(self) -> Collection[str]:
+    def names(self) -> frozenset[str]:
         """As `scan`; the disk is read only when the folder has changed. Raises OSError."""
         return self._names if self._time_ns() == self._changed_ns else self.scan()
 
@@ -66,6 +66,6 @@ class Listing:
 
     def _time_ns(self) -> int:
         try:
-            return self._folder.stat().st_mtime_ns
+            return os.stat(self._folder).st_mtime_ns
         except FileNotFoundError:
             return -1

@@ -4,6 +4,8 @@ The API server forgets a pod that is deleted by force; its processes run on. Thi
 GPUs, MiB and percent (or whole GPU, MIG instance), and the device IDs that the kubelet must not give to another pod meanwhile.
 It goes when the API has no such pod and no process of it lives.
 
+A book is begun in one file for all of them, which is made beforehand (`files.begin`).
+
 Knows files. Which pods are gone is decided in `orphans`.
 """
 
@@ -14,13 +16,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import msgspec
 import structlog
 
 from deviceplugin import sealed
-from deviceplugin.files import discard_leftover, make_folder
+from deviceplugin.files import begin, discard_leftover, make_folder
 from vgpu.codec import check_slice
 from vgpu.errors import BadDocument
 from vgpu.grant import Slice
@@ -28,6 +31,8 @@ from vgpu.inventory import Orphan
 
 FOLDER: Final = "pods"
 WHAT: Final = "book of a pod"
+BEGUN: Final = ".new"
+"""Where each is begun."""
 _FILE_NAME: Final = re.compile(r"[0-9A-Za-z-]{1,100}\Z")
 
 log = structlog.get_logger("deviceplugin.podbooks")
@@ -63,6 +68,8 @@ class PodBooks:
         self.damaged: dict[str, str] = {}
         """File name -> what is wrong with it. Such a file is kept; a start of its pod replaces it, unless a later plugin wrote it."""
         self._folder = state_root / FOLDER
+        self._writing = Lock()
+        """Whoever has it writes what is begun."""
         self._books: dict[str, PodBook] = {}
         self._users: dict[str, dict[str, str]] = {}
         """Resource -> device ID -> UID of the pod that had it last."""
@@ -70,8 +77,9 @@ class PodBooks:
     def load(self) -> None:
         """Read all books, after a start. Raises OSError when the folder cannot be read."""
         make_folder(self._folder)
+        self.begin_next()
         for path in sorted(self._folder.glob("*.json")):
-            discard_leftover(path)
+            discard_leftover(path)  # of an earlier plugin
             try:
                 book = self._read(path)
             except (OSError, BadDocument) as error:
@@ -99,13 +107,19 @@ class PodBooks:
         path = self._path(book.uid)
         if book == before and path.exists():
             return
-        try:
-            sealed.write(path, book, durable=False)  # after a loss of power no process lives that it could tell of
-        except FileNotFoundError:  # somebody removed the folder
-            make_folder(self._folder)
-            sealed.write(path, book, durable=False)
+        with self._writing:
+            try:
+                self._write(path, book)
+            except FileNotFoundError:  # somebody removed the folder
+                make_folder(self._folder)
+                self._write(path, book)
         self.remember(book)
         self.damaged.pop(path.name, None)
+
+    def begin_next(self) -> None:
+        """Make the file in which the next book is begun, when nobody waits for it. Where that cannot be, the book's writer says why."""
+        with self._writing, suppress(OSError):
+            begin(self._folder / BEGUN)
 
     def remember(self, book: PodBook) -> None:
         """Until the next start of this plugin: of a pod that is known from its grants alone, too."""
@@ -128,6 +142,12 @@ class PodBooks:
     def users(self, resource: str) -> Mapping[str, str]:
         """Device ID -> UID of the pod that had it last, as far as a book knows."""
         return self._users.get(resource, {})
+
+    def _write(self, path: Path, book: PodBook) -> None:
+        beside = self._folder / BEGUN
+        sealed.write(
+            path, book, durable=False, beside=beside
+        )  # after a loss of power no process lives that it could tell of
 
     def _path(self, uid: str) -> Path:
         name = uid if _FILE_NAME.match(uid) else hashlib.sha256(uid.encode()).hexdigest()

@@ -111,7 +111,7 @@ class PreStart:
         self._pods, self._books, self._ledger, self._grants = pods, books, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
         self._guard, self._clear, self._podbooks = guard, clear, podbooks
-        self._writing, self._waiting = asyncio.Lock(), waiting
+        self._waiting = waiting
 
     async def __call__(self, resource: str, ids: Sequence[str]) -> None:
         """Make a container with these devices ready to start. Raises Refused, KubeletSilent, OSError."""
@@ -129,17 +129,16 @@ class PreStart:
             return
         if resource != self._names.gpu_mem:
             self._verify_devices(starting, *self._given(starting, resource, ids))
-            await self._in_turn(self._enter, starting.tenant, resource, ids)
+            await self._write_in_turn(self._enter, starting.tenant, resource, ids)
             return
-        keys = await self._in_turn(self._grant, starting, ids)
+        keys = await self._write_in_turn(self._grant, starting, ids)
         await self._grants.settling.ended(keys)
         await self._arbiter_listens(keys, starting.pod)
         self._grants.settling.rest()
 
-    async def _in_turn(self, write: Callable[..., T], *args: Any) -> T:
-        """One after another, in a thread: what is written waits for the disk."""
-        async with self._writing:
-            return await asyncio.to_thread(write, *args)
+    async def _write_in_turn(self, write: Callable[..., T], *args: Any) -> T:
+        """One after another, in a thread: what is written may wait for the disk."""
+        return await self._grants.worker.do(write, *args, otherwise="the container is not started")
 
     async def _who(self, resource: str, ids: Sequence[str]) -> Starting:
         pod_name, listed = await self._books.holders(resource, ids)
@@ -210,11 +209,13 @@ class PreStart:
         return list(containers)
 
     def _containers(self, starting: Starting, folders: Sequence[Folder], ids: Sequence[str]) -> dict[str, str]:
+        tenant = starting.tenant
+        uids = {tenant.uid} | {folder.record.uid for folder in folders if folder.record is not None}
         these = self._grants.keys_of(ids)
-        books = [book for key, book in self._grants.books().items() if key not in these]
+        books = [book for key, book in self._grants.of_pods(uids).items() if key not in these]
         try:
             return containers_of(
-                folders, starting.tenant, len(ids), starting.listed, books=books, initialized=initialized(starting.pod)
+                folders, tenant, len(ids), starting.listed, books=books, initialized=initialized(starting.pod)
             )
         except Refused as error:
             raise Unserved(str(error), starting.pod) from None

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from deviceplugin.files import content_of, write_whole
+from deviceplugin.files import AnyPath, content_of, write_whole
 from vgpu.errors import BadDocument, NewerVersion
 
 VERSION: Final = 2
@@ -47,11 +47,11 @@ _sealed = msgspec.json.Decoder(_Sealed)
 _versions = msgspec.json.Decoder(_Version)
 
 
-def write(path: Path, body: object, *, durable: bool) -> None:
-    """Replace the book. `durable` waits until it outlives a loss of power. Raises OSError."""
+def write(path: AnyPath, body: object, *, durable: bool, beside: AnyPath | None = None) -> None:
+    """Replace the book. `durable` waits until it outlives a loss of power; `beside` as `files.write_whole` has it. Raises OSError."""
     text = msgspec.json.encode(body)
     sealed = _Sealed(VERSION, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
-    write_whole(path, msgspec.json.encode(sealed), 0o600, durable=durable)
+    write_whole(path, msgspec.json.encode(sealed), 0o600, durable=durable, beside=beside)
 
 
 def read(path: Path, what: str, *, oldest: int = VERSION) -> Book | None:

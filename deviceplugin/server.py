@@ -19,7 +19,6 @@ from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
 from deviceplugin.record import Record
-from deviceplugin.settling import DISK_S
 from vgpu.contract import CONTAINER_DIR, GRANT, GRANT_ENV, cdi_names, mounts
 from vgpu.errors import Refused, TangramError
 from vgpu.names import Names
@@ -171,13 +170,8 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
 
     async def _prepared(self, choice: Choice, ids: Sequence[str]) -> str:
         """The key of a new directory. Raises OSError, Refused when the disk does not answer: the kubelet itself would wait for ever."""
-        try:
-            async with asyncio.timeout(DISK_S):
-                key = await asyncio.to_thread(self._prepare, choice, ids)
-        except TimeoutError:
-            raise Refused(
-                f"the state folder {self._state_root} has not answered a write for {DISK_S:g} s: {choice.tenant} gets no directory for its grant"
-            ) from None
+        missing = f"{choice.tenant} gets no directory for its grant"
+        key = await self._grants.worker.do(self._prepare, choice, ids, otherwise=missing)
         self._grants.settling.begin(key)
         return key
 

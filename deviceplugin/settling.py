@@ -9,47 +9,52 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
+from deviceplugin import worker
 from deviceplugin.calls import at_once
+from deviceplugin.worker import Worker
 from vgpu.errors import Refused
 
 LATER_S: Final = 1.0
 """A new directory's container starts within that time, usually: what can be done later is done then. Guessed."""
-DISK_S: Final = 5.0
-"""For a write to the disk, which takes milliseconds. Guessed."""
 
 
 class Settling:
     """`settle` writes one directory, by its key, and waits for the disk. It runs in one thread of its own: a disk that never answers
-    takes no thread from anybody else. `afterwards` runs in another one when nobody is likely to wait; `lull` as `calls.Calls.lull`."""
+    takes no thread from anybody else. What is `afterwards` runs in another one when nobody is likely to wait; `lull` as
+    `calls.Calls.lull`."""
 
     def __init__(
         self,
         settle: Callable[[str], None],
-        afterwards: Callable[[], None] = lambda: None,
+        *afterwards: Callable[[], None],
         lull: Callable[[], Awaitable[None]] = at_once,
     ) -> None:
-        self._settle, self._afterwards, self._lull = settle, afterwards, lull
+        self._settle, self._lull = settle, lull
+        self.afterwards = [*afterwards]
         self._begun = False
         """Since `afterwards` ran last."""
         self._resting: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="settling")
-        self._later = ThreadPoolExecutor(1, thread_name_prefix="afterwards")
-        self._under_way: dict[str, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread, self._later = Worker("settling"), Worker("afterwards")
+        self._under_way: dict[str, Future[None]] = {}
         """By key. One that failed stays until it has ended well, or its directory is gone."""
 
     def begin(self, key: str) -> None:
-        """Write this directory; nobody waits."""
-        writing = asyncio.get_running_loop().run_in_executor(self._thread, self._settle, key)
-        self._under_way[key] = writing
+        """Write this directory; nobody waits. Raises OSError when there can be no thread."""
+        self._under_way = {other: writing for other, writing in self._under_way.items() if not _ended_well(writing)}
+        self._under_way[key] = self._thread.begin(self._settle, key)
         self._begun = True
-        asyncio.get_running_loop().call_later(LATER_S, self.rest)
-        writing.add_done_callback(lambda ended: self._ended(key, ended))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATER_S, self.rest)
 
     def rest(self) -> None:
         """Nobody is likely to wait soon: run `afterwards` in the next lull, if any write was begun since it ran."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._begun and (self._resting is None or self._resting.done()):
             self._resting = asyncio.create_task(self._rest())
 
@@ -60,7 +65,7 @@ class Settling:
     @property
     def under_way(self) -> Collection[str]:
         """Keys of those that are not on the disk yet."""
-        return tuple(self._under_way)
+        return tuple(key for key, writing in self._under_way.items() if not _ended_well(writing))
 
     async def ended(self, keys: Collection[str]) -> None:
         """Return when these are on the disk, as far as this plugin wrote them. What failed before is tried once more: the directory may
@@ -75,21 +80,24 @@ class Settling:
     async def _rest(self) -> None:
         await self._lull()
         self._begun = False
-        await asyncio.get_running_loop().run_in_executor(self._later, self._afterwards)
+        await asyncio.wrap_future(self._later.begin(self._do_afterwards))
+
+    def _do_afterwards(self) -> None:
+        for work in self.afterwards:
+            work()
 
     async def _one(self, key: str) -> None:
         writing = self._under_way.get(key)
-        if writing is None:
+        if writing is None or _ended_well(writing):
             return
         try:
-            async with asyncio.timeout(DISK_S):
-                await asyncio.shield(writing)
+            async with asyncio.timeout(worker.DISK_S):
+                await asyncio.shield(asyncio.wrap_future(writing))
         except TimeoutError:
             raise Refused(
-                f"the state folder has not answered a write for {DISK_S:g} s: grant directory {key} is not on the disk"
+                f"the state folder has not answered a write for {worker.DISK_S:g} s: grant directory {key} is not on the disk"
             ) from None
 
-    def _ended(self, key: str, writing: asyncio.Future[None]) -> None:
-        failed = writing.cancelled() or writing.exception() is not None
-        if not failed and self._under_way.get(key) is writing:
-            del self._under_way[key]
+
+def _ended_well(writing: Future[None]) -> bool:
+    return writing.done() and writing.exception() is None

@@ -3,6 +3,7 @@
     sockets/<key>/arbiter.sock      made by the arbiter: the one folder below the state folder that containers see and it may write
     grants/<key>/socket/            empty here; in the container sockets/<key> is mounted over it
     grants/<key>/arbiter.sock       a link to socket/arbiter.sock, for the library
+    grants/.spare-<number>/.socket  sockets/<key> of the next allocation, made before it has a key and moved then
 
 So nothing that the arbiter may write holds the library, the grant or the name of either. A directory that an earlier plugin made
 has no `socket`, and its container, which may be restarted with the mounts that it got then, finds the arbiter's socket in the grant directory
@@ -29,6 +30,8 @@ LOOK_S: Final = 0.25
 """Between looks for a new socket of the arbiter, while there are directories of an earlier plugin: two calls for each. Guessed: a process
 that starts meanwhile waits, for 30 s and more."""
 TARGET: Final = f"{SOCKET_DIR}/{SOCKET}"
+SPARE: Final = f".{SOCKET_DIR}"
+"""In a spare: the folder that will be mounted over its `socket`."""
 
 log = structlog.get_logger("deviceplugin.sockets")
 
@@ -44,12 +47,15 @@ class Sockets:
         """Where the arbiter listens for this allocation."""
         return self._root / key / SOCKET
 
-    def make(self, key: str) -> bool:
-        """The folder that is mounted. Answers whether it is new. Raises OSError, also when it is anything but a folder: the arbiter may
-        write beside it, and what is named here gets into a container."""
-        folder = self._root / key
+    def make(self, key: str, spare: str = "") -> bool:
+        """The folder that is mounted, of what is a `spare` grant directory if that has one. Answers whether it is new. Raises OSError,
+        also when it is anything but a folder: the arbiter may write beside it, and what is named here gets into a container."""
+        folder = f"{self._root}/{key}"
+        if spare:
+            with suppress(OSError):  # there is none, or it is no folder
+                os.rename(f"{spare}/{SPARE}", folder)
         try:
-            mode = folder.lstat().st_mode
+            mode = os.lstat(folder).st_mode
         except FileNotFoundError:
             make_folder(folder)
             return True
@@ -59,14 +65,14 @@ class Sockets:
             )
         return False
 
-    def furnish(self, folder: Path) -> bool:
+    def furnish(self, folder: str) -> bool:
         """What a grant directory needs so that its container finds the socket. Answers whether it was missing. Raises OSError."""
-        link = folder / SOCKET
+        link = f"{folder}/{SOCKET}"
         try:
-            right = str(link.readlink()) == TARGET
+            right = os.readlink(link) == TARGET
         except OSError:
             right = False
-        new = make_folder(folder / SOCKET_DIR)
+        new = make_folder(f"{folder}/{SOCKET_DIR}")
         if not right:  # or an arbiter of an earlier version put its own socket there
             beside = discard_leftover(link)
             beside.symlink_to(TARGET)

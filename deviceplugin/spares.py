@@ -1,4 +1,5 @@
-"""Grant directories that are ready before anybody needs them: the library, the folder of the socket and the link to it.
+"""Grant directories that are ready before anybody needs them: the library, the folders of the socket, the link to it, and empty files
+in which the book and the grant are begun.
 
 Making these takes longer than all else that Allocate does, and it is the same for each container. A spare has no name that anybody else knows, no
 book and no grant; it becomes a directory of one allocation and is never a spare again. Without one, Allocate makes all of it.
@@ -22,7 +23,7 @@ PREFIX: Final = "spare-"
 class Spares:
     """In `folder`, under names that begin with `hidden`. `complete` makes a folder what a spare is. Raises what that raises."""
 
-    def __init__(self, folder: Path, hidden: str, complete: Callable[[Path], None]) -> None:
+    def __init__(self, folder: Path, hidden: str, complete: Callable[[str], None]) -> None:
         self._folder, self._prefix, self._complete = folder, f"{hidden}{PREFIX}", complete
         self._ready: list[Path] = []
         self._making: set[str] = set()
@@ -59,7 +60,7 @@ class Spares:
                 self._making.add(path.name)
             try:
                 make_folder(path)
-                self._complete(path)
+                self._complete(str(path))
                 with self._lock:
                     self._ready.append(path)
             finally:

@@ -114,8 +114,8 @@ class Followers:
         now = {tenant.uid: tenant for tenant in self._pods.tenants()}
         self._tell(now)
         fresh = {uid for uid, tenant in now.items() if self._followed.get(uid) != _terms(tenant)}
-        for key, uid in self._grants.of_pods(fresh) if fresh else ():
-            self._follow(key, now[uid])
+        for key, book in self._grants.of_pods(fresh).items() if fresh else ():
+            self._follow(key, now[book.uid])
         self._followed = {uid: _terms(tenant) for uid, tenant in now.items()}
 
     def _follow(self, key: str, tenant: Tenant) -> None:

@@ -42,7 +42,7 @@ from vgpu_pb import deviceplugin_pb2 as pb
 CARDS: Final = 2
 UNITS: Final = 16
 CHANGES: Final = (
-    "mkdir", "unlink", "remove", "rename", "replace", "link", "symlink", "rmdir", "chmod", "fchmod", "open", "write", "fsync",
+    "mkdir", "unlink", "remove", "rename", "replace", "link", "symlink", "rmdir", "chmod", "fchmod", "ftruncate", "open", "write", "fsync",
 )  # fmt: skip
 """Functions of `os` by which files change, or stay changed."""
 
@@ -93,8 +93,8 @@ class Plugin:
         self.offer = Offer(DEFAULT, 1024)
         self.offer.set_inventory(inventory(CARDS))
         self.grants = Grants(machine.state, machine.image, boot=machine.boot)
-        self.grants.settling.rest = self.grants.fill_spares  # type: ignore[method-assign]  # at once: a thread cannot be cut
         self.podbooks = PodBooks(machine.state, machine.boot)
+        self.grants.settling.rest = self.afterwards  # type: ignore[method-assign]  # at once: a thread cannot be cut
         self.orphans = Orphans(self.podbooks, self.pods, machine, self.offer.set_orphans)
         self.ledger = Ledger(
             self.pods, self.offer.inventory, DEFAULT, patience_s=0.0, orphans=self.orphans, users=self.podbooks.users
@@ -115,6 +115,10 @@ class Plugin:
             DEFAULT, orphans=self.orphans, remover=nobody, metrics=Metrics(), now=lambda: machine.now, **parts
         )
         self.machine = machine
+
+    def afterwards(self) -> None:
+        self.grants.fill_spares()
+        self.podbooks.begin_next()
 
     async def begin(self) -> None:
         self.grants.install()
@@ -397,13 +401,15 @@ class Machine:
             f"lib/{library.name}",
             f"lib/{library.name}/libtangram.so",
             "pods",
+            "pods/.new",
             "preload",
             "sockets",
         ]
         spares = sorted(last.grants.spares.names)
         assert len(spares) == KEPT
         for name in spares:
-            folders += [f"grants/{name}{part}" for part in ("", "/arbiter.sock", "/libtangram.so", "/socket")]
+            parts = (".allocation.json.new", ".grant.new", ".socket", "arbiter.sock", "libtangram.so", "socket")
+            folders += [f"grants/{name}", *(f"grants/{name}/{part}" for part in parts)]
         assert left == sorted(folders)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin import server
+from deviceplugin import worker
 from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
 from deviceplugin.offer import Offer
@@ -65,7 +65,7 @@ async def test_a_request_that_shows_the_guess_to_be_wrong_moves_the_directories_
 async def test_a_disk_that_does_not_answer_refuses_the_pod_and_the_kubelet_goes_on(
     grants: Grants, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "DISK_S", 0.05)
+    monkeypatch.setattr(worker, "DISK_S", 0.05)
     pods, answers = KnownPods(), threading.Event()
     pods.show(tenant("a", 0, share("main", 4), on=[0]))
     monkeypatch.setattr(grants, "prepare", lambda _: answers.wait(20))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import settling
+from deviceplugin import worker
 from deviceplugin.folders import as_far_as_another
 from deviceplugin.grants import Grants
 from deviceplugin.listing import Listing
@@ -39,7 +39,7 @@ async def test_a_start_waits_for_the_directories_that_it_uses_and_for_no_other()
 
 
 async def test_a_disk_that_does_not_answer_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "DISK_S", 0.05)
+    monkeypatch.setattr(worker, "DISK_S", 0.05)
     answers = threading.Event()
     writing = Settling(lambda _: answers.wait(20) and None)
     try:
@@ -97,7 +97,7 @@ async def test_a_start_does_not_wait_for_what_comes_afterwards() -> None:
 async def test_what_comes_afterwards_waits_for_a_lull_and_is_done_once_for_what_was_begun() -> None:
     lull, done = asyncio.Event(), threading.Event()
     times: list[int] = []
-    writing = Settling(lambda _: None, lambda: times.append(1) or done.set(), lull.wait)  # type: ignore[arg-type]
+    writing = Settling(lambda _: None, lambda: times.append(1) or done.set(), lull=lull.wait)  # type: ignore[arg-type,func-returns-value]
     writing.rest()
     writing.begin("a")
     await writing.ended(["a"])
