@@ -205,7 +205,9 @@ class DevicePlugin:
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
         """A container holds more memory than it was granted: tell the pod's user, and do what its policy says."""
-        self.recorder.event(about(pod, offence.container), offence.reason, offence.note, "Warning")
+        self.recorder.event(
+            about(pod, offence.container), offence.reason, offence.note, "Warning", series=offence.series
+        )
         if offence.policy == "evict":
             self.remover.remove(pod, "bypass" if offence.reason == BYPASSED else "over-limit")
 

@@ -89,6 +89,13 @@ class Offence:
     """The sentence for a person."""
     reason: str = REASON
     """Of the Event."""
+    killed: bool = False
+    """A process of it was killed for that."""
+
+    @property
+    def series(self) -> str:
+        """Offences of a container with the same reason and series are counted on one Event: a program may start process after process."""
+        return "killed" if self.killed else self.policy
 
 
 def offences(status: Status) -> list[Offence]:
@@ -148,7 +155,7 @@ def kill_offence(kill: KillStatus) -> Offence:
         f"{kill.limit_bytes // MIB} MiB; {'arbiter.bypass' if kill.bypass else 'policy'} kill: process {kill.pid} "
         f"({kill.command[:COMMAND_LIMIT] or 'of unknown name'}) {'went around the library and ' * kill.bypass}was killed"
     )
-    return Offence(kill.uid, kill.container, KILL, note, BYPASSED if kill.bypass else REASON)
+    return Offence(kill.uid, kill.container, KILL, note, BYPASSED if kill.bypass else REASON, killed=True)
 
 
 def ungranted_notes(found: Iterable[UngrantedStatus], pod: Callable[[str], Pod | None]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 Recording never waits and never fails: an Event is put in a queue that `run` empties. The same thing said again within
 `SERIES_S` becomes a count on the first Event, and an object about which we say too much is no longer written to for a while.
+What happens to an object again and again, with a note that differs each time, is a series: it is counted on the first Event, which keeps its
+note (the API does not let it change), and the count is written when it has doubled, so that it costs ten writes in ten minutes.
 What was dropped is counted. Decides nothing about when to say something.
 """
 
@@ -71,6 +73,26 @@ class Statistics:
     """Not written: too many about one object, a full queue, or the API refused."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """One thing to write."""
+
+    regarding: ObjectReference
+    reason: str
+    note: str
+    kind: Kind
+    action: str
+    series: str
+
+    @property
+    def key(self) -> _Key:
+        """What is the same with this is counted."""
+        return self.regarding, self.reason, self.kind, self.series, "" if self.series else self.note
+
+
+_Key = tuple[ObjectReference, str, Kind, str, str]
+
+
 @dataclass(slots=True)
 class _Series:
     name: str
@@ -98,8 +120,8 @@ class Recorder:
     ) -> None:
         self._client, self._component, self._instance = client, component, instance
         self._clock, self._now = clock, now
-        self._queue: asyncio.Queue[tuple[ObjectReference, str, str, Kind, str]] = asyncio.Queue(QUEUE)
-        self._series: OrderedDict[tuple[ObjectReference, str, str, Kind], _Series] = OrderedDict()
+        self._queue: asyncio.Queue[_Said] = asyncio.Queue(QUEUE)
+        self._series: OrderedDict[_Key, _Series] = OrderedDict()
         self._allowances: OrderedDict[ObjectReference, _Allowance] = OrderedDict()
         self._written = self._counted = self._dropped = 0
         self._number = 0
@@ -112,10 +134,12 @@ class Recorder:
         type: Kind = "Normal",  # noqa: A002 - the API's own word
         *,
         action: str = "",
+        series: str = "",
     ) -> None:
-        """Say that `reason` (CamelCase, constant) happened to `regarding`; `note` is the sentence for a person."""
+        """Say that `reason` (CamelCase, constant) happened to `regarding`; `note` is the sentence for a person. What has the same `series`, if
+        any, is counted on the first Event whatever its note."""
         try:
-            self._queue.put_nowait((regarding, reason, note[:NOTE_LIMIT], type, action or reason))
+            self._queue.put_nowait(_Said(regarding, reason, note[:NOTE_LIMIT], type, action or reason, series))
         except asyncio.QueueFull:
             self._dropped += 1
 
@@ -126,12 +150,14 @@ class Recorder:
     async def run(self) -> None:
         """Write what is queued until cancelled."""
         while True:
-            regarding, reason, note, kind, action = await self._queue.get()
+            said = await self._queue.get()
             try:
-                await self._write(regarding, reason, note, kind, action)
+                await self._write(said)
             except ApiError as error:
                 self._dropped += 1
-                log.warning("an Event was not written", reason=reason, object=regarding.name, error=str(error))
+                log.warning(
+                    "an Event was not written", reason=said.reason, object=said.regarding.name, error=str(error)
+                )
             finally:
                 self._queue.task_done()
 
@@ -139,15 +165,20 @@ class Recorder:
         """Return when all that was queued is written or dropped. For tests and orderly ends."""
         await self._queue.join()
 
-    async def _write(self, regarding: ObjectReference, reason: str, note: str, kind: Kind, action: str) -> None:
-        if not self._allowed(regarding):
+    async def _write(self, said: _Said) -> None:
+        series = self._series.get(said.key)
+        if series is not None and self._clock() - series.began_at >= SERIES_S:
+            series = None
+        if series is not None:
+            series.count += 1
+            if said.series and series.count & (series.count - 1):
+                self._counted += 1
+                return
+        if not self._allowed(said.regarding):
             self._dropped += 1
             return
-        key = (regarding, reason, note, kind)
-        namespace = regarding.namespace or "default"
-        series = self._series.get(key)
-        if series is not None and self._clock() - series.began_at < SERIES_S:
-            series.count += 1
+        namespace = said.regarding.namespace or "default"
+        if series is not None:
             change = {"series": {"count": series.count, "lastObservedTime": self._micro_time()}}
             try:
                 await merge(self._client, paths.events(namespace, series.name), change)
@@ -157,23 +188,22 @@ class Recorder:
             else:
                 self._counted += 1
                 return
-        await self._create(key, namespace, action)
+        await self._create(said, namespace)
 
-    async def _create(self, key: tuple[ObjectReference, str, str, Kind], namespace: str, action: str) -> None:
-        regarding, reason, note, kind = key
+    async def _create(self, said: _Said, namespace: str) -> None:
         self._number += 1
-        name = f"{regarding.name[:200]}.{time.time_ns():x}{self._number:x}"
+        name = f"{said.regarding.name[:200]}.{time.time_ns():x}{self._number:x}"
         body: dict[str, Any] = {
             "apiVersion": "events.k8s.io/v1", "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": self._micro_time(), "action": action, "reason": reason, "note": note, "type": kind,
+            "eventTime": self._micro_time(), "action": said.action, "reason": said.reason, "note": said.note, "type": said.kind,
             "reportingController": self._component, "reportingInstance": self._instance[:128],
-            "regarding": regarding,
+            "regarding": said.regarding,
         }  # fmt: skip
         await self._client.send("POST", paths.events(namespace), body)
         self._written += 1
-        self._series[key] = _Series(name, self._clock())
-        self._series.move_to_end(key)
+        self._series[said.key] = _Series(name, self._clock())
+        self._series.move_to_end(said.key)
         while len(self._series) > OBJECTS:
             self._series.popitem(last=False)
 

@@ -176,6 +176,8 @@ class FakeApi:
         if parts[-1] == "events" and request.method == "POST":
             self.events.append(await request.json())
             return web.json_response(self.events[-1], status=201)
+        if parts[-2] == "events" and request.method == "PATCH":
+            return self._patch_event(parts[-1], await request.json())
         return _status(404, "NotFound", f"{path} is nothing that this server knows")
 
     def _list(self, request: web.Request) -> web.StreamResponse:
@@ -239,6 +241,13 @@ class FakeApi:
             return _status(404, "NotFound", f'pods "{key}" not found')
         status = {name: value for name, value in (found["status"] | body["status"]).items() if value is not None}
         return web.json_response(self.put(found | {"status": status}))
+
+    def _patch_event(self, name: str, body: Object) -> web.Response:
+        found = next((event for event in self.events if event["metadata"]["name"] == name), None)
+        if found is None:
+            return _status(404, "NotFound", f'events "{name}" not found')
+        found.update(body)
+        return web.json_response(found)
 
     def _tell(self, path: str, kind: str, thing: Object) -> None:
         event = {"type": kind, "object": thing}

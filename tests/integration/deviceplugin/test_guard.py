@@ -17,6 +17,7 @@ from vgpu.status import (
     BypassStatus,
     CardStatus,
     ContainerStatus,
+    KillStatus,
     ProcessCard,
     ProcessStatus,
     Status,
@@ -161,6 +162,25 @@ async def test_a_bypass_makes_an_event_on_the_pod_and_with_evict_the_pod_is_dele
         (event,) = made.api.events
         assert (event["reason"], event["regarding"]["name"]) == ("LimitBypassed", "a")
         assert [name for name, _ in made.api.deleted] == ["a"]
+
+
+async def test_a_relay_of_processes_that_are_killed_makes_one_event(running: Start) -> None:
+    async with running() as made:
+        uuid = await admitted(made, "a")
+        of = "uid-default-a", "default/a", "main", uuid
+        relay = tuple(
+            KillStatus(f"{pid}-1", *of, pid, "miner", (5000 + pid) * MIB, 4096 * MIB, bypass=True) for pid in range(60)
+        )
+        async with await made.arbiter_says(encode_status(Status((), kills=relay))):
+            (note,) = await told(made, 1)
+            await made.logged(
+                "killed over the memory limit", note=note.replace("process 0", "process 59").replace("5000", "5059")
+            )
+        async with await made.arbiter_says(encode_status(Status((over("a", uuid, "report"),)))):
+            notes = await told(made, 2)
+    assert note.endswith("process 0 (miner) went around the library and was killed")
+    assert [event["reason"] for event in made.api.events] == ["LimitBypassed", "OverMemoryLimit"], notes
+    assert made.api.events[0]["series"]["count"] == 32, "written when it has doubled"
 
 
 async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(running: Start) -> None:

@@ -78,6 +78,40 @@ async def test_the_same_thing_again_is_counted_on_the_first_event() -> None:
     assert client.sent[1][1].endswith(client.sent[0][2]["metadata"]["name"])
 
 
+async def test_a_series_costs_few_writes_and_leaves_the_object_its_other_events() -> None:
+    client, now = Sent(), [0.0]
+    async with recording(client, now) as recorder:
+        for at in range(550):  # a container whose process is killed each second
+            now[0] = float(at)
+            recorder.event(A, "LimitBypassed", f"process {at} was killed", "Warning", series="killed")
+            await recorder.flush()
+        recorder.event(A, "LimitBypassed", "it is reported", "Warning", series="report")
+        recorder.event(A, "LimitNotEnforced", "x", "Warning")
+        await recorder.flush()
+        assert recorder.statistics().dropped == 0
+        assert recorder.statistics().written + recorder.statistics().counted == 552
+        now[0] = SERIES_S
+        recorder.event(A, "LimitBypassed", "process 550 was killed", "Warning", series="killed")
+    posts = [body["note"] for method, _, body in client.sent if method == "POST"]
+    assert posts == ["process 0 was killed", "it is reported", "x", "process 550 was killed"]
+    counts = [body["series"]["count"] for method, _, body in client.sent if method == "PATCH"]
+    assert counts == [2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+async def test_a_series_goes_on_counting_while_its_object_is_slowed_down() -> None:
+    client, now = Sent(), [0.0]
+    async with recording(client, now) as recorder:
+        recorder.event(A, "LimitBypassed", "process 0 was killed", series="killed")
+        for at in range(BURST):
+            recorder.event(A, "Assigned", f"note {at}")
+        for at in range(6):
+            recorder.event(A, "LimitBypassed", f"process {at} was killed", series="killed")
+        await recorder.flush()
+        now[0] = REFILL_S
+        recorder.event(A, "LimitBypassed", "process 7 was killed", series="killed")
+    assert [body["series"]["count"] for method, _, body in client.sent if method == "PATCH"] == [8]
+
+
 async def test_a_series_whose_event_is_gone_begins_again() -> None:
     client = Sent()
     async with recording(client, [0.0]) as recorder:
