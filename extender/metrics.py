@@ -113,6 +113,7 @@ class _Scraped(Collector):
             "age_seconds": ("Since the API server was last heard.", lambda seen: seen.age_s),
             "objects": ("Objects known.", lambda seen: seen.objects),
             "unknown_objects": ("Objects that cannot be decoded.", lambda seen: seen.unknown),
+            "untold_objects": ("Objects whose last update failed; it is tried again.", lambda seen: seen.untold),
             "synced": ("1 when the first list is complete.", lambda seen: seen.synced),
         }
         for name, (what, read) in families.items():

@@ -7,9 +7,9 @@
             await pods.has_synced.wait()
             pods.get("default/a")
 
-`on_change(old, new)` is called in the order of the events, in the task that runs the cache; `None` stands for "is not there". An
+`on_change(old, new)` is called in the order of the events, in the event loop that runs the cache; `None` stands for "is not there". An
 object that was deleted and made again under its name while nobody watched is told of as both. A callback that raises is logged and
-counted, and the cache goes on.
+counted, and the cache goes on; it is called again for that object, at the object's next event or after a wait that doubles, until it returns.
 
 Decides when to list again: the server says that our version is gone, or a line of the watch cannot be read. An object that does not
 decode is kept as it was last known, and its key stands in `unknown` until it decodes or goes. Knows nothing of what objects mean.
@@ -40,6 +40,10 @@ WATCH_TIMEOUT_S: Final = (240, 480)
 
 BACKOFF_S: Final = (0.2, 30.0)
 """First and longest wait after a failure; doubled each time, and each wait is cut by up to a half at random."""
+
+DEPARTURES: Final = 16
+"""Times that a callback is told of an object that is gone before this is given up, after about four minutes. Guessed. Of objects
+that exist there is a bounded number to tell of; of those that are gone there is no end."""
 
 log = structlog.get_logger("kube.cache")
 
@@ -79,13 +83,22 @@ class _Anonymous(msgspec.Struct, gc=False):
     message: str = ""
 
 
+@dataclass(slots=True)
+class _Owed(Generic[T]):
+    """A change that the callback has raised on: how much of it was done, nobody knows."""
+
+    old: T | None
+    new: T | None
+    tries: int = 1
+
+
 class _RelistError(Exception):
     """The watch cannot be followed any further."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a cache has seen since it began. Counts never go down, except `objects` and `unknown`."""
+    """What a cache has seen since it began. Counts never go down, except `objects`, `unknown` and `untold`."""
 
     objects: int
     unknown: int
@@ -98,6 +111,8 @@ class Statistics:
     """Why the cache listed again: `gone`, `undecodable`, `error`."""
     undecodable: int
     callback_errors: int
+    untold: int
+    """Objects of whose last change the callback raised: it is called again."""
     failures: int
     age_s: float
     """Since anything was last heard from the API server; infinite before the first answer."""
@@ -135,6 +150,8 @@ class Cache(Generic[T]):
         self._heard_at = float("-inf")
         self._failed_in_a_row = 0
         self._changed = asyncio.Event()
+        self._owed: dict[str, _Owed[T]] = {}
+        self._owes = asyncio.Event()
         self._relists: dict[str, int] = {}
         self._lists = self._watches = self._events = self._bookmarks = 0
         self._undecodable = self._callback_errors = self._failures = 0
@@ -175,11 +192,16 @@ class Cache(Generic[T]):
             objects=len(self._items), unknown=len(self.unknown), synced=self.has_synced.is_set(),
             lists=self._lists, watches=self._watches, events=self._events, bookmarks=self._bookmarks,
             relists=dict(self._relists), undecodable=self._undecodable, callback_errors=self._callback_errors,
-            failures=self._failures, age_s=self._clock() - self._heard_at,
+            untold=len(self._owed), failures=self._failures, age_s=self._clock() - self._heard_at,
         )  # fmt: skip
 
     async def run(self) -> None:
         """Keep the copy in step until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_on())
+            group.create_task(self._tell_owed())
+
+    async def _follow_on(self) -> None:
         while True:
             try:
                 if not self._version:
@@ -279,10 +301,7 @@ class Cache(Generic[T]):
         if old is not None and old.metadata.resource_version == new.metadata.resource_version != "":
             return key
         self._items[key] = new
-        if old is not None and old.metadata.uid != new.metadata.uid:
-            self._tell(old, None)
-            old = None
-        self._tell(old, new)
+        self._tell(key, old, new)
         return key
 
     def _take_unknown(self, raw: msgspec.Raw, why: str) -> str:
@@ -299,17 +318,48 @@ class Cache(Generic[T]):
         self.unknown.pop(key, None)
         self._items.pop(key, None)
         if old is not None:
-            self._tell(old, None)
+            self._tell(key, old, None)
 
-    def _tell(self, old: T | None, new: T | None) -> None:
+    def _tell(self, key: str, old: T | None, new: T | None) -> None:
+        """Tell of a change, and first of what is owed of this object. Where the callback raises, this is owed from now on."""
+        owed = self._owed.pop(key, None)
+        tries = owed.tries if owed is not None else 0
+        for before, now in _steps(old, new) if owed is None else _steps_owed(owed, new):
+            if not self._called(before, now):
+                self._owed[key] = _Owed(before, now, tries + 1)
+                self._owes.set()
+                return
+
+    def _called(self, old: T | None, new: T | None) -> bool:
         if self._on_change is None:
-            return
+            return True
         try:
             self._on_change(old, new)
         except Exception:  # a caller's mistake about one object must not stop the copy of all others
             self._callback_errors += 1
             kept = new if new is not None else old
             log.exception("on_change raised", path=self.path, object=kept.metadata.key if kept is not None else "")
+            return False
+        return True
+
+    async def _tell_owed(self) -> None:
+        """Call the callback again for the objects on which it raised."""
+        first, longest = BACKOFF_S
+        wait_s = first
+        while True:
+            if not self._owed:
+                self._owes.clear()
+                await self._owes.wait()
+                wait_s = first
+            await self._sleep(wait_s * (1 - self._jitter() / 2))
+            wait_s = min(2 * wait_s, longest)
+            for key in list(self._owed):
+                self._tell(key, None, self._items.get(key))
+                owed = self._owed.get(key)
+                if owed is not None and owed.tries >= DEPARTURES and key not in self._items:
+                    del self._owed[key]
+                    log.error("on_change is not told that an object is gone", path=self.path, object=key)
+            self._tell_waiters()
 
     def _tell_waiters(self) -> None:
         self._changed.set()
@@ -327,3 +377,25 @@ class Cache(Generic[T]):
         wait_s = min(longest, first * 2.0 ** min(self._failed_in_a_row, 20)) * (1 - self._jitter() / 2)
         self._failed_in_a_row += 1
         await self._sleep(max(wait_s, at_least_s))
+
+
+def _steps(old: T | None, new: T | None) -> Iterator[tuple[T | None, T | None]]:
+    """A change as the callback is told of it: an object that has another's name comes after that one is gone."""
+    if old is not None and new is not None and old.metadata.uid != new.metadata.uid:
+        yield old, None
+        old = None
+    yield old, new
+
+
+def _steps_owed(owed: _Owed[T], new: T | None) -> Iterator[tuple[T | None, T | None]]:
+    """From what the callback last raised on to how the object is now.
+
+    What it raised on may be half done. So of an object that has gone meanwhile it is told although it never took it.
+    """
+    seen = owed.new if owed.new is not None else owed.old
+    if seen is not None and (new is None or new.metadata.uid != seen.metadata.uid or owed.new is None):
+        yield seen, None
+        if new is not None:
+            yield None, new
+    else:
+        yield owed.old, new
