@@ -26,6 +26,7 @@ from extender.holds import Hold, Holds
 from extender.nominating import Nominator, fits_nowhere, turned_down, unplaced
 from extender.preempting import PreemptionArgs, PreemptionResult, choose
 from extender.remembering import Remembering
+from extender.reporting import Reporter
 from extender.settings import Settings
 from extender.small import small_pod
 from extender.starvation import Starvation
@@ -39,6 +40,7 @@ from kube.objects import Budget, Pod
 from kube.paths import BUDGETS
 from vgpu.errors import BadAsk
 from vgpu.names import Names
+from vgpu.placement import NO_ROOM
 from vgpu.preemption import Eviction, Rules, victims
 
 COMPONENT = "tangram-extender"
@@ -90,6 +92,9 @@ class Preemption:
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
         self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
+        self._reporter = Reporter(
+            state, self._recorder, pod_of=self._pod_of, helped=lambda uid: self.holds.get(uid) is not None, clock=clock
+        )
         self._known_before, self._read_s = False, read_s
         self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
@@ -117,11 +122,11 @@ class Preemption:
 
     async def run(self) -> None:
         """Until cancelled."""
-        if not self.enabled:
-            return
         async with asyncio.TaskGroup() as group:
-            for part in (self.budgets.run(), self._recorder.run(), self._evict(), self._remembering.run()):
-                group.create_task(part)
+            group.create_task(self._recorder.run())
+            if self.enabled:
+                for part in (self.budgets.run(), self._evict(), self._remembering.run()):
+                    group.create_task(part)
 
     async def _evict(self) -> None:
         await self.budgets.has_synced.wait()
@@ -220,8 +225,11 @@ class Preemption:
             if _nowhere(result):
                 with self.ahead.plans.aside(priority_of(args.pod), args.node_names or ()) as others:
                     result = filter_nodes(self._state, args, may_list=False) if others else result
-        if self.enabled and _nowhere(result) and args.node_names is not None:
-            self._evictor.no_room(args.pod, args.node_names)
+        if _nowhere(result) and args.node_names is not None:
+            if self.enabled:
+                self._evictor.no_room(args.pod, args.node_names)
+            if nodes := result.failed.get(NO_ROOM):
+                self._reporter.no_room(args.pod, nodes)
         return result
 
     async def hears_more(self, args: FilterArgs, result: FilterResult) -> bool:
@@ -290,6 +298,7 @@ class Preemption:
         for uid in [uid for uid, (at_s, _) in self._answered.items() if at_s <= long_ago_s]:
             del self._answered[uid]
         self._evictor.expire()
+        self._reporter.expire()
         for uid in self.holds.lapsed(self._clock()):
             hold = self.holds.drop(uid)
             if hold is not None:
