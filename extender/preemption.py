@@ -22,7 +22,7 @@ import structlog
 from extender.books import Books, leaving, priority_of
 from extender.evicting import Evictor
 from extender.filtering import filter_nodes
-from extender.holds import Hold, Holds
+from extender.holds import Holds
 from extender.nominating import Nominator, fits_nowhere, turned_down, unplaced
 from extender.preempting import PreemptionArgs, PreemptionResult, choose
 from extender.remembering import Remembering
@@ -175,7 +175,7 @@ class Preemption:
             if plan is None and turned_down(pod):  # others were nominated ahead by another replica
                 plan = self._plan_of_before(pod, node)
             if plan is not None:
-                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+                self.holds.put(pod.uid, pod.key, node, plan.assignment)
 
     def _read_back(self) -> None:
         """Once, when all is known and before anything is decided: what an extender that ran before this one kept for whom.
@@ -195,7 +195,7 @@ class Preemption:
         for pod in filter(turned_down, nominated if self.enabled else ()):
             node = pod.status.nominated_node_name
             if (plan := self._plan_of_before(pod, node, restarted=True)) is not None:
-                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+                self.holds.put(pod.uid, pod.key, node, plan.assignment)
         for pod in filterfalse(turned_down, nominated):
             self.ahead.read_back(pod)
 
@@ -208,7 +208,7 @@ class Preemption:
             ask = self._state.ask_of(pod)
         except BadAsk:
             return None
-        if not ask or self._state.claims.get(pod.uid) is not None:
+        if not ask or self._state.claims.place_of(pod.uid) is not None:
             return None
         holders = [one for one in self._books.holders(node) if one.uid not in leave]
         return victims(self._state.fleet, ask, [node], {node: holders}, Rules(-(2**31)))
@@ -273,7 +273,7 @@ class Preemption:
             result, plans = choose(self._state, self._books, args)
             for node, plan in plans.items():  # before plans come back: those whose room this takes do not
                 self._answered[pod.uid] = self._clock(), plans
-                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+                self.holds.put(pod.uid, pod.key, node, plan.assignment)
         return result
 
     def _is_gone(self, pod: Pod) -> bool:
@@ -285,7 +285,7 @@ class Preemption:
         hold = self.holds.get(uid)
         if hold is None:
             return False
-        comes_back = self._clock() < hold.until_s - self._hold_s + BACK_S and self.holds.is_whole(uid)
+        comes_back = self._clock() < hold.since_s + BACK_S and self.holds.is_whole(uid)
         return hold.nominated or comes_back or bool(self._books.terminating(hold.node))
 
     def turned_down(self) -> int:
@@ -299,7 +299,7 @@ class Preemption:
             del self._answered[uid]
         self._evictor.expire()
         self._reporter.expire()
-        for uid in self.holds.lapsed(self._clock()):
+        for uid in self.holds.lapsed():
             hold = self.holds.drop(uid)
             if hold is not None:
                 self._evictor.lapsed(hold)

@@ -23,7 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -31,6 +31,7 @@ import structlog
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Slim
+from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
 
 PAGE: Final = 500
 """Objects a list call asks for at once, as kubectl does: pages bound the server's memory and ours."""
@@ -41,19 +42,7 @@ WATCH_TIMEOUT_S: Final = (240, 480)
 BACKOFF_S: Final = (0.2, 30.0)
 """First and longest wait after a failure; doubled each time, and each wait is cut by up to a half at random."""
 
-DEPARTURES: Final = 16
-"""Times that a callback is told of an object that is gone before this is given up, after about four minutes. Guessed. Of objects
-that exist there is a bounded number to tell of; of those that are gone there is no end."""
-
 log = structlog.get_logger("kube.cache")
-
-
-class Keyed(Protocol):
-    """What the cache needs of an object."""
-
-    @property
-    def metadata(self) -> Metadata:
-        """Its ObjectMeta."""
 
 
 T = TypeVar("T", bound=Keyed)
@@ -81,15 +70,6 @@ class _Anonymous(msgspec.Struct, gc=False):
     metadata: Metadata = Metadata()
     code: int = 0
     message: str = ""
-
-
-@dataclass(slots=True)
-class _Owed(Generic[T]):
-    """A change that the callback has raised on: how much of it was done, nobody knows."""
-
-    old: T | None
-    new: T | None
-    tries: int = 1
 
 
 class _RelistError(Exception):
@@ -147,10 +127,13 @@ class Cache(Generic[T]):
         self._selectors = {name: value for name, value in selectors.items() if value}
         self._items: dict[str, T] = {}
         self._version = ""
-        self._heard_at = float("-inf")
+        self.heard_s = float("-inf")
+        """When the API server was last heard, by `clock`."""
+        self.listed_s = float("-inf")
+        """When the last complete list began: what was in the API by then has been told of, or is in `unknown`."""
         self._failed_in_a_row = 0
         self._changed = asyncio.Event()
-        self._owed: dict[str, _Owed[T]] = {}
+        self._owed: dict[str, Owed[T]] = {}
         self._owes = asyncio.Event()
         self._relists: dict[str, int] = {}
         self._lists = self._watches = self._events = self._bookmarks = 0
@@ -159,6 +142,11 @@ class Cache(Generic[T]):
     def get(self, key: str) -> T | None:
         """The object as last seen. Keys are `namespace/name`, or `name` where there are no namespaces."""
         return self._items.get(key)
+
+    def has(self, key: str, uid: str) -> bool:
+        """Is there such an object, as far as is known? One that does not decode may be it."""
+        found = self._items.get(key)
+        return key in self.unknown or (found is not None and found.metadata.uid == uid)
 
     def items(self) -> Iterator[T]:
         """All objects. Do not await while iterating."""
@@ -192,7 +180,7 @@ class Cache(Generic[T]):
             objects=len(self._items), unknown=len(self.unknown), synced=self.has_synced.is_set(),
             lists=self._lists, watches=self._watches, events=self._events, bookmarks=self._bookmarks,
             relists=dict(self._relists), undecodable=self._undecodable, callback_errors=self._callback_errors,
-            untold=len(self._owed), failures=self._failures, age_s=self._clock() - self._heard_at,
+            untold=len(self._owed), failures=self._failures, age_s=self._clock() - self.heard_s,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -222,7 +210,7 @@ class Cache(Generic[T]):
 
     async def _list(self) -> None:
         """Read everything, tell of every difference, and take the version to watch from."""
-        seen: set[str] = set()
+        began_s, seen = self._clock(), set[str]()
         params = {**self._selectors, "limit": str(self._page)}
         while True:
             body = await self._client.get(self.path, params)
@@ -240,7 +228,7 @@ class Cache(Generic[T]):
             params["continue"] = page.metadata.continue_
         for key in [key for key in (*self._items, *self.unknown) if key not in seen]:
             self._drop(key, self._items.get(key))
-        self._version = page.metadata.resource_version
+        self._version, self.listed_s = page.metadata.resource_version, began_s
         self._lists += 1
         self._failed_in_a_row = 0
         self.has_synced.set()
@@ -324,9 +312,9 @@ class Cache(Generic[T]):
         """Tell of a change, and first of what is owed of this object. Where the callback raises, this is owed from now on."""
         owed = self._owed.pop(key, None)
         tries = owed.tries if owed is not None else 0
-        for before, now in _steps(old, new) if owed is None else _steps_owed(owed, new):
+        for before, now in steps(old, new) if owed is None else steps_owed(owed, new):
             if not self._called(before, now):
-                self._owed[key] = _Owed(before, now, tries + 1)
+                self._owed[key] = Owed(before, now, tries + 1)
                 self._owes.set()
                 return
 
@@ -366,7 +354,7 @@ class Cache(Generic[T]):
         self._changed = asyncio.Event()
 
     def _heard(self) -> None:
-        self._heard_at = self._clock()
+        self.heard_s = self._clock()
 
     def _relist(self, reason: str) -> None:
         self._version = ""
@@ -377,25 +365,3 @@ class Cache(Generic[T]):
         wait_s = min(longest, first * 2.0 ** min(self._failed_in_a_row, 20)) * (1 - self._jitter() / 2)
         self._failed_in_a_row += 1
         await self._sleep(max(wait_s, at_least_s))
-
-
-def _steps(old: T | None, new: T | None) -> Iterator[tuple[T | None, T | None]]:
-    """A change as the callback is told of it: an object that has another's name comes after that one is gone."""
-    if old is not None and new is not None and old.metadata.uid != new.metadata.uid:
-        yield old, None
-        old = None
-    yield old, new
-
-
-def _steps_owed(owed: _Owed[T], new: T | None) -> Iterator[tuple[T | None, T | None]]:
-    """From what the callback last raised on to how the object is now.
-
-    What it raised on may be half done. So of an object that has gone meanwhile it is told although it never took it.
-    """
-    seen = owed.new if owed.new is not None else owed.old
-    if seen is not None and (new is None or new.metadata.uid != seen.metadata.uid or owed.new is None):
-        yield seen, None
-        if new is not None:
-            yield None, new
-    else:
-        yield owed.old, new

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kube.cache import DEPARTURES, Cache
+from kube.cache import Cache
 from kube.objects import Pod
+from kube.owed import DEPARTURES
 from kube.paths import PODS
 from tests.builders import PodBuilder, pod
 from tests.fake_api import FakeApi, answer_with, say_raw
