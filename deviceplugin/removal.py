@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 import structlog
@@ -51,7 +52,9 @@ class Remover:
         """Begin. Answers False when this pod's removal is under way or done."""
         if pod.uid in self._tasks:
             return False
-        self._tasks[pod.uid] = asyncio.get_running_loop().create_task(self._remove(pod, reason))
+        task = asyncio.get_running_loop().create_task(self._until_deleted(pod))
+        self._tasks[pod.uid] = task
+        task.add_done_callback(partial(self._ended, pod, reason))
         return True
 
     def forget_the_gone(self, alive: Collection[str]) -> None:
@@ -68,19 +71,23 @@ class Remover:
             task.cancel()
         await self.settled()
 
-    async def _remove(self, pod: Pod, reason: Reason) -> None:
-        try:
-            await self._until_deleted(pod)
-        except ApiError as error:
-            self._tasks.pop(pod.uid, None)
-            log.error("a pod that has to go was not deleted", pod=pod.key, uid=pod.uid, reason=reason, error=str(error))
-            self._count(reason, False)
-        else:
+    def _ended(self, pod: Pod, reason: Reason, task: asyncio.Task[None]) -> None:
+        """Whatever ended a removal, only one that is done is remembered."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
             log.info("pod deleted", pod=pod.key, uid=pod.uid, reason=reason)
-            self._count(reason, True)
+        else:
+            self._tasks.pop(pod.uid, None)
+            log.error(
+                "a pod that has to go was not deleted", pod=pod.key, uid=pod.uid, reason=reason, error=str(error),
+                exc_info=None if isinstance(error, ApiError) else error,
+            )  # fmt: skip
+        self._count(reason, error is None)
 
     async def _until_deleted(self, pod: Pod) -> None:
-        """Raises ApiError when the API server refuses, or has not answered `ATTEMPTS` times."""
+        """Raises ApiError when the API server refuses, or has not answered, or not accepted our token, `ATTEMPTS` times."""
         meta = pod.metadata
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": meta.uid}}
         wait_s = WAIT_S[0]
@@ -90,7 +97,7 @@ class Remover:
             except ApiError as error:
                 if error.not_found or error.conflict:  # gone, and perhaps another has its name
                     return
-                if not (error.transient and left):
+                if not ((error.transient or error.unauthorized) and left):
                     raise
                 log.warning("a pod is not deleted yet", pod=pod.key, attempts_left=left, error=str(error))
                 await self._sleep(max(wait_s, error.retry_after_s))

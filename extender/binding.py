@@ -62,16 +62,16 @@ class Binder:
                 return "bound already"
             self._reserve_again(pod, args)
         timeout_s = await self._turn(args)
-        self._state.move(args.uid, "binding")
+        self._state.on("bind", args.uid)
         try:
             await self._post(args, timeout_s)
-            self._state.move(args.uid, "bound")
+            self._state.on("accepted", args.uid)
             return "bound"
         except ApiError as error:
             await self._settle(args, error)
             return "bound already"
         finally:
-            self._state.doubt(args.uid)
+            self._state.on("no answer", args.uid)  # nothing where there was one
 
     async def _turn(self, args: BindingArgs) -> float:
         """Return when the pod may be bound, with the seconds that are left for it. Raises Refused with nothing left held."""
@@ -87,7 +87,7 @@ class Binder:
         return self._timeout_s - self._turns.patience_s
 
     async def _post(self, args: BindingArgs, timeout_s: float) -> None:
-        claim = self._state.claims.get(args.uid)
+        claim = self._state.claims.place_of(args.uid)
         metadata: dict[str, Any] = {"name": args.name, "namespace": args.namespace, "uid": args.uid}
         if claim is not None:
             text = assignment_to_json(claim.assignment)
@@ -129,7 +129,7 @@ class Binder:
 
     def _was_seen_bound(self, args: BindingArgs) -> bool:
         """What the watch told, or another bind call did, while the pod was read: a place that is firm is not chosen anew."""
-        claim, reservation = self._state.claims.get(args.uid), self._state.reservations.get(args.uid)
+        claim, reservation = self._state.claims.place_of(args.uid), self._state.reservations.get(args.uid)
         if reservation is not None and reservation.firm:
             raise Refused(f"pod {args.key} is being bound to node {reservation.node} already")
         if claim is None or reservation is not None:

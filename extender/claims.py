@@ -1,7 +1,7 @@
 """Who holds what on which card: one claim a pod, whatever it comes from.
 
-A pod that is reserved, then bound, then seen bound by the watch has one claim all along, replaced in place: that is what keeps a
-reservation and the pod it becomes from being counted twice. The fleet's free memory is what claims leave; nothing else writes to it.
+A pod that room is set aside for, that is reserved, then bound, then seen bound by the watch has one claim all along, replaced in place: that is
+what keeps a reservation and the pod it becomes from being counted twice. The fleet's free memory is what claims leave; nothing else writes to it.
 
 Claims outlive their node's inventory: a node that goes, comes back, or changes its cards finds them again.
 """
@@ -35,6 +35,8 @@ class Claim:
     """While the pod may still be given its devices: size -> UUIDs of the container that asks for it."""
     key: str = ""
     """The pod, as `namespace/name`."""
+    own: bool = True
+    """Is it the pod's place? Else it is room that is set aside for it, and it may be placed elsewhere."""
 
 
 def sizes_of(ask: PodAsk, assignment: Assignment, names: Names) -> dict[Size, frozenset[str]]:
@@ -79,6 +81,11 @@ class Claims:
         """A pod's claim."""
         return self._claims.get(uid)
 
+    def place_of(self, uid: str) -> Claim | None:
+        """The claim of a pod that has a place. Room that is set aside for it is none."""
+        claim = self._claims.get(uid)
+        return claim if claim is not None and claim.own else None
+
     def on(self, node: str) -> Mapping[str, tuple[Slice, ...]]:
         """Pod UID -> what it holds there."""
         return self._held.get(node, {})
@@ -96,7 +103,7 @@ class Claims:
             self.fleet.debit(claim.node, piece)
         for size, uuids in claim.sizes.items():
             self._starting.setdefault(size, {}).setdefault(claim.node, {})[uid] = uuids
-        self.on_move(uid, claim.node)
+        self.on_move(uid, claim.node if claim.own else "")
 
     def release(self, uid: str) -> bool:
         """The pod holds nothing. Answers whether it held something."""

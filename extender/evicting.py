@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from extender.books import Books, leaving, priority_of
-from extender.holds import Hold, Holds
+from extender.holds import Holds
 from extender.starvation import Starvation
 from extender.state import State
 from kube import paths
@@ -36,6 +36,7 @@ from vgpu.inventory import Inventory
 from vgpu.placement import Placement
 from vgpu.preemption import Eviction, Holder, Rules, victims
 from vgpu.request import PodAsk
+from vgpu.reservations import Reservation
 
 GRACE_S: Final = 1.0
 """From filter's no to our own look: the scheduler's preemption comes within milliseconds, and goes first. Guessed."""
@@ -132,7 +133,7 @@ class Evictor:
         """UIDs for which room was kept in vain while others left by themselves."""
         self._in_vain: dict[str, float] = {}
         """UID -> when no eviction was found that helps."""
-        self._withdrawn: list[Hold] = []
+        self._withdrawn: list[Reservation] = []
         """Holds that lapsed, whose pods are still nominated."""
         self._wake = asyncio.Event()
         self.evicted = 0
@@ -153,7 +154,7 @@ class Evictor:
         self._waited.discard(uid)
         self._in_vain.pop(uid, None)
 
-    def lapsed(self, hold: Hold) -> None:
+    def lapsed(self, hold: Reservation) -> None:
         """Room was kept for long enough: the pod is no longer nominated by us."""
         if hold.nominated:
             self._withdrawn.append(hold)
@@ -188,7 +189,7 @@ class Evictor:
         except ApiError as error:
             log.warning("evicting for a pod met the API server's refusal", uid=uid, error=str(error))
 
-    async def _withdraw(self, hold: Hold, key: str) -> None:
+    async def _withdraw(self, hold: Reservation, key: str) -> None:
         pod = self._pod_of(key)
         if pod is not None and not pod.spec.node_name and pod.status.nominated_node_name == hold.node:
             await self._nominate(pod, None)
@@ -200,7 +201,13 @@ class Evictor:
     def _waiting(self, key: str, uid: str) -> tuple[Pod, PodAsk] | None:
         """The pod and its ask, if it still waits for a place."""
         pod = self._pod_of(key)
-        if pod is None or pod.uid != uid or pod.spec.node_name or leaving(pod) or self._state.claims.get(uid):
+        if (
+            pod is None
+            or pod.uid != uid
+            or pod.spec.node_name
+            or leaving(pod)
+            or self._state.claims.place_of(uid) is not None
+        ):
             return None
         try:
             return pod, self._state.ask_of(pod)
@@ -221,8 +228,7 @@ class Evictor:
         if plan is None:
             self._in_vain[one.uid] = self._clock()
             return
-        until_s = self._clock() + self._hold_s
-        self._holds.put(one.uid, Hold(pod.key, plan.node, plan.assignment, until_s, nominated=bool(plan.victims)))
+        self._holds.put(one.uid, pod.key, plan.node, plan.assignment, nominated=bool(plan.victims))
         if not plan.victims:
             self._waited.add(one.uid)
             return

@@ -76,7 +76,7 @@ def spare_nodes(state: State, args: FilterArgs) -> dict[str, int]:
 
 def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:
     """Node and reason of a promise that cannot be taken back, if there is one."""
-    claim = state.claims.get(pod.uid)
+    claim = state.claims.place_of(pod.uid)
     if claim is None:
         return None
     reservation = state.reservations.get(pod.uid)

@@ -3,35 +3,21 @@
 The room comes free bit by bit, as one victim after the other ends. A hold takes each bit in the same moment, never more than is free
 nor more than its pod will need: so nobody slips in between, and no card is booked twice. Once the pod itself is placed (`State`
 reserves as for every pod) its hold takes nothing, and takes the room back should that reservation lapse.
+
+The reservations of kind `preemption` (`vgpu.reservations`), and how they take their room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
 
 from extender.claims import Claim
 from extender.state import State
 from vgpu.fleet import Fleet
 from vgpu.grant import Assignment, Slice
-
-PREFIX: Final = "hold:"
-"""Of the UID under which a hold has its claim: no UID of the API has a colon."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Room that is kept."""
-
-    key: str
-    node: str
-    assignment: Assignment
-    """What the pod would be given."""
-    until_s: float
-    nominated: bool = False
-    """Did this extender write status.nominatedNodeName?"""
+from vgpu.reservations import Reservation
 
 
 class Holds:
@@ -39,66 +25,74 @@ class Holds:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._by_uid: dict[str, Hold] = {}
 
     def __len__(self) -> int:
-        return len(self._by_uid)
+        return len(self._state.reservations.of("preemption"))
 
-    def get(self, uid: str) -> Hold | None:
+    def get(self, uid: str) -> Reservation | None:
         """What is kept for a pod."""
-        return self._by_uid.get(uid)
+        return self._state.reservations.get(uid, "preemption")
 
     def is_whole(self, uid: str) -> bool:
         """Has all of the room that is kept for a pod come free?"""
-        hold, claim = self._by_uid.get(uid), self._state.claims.get(PREFIX + uid)
-        return (
-            hold is not None and claim is not None and tuple(claim.assignment.held()) == tuple(hold.assignment.held())
+        hold, claim = self.get(uid), self._state.claims.get(uid)
+        if hold is None or hold.assignment is None or claim is None or claim.own:
+            return False
+        return tuple(claim.assignment.held()) == tuple(hold.assignment.held())
+
+    def put(self, uid: str, key: str, node: str, assignment: Assignment, *, nominated: bool = False) -> None:
+        """Keep room from now on, in place of what was set aside for this pod before."""
+        self._release(uid)
+        now_s = self._state.clock()
+        hold = self._state.reservations.put(
+            "preemption", uid, key, node, now_s, assignment=assignment, nominated=nominated
         )
+        self._take(hold)
 
-    def put(self, uid: str, hold: Hold) -> None:
-        """Keep room from now on, in place of what was kept for this pod before."""
-        self.drop(uid)
-        self._by_uid[uid] = hold
-        self._take(uid, hold)
-
-    def drop(self, uid: str) -> Hold | None:
-        """Keep nothing for this pod any more. Answers what was kept."""
-        self._state.claims.release(PREFIX + uid)
-        return self._by_uid.pop(uid, None)
+    def drop(self, uid: str) -> Reservation | None:
+        """Keep nothing for this pod any more. Returns what was kept."""
+        dropped = self._state.reservations.drop(uid, "preemption")
+        if dropped is not None:
+            self._release(uid)
+        return dropped
 
     def refresh(self, node: str = "") -> None:
         """Take what came free on this node (or on any), and give back what is needed no more. The first to come takes first."""
-        for uid, hold in self._by_uid.items():
+        for hold in self._state.reservations.of("preemption").values():
             if not node or hold.node == node:
-                self._take(uid, hold)
+                self._take(hold)
 
     @contextmanager
     def lifted(self, uid: str) -> Iterator[None]:
         """The pod's own hold is out of its way meanwhile. Do not await inside."""
-        hold = self._by_uid.get(uid)
-        if hold is None:
+        if self.get(uid) is None:
             yield
             return
-        self._state.claims.release(PREFIX + uid)
+        self._release(uid)
         try:
             yield
         finally:
-            if uid in self._by_uid:
-                self._take(uid, self._by_uid[uid])
+            hold = self.get(uid)
+            if hold is not None:
+                self._take(hold)
 
-    def lapsed(self, now_s: float) -> list[str]:
+    def lapsed(self) -> list[str]:
         """UIDs whose time is up. They stay until they are dropped."""
-        return [uid for uid, hold in self._by_uid.items() if hold.until_s <= now_s]
+        return self._state.reservations.lapsed("preemption", self._state.clock())
 
-    def _take(self, uid: str, hold: Hold) -> None:
+    def _release(self, uid: str) -> None:
+        if self._state.claims.place_of(uid) is None:
+            self._state.give_back(uid)
+
+    def _take(self, hold: Reservation) -> None:
         claims = self._state.claims
-        claims.release(PREFIX + uid)
-        if claims.get(uid) is not None or hold.node not in claims.fleet:
+        self._release(hold.uid)
+        if claims.place_of(hold.uid) is not None or hold.node not in claims.fleet or hold.assignment is None:
             return
         wanted = (_free_part(claims.fleet, hold.node, piece) for piece in hold.assignment.held())
         pieces = tuple(piece for piece in wanted if piece is not None)
         if pieces:
-            claims.hold(PREFIX + uid, Claim(hold.node, Assignment({"hold": pieces}), {}, hold.key))
+            claims.hold(hold.uid, Claim(hold.node, Assignment({"hold": pieces}), {}, hold.key, own=False))
 
 
 def _free_part(fleet: Fleet, node: str, piece: Slice) -> Slice | None:

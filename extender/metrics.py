@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from extender.state import State
 from kube.cache import Statistics
 from observe.refusals import Refusals
+from vgpu.reservations import STAGES
 
 BUCKETS_S: Final = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Around the targets: filter 1 and 3 ms at 1,000 nodes; bind is an API write, some 10 ms, and ends at 5 s (httpTimeout)."""
@@ -68,11 +69,13 @@ class _Scraped(Collector):
 
     def _of_state(self) -> Iterable[Metric]:
         state = self._state
-        stages = Tally(reservation.stage for _, reservation in state.reservations)
+        stages = Tally(reservation.stage for reservation in state.reservations)
         by_stage = GaugeMetricFamily(
-            "tangram_extender_reservations", "Places held and not yet seen bound, by stage.", labels=["stage"]
+            "tangram_extender_reservations",
+            "Pods that room is held for and that are not seen bound, by stage.",
+            labels=["stage"],
         )
-        for stage in ("reserved", "binding", "in doubt", "bound"):
+        for stage in STAGES:
             by_stage.add_metric([stage.replace(" ", "_")], stages[stage])
         yield by_stage
         yield _counter(
@@ -113,6 +116,7 @@ class _Scraped(Collector):
             "age_seconds": ("Since the API server was last heard.", lambda seen: seen.age_s),
             "objects": ("Objects known.", lambda seen: seen.objects),
             "unknown_objects": ("Objects that cannot be decoded.", lambda seen: seen.unknown),
+            "untold_objects": ("Objects whose last update failed; it is tried again.", lambda seen: seen.untold),
             "synced": ("1 when the first list is complete.", lambda seen: seen.synced),
         }
         for name, (what, read) in families.items():

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from extender.plans import Plan, Plans
+from extender.plans import Plans
 from extender.state import State
 from kube import paths
 from kube.cache import Cache
@@ -33,9 +33,6 @@ from vgpu.placement import NoRoom, Placement, place
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk
 from vgpu.roster import Quoted
-
-LIFE_S: Final = 300.0
-"""Of a plan. As long as room is kept for a pod for which others were evicted; and a plan yields, which that does not."""
 
 ASKED_S: Final = 10.0
 """Who was not asked for so long is not the active one: while pods wait, the active one is asked many times a second. Guessed."""
@@ -124,7 +121,7 @@ class Nominator:
             ask = self._state.ask_of(pod)
         except BadAsk:  # the user is told when the pod is filtered
             return
-        if ask and not POLICIES[ask.policy].lists and self._state.claims.get(pod.uid) is None:
+        if ask and not POLICIES[ask.policy].lists and self._state.claims.place_of(pod.uid) is None:
             self._line.join(Waiting(pod.uid, pod.key, pod.spec.priority or 0, ask, needs))
             self._wake.set()
 
@@ -174,7 +171,7 @@ class Nominator:
             ask = self._state.ask_of(pod)
         except BadAsk:
             return
-        if not self._from_nodes or not ask or self._state.claims.get(pod.uid) is not None or pod.uid in self.plans:
+        if not self._from_nodes or not ask or self._state.claims.place_of(pod.uid) is not None or pod.uid in self.plans:
             return
         found = self._place(ask, [node])
         if found is not None:
@@ -183,7 +180,7 @@ class Nominator:
 
     def expire(self) -> None:
         """Once a second: give up what the scheduler has not come to."""
-        for uid in self.plans.lapsed(self._clock()):
+        for uid in self.plans.lapsed():
             self.plans.drop(uid)
 
     # --- what it does by itself ---
@@ -234,7 +231,7 @@ class Nominator:
         await self._writes.put(one)
 
     def _put(self, one: Waiting[Needs], found: Placement) -> None:
-        self.plans.put(one.uid, Plan(one.key, one.priority, one.ask, found, self._clock() + LIFE_S))
+        self.plans.put(one.uid, one.key, one.priority, one.ask, found)
 
     async def _candidates(self, needs: Needs) -> Sequence[str]:
         """Nodes with GPUs that the pod may go to, beside their GPUs."""

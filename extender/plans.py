@@ -2,38 +2,22 @@
 
 A plan ends when the scheduler comes to its pod, which is then placed as every pod is; when the pod is bound or gone; or when time is up.
 It is no promise: for a pod that finds no room on some nodes all plans there for pods of lower priority are put aside, and of those of the
-same priority the last `EQUALS` made, whose pods come last; those are taken up again that still fit.
+same priority the last made, whose pods come last; those are taken up again that still fit.
+
+The reservations of kind `nomination` (`vgpu.reservations`), and how they take and yield their room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from extender.state import State
 from vgpu.placement import Placement
 from vgpu.request import PodAsk
-
-PREFIX: Final = "plan:"
-"""Of the UID under which a plan has its claim: no UID of the API has a colon."""
-
-EQUALS: Final = 128
-"""Each takes 10 us to put aside and take up again (measured), and in a full cluster that is done for every pod that finds no room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where a pod is to go."""
-
-    key: str
-    priority: int
-    ask: PodAsk
-    placement: Placement
-    until_s: float
+from vgpu.reservations import Reservation
 
 
 class Plans:
@@ -41,29 +25,34 @@ class Plans:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._by_uid: dict[str, Plan] = {}
 
     def __len__(self) -> int:
-        return len(self._by_uid)
+        return len(self._state.reservations.of("nomination"))
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._by_uid
+        return self._state.reservations.get(uid, "nomination") is not None
 
-    def put(self, uid: str, plan: Plan) -> None:
-        """Hold the room from now on."""
-        self._by_uid[uid] = plan
-        self._hold(uid, plan)
+    def put(self, uid: str, key: str, priority: int, ask: PodAsk, placement: Placement) -> None:
+        """Hold the room from now on. Nothing for a pod that others are evicted for: its room is kept already."""
+        if self._state.reservations.get(uid, "preemption") or self._state.claims.place_of(uid):
+            return
+        now_s, node, assignment = self._state.clock(), placement.node, placement.assignment
+        plan = self._state.reservations.put(
+            "nomination", uid, key, node, now_s, priority=priority, ask=ask, assignment=assignment
+        )
+        self._hold(plan)
 
     def drop(self, uid: str) -> bool:
         """Hold nothing for it any more. Answers whether something was."""
-        if self._by_uid.pop(uid, None) is None:
+        if self._state.reservations.drop(uid, "nomination") is None:
             return False
-        self._state.give_back(PREFIX + uid)
+        if self._state.claims.place_of(uid) is None:
+            self._state.give_back(uid)
         return True
 
-    def lapsed(self, now_s: float) -> list[str]:
+    def lapsed(self) -> list[str]:
         """UIDs whose time is up. They stay until they are dropped."""
-        return [uid for uid, plan in self._by_uid.items() if plan.until_s <= now_s]
+        return self._state.reservations.lapsed("nomination", self._state.clock())
 
     @contextmanager
     def aside(self, priority: int, nodes: Sequence[str]) -> Iterator[bool]:
@@ -71,39 +60,38 @@ class Plans:
 
         Do not await inside.
         """
-        equals = [uid for uid, plan in self._by_uid.items() if plan.priority == priority][-EQUALS:]
-        lower = [uid for uid, plan in self._by_uid.items() if plan.priority < priority]
-        some = self._on(nodes, [*equals, *lower])
-        lifted = self._state.lift(PREFIX + uid for uid in some)
+        some = self._on(nodes, self._state.reservations.yielding(priority))
+        lifted = self._state.lift(one.uid for one in some)
         try:
             yield bool(some)
         finally:
-            self._state.put_back(lifted)
-            for node in self._overbooked({self._by_uid[uid].placement.node for uid in some}):
-                self._take_up_anew([uid for uid in some if self._by_uid[uid].placement.node == node])
+            left = [one for one in some if one.uid in self]
+            self._state.put_back({one.uid: lifted[one.uid] for one in left if one.uid in lifted})
+            for node in self._overbooked({one.node for one in left}):
+                self._take_up_anew([one for one in left if one.node == node])
 
-    def _on(self, nodes: Sequence[str], uids: Sequence[str]) -> Sequence[str]:
+    def _on(self, nodes: Sequence[str], uids: Sequence[str]) -> Sequence[Reservation]:
         """Those of these plans on the nodes named, and those whose node is gone."""
         if not uids:
-            return uids
-        fleet = self._state.fleet
+            return ()
+        fleet, planned = self._state.fleet, self._state.reservations.of("nomination")
         named = np.zeros(fleet.free_mib.shape[1], np.bool_)
         named[fleet.look_up(nodes).columns] = True
-        at = ((uid, fleet.column.get(self._by_uid[uid].placement.node)) for uid in uids)
-        return [uid for uid, column in at if column is None or named[column]]
+        at = ((planned[uid], fleet.column.get(planned[uid].node)) for uid in uids)
+        return [one for one, column in at if column is None or named[column]]
 
-    def _take_up_anew(self, uids: Sequence[str]) -> None:
+    def _take_up_anew(self, plans: Sequence[Reservation]) -> None:
         """Of the plans on one node those that fit, the first first."""
-        for uid in uids:
-            self._state.give_back(PREFIX + uid)
-        for uid in uids:
-            plan = self._by_uid[uid]
-            self._hold(uid, plan)
-            if self._overbooked([plan.placement.node]):
-                self.drop(uid)
+        for plan in plans:
+            self._state.give_back(plan.uid)
+        for plan in plans:
+            self._hold(plan)
+            if self._overbooked([plan.node]):
+                self.drop(plan.uid)
 
-    def _hold(self, uid: str, plan: Plan) -> None:
-        self._state.keep(PREFIX + uid, plan.key, plan.ask, plan.placement)
+    def _hold(self, plan: Reservation) -> None:
+        if plan.ask is not None and plan.assignment is not None:
+            self._state.keep(plan.uid, plan.key, plan.ask, Placement(plan.node, plan.assignment), own=False)
 
     def _overbooked(self, nodes: Collection[str]) -> list[str]:
         """On which of them is more given away than there is? Also those that are gone."""

@@ -133,7 +133,7 @@ def choose(state: State, books: Books, args: PreemptionArgs) -> tuple[Preemption
     ask = state.ask_of(pod)
     if not ask:
         return PreemptionResult(proposed), {}
-    if pod.spec.preemption_policy == "Never" or state.claims.get(pod.uid) is not None:
+    if pod.spec.preemption_policy == "Never" or state.claims.place_of(pod.uid) is not None:
         return PreemptionResult(), {}
     asked = _Asked(pod, args.needs_more_than_sums, books.headroom())
     only = state.claims.only(ask, state.names)

@@ -22,10 +22,11 @@ import structlog
 from extender.books import Books, leaving, priority_of
 from extender.evicting import Evictor
 from extender.filtering import filter_nodes
-from extender.holds import Hold, Holds
+from extender.holds import Holds
 from extender.nominating import Nominator, fits_nowhere, turned_down, unplaced
 from extender.preempting import PreemptionArgs, PreemptionResult, choose
 from extender.remembering import Remembering
+from extender.reporting import Reporter
 from extender.settings import Settings
 from extender.small import small_pod
 from extender.starvation import Starvation
@@ -39,6 +40,7 @@ from kube.objects import Budget, Pod
 from kube.paths import BUDGETS
 from vgpu.errors import BadAsk
 from vgpu.names import Names
+from vgpu.placement import NO_ROOM
 from vgpu.preemption import Eviction, Rules, victims
 
 COMPONENT = "tangram-extender"
@@ -90,6 +92,9 @@ class Preemption:
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
         self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
+        self._reporter = Reporter(
+            state, self._recorder, pod_of=self._pod_of, helped=lambda uid: self.holds.get(uid) is not None, clock=clock
+        )
         self._known_before, self._read_s = False, read_s
         self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
@@ -117,11 +122,11 @@ class Preemption:
 
     async def run(self) -> None:
         """Until cancelled."""
-        if not self.enabled:
-            return
         async with asyncio.TaskGroup() as group:
-            for part in (self.budgets.run(), self._recorder.run(), self._evict(), self._remembering.run()):
-                group.create_task(part)
+            group.create_task(self._recorder.run())
+            if self.enabled:
+                for part in (self.budgets.run(), self._evict(), self._remembering.run()):
+                    group.create_task(part)
 
     async def _evict(self) -> None:
         await self.budgets.has_synced.wait()
@@ -170,7 +175,7 @@ class Preemption:
             if plan is None and turned_down(pod):  # others were nominated ahead by another replica
                 plan = self._plan_of_before(pod, node)
             if plan is not None:
-                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+                self.holds.put(pod.uid, pod.key, node, plan.assignment)
 
     def _read_back(self) -> None:
         """Once, when all is known and before anything is decided: what an extender that ran before this one kept for whom.
@@ -190,7 +195,7 @@ class Preemption:
         for pod in filter(turned_down, nominated if self.enabled else ()):
             node = pod.status.nominated_node_name
             if (plan := self._plan_of_before(pod, node, restarted=True)) is not None:
-                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+                self.holds.put(pod.uid, pod.key, node, plan.assignment)
         for pod in filterfalse(turned_down, nominated):
             self.ahead.read_back(pod)
 
@@ -203,7 +208,7 @@ class Preemption:
             ask = self._state.ask_of(pod)
         except BadAsk:
             return None
-        if not ask or self._state.claims.get(pod.uid) is not None:
+        if not ask or self._state.claims.place_of(pod.uid) is not None:
             return None
         holders = [one for one in self._books.holders(node) if one.uid not in leave]
         return victims(self._state.fleet, ask, [node], {node: holders}, Rules(-(2**31)))
@@ -220,8 +225,11 @@ class Preemption:
             if _nowhere(result):
                 with self.ahead.plans.aside(priority_of(args.pod), args.node_names or ()) as others:
                     result = filter_nodes(self._state, args, may_list=False) if others else result
-        if self.enabled and _nowhere(result) and args.node_names is not None:
-            self._evictor.no_room(args.pod, args.node_names)
+        if _nowhere(result) and args.node_names is not None:
+            if self.enabled:
+                self._evictor.no_room(args.pod, args.node_names)
+            if nodes := result.failed.get(NO_ROOM):
+                self._reporter.no_room(args.pod, nodes)
         return result
 
     async def hears_more(self, args: FilterArgs, result: FilterResult) -> bool:
@@ -265,7 +273,7 @@ class Preemption:
             result, plans = choose(self._state, self._books, args)
             for node, plan in plans.items():  # before plans come back: those whose room this takes do not
                 self._answered[pod.uid] = self._clock(), plans
-                self.holds.put(pod.uid, Hold(pod.key, node, plan.assignment, self._clock() + self._hold_s))
+                self.holds.put(pod.uid, pod.key, node, plan.assignment)
         return result
 
     def _is_gone(self, pod: Pod) -> bool:
@@ -277,7 +285,7 @@ class Preemption:
         hold = self.holds.get(uid)
         if hold is None:
             return False
-        comes_back = self._clock() < hold.until_s - self._hold_s + BACK_S and self.holds.is_whole(uid)
+        comes_back = self._clock() < hold.since_s + BACK_S and self.holds.is_whole(uid)
         return hold.nominated or comes_back or bool(self._books.terminating(hold.node))
 
     def turned_down(self) -> int:
@@ -290,7 +298,8 @@ class Preemption:
         for uid in [uid for uid, (at_s, _) in self._answered.items() if at_s <= long_ago_s]:
             del self._answered[uid]
         self._evictor.expire()
-        for uid in self.holds.lapsed(self._clock()):
+        self._reporter.expire()
+        for uid in self.holds.lapsed():
             hold = self.holds.drop(uid)
             if hold is not None:
                 self._evictor.lapsed(hold)

@@ -37,6 +37,7 @@ from observe.ports import listen
 from observe.serving import Server
 from observe.signals import on_stop_signal
 from vgpu.readiness import Missing
+from vgpu.reservations import Shown
 
 HOUSEKEEPING_S: Final = 1.0
 """Between looks at what has lapsed. Each look checks one node's books too."""
@@ -53,7 +54,12 @@ class Extender:
     def __init__(self, settings: Settings, client: Client) -> None:
         self.stopping = asyncio.Event()
         self.state = State(
-            time.monotonic, names=settings.names, unit_mib=settings.unit_mib, reservation_life_s=settings.reservation_s
+            time.monotonic,
+            names=settings.names,
+            unit_mib=settings.unit_mib,
+            reservation_life_s=settings.reservation_s,
+            hold_s=settings.hold_s,
+            shown=lambda: Shown(self.pods.heard_s, self.pods.listed_s, self.pods.has),
         )
         names = settings.names
         self.ahead = Nominator(

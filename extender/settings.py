@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from extender.reservations import LIFE_S
 from extender.starvation import PERIOD_S, TIMES
 from observe.options import ProgramSettings, config
 from vgpu.names import Names
 from vgpu.quantity import MEMORY_UNITS_MIB
+from vgpu.reservations import STAGES
 
 
 class Settings(ProgramSettings):
@@ -36,7 +36,7 @@ class Settings(ProgramSettings):
     metrics_host: str = Field("0.0.0.0", description="Address of /healthz, /readyz and /metrics.")  # noqa: S104
     metrics_port: int = Field(8889, ge=0, le=65535, description="HTTP port of /healthz, /readyz and /metrics.")
     reservation_s: float = Field(
-        LIFE_S, ge=5, le=600, description="Seconds that a place is held between filter and bind."
+        STAGES["reserved"].life_s, ge=5, le=600, description="Seconds that a place is held between filter and bind."
     )
     bind_timeout_s: float = Field(
         4.0, ge=0.5, le=60, description="Seconds that a Binding may take. Less than the scheduler's httpTimeout."
@@ -45,7 +45,10 @@ class Settings(ProgramSettings):
         True, description="Whether pods may be evicted for GPUs that a pod of higher priority asks for."
     )
     hold_s: float = Field(
-        300.0, ge=10, le=3600, description="Seconds that room is kept for a pod for which others were evicted."
+        STAGES["kept"].life_s,
+        ge=10,
+        le=3600,
+        description="Seconds that room is kept for a pod for which others were evicted.",
     )
     preempted_times: int = Field(
         TIMES, ge=1, le=1000, description="Preemptions of one pod within preempted-period-s, after which it is spared."

@@ -21,7 +21,6 @@ from extender.orphans import Orphans
 from extender.peers import Peers
 from extender.processors import Processors, allocatable_milli, asked_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
-from extender.reservations import LIFE_S, Reservations, Stage
 from kube.objects import Node, Pod
 from vgpu.codec import assignment_from_json, inventory_from_json
 from vgpu.errors import BadAsk, BadDocument, NewerVersion
@@ -31,6 +30,7 @@ from vgpu.inventory import Inventory
 from vgpu.names import Names
 from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
 from vgpu.request import PodAsk
+from vgpu.reservations import STAGES, Event, Reservations, Shown
 from vgpu.snapshot import Free, NodeRecord, PodRecord, Snapshot, Starting
 from vgpu.wishes import Wishes
 
@@ -44,19 +44,26 @@ log = structlog.get_logger("extender.state")
 
 
 class State:
-    """What is free, and for whom the rest is held. `clock` is monotonic, in seconds."""
+    """What is free, and for whom the rest is held. `clock` is monotonic, in seconds; `shown` says what the watch of pods has shown."""
 
     def __init__(
-        self, clock: Callable[[], float], *, names: Names, unit_mib: int = 1024, reservation_life_s: float = LIFE_S
+        self,
+        clock: Callable[[], float],
+        *,
+        names: Names,
+        unit_mib: int = 1024,
+        reservation_life_s: float = STAGES["reserved"].life_s,
+        hold_s: float = STAGES["kept"].life_s,
+        shown: Callable[[], Shown] = Shown,
     ) -> None:
         self.names, self.unit_mib = names, unit_mib
         self.claims = Claims()
-        self.reservations = Reservations(reservation_life_s)
+        self.reservations = Reservations({"reserved": reservation_life_s, "kept": hold_s})
         self.expired = self.repaired = 0
         """Reservations that nobody bound; nodes whose books had to be mended."""
         self.unassigned: set[str] = set()
         """UIDs of bound pods that ask for ours and came past us: the device plugin refuses them."""
-        self._clock = clock
+        self.clock, self._shown = clock, shown
         self._nodes: dict[str, Inventory | None] = {}
         """Every node of the cluster, and its cards as last understood."""
         self._excluded: dict[str, str] = {}
@@ -110,6 +117,7 @@ class State:
             self._learn(new)
         self.peers.see(new)
         if new.spec.node_name:
+            self._end_set_aside(new.uid)
             self._tell_cpu(self._processors.hold(new.uid, new.spec.node_name, asked_milli(new.spec)))
             self._bound(new)
 
@@ -142,10 +150,10 @@ class State:
         except BadDocument as error:
             log.error("an assignment cannot be read; its node takes no pods", pod=pod.key, node=node, error=str(error))
             self._blocked.setdefault(node, set()).add(pod.uid)
-            self.reservations.drop(pod.uid)  # the claim, if there was one, stands
+            self.reservations.drop_all(pod.uid)  # the claim, if there was one, stands
             self._offer(node)
             return
-        self.reservations.drop(pod.uid)
+        self.reservations.drop_all(pod.uid)
         self.orphans.seen(pod.uid)
         self.claims.hold(pod.uid, self._claim(pod, assignment))
         self._unblock(pod.uid)
@@ -163,7 +171,7 @@ class State:
 
     def _forget_pod(self, uid: str) -> None:
         self._tell_cpu(self._processors.release(uid))
-        self.reservations.drop(uid)
+        self.reservations.drop_all(uid)
         self.claims.release(uid)
         self.peers.forget(uid)
         self.orphans.hold_again(uid)
@@ -234,13 +242,13 @@ class State:
 
     def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""
-        self.reservations.put(uid, key, placement.node, self._clock())
+        self.reservations.put("scheduling", uid, key, placement.node, self.clock())
         self.keep(uid, key, ask, placement)
 
-    def keep(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
-        """Hold a place until it is given back."""
+    def keep(self, uid: str, key: str, ask: PodAsk, placement: Placement, *, own: bool = True) -> None:
+        """Hold a place until it is given back; not the pod's own where it is only set aside for it."""
         sizes = sizes_of(ask, placement.assignment, self.names)
-        self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes, key))
+        self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes, key, own))
         self._tell_cpu(self._processors.hold(uid, placement.node, ask.cpu_milli))
 
     def give_back(self, uid: str) -> None:
@@ -248,10 +256,20 @@ class State:
         self.claims.release(uid)
         self._tell_cpu(self._processors.release(uid))
 
+    def _end_set_aside(self, uid: str) -> None:
+        """The pod is bound: what was set aside for it ends before its own place counts."""
+        for kind in ("preemption", "nomination"):
+            self.reservations.drop(uid, kind)
+        claim = self.claims.get(uid)
+        if claim is not None and not claim.own:
+            self.give_back(uid)
+
     def lift(self, uids: Iterable[str]) -> Mapping[str, tuple[Claim, int]]:
-        """Give many back for a moment: `put_back` takes what is answered."""
+        """Give much of what is set aside back for a moment: `put_back` takes what is answered."""
         lifted = {
-            uid: (claim, self._processors.wanted(uid)) for uid in uids if (claim := self.claims.get(uid)) is not None
+            uid: (claim, self._processors.wanted(uid))
+            for uid in uids
+            if (claim := self.claims.get(uid)) is not None and not claim.own
         }
         for uid in lifted:
             self.claims.release(uid)
@@ -272,8 +290,8 @@ class State:
         if pod.finished:
             self.cancel(pod.uid)
             return
-        claim, uid = self.claims.get(pod.uid), pod.uid
-        if claim is not None and uid not in self.reservations:
+        uid = pod.uid
+        if self.claims.place_of(uid) is not None and self.reservations.get(uid) is None:
             return
         text = pod.metadata.annotation(self.names.assignment)
         try:
@@ -283,19 +301,14 @@ class State:
             return
         if assignment is None:
             return
-        self.reservations.put(uid, pod.key, pod.spec.node_name, self._clock())
+        self.reservations.put("scheduling", uid, pod.key, pod.spec.node_name, self.clock())
         self.claims.hold(uid, self._claim(pod, assignment))
-        self.move(uid, "bound")
+        self.on("bind", uid)
+        self.on("accepted", uid)
 
-    def move(self, uid: str, stage: Stage) -> None:
-        """A reservation goes on to its next stage."""
-        self.reservations.move(uid, stage, self._clock())
-
-    def doubt(self, uid: str) -> None:
-        """A bind call has ended. If it came to no end, the write may still happen: the place is held until it cannot."""
-        reservation = self.reservations.get(uid)
-        if reservation is not None and reservation.stage == "binding":
-            self.move(uid, "in doubt")
+    def on(self, event: Event, uid: str) -> None:
+        """Something happened to a pod's Binding: its reservation goes on to its next stage."""
+        self.reservations.on(event, uid, self.clock())
 
     def cancel(self, uid: str) -> None:
         """Give a reserved place back. A claim that the watch has confirmed stands."""
@@ -304,7 +317,7 @@ class State:
 
     def expire(self) -> None:
         """Give back what was reserved and never bound."""
-        for uid in self.reservations.lapsed(self._clock()):
+        for uid in self.reservations.lapsed("scheduling", self.clock(), self._shown()):
             self.expired += 1
             self.cancel(uid)
 
@@ -334,7 +347,7 @@ class State:
         excluded = self._excluded | dict.fromkeys(self._blocked, UNREADABLE_ASSIGNMENT)
         nodes, column, fleet = dict(self._nodes), dict(self.fleet.column), self.fleet
         mib, percent = fleet.free_mib[:, : fleet.width].copy(), fleet.free_percent[:, : fleet.width].copy()
-        stages = {uid: reservation.stage for uid, reservation in self.reservations}
+        stages = {one.uid: one.stage for one in reversed(list(self.reservations))}  # the first of a pod's has the room
         claims, domain, unit_mib = list(self.claims), self.names.domain, self.unit_mib
         orphaned = frozenset(self.orphans)
         cpu = fleet.free_cpu_milli.copy()
@@ -360,11 +373,8 @@ def _told(cpu: Ints, column: int | None) -> int | None:
 
 
 def _stage(uid: str, orphaned: Collection[str]) -> str:
-    """Of a claim that is no reservation: `holds` and `plans` write before the colon what they are."""
-    if uid in orphaned:
-        return "orphaned"
-    before, colon, _ = uid.partition(":")
-    return {"hold": "kept", "plan": "planned"}[before] if colon else "seen bound"
+    """Of a claim without a reservation."""
+    return "orphaned" if uid in orphaned else "seen bound"
 
 
 def _record(uid: str, claim: Claim, stage: str) -> PodRecord:

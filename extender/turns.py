@@ -36,6 +36,6 @@ class Turns:
         return not self.blocked(uid)
 
     def _on_its_way(self, uid: str) -> bool:
-        """Bound, or perhaps about to be. Room that is kept or planned, and what is only reserved, no kubelet knows of."""
+        """Bound, or perhaps about to be. Room that is set aside, and what is only reserved, no kubelet knows of."""
         reservation = self._state.reservations.get(uid)
-        return reservation.firm if reservation is not None else ":" not in uid
+        return reservation.firm if reservation is not None else self._state.claims.place_of(uid) is not None

@@ -7,9 +7,9 @@
             await pods.has_synced.wait()
             pods.get("default/a")
 
-`on_change(old, new)` is called in the order of the events, in the task that runs the cache; `None` stands for "is not there". An
+`on_change(old, new)` is called in the order of the events, in the event loop that runs the cache; `None` stands for "is not there". An
 object that was deleted and made again under its name while nobody watched is told of as both. A callback that raises is logged and
-counted, and the cache goes on.
+counted, and the cache goes on; it is called again for that object, at the object's next event or after a wait that doubles, until it returns.
 
 Decides when to list again: the server says that our version is gone, or a line of the watch cannot be read. An object that does not
 decode is kept as it was last known, and its key stands in `unknown` until it decodes or goes. Knows nothing of what objects mean.
@@ -23,7 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -31,6 +31,7 @@ import structlog
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Slim
+from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
 
 PAGE: Final = 500
 """Objects a list call asks for at once, as kubectl does: pages bound the server's memory and ours."""
@@ -42,14 +43,6 @@ BACKOFF_S: Final = (0.2, 30.0)
 """First and longest wait after a failure; doubled each time, and each wait is cut by up to a half at random."""
 
 log = structlog.get_logger("kube.cache")
-
-
-class Keyed(Protocol):
-    """What the cache needs of an object."""
-
-    @property
-    def metadata(self) -> Metadata:
-        """Its ObjectMeta."""
 
 
 T = TypeVar("T", bound=Keyed)
@@ -85,7 +78,7 @@ class _RelistError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a cache has seen since it began. Counts never go down, except `objects` and `unknown`."""
+    """What a cache has seen since it began. Counts never go down, except `objects`, `unknown` and `untold`."""
 
     objects: int
     unknown: int
@@ -98,6 +91,8 @@ class Statistics:
     """Why the cache listed again: `gone`, `undecodable`, `error`."""
     undecodable: int
     callback_errors: int
+    untold: int
+    """Objects of whose last change the callback raised: it is called again."""
     failures: int
     age_s: float
     """Since anything was last heard from the API server; infinite before the first answer."""
@@ -132,9 +127,14 @@ class Cache(Generic[T]):
         self._selectors = {name: value for name, value in selectors.items() if value}
         self._items: dict[str, T] = {}
         self._version = ""
-        self._heard_at = float("-inf")
+        self.heard_s = float("-inf")
+        """When the API server was last heard, by `clock`."""
+        self.listed_s = float("-inf")
+        """When the last complete list began: what was in the API by then has been told of, or is in `unknown`."""
         self._failed_in_a_row = 0
         self._changed = asyncio.Event()
+        self._owed: dict[str, Owed[T]] = {}
+        self._owes = asyncio.Event()
         self._relists: dict[str, int] = {}
         self._lists = self._watches = self._events = self._bookmarks = 0
         self._undecodable = self._callback_errors = self._failures = 0
@@ -142,6 +142,11 @@ class Cache(Generic[T]):
     def get(self, key: str) -> T | None:
         """The object as last seen. Keys are `namespace/name`, or `name` where there are no namespaces."""
         return self._items.get(key)
+
+    def has(self, key: str, uid: str) -> bool:
+        """Is there such an object, as far as is known? One that does not decode may be it."""
+        found = self._items.get(key)
+        return key in self.unknown or (found is not None and found.metadata.uid == uid)
 
     def items(self) -> Iterator[T]:
         """All objects. Do not await while iterating."""
@@ -175,11 +180,16 @@ class Cache(Generic[T]):
             objects=len(self._items), unknown=len(self.unknown), synced=self.has_synced.is_set(),
             lists=self._lists, watches=self._watches, events=self._events, bookmarks=self._bookmarks,
             relists=dict(self._relists), undecodable=self._undecodable, callback_errors=self._callback_errors,
-            failures=self._failures, age_s=self._clock() - self._heard_at,
+            untold=len(self._owed), failures=self._failures, age_s=self._clock() - self.heard_s,
         )  # fmt: skip
 
     async def run(self) -> None:
         """Keep the copy in step until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_on())
+            group.create_task(self._tell_owed())
+
+    async def _follow_on(self) -> None:
         while True:
             try:
                 if not self._version:
@@ -200,7 +210,7 @@ class Cache(Generic[T]):
 
     async def _list(self) -> None:
         """Read everything, tell of every difference, and take the version to watch from."""
-        seen: set[str] = set()
+        began_s, seen = self._clock(), set[str]()
         params = {**self._selectors, "limit": str(self._page)}
         while True:
             body = await self._client.get(self.path, params)
@@ -218,7 +228,7 @@ class Cache(Generic[T]):
             params["continue"] = page.metadata.continue_
         for key in [key for key in (*self._items, *self.unknown) if key not in seen]:
             self._drop(key, self._items.get(key))
-        self._version = page.metadata.resource_version
+        self._version, self.listed_s = page.metadata.resource_version, began_s
         self._lists += 1
         self._failed_in_a_row = 0
         self.has_synced.set()
@@ -279,10 +289,7 @@ class Cache(Generic[T]):
         if old is not None and old.metadata.resource_version == new.metadata.resource_version != "":
             return key
         self._items[key] = new
-        if old is not None and old.metadata.uid != new.metadata.uid:
-            self._tell(old, None)
-            old = None
-        self._tell(old, new)
+        self._tell(key, old, new)
         return key
 
     def _take_unknown(self, raw: msgspec.Raw, why: str) -> str:
@@ -299,24 +306,55 @@ class Cache(Generic[T]):
         self.unknown.pop(key, None)
         self._items.pop(key, None)
         if old is not None:
-            self._tell(old, None)
+            self._tell(key, old, None)
 
-    def _tell(self, old: T | None, new: T | None) -> None:
+    def _tell(self, key: str, old: T | None, new: T | None) -> None:
+        """Tell of a change, and first of what is owed of this object. Where the callback raises, this is owed from now on."""
+        owed = self._owed.pop(key, None)
+        tries = owed.tries if owed is not None else 0
+        for before, now in steps(old, new) if owed is None else steps_owed(owed, new):
+            if not self._called(before, now):
+                self._owed[key] = Owed(before, now, tries + 1)
+                self._owes.set()
+                return
+
+    def _called(self, old: T | None, new: T | None) -> bool:
         if self._on_change is None:
-            return
+            return True
         try:
             self._on_change(old, new)
         except Exception:  # a caller's mistake about one object must not stop the copy of all others
             self._callback_errors += 1
             kept = new if new is not None else old
             log.exception("on_change raised", path=self.path, object=kept.metadata.key if kept is not None else "")
+            return False
+        return True
+
+    async def _tell_owed(self) -> None:
+        """Call the callback again for the objects on which it raised."""
+        first, longest = BACKOFF_S
+        wait_s = first
+        while True:
+            if not self._owed:
+                self._owes.clear()
+                await self._owes.wait()
+                wait_s = first
+            await self._sleep(wait_s * (1 - self._jitter() / 2))
+            wait_s = min(2 * wait_s, longest)
+            for key in list(self._owed):
+                self._tell(key, None, self._items.get(key))
+                owed = self._owed.get(key)
+                if owed is not None and owed.tries >= DEPARTURES and key not in self._items:
+                    del self._owed[key]
+                    log.error("on_change is not told that an object is gone", path=self.path, object=key)
+            self._tell_waiters()
 
     def _tell_waiters(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
     def _heard(self) -> None:
-        self._heard_at = self._clock()
+        self.heard_s = self._clock()
 
     def _relist(self, reason: str) -> None:
         self._version = ""

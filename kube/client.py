@@ -1,7 +1,7 @@
 """One connection pool to the API server: GET, send, stream. Bytes in, bytes out.
 
 Knows HTTP, credentials and errors. Knows no object: what the bytes mean is the caller's business, and so is trying again
-(but for a token that expired, which is read again once).
+(but for a token that expired: the credentials are read again once).
 
     async with connect() as client:
         body = await client.get("/api/v1/nodes", {"limit": "500"})
@@ -15,7 +15,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -31,8 +30,9 @@ JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 
-TOKEN_AGE_LIMIT_S: Final = 60.0
-"""A token is read again after this. The kubelet rotates projected tokens at 80 % of their life, an hour by default."""
+CREDENTIALS_AGE_LIMIT_S: Final = 60.0
+"""Token, certificates and CA are read again after this. The kubelet rotates projected tokens at 80 % of their life, an hour by default,
+and writes a new ca.crt about a minute after the cluster has one."""
 
 CALL_TIMEOUT_S: Final = 30.0
 """For a whole call that is no stream. A page of 500 pods is some 5 MB; guessed to be ample."""
@@ -53,6 +53,7 @@ class Client:
     def __init__(self, load: Load, access: Access, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
         self._load, self._access, self._session, self._clock = load, access, session, clock
         self._read_at = clock()
+        """When the credentials were read; minus infinity when the next call is to read them again."""
         self._environments_proxy = _environments_proxy(access.server)
 
     @property
@@ -87,7 +88,7 @@ class Client:
                 "GET", self.server + path, params=params, timeout=timeout, **await self._options()
             ) as answer:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
-                    self._read_at = float("-inf")  # should it be the token: the next call reads it again
+                    self._read_at = float("-inf")  # it may be the token
                     raise _refusal(answer, await answer.read(), "WATCH", path)
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
@@ -95,7 +96,7 @@ class Client:
                         if line:
                             yield line
         except _NO_ANSWER as error:
-            raise _no_answer(error, "WATCH", path) from error
+            raise self._no_answer(error, "WATCH", path) from error
 
     async def _call(
         self, verb: str, path: str, body: bytes | None, content_type: str, params: Params | None, timeout_s: float
@@ -105,7 +106,7 @@ class Client:
         except ApiError as error:
             if not error.unauthorized:
                 raise
-        await self._refresh()
+        self._read_at = float("-inf")
         return await self._once(verb, path, body, content_type, params, timeout_s)
 
     async def _once(
@@ -121,14 +122,15 @@ class Client:
             ) as answer:
                 content = await answer.read()
         except _NO_ANSWER as error:
-            raise _no_answer(error, verb, path) from error
+            raise self._no_answer(error, verb, path) from error
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(answer, content, verb, path)
         return content
 
     async def _options(self) -> dict[str, Any]:
-        if self._access.token and self._clock() - self._read_at > TOKEN_AGE_LIMIT_S:
-            await self._refresh()
+        if self._clock() - self._read_at > CREDENTIALS_AGE_LIMIT_S:
+            self._read_at = self._clock()
+            self._access = await self._load()
         headers = {"Accept": JSON}
         if self._access.token:
             headers["Authorization"] = self._access.token
@@ -140,11 +142,11 @@ class Client:
             options["proxy"] = proxy
         return options
 
-    async def _refresh(self) -> None:
-        self._read_at = self._clock()
-        fresh = await self._load()
-        # A new SSLContext would open new connections each time: the first one stays for the life of the client.
-        self._access = replace(fresh, tls=self._access.tls)
+    def _no_answer(self, error: Exception, verb: str, path: str) -> ApiError:
+        if isinstance(error, aiohttp.ClientSSLError):
+            self._read_at = float("-inf")  # it may be the CA
+        kind = "Timeout" if isinstance(error, (TimeoutError, asyncio.TimeoutError)) else "Unreachable"
+        return ApiError(0, kind, str(error) or type(error).__name__, verb=verb, path=path)
 
 
 @asynccontextmanager
@@ -166,8 +168,3 @@ def _environments_proxy(server: str) -> str | None:
 
 def _refusal(answer: aiohttp.ClientResponse, body: bytes, verb: str, path: str) -> ApiError:
     return api_error(answer.status, body, verb=verb, path=path, retry_after=answer.headers.get("Retry-After", ""))
-
-
-def _no_answer(error: Exception, verb: str, path: str) -> ApiError:
-    kind = "Timeout" if isinstance(error, (TimeoutError, asyncio.TimeoutError)) else "Unreachable"
-    return ApiError(0, kind, str(error) or type(error).__name__, verb=verb, path=path)

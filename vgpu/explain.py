@@ -1,4 +1,4 @@
-"""Say of each node what its best GPU lacks for a pod.
+"""Say of each node what its best GPU lacks for a pod, and where only the sum of a node's GPUs is enough.
 
 Pure: a `Snapshot` and an ask in, a row per node out. Whether a node takes the pod, and the reason when not, is `placement`'s word;
 what is added is the card that comes nearest, which a person can act on.
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card
 from vgpu.placement import TOO_FEW, explain
 from vgpu.request import FULL_CORE_PERCENT, PodAsk, peak
 from vgpu.snapshot import Snapshot, fleet_of
+from vgpu.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,45 @@ def rows_of(snapshot: Snapshot, ask: PodAsk) -> list[Row]:
     reasons = explain(fleet, ask, names) | excluded
     rows = [_row(fleet, name, ask, reasons.get(name, "")) for name in names]
     return sorted(rows, key=lambda row: (row.reason != "", row.nearest is None, _distance(row.nearest), row.node))
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """A node whose GPUs have enough free for a pod together. `free` is their sum, `most` what the GPU has that comes nearest."""
+
+    node: str
+    gpus: int
+    """With something free, of those that the pod may have."""
+    free_mib: int
+    free_percent: int
+    most_mib: int
+    most_percent: int
+
+
+def scattered(fleet: Fleet, ask: PodAsk, names: Sequence[str]) -> Scattered | None:
+    """Of nodes that do not fit, one that would if its GPUs were one: that whose best GPU lacks least, then the smallest name.
+
+    None where there is none, and for pods that ask for whole GPUs or MIG instances: those do not add up.
+    """
+    need = need_of(ask)
+    if need is None or any(part.kind != "share" for part in ask.containers):
+        return None
+    view = View(fleet, ask, fleet.look_up(names), {}, emptied=False)
+    books = view.books(untouched=False)
+    mib = np.where(books.allowed, np.maximum(books.free_mib, 0), 0)
+    percent = np.where(books.allowed, np.maximum(books.free_percent, 0), 0)
+    wanted = [peak(ask.containers, lambda part: part.mib * part.cards)]
+    wanted += [peak(ask.containers, lambda part: part.core_percent * part.cards)]
+    enough = view.asked & (mib.sum(axis=0) >= wanted[0]) & (percent.sum(axis=0) >= wanted[1])
+    if not enough.any():
+        return None
+    lacks = np.maximum(need[0] - mib, 0) / max(need[0], 1) + np.maximum(need[1] - percent, 0) / FULL_CORE_PERCENT
+    lacks[~books.allowed] = np.inf
+    least = np.where(enough, lacks.min(axis=0), np.inf)
+    at = min(np.flatnonzero(least == least.min()).tolist(), key=view.names.__getitem__)
+    row = int(lacks[:, at].argmin())
+    sums = int(np.count_nonzero(mib[:, at])), int(mib[:, at].sum()), int(percent[:, at].sum())
+    return Scattered(view.names[at], *sums, int(mib[row, at]), int(percent[row, at]))
 
 
 def need_of(ask: PodAsk) -> tuple[int, int] | None:

@@ -38,7 +38,7 @@ class Program:
 
 
 def _extender() -> CollectorRegistry:
-    seen = Statistics(0, 0, True, 0, 0, 0, 0, {}, 0, 0, 0, 0.0)
+    seen = Statistics(0, 0, True, 0, 0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     return ExtenderMetrics(State(time.monotonic, names=DEFAULT), lambda: {"pods": seen}).registry
 
 

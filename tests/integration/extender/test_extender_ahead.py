@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extender.plans import PREFIX
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
@@ -283,9 +282,7 @@ async def test_a_pod_that_another_replica_nominates_elsewhere_is_left_there(api:
         assert nominations(api)["p20"] != elsewhere
         put(api, half("p20").nominated_to(elsewhere))
         claims = scheduler.extender.state.claims
-        await scheduler.comes_to_hold(
-            lambda: (held := claims.get(f"{PREFIX}uid-default-p20")) and held.node == elsewhere
-        )
+        await scheduler.comes_to_hold(lambda: (held := claims.get("uid-default-p20")) and held.node == elsewhere)
         await ahead.flush()
         assert nominations(api)["p20"] == elsewhere
         assert writes(api) == written
@@ -304,7 +301,7 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
         built = await waiting(api, scheduler, 30)
         counts, claims = scheduler.extender.ahead.counts, scheduler.extender.state.claims
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
-        planned = claims.get(f"{PREFIX}uid-default-p10")
+        planned = claims.get("uid-default-p10")
         assert planned
         assert (await scheduler.filter(built[10], planned.node))["NodeNames"] == [planned.node]
         assert await scheduler.bind(built[10], planned.node) == ""

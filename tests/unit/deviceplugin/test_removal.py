@@ -18,7 +18,7 @@ PATH = "/api/v1/namespaces/default/pods/a"
 class FakeServer:
     """Gives these answers in turn, then success."""
 
-    answers: list[ApiError | None] = field(default_factory=list)
+    answers: list[Exception | None] = field(default_factory=list)
     calls: list[tuple[str, str, object]] = field(default_factory=list)
 
     async def send(self, method: str, path: str, body: object = None) -> bytes:
@@ -64,6 +64,23 @@ async def test_an_api_server_that_is_away_is_asked_again_each_time_later() -> No
     await made.remover.settled()
     assert made.ends == [("over-limit", True)]
     assert made.slept_s == [0.5, 1.0, 7.0, 4.0]
+
+
+async def test_a_token_that_is_not_accepted_is_one_that_is_read_again() -> None:
+    made = Removal(FakeServer([refusal(401), refusal(401)]))
+    made.remover.remove(pod("a").build(), "swapped")
+    await made.remover.settled()
+    assert made.ends == [("swapped", True)]
+
+
+async def test_a_removal_that_ends_in_any_error_may_be_tried_again() -> None:
+    made = Removal(FakeServer([FileNotFoundError("token")]))
+    made.remover.remove(pod("a").build(), "swapped")
+    await made.remover.settled()
+    assert made.ends == [("swapped", False)]
+    assert made.remover.remove(pod("a").build(), "swapped")
+    await made.remover.settled()
+    assert made.ends[-1] == ("swapped", True)
 
 
 async def test_attempts_are_bounded_and_a_later_occasion_may_try_again() -> None:

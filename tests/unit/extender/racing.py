@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from extender.binding import Binder
 from extender.nominating import Nominator
 from extender.preemption import Preemption, small_pod_of
-from extender.reservations import DOUBT_S
 from extender.settings import Settings
 from extender.state import State
 from extender.wire import BindingArgs, FilterArgs
@@ -31,6 +30,7 @@ from tests.unit.extender.world import Pods
 from vgpu.codec import assignment_from_json
 from vgpu.errors import TangramError
 from vgpu.names import DEFAULT
+from vgpu.reservations import STAGES, Shown
 
 CARD_MIB = 16_384
 NODES = {
@@ -81,7 +81,8 @@ class Races(RuleBasedStateMachine):
         self.restart_now()
 
     def restart_now(self) -> None:
-        self.state = State(lambda: self.now_s, names=DEFAULT)
+        self.listed_s = self.now_s
+        self.state = State(lambda: self.now_s, names=DEFAULT, shown=self.shown)
         self.pods = Pods()
         self.ahead = Nominator(
             Network(), self.state, pod_of=self.pods.get, nodes=cast("Any", list), clock=lambda: self.now_s,
@@ -97,6 +98,13 @@ class Races(RuleBasedStateMachine):
             self.state.node_changed(None, built.build())
         for name in self.truth:
             self.tell(name, self.truth[name])
+
+    def shown(self) -> Shown:
+        return Shown(
+            self.now_s,
+            self.listed_s,
+            lambda key, uid: any((one.key, one.uid) == (key, uid) for one in self.view.values()),
+        )
 
     def tell(self, name: str, thing: dict[str, Any] | None) -> None:
         new = SHRINK(msgspec.convert(thing, Pod)) if thing is not None else None
@@ -211,7 +219,7 @@ class Races(RuleBasedStateMachine):
     @rule()
     def late_write(self) -> None:
         sent_s, call = self.late.pop(0)
-        if self.now_s - sent_s < DOUBT_S:
+        if self.now_s - sent_s < STAGES["in doubt"].life_s:
             self.perform(call)
 
     def perform(self, call: Call) -> bytes | ApiError:
@@ -254,6 +262,8 @@ class Races(RuleBasedStateMachine):
     def relist(self) -> None:
         """The watch lost its place: only the differences between then and now are told."""
         self.events.clear()
+        self.now_s += 0.001
+        self.listed_s = self.now_s
         for name in sorted(self.view.keys() - self.truth.keys()):
             self.tell(name, None)
         for name in sorted(self.truth):
@@ -314,11 +324,14 @@ class Races(RuleBasedStateMachine):
     def the_books_are_what_a_count_from_scratch_gives(self) -> None:
         held: dict[str, int] = {}
         seen = {one.uid for one in self.view.values() if one.spec.node_name and not one.finished}
-        promised = {uid for uid, _ in self.state.reservations}
-        assert not seen & promised, "a pod seen bound has no reservation"
-        assert {uid for uid, _ in self.state.claims if ":" not in uid} == seen | promised
-        for kind, _, uid in (one.partition(":") for one, _ in self.state.claims if ":" in one):
-            assert self.preemption.holds.get(uid) is not None if kind == "hold" else uid in self.ahead.plans
+        reservations = self.state.reservations
+        promised = set(reservations.of("scheduling"))
+        assert not seen & {one.uid for one in reservations}, "a pod seen bound has no reservation"
+        assert {uid for uid, claim in self.state.claims if claim.own} == seen | promised
+        for uid, _ in ((uid, claim) for uid, claim in self.state.claims if not claim.own):
+            first = reservations.first(uid)
+            assert first is not None
+            assert first.rule.kind != "scheduling", "the pod's own place counts"
         for _, claim in self.state.claims:
             for piece in claim.assignment.held():
                 held[piece.uuid] = held.get(piece.uuid, 0) + piece.mib
@@ -337,6 +350,7 @@ class Races(RuleBasedStateMachine):
                 self.go(name, coroutine, answer)
         self.late.clear()
         self.deliver_all()
+        self.relist()  # of a pod that came and went between two lists no watch tells
         self.time_passes(301.0)
         assert len(self.state.reservations) == 0, "a promise leaked"
         assert {uid for uid, _ in self.state.claims} == {one.uid for one in self.live().values()}

@@ -16,13 +16,13 @@ from extender.reasons import (
     UNREADABLE_ASSIGNMENT,
     UNREADABLE_INVENTORY,
 )
-from extender.reservations import LIFE_S
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from tests.builders import NodeBuilder, PodBuilder, card, mig_card, node, pod, share
 from vgpu.grant import Assignment
 from vgpu.names import DEFAULT
 from vgpu.placement import NO_INVENTORY, NO_ROOM, SWAP_RISK, TOO_LARGE
+from vgpu.reservations import STAGES, Event
 
 FULL_MIB = 81_920
 
@@ -98,9 +98,9 @@ def test_a_pod_that_fits_nowhere_any_more_holds_nothing(cluster: Cluster) -> Non
 def test_a_place_that_nobody_binds_is_free_again_after_a_minute(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(1))
     cluster.filter(pod("a").asking(mib=FULL_MIB), "n1")
-    cluster.now_s = LIFE_S - 1
+    cluster.now_s = STAGES["reserved"].life_s - 1
     assert not cluster.filter(pod("b").asking(mib=FULL_MIB), "n1").node_names
-    cluster.now_s = LIFE_S
+    cluster.now_s = STAGES["reserved"].life_s
     assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1").node_names == ["n1"]
     assert cluster.state.expired == 1
 
@@ -113,15 +113,18 @@ def test_a_pod_deleted_before_it_is_bound_gives_its_place_back(cluster: Cluster)
     assert cluster.free_mib("n1") == [FULL_MIB]
 
 
-@pytest.mark.parametrize("stage", ["binding", "in doubt", "bound"])
-def test_a_place_that_may_still_become_a_bound_pod_is_not_taken_back(cluster: Cluster, stage: str) -> None:
+@pytest.mark.parametrize("events", [("bind",), ("bind", "no answer"), ("bind", "accepted")])
+def test_a_place_that_may_still_become_a_bound_pod_is_not_taken_back(
+    cluster: Cluster, events: tuple[Event, ...]
+) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     asking = pod("a").asking(mib=FULL_MIB)
     cluster.filter(asking, "n1")
-    cluster.state.move(asking.build().uid, stage)  # type: ignore[arg-type]
+    for event in events:
+        cluster.state.on(event, asking.build().uid)
     assert cluster.filter(asking, "n1", "n2") == FilterResult(["n1"])
     assert cluster.filter(asking, "n2") == FilterResult([], {}, {BINDING: ["n2"]})
-    cluster.now_s = LIFE_S - 1
+    cluster.now_s = STAGES["reserved"].life_s - 1
     assert not cluster.filter(pod("b").asking(mib=FULL_MIB), "n1").node_names
 
 

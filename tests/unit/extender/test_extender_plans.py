@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extender.filtering import filter_nodes
-from extender.plans import Plan, Plans
+from extender.plans import Plans
 from extender.state import State
 from extender.wire import FilterArgs
 from kube.objects import Pod
@@ -17,6 +17,7 @@ from tests.builders import PodBuilder, mig_card, node, pod
 from tests.examples import examples
 from vgpu.names import DEFAULT
 from vgpu.placement import Placement, place
+from vgpu.reservations import STAGES
 
 FULL_MIB = 81_920
 NODES = ("n1", "n2")
@@ -34,7 +35,7 @@ def plan(state: State, plans: Plans, built: PodBuilder, priority: int = 0) -> Pl
     found = place(state.fleet, ask, NODES)
     if not isinstance(found, Placement):
         return None
-    plans.put(built.build().uid, Plan(built.build().key, priority, ask, found, 60.0))
+    plans.put(built.build().uid, built.build().key, priority, ask, found)
     return found
 
 
@@ -48,6 +49,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.state, self.plans = cluster()
+        self.planned = self.state.reservations.of("nomination")
         self.sizes: dict[str, int] = {}
         """UID of every pod that holds something -> MiB."""
         self.gone: set[str] = set()
@@ -67,7 +69,7 @@ class Machine(RuleBasedStateMachine):
         if not found.node_names:
             before = {uid for uid in self.sizes if uid in self.plans}
             with self.plans.aside(priority, NODES) as some:
-                assert some is any(self.plans._by_uid[one].priority <= priority for one in before)
+                assert some is any(self.planned[one].priority <= priority for one in before)
                 found = filter_nodes(self.state, FilterArgs(built.build(), NODES)) if some else found
             for given_up in {one for one in before if one not in self.plans}:
                 assert found.node_names, "nobody is put aside for nothing"
@@ -121,7 +123,7 @@ def test_a_plan_ends_with_its_node() -> None:
     with plans.aside(5, NODES):
         pass
     assert len(plans) == 0
-    assert state.claims.get("plan:uid-default-p") is None
+    assert state.claims.get("uid-default-p") is None
 
 
 def test_an_instance_that_was_given_away_meanwhile_is_planned_no_more() -> None:
@@ -138,8 +140,10 @@ def test_an_instance_that_was_given_away_meanwhile_is_planned_no_more() -> None:
 def test_time_is_up_for_those_whose_time_is_up() -> None:
     state, plans = cluster()
     plan(state, plans, pod("p").asking(mib=1024))
-    assert plans.lapsed(59.9) == []
-    assert plans.lapsed(60.0) == ["uid-default-p"]
+    state.clock = lambda: STAGES["planned"].life_s - 0.1
+    assert plans.lapsed() == []
+    state.clock = lambda: STAGES["planned"].life_s
+    assert plans.lapsed() == ["uid-default-p"]
 
 
 def test_only_plans_on_the_nodes_named_are_put_aside_and_only_where_room_was_taken_given_up() -> None:
@@ -153,7 +157,7 @@ def test_only_plans_on_the_nodes_named_are_put_aside_and_only_where_room_was_tak
             [0, 0], [FULL_MIB, FULL_MIB],
         ]  # fmt: skip
         assert filter_nodes(state, asking).node_names == ["n2"]
-    left = sorted(plans._by_uid[uid].placement.node for uid in plans._by_uid)
+    left = sorted(one.node for one in state.reservations.of("nomination").values())
     assert left == ["n1", "n1", "n2"]
     assert state.fleet.overcommitted() == []
 
@@ -167,10 +171,10 @@ def test_of_plans_on_one_card_those_of_the_lowest_priority_are_given_up(order: t
         ask = state.ask_of(pod(name).asking(mib=half).build())
         found = place(state.fleet, ask, ["n3"])
         assert isinstance(found, Placement)
-        plans.put(name, Plan(name, {"low": 1, "equal": 5}[name], ask, found, 60.0))
+        plans.put(name, name, {"low": 1, "equal": 5}[name], ask, found)
     with plans.aside(5, ["n3"]):
         assert filter_nodes(state, FilterArgs(pod("late").asking(mib=half).build(), ["n3"])).node_names == ["n3"]
-    assert set(plans._by_uid) == {"equal"}
+    assert set(state.reservations.of("nomination")) == {"equal"}
 
 
 def test_processors_are_left_as_they_were() -> None:
@@ -181,7 +185,7 @@ def test_processors_are_left_as_they_were() -> None:
     found = place(state.fleet, ask, ["n1"])
     assert isinstance(found, Placement)
     state._processors.set_node("n1", 8000)
-    plans.put("p", Plan("p", 1, ask, found, 60.0))
+    plans.put("p", "p", 1, ask, found)
     at = state.fleet.column["n1"]
     assert state.fleet.free_cpu_milli[at] == 5000
     with plans.aside(5, NODES):
@@ -192,13 +196,13 @@ def test_processors_are_left_as_they_were() -> None:
 def test_of_plans_of_the_same_priority_the_last_made_yield_and_no_more_than_so_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extender.plans.EQUALS", 2)
+    monkeypatch.setattr("vgpu.reservations.EQUALS", 2)
     state, plans = cluster()
     for name in ("p0", "p1", "p2", "p3"):
         assert plan(state, plans, pod(name).asking(mib=FULL_MIB), 5)
     with plans.aside(5, NODES):
         held = {uid for uid, _ in state.claims}
-        assert held == {"plan:uid-default-p0", "plan:uid-default-p1"}
+        assert held == {"uid-default-p0", "uid-default-p1"}
     with plans.aside(6, NODES):
         assert len(state.claims) == 0, "of lower priority all"
     assert len(plans) == len(state.claims) == 4

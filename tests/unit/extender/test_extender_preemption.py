@@ -41,8 +41,8 @@ def test_a_plan_that_is_not_in_the_way_is_taken_up_again() -> None:
     world.plan(low, "n1")
     world.tell(urgent)
     assert list(world.preempt(urgent, n1=["v0"]).nodes) == ["n1"]
-    taken = world.state.claims.get("plan:uid-default-low")
-    kept = world.state.claims.get("hold:uid-default-urgent")
+    taken = world.state.claims.get("uid-default-low")
+    kept = world.state.claims.get("uid-default-urgent")
     assert kept is not None
     assert taken is None or taken.assignment.held()[0].uuid != kept.assignment.held()[0].uuid
 

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from extender.plans import Plan
 from extender.preempting import PreemptionArgs
 from extender.state import State
 from extender.turns import Turns
@@ -102,7 +101,7 @@ class Crowded(Races):
         return [
             name
             for name, one in self.view.items()
-            if name in self.truth and not one.spec.node_name and self.state.claims.get(one.uid) is None
+            if name in self.truth and not one.spec.node_name and self.state.claims.place_of(one.uid) is None
         ]
 
     @precondition(lambda self: self.waiting())
@@ -116,8 +115,7 @@ class Crowded(Races):
         ask = self.state.ask_of(one)
         found = self.state.place(ask, sorted(NODES))
         if isinstance(found, Placement) and self.preemption.holds.get(one.uid) is None:
-            plan = Plan(one.key, one.spec.priority or 0, ask, found, self.now_s + 300)
-            self.ahead.plans.put(one.uid, plan)
+            self.ahead.plans.put(one.uid, one.key, one.spec.priority or 0, ask, found)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data(), where=NAMES, told=st.booleans())
@@ -153,8 +151,9 @@ class Crowded(Races):
 
     def room_comes_free_for(self, uid: str, victims: set[str]) -> None:
         """What is kept for a pod and what its victims hold, with those that leave anyway, is what it was promised."""
-        hold, kept = self.preemption.holds.get(uid), self.state.claims.get(f"hold:{uid}")
+        hold, kept = self.preemption.holds.get(uid), self.state.claims.get(uid)
         assert hold is not None
+        assert hold.assignment is not None
         leaving = {one.uid for one in self.view.values() if one.metadata.deletion_timestamp}
         claims = [kept, *map(self.state.claims.get, victims | leaving)]
         for piece in hold.assignment.held():

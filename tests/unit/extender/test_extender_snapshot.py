@@ -42,7 +42,8 @@ def state() -> State:
         placement = made.place(ask, [node_name])
         assert not isinstance(placement, NoRoom)
         made.reserve(f"uid-{name}", f"default/{name}", ask, placement)
-    made.move("uid-more", "bound")
+    made.on("bind", "uid-more")
+    made.on("accepted", "uid-more")
     made.pod_changed(None, pod("broken").asking(mib=1024).on("n3").assigned(text="{").build())
     return made
 

@@ -13,6 +13,7 @@ from extender.wire import FilterArgs
 from tests.builders import PodBuilder, mig_card, node, pod
 from vgpu.codec import assignment_to_json
 from vgpu.names import DEFAULT
+from vgpu.reservations import Event
 
 LONG_S = 60.0
 
@@ -46,11 +47,12 @@ def test_who_is_only_reserved_is_in_nobodys_way(state: State) -> None:
     assert not any(map(turns.blocked, reserve(state, spreading("a"), spreading("b"))))
 
 
-@pytest.mark.parametrize("stage", ["binding", "in doubt", "bound"])
-def test_who_is_being_bound_is_in_the_way_of_its_size_on_another_gpu(state: State, stage: str) -> None:
+@pytest.mark.parametrize("events", [("bind",), ("bind", "no answer"), ("bind", "accepted")])
+def test_who_is_being_bound_is_in_the_way_of_its_size_on_another_gpu(state: State, events: tuple[Event, ...]) -> None:
     turns = Turns(state, 0)
     first, other, same, size = reserve(state, spreading("a"), spreading("b"), spreading("c"), spreading("d", 4096))
-    state.move(first, stage)  # type: ignore[arg-type]
+    for event in events:
+        state.on(event, first)
     assert [turns.blocked(uid) for uid in (first, other, same, size)] == [False, True, False, False]
 
 
@@ -73,7 +75,7 @@ def test_room_that_is_planned_is_in_nobodys_way(state: State) -> None:
     turns, first = Turns(state, 0), spreading("a")
     ask = state.ask_of(first.build())
     placement = state.place(ask, ["n1"])
-    state.keep("plan:x", "default/x", ask, placement)  # type: ignore[arg-type]
+    state.keep("x", "default/x", ask, placement, own=False)  # type: ignore[arg-type]
     (uid,) = reserve(state, spreading("b"))
     assert not turns.blocked(uid)
 
@@ -86,7 +88,7 @@ def test_only_where_devices_come_from_allocate_and_also_mig_instances(access: st
     turns = Turns(state, 0)
     pods = [pod(name).asking(mig="1g.10gb").annotated(placement="spread") for name in ("a", "b")]
     first, other = reserve(state, *pods)
-    state.move(first, "binding")
+    state.on("bind", first)
     assert turns.blocked(other) == (access == "cdi")
 
 
@@ -105,6 +107,6 @@ async def test_a_turn_comes_when_the_other_has_started(state: State) -> None:
 
 async def test_patience_ends(state: State) -> None:
     first, other = reserve(state, spreading("a"), spreading("b"))
-    state.move(first, "binding")
+    state.on("bind", first)
     assert not await Turns(state, 0.01).come(other)
     assert not await Turns(state, 0).come(other)

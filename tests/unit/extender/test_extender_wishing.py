@@ -154,7 +154,7 @@ def test_with_policy_scheduler_every_node_that_fits_is_answered_and_nothing_is_h
 def test_with_policy_scheduler_a_place_is_held_where_only_one_node_is_left(cluster: Cluster) -> None:
     asking = of_app("x").annotated(placement="scheduler").build()
     assert cluster.filter(asking, "n2") == FilterResult(["n2"])
-    assert [one.node for _, one in cluster.state.reservations] == ["n2"]
+    assert [one.node for one in cluster.state.reservations] == ["n2"]
     assert cluster.filter(asking).node_names == ["n1", "n2", "n3"], "asked again, it is given back"
     assert len(cluster.state.claims) == 0
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 
 from extender.nominating import Nominator
-from extender.plans import Plan
 from extender.preempting import PreemptionArgs, PreemptionResult
 from extender.preemption import Preemption
 from extender.settings import Settings
@@ -102,7 +101,7 @@ class World:
         ask = self.state.ask_of(pod)
         found = place(self.state.fleet, ask, [where])
         assert isinstance(found, Placement)
-        self.ahead.plans.put(pod.uid, Plan(pod.key, pod.spec.priority or 0, ask, found, 300.0))
+        self.ahead.plans.put(pod.uid, pod.key, pod.spec.priority or 0, ask, found)
 
     def filter(self, built: PodBuilder, *names: str) -> FilterResult:
         return self.preemption.filter(FilterArgs(built.build(), names))

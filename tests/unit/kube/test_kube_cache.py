@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kube.cache import Cache
 from kube.objects import Pod
+from kube.owed import DEPARTURES
 from kube.paths import PODS
 from tests.builders import PodBuilder, pod
 from tests.fake_api import FakeApi, answer_with, say_raw
@@ -178,16 +181,101 @@ async def test_a_pod_made_again_under_its_name_while_nobody_watched_is_told_as_g
         assert log.kinds == [("gone", "default/a"), ("added", "default/a")]
 
 
-async def test_a_callback_that_raises_is_counted_and_stops_nothing(api: FakeApi) -> None:
-    def explode(_: Pod | None, new: Pod | None) -> None:
-        if new is not None and new.metadata.name == "a":
+class Clumsy:
+    """A callback that keeps what it is told in `knows`, and raises at some of its calls (a bit each, the first lowest), half done or not."""
+
+    def __init__(self, failing: int, *, half_done: bool = False) -> None:
+        self.knows: dict[str, Pod] = {}
+        """UID -> pod."""
+        self.calls = 0
+        self._failing, self._half_done = failing, half_done
+
+    def __call__(self, old: Pod | None, new: Pod | None) -> None:
+        fails = bool(self._failing >> self.calls & 1)
+        self.calls += 1
+        if not fails or self._half_done:
+            for pod_ in (old, new):
+                if pod_ is not None:
+                    self.knows.pop(pod_.uid, None)
+            if new is not None:
+                self.knows[new.uid] = new
+        if fails:
             raise KeyError("a mistake")
 
-    async with watching(api, on_change=explode) as (cache, _):
+
+async def test_a_callback_that_raises_is_counted_stops_nothing_and_is_called_again(api: FakeApi) -> None:
+    waits: list[float] = []
+
+    async def note(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    knows = Clumsy(0b111)
+    async with watching(api, on_change=knows, sleep=note, jitter=lambda: 0.0) as (cache, _):
         api.put(pod("a").plain())
-        api.put(pod("b").plain())
-        await seen(cache, lambda: cache.get("default/b") is not None)
-        assert cache.statistics().callback_errors == 1
+        await seen(cache, lambda: len(knows.knows) == 1)
+        assert (cache.statistics().callback_errors, cache.statistics().untold) == (3, 0)
+        assert waits == pytest.approx([0.2, 0.4, 0.8])
+
+
+class Scripted:
+    """A client whose API server has nothing at first, then tells these events, then falls silent."""
+
+    def __init__(self, *events: tuple[str, dict[str, Any]]) -> None:
+        self._lines = [
+            json.dumps(
+                {"type": kind, "object": {**thing, "metadata": {**thing["metadata"], "resourceVersion": str(at)}}}
+            )
+            for at, (kind, thing) in enumerate(events, 2)
+        ]
+
+    async def get(self, *_: object) -> bytes:
+        return b'{"metadata":{"resourceVersion":"1"}}'
+
+    async def stream(self, *_: object) -> AsyncGenerator[bytes, None]:
+        for line in self._lines:
+            yield line.encode()
+            await asyncio.sleep(0)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("half_done", [False, True])
+async def test_whenever_a_callback_raises_it_comes_to_know_what_there_is(half_done: bool) -> None:
+    again = pod("a").plain()
+    again["metadata"]["uid"] = "another"
+    script = Scripted(
+        ("ADDED", pod("a").plain()), ("MODIFIED", pod("a").on("n1").plain()), ("MODIFIED", again),
+        ("ADDED", pod("b").plain()), ("DELETED", pod("b").plain()), ("ADDED", pod("c").plain()),
+    )  # fmt: skip
+
+    async def no_wait(_: float) -> None:
+        await asyncio.sleep(0)
+
+    for failing in range(256):
+        knows = Clumsy(failing, half_done=half_done)
+        cache = Cache(script, PODS, Pod, on_change=knows, sleep=no_wait)  # type: ignore[arg-type]
+        running = asyncio.create_task(cache.run())
+        with capture_logs():  # a traceback takes a tenth of a second to write
+            await seen(cache, lambda: cache.get("default/c") is not None and not cache.statistics().untold)  # noqa: B023
+        assert knows.knows == {one.uid: one for one in cache.items()}, f"calls that raised: {failing:b}"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_callback_that_never_learns_that_an_object_is_gone_is_told_a_bounded_number_of_times(
+    api: FakeApi,
+) -> None:
+    told: list[str] = []
+
+    def explode(_: Pod | None, new: Pod | None) -> None:
+        if new is None:
+            told.append("gone")
+            raise KeyError("a mistake")
+
+    api.put(pod("a").plain())
+    async with watching(api, on_change=explode) as (cache, _):
+        api.remove(pod("a").plain())
+        await seen(cache, lambda: len(told) > 1 and not cache.statistics().untold)
+        assert len(told) == DEPARTURES
 
 
 async def test_bookmarks_move_the_version_that_a_broken_watch_goes_on_from(api: FakeApi) -> None:

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import pytest
 
-from kube import auth
 from kube.auth import Access, loader
 from kube.client import MERGE_PATCH, connect
 from kube.errors import ApiError, NoClusterError, api_error
@@ -18,7 +17,7 @@ from kube.patch import annotate, pointer
 from kube.paths import PODS, secret
 from kube.paths import pod as pod_path
 from tests.builders import pod
-from tests.fake_api import FakeApi, answer_with, hold, lose_reply
+from tests.fake_api import FakeApi, hold, lose_reply
 
 
 async def test_an_error_names_verb_path_status_and_what_the_server_said() -> None:
@@ -68,59 +67,6 @@ async def test_a_call_that_takes_too_long_is_given_up() -> None:
             await client.get(PODS, timeout_s=0.05)
         assert reached.is_set()
         never.set()
-
-
-async def test_a_token_that_is_refused_is_read_again_once() -> None:
-    tokens = iter(["Bearer old", "Bearer new", "Bearer never"])
-    async with FakeApi() as api:
-
-        async def load() -> Access:
-            return Access(f"http://127.0.0.1:{api.port}", None, next(tokens))
-
-        api.faults.append(answer_with("GET", PODS, 401, "Unauthorized", "token expired"))
-        async with connect(load=load) as client:
-            assert b"items" in await client.get(PODS)
-            api.faults += [answer_with("GET", PODS, 401), answer_with("GET", PODS, 401)]
-            with pytest.raises(ApiError, match="401"):
-                await client.get(PODS)
-
-
-async def test_a_token_is_read_again_after_a_minute() -> None:
-    now, loads = [0.0], []
-    async with FakeApi() as api:
-
-        async def load() -> Access:
-            loads.append(now[0])
-            return Access(f"http://127.0.0.1:{api.port}", None, "Bearer x")
-
-        async with connect(load=load, clock=lambda: now[0]) as client:
-            for now[0] in (0.0, 59.0, 61.0, 62.0):
-                await client.get(PODS)
-    assert loads == [0.0, 61.0]
-
-
-async def test_a_token_file_that_vanishes_is_an_error_of_the_call_not_of_the_program() -> None:
-    now, lost = [0.0], [False]
-    async with FakeApi() as api:
-
-        async def load() -> Access:
-            if lost[0]:
-                raise FileNotFoundError("token")
-            return Access(f"http://127.0.0.1:{api.port}", None, "Bearer x")
-
-        async with connect(load=load, clock=lambda: now[0]) as client:
-            now[0], lost[0] = 100.0, True
-            with pytest.raises(ApiError, match="token"):
-                await client.get(PODS)
-
-
-async def test_in_a_pod_the_service_account_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "token").write_text("abc\n")
-    monkeypatch.setattr(auth, "SERVICE_ACCOUNT", tmp_path)
-    monkeypatch.setattr(auth, "_tls", lambda _: None)
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    assert await loader(None)() == Access("https://[fd00::1]:6443", None, "Bearer abc")
 
 
 async def test_a_kubeconfig_file_says_server_and_token(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""What a callback is still to be told of an object, after it raised.
+
+Pure: which calls lead from what the callback took last to how the object is now. It may have done half of what it raised on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from kube.objects import Metadata
+
+DEPARTURES: Final = 16
+"""Times that a callback is told of an object that is gone before this is given up, after about four minutes. Guessed. Of objects
+that exist there is a bounded number to tell of; of those that are gone there is no end."""
+
+
+class Keyed(Protocol):
+    """What the cache needs of an object."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Its ObjectMeta."""
+
+
+T = TypeVar("T", bound=Keyed)
+
+
+@dataclass(slots=True)
+class Owed(Generic[T]):
+    """A change that the callback has raised on."""
+
+    old: T | None
+    new: T | None
+    tries: int = 1
+
+
+def steps(old: T | None, new: T | None) -> Iterator[tuple[T | None, T | None]]:
+    """A change as the callback is told of it: an object that has another's name comes after that one is gone."""
+    if old is not None and new is not None and old.metadata.uid != new.metadata.uid:
+        yield old, None
+        old = None
+    yield old, new
+
+
+def steps_owed(owed: Owed[T], new: T | None) -> Iterator[tuple[T | None, T | None]]:
+    """From what the callback last raised on to how the object is now. Of one that has gone meanwhile it is told although it never took it."""
+    seen = owed.new if owed.new is not None else owed.old
+    if seen is not None and (new is None or new.metadata.uid != seen.metadata.uid or owed.new is None):
+        yield seen, None
+        if new is not None:
+            yield None, new
+    else:
+        yield owed.old, new
