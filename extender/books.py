@@ -6,16 +6,14 @@ Reads and changes nothing. Who holds a GPU and is not known as a bound pod (a re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
 
 from extender.starvation import Starvation, identity
 from extender.state import State
 from kube.objects import Budget, Pod
-from vgpu.errors import BadAsk
+from kube.pod_requests import requests_of
 from vgpu.grant import Slice
 from vgpu.names import DEFAULT_CLASS
 from vgpu.preemption import Holder
-from vgpu.quantity import parse
 
 
 class Books:
@@ -87,18 +85,6 @@ def leaving(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None
 
 
-def asked_elsewhere(pod: Pod, ours: Callable[[str], bool]) -> dict[str, Fraction]:
-    """What a pod requests of resources that are not Tangram's, summed over its containers."""
-    total: dict[str, Fraction] = {}
-    for container in (*pod.spec.init_containers, *pod.spec.containers):
-        for resource, quantity in (container.resources.requests or {}).items():
-            if not ours(resource):
-                total[resource] = total.get(resource, Fraction(0)) + _number(quantity)
-    return total
-
-
-def _number(quantity: str | int | float) -> Fraction:
-    try:
-        return parse(str(quantity))
-    except BadAsk:
-        return Fraction(0)
+def requests_elsewhere(pod: Pod, ours: Callable[[str], bool]) -> dict[str, int]:
+    """What a pod on a node has of resources that are not Tangram's (`kube.pod_requests`)."""
+    return {resource: amount for resource, amount in requests_of(pod).items() if not ours(resource)}

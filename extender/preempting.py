@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import msgspec
 import structlog
 
-from extender.books import Books, asked_elsewhere, leaving, priority_of
+from extender.books import Books, leaving, priority_of, requests_elsewhere
 from extender.state import State
 from kube.objects import Pod
+from kube.pod_requests import total_of
 from vgpu.preemption import Eviction, Holder, Rules, victims, violations_of
 
 log = structlog.get_logger("extender.preempting")
@@ -191,19 +191,14 @@ def _makes_up_for(
 
     def suffices(uids: Collection[str]) -> bool:
         freed = _freed(state, books, uids)
-        return all(freed.get(resource, Fraction(0)) >= amount for resource, amount in wanted.items())
+        return all(freed.get(resource, 0) >= amount for resource, amount in wanted.items())
 
     return suffices
 
 
-def _freed(state: State, books: Books, uids: Collection[str]) -> dict[str, Fraction]:
-    total: dict[str, Fraction] = {}
-    for uid in uids:
-        pod = books.pod(uid)
-        if pod is not None and not leaving(pod):
-            for resource, amount in asked_elsewhere(pod, state.names.ours).items():
-                total[resource] = total.get(resource, Fraction(0)) + amount
-    return total
+def _freed(state: State, books: Books, uids: Collection[str]) -> dict[str, int]:
+    pods = [pod for uid in uids if (pod := books.pod(uid)) is not None and not leaving(pod)]
+    return total_of(requests_elsewhere(pod, state.names.ours) for pod in pods)
 
 
 def _of_others(

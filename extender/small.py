@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from extender.processors import CPU, asked_milli
 from kube.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus
+from kube.pod_requests import CPU, requests_of, shared
 from vgpu.names import Names
 from vgpu.request import asks_for_ours
 
@@ -25,7 +25,8 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
         )
         containers = (spec.containers, spec.init_containers) if asks else ((), ())
         status = PodStatus(pod.status.phase, pod.status.start_time)
-        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, cpu_milli=asked_milli(spec)), status)
+        requests = {resource: amount for resource, amount in requests_of(pod).items() if asks or resource == CPU}
+        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, requests=shared(requests)), status)
 
     return shrink
 

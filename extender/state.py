@@ -19,7 +19,7 @@ from extender.asks import Asks
 from extender.claims import Claim, Claims, sizes_of
 from extender.orphans import Orphans
 from extender.peers import Peers
-from extender.processors import Processors, allocatable_milli, asked_milli
+from extender.processors import Processors, allocatable_milli, wanted_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
 from extender.reservations import LIFE_S, Reservations, Stage
 from kube.objects import Node, Pod
@@ -110,7 +110,7 @@ class State:
             self._learn(new)
         self.peers.see(new)
         if new.spec.node_name:
-            self._tell_cpu(self._processors.hold(new.uid, new.spec.node_name, asked_milli(new.spec)))
+            self._tell_cpu(self._processors.hold(new.uid, new.spec.node_name, wanted_milli(new)))
             self._bound(new)
 
     def _learn(self, pod: Pod) -> None:

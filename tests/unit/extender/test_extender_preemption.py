@@ -133,3 +133,16 @@ def test_a_preempt_call_that_came_before_enough_was_known_is_remembered() -> Non
     world.preemption.informed.clear()
     assert not world.preempt(urgent, n1=["v"]).nodes
     assert world.preemption.missed
+
+
+def test_a_victim_counts_by_its_peak_and_not_by_the_sum_of_its_containers() -> None:
+    """By the sum the best-effort pod would free the 4 CPUs that the preemptor lacks, and be evicted in vain."""
+    world = World(n1=1)
+    frees_3 = pod("low").asking(init=True, container="init", cpu="3").asking(mib=HALF_MIB, cpu="3")
+    frees_3 = frees_3.annotated(**{"class": "best-effort"})
+    world.tell(frees_3.on("n1").assigned(share(card(0), HALF_MIB)))
+    world.tell(pod("high").asking(mib=HALF_MIB, cpu="4").on("n1").assigned(share(card(0), HALF_MIB)))
+    urgent = pod("urgent").asking(mib=HALF_MIB, cpu="4").of_priority(1000)
+    world.tell(urgent)
+    (chosen,) = world.preempt(urgent, n1=["high"]).nodes.values()
+    assert [victim.uid for victim in chosen.pods or ()] == ["uid-default-high"]
