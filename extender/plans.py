@@ -71,9 +71,7 @@ class Plans:
 
         Do not await inside.
         """
-        equals = [uid for uid, plan in self._by_uid.items() if plan.priority == priority][-EQUALS:]
-        lower = [uid for uid, plan in self._by_uid.items() if plan.priority < priority]
-        some = self._on(nodes, [*equals, *lower])
+        some = self._on(nodes, self._yielding(priority))
         lifted = self._state.lift(PREFIX + uid for uid in some)
         try:
             yield bool(some)
@@ -81,6 +79,17 @@ class Plans:
             self._state.put_back(lifted)
             for node in self._overbooked({self._by_uid[uid].placement.node for uid in some}):
                 self._take_up_anew([uid for uid in some if self._by_uid[uid].placement.node == node])
+
+    def making_way(self, priority: int) -> dict[str, set[str]]:
+        """Node -> UIDs of the claims there of plans that yield to a pod of this priority."""
+        found: dict[str, set[str]] = {}
+        for uid in self._yielding(priority):
+            found.setdefault(self._by_uid[uid].placement.node, set()).add(PREFIX + uid)
+        return found
+
+    def _yielding(self, priority: int) -> list[str]:
+        equals = [uid for uid, plan in self._by_uid.items() if plan.priority == priority][-EQUALS:]
+        return [*equals, *(uid for uid, plan in self._by_uid.items() if plan.priority < priority)]
 
     def _on(self, nodes: Sequence[str], uids: Sequence[str]) -> Sequence[str]:
         """Those of these plans on the nodes named, and those whose node is gone."""

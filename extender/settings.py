@@ -44,6 +44,12 @@ class Settings(ProgramSettings):
     preemption: bool = Field(
         True, description="Whether pods may be evicted for GPUs that a pod of higher priority asks for."
     )
+    preemption_deadline_s: float = Field(
+        3.0,
+        ge=0.1,
+        le=55,
+        description="Seconds after which a call of /preempt is answered with the best victims found so far, or nobody. Less than the scheduler's httpTimeout.",
+    )
     hold_s: float = Field(
         300.0, ge=10, le=3600, description="Seconds that room is kept for a pod for which others were evicted."
     )

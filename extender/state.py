@@ -232,6 +232,11 @@ class State:
             return UNREADABLE_ASSIGNMENT
         return self._excluded.get(node, NO_INVENTORY if node in self._nodes else UNKNOWN_NODE)
 
+    def lacking_cpu_milli(self, node: str, ask: PodAsk) -> int:
+        """What the node's processors have too little for the pod; 0 also where it is not known what they have."""
+        free = self._processors.free_milli(node)
+        return 0 if free is None else max(0, ask.cpu_milli - free)
+
     def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""
         self.reservations.put(uid, key, placement.node, self._clock())
