@@ -48,7 +48,7 @@ class Settings(ProgramSettings):
         3.0,
         ge=0.1,
         le=55,
-        description="Seconds after which a call of /preempt is answered with the best victims found so far, or nobody. Less than the scheduler's httpTimeout.",
+        description="Seconds that the search for whom to evict may take: then the best answer so far is given, or nobody is evicted. Less than the scheduler's httpTimeout.",
     )
     hold_s: float = Field(
         300.0, ge=10, le=3600, description="Seconds that room is kept for a pod for which others were evicted."
