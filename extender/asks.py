@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from extender.processors import asked_milli
+from extender.processors import wanted_milli
 from kube.objects import Pod
 from vgpu.names import Names
 from vgpu.policy import POLICIES
@@ -33,4 +33,4 @@ class Asks:
 
     def _read_one(self, asking: bytes) -> PodAsk:
         ask = pod_ask(msgspec.json.decode(asking), names=self._names, unit_mib=self._unit_mib, policies=POLICIES)
-        return replace(ask, cpu_milli=asked_milli(msgspec.json.decode(asking, type=Pod).spec)) if ask else ask
+        return replace(ask, cpu_milli=wanted_milli(msgspec.json.decode(asking, type=Pod))) if ask else ask

@@ -1,25 +1,44 @@
 """Who holds what on a node, and who of them may be evicted: the state and the caches as `vgpu.preemption` reads them.
 
 Reads and changes nothing. Who holds a GPU and is not known as a bound pod (a reservation, or room kept for another) is never evicted.
+What was made of a node is kept until a claim, a pod, its inventory or a disruption budget changes there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from dataclasses import dataclass
+from typing import Final
 
+from extender.budgets import Budgets
 from extender.starvation import Starvation, identity
 from extender.state import State
-from kube.objects import Budget, Pod
-from vgpu.errors import BadAsk
+from kube.objects import Pod
+from kube.pod_requests import requests_of
 from vgpu.grant import Slice
+from vgpu.holder import Holder, started_at
 from vgpu.names import DEFAULT_CLASS
-from vgpu.preemption import Holder
-from vgpu.quantity import parse
+from vgpu.node_view import NodeView
+
+MOST_KEPT: Final = 65_536
+"""Holders in views that are kept, some 20 MiB. Of more nodes the view is made at each search: 0.3 ms for 64 holders."""
+
+AT_A_TIME: Final = 1_000
+"""Pods that are looked at in one step of a walk through all: 0.1 ms."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    view: NodeView
+    version: int
+    budgets: tuple[tuple[str, int], ...]
+    """Namespace of its pods -> version of the budgets there."""
+    identities: frozenset[str]
 
 
 class Books:
-    """`pod_of` finds a pod by `namespace/name`, `pods` and `budgets` are all there are."""
+    """`pod_of` finds a pod by `namespace/name`, `pods` are all there are."""
 
     def __init__(
         self,
@@ -27,10 +46,28 @@ class Books:
         starvation: Starvation,
         pod_of: Callable[[str], Pod | None],
         pods: Callable[[], Iterable[Pod]],
-        budgets: Callable[[], Iterable[Budget]],
+        budgets: Budgets,
     ) -> None:
         self._state, self._starvation = state, starvation
         self._pod_of, self._pods, self._budgets = pod_of, pods, budgets
+        self._kept: dict[str, _Kept] = {}
+        self._holders = 0
+        """In views that are kept."""
+        self._alike = Counter[str]()
+        """Identity of pods that a controller names anew each time -> how many there are."""
+
+    def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        """A pod came, changed or went: to be told before anything is asked about its node."""
+        for pod, more in ((old, -1), (new, 1)):
+            if pod is None:
+                continue
+            if pod.spec.node_name:
+                self._forget(pod.spec.node_name)
+            one = identity(pod)
+            if one != pod.key:
+                self._alike[one] += more
+                if not self._alike[one]:
+                    del self._alike[one]
 
     def pod(self, uid: str) -> Pod | None:
         """A pod that holds a GPU, None when there is none."""
@@ -38,43 +75,88 @@ class Books:
         pod = self._pod_of(claim.key) if claim is not None else None
         return pod if pod is not None and pod.uid == uid else None
 
-    def others(self) -> Mapping[str, Pod]:
-        """Every pod by UID. Walks through all: for pods that hold no GPU, and rarely."""
-        return {pod.uid: pod for pod in self._pods()}
+    def find(self, uids: Set[str]) -> Iterator[Pod | None]:
+        """Those of all pods, also ones that hold no GPU. Walks through all, and answers None now and then."""
+        for at, pod in enumerate(list(self._pods())):
+            if pod.uid in uids:
+                yield pod
+            elif at % AT_A_TIME == 0:
+                yield None
 
-    def holders(self, node: str) -> list[Holder]:
-        """All that holds something on a node."""
-        return [
-            Holder(uid, held, spared=True) if (pod := self._evictable(uid)) is None else self._holder(pod, held)
-            for uid, held in self._state.claims.on(node).items()
-        ]
-
-    def any_below(self, node: str, priority: int) -> bool:
-        """Is there anybody on the node that a pod of this priority may evict?"""
-        uids = self._state.claims.on(node)
-        return any((pod := self._evictable(uid)) is not None and priority_of(pod) < priority for uid in uids)
+    def view(self, node: str) -> NodeView | None:
+        """All that holds something on a node; None for one that takes no pods."""
+        inventory = self._state.fleet.inventory.get(node)
+        if inventory is None:
+            self._forget(node)
+            return None
+        kept = self._kept.get(node)
+        version, tired = self._state.claims.version(node), self._starvation.tired
+        if (
+            kept is not None
+            and kept.version == version
+            and kept.view.inventory is inventory
+            and all(self._budgets.version(namespace) == seen for namespace, seen in kept.budgets)
+            and kept.identities.isdisjoint(tired)
+        ):
+            return kept.view
+        self._forget(node)
+        held = self._state.claims.on(node)
+        pods = [self._evictable(uid) for uid in held]
+        view = NodeView(node, inventory, list(map(self._holder, held, held.values(), pods)))
+        if self._holders + len(pods) <= MOST_KEPT:
+            known = [pod for pod in pods if pod is not None]
+            identities = frozenset(map(identity, known))
+            if not identities.isdisjoint(tired):
+                return view  # time alone may change who is spared there
+            budgets = tuple((one, self._budgets.version(one)) for one in {pod.metadata.namespace for pod in known})
+            self._kept[node] = _Kept(view, version, budgets, identities)
+            self._holders += len(pods)
+        return view
 
     def headroom(self) -> dict[str, int]:
         """Budget -> evictions that it allows now."""
-        return {budget.key: budget.status.disruptions_allowed for budget in self._budgets()}
+        return self._budgets.headroom()
+
+    def violations(self, uids: Collection[str]) -> int:
+        """How far evictions of pods that hold a GPU go beyond what budgets allow."""
+        pods = [pod for uid in uids if (pod := self.pod(uid)) is not None]
+        counts = Counter(budget for pod in pods for budget in self._budgets.of(pod))
+        return sum(max(0, count - max(0, self._budgets.allowed(one))) for one, count in counts.items())
 
     def terminating(self, node: str) -> frozenset[str]:
         """UIDs of the node's holders that are leaving."""
         uids = self._state.claims.on(node)
         return frozenset(uid for uid in uids if (pod := self.pod(uid)) is not None and leaving(pod))
 
+    def frees(self, uid: str) -> dict[str, int]:
+        """What the end of a pod that holds a GPU frees of resources that are not Tangram's; nothing where it leaves already."""
+        pod = self.pod(uid)
+        return {} if pod is None or leaving(pod) else self._elsewhere(pod)
+
+    def requests(self, uid: str) -> dict[str, int]:
+        """What a pod that holds a GPU has of its node, also while it leaves."""
+        pod = self.pod(uid)
+        return {} if pod is None else requests_of(pod)
+
+    def _elsewhere(self, pod: Pod) -> dict[str, int]:
+        return {name: amount for name, amount in requests_of(pod).items() if not self._state.names.ours(name)}
+
+    def _forget(self, node: str) -> None:
+        kept = self._kept.pop(node, None)
+        self._holders -= len(kept.view.pods) if kept is not None else 0
+
     def _evictable(self, uid: str) -> Pod | None:
         pod = self.pod(uid)
         return None if pod is None or uid in self._state.reservations or leaving(pod) else pod
 
-    def _holder(self, pod: Pod, held: tuple[Slice, ...]) -> Holder:
-        budgets = frozenset(budget.key for budget in self._budgets() if budget.counts(pod))
+    def _holder(self, uid: str, held: tuple[Slice, ...], pod: Pod | None) -> Holder:
+        if pod is None:
+            return Holder(uid, held, spared=True)
         klass = pod.metadata.annotation(self._state.names.klass) or DEFAULT_CLASS
-        spared = self._starvation.spared(pod, self._alike)
-        return Holder(pod.uid, held, priority_of(pod), klass, pod.status.start_time or "", budgets, spared)
-
-    def _alike(self, one: str) -> int:
-        return sum(identity(pod) == one for pod in self._pods())
+        return Holder(
+            uid, held, priority_of(pod), klass, started_at(pod.status.start_time or ""), self._budgets.of(pod),
+            self._starvation.spared(pod, self._alike.__getitem__), self._elsewhere(pod),
+        )  # fmt: skip
 
 
 def priority_of(pod: Pod) -> int:
@@ -85,20 +167,3 @@ def priority_of(pod: Pod) -> int:
 def leaving(pod: Pod) -> bool:
     """Is it deleted, and still there?"""
     return pod.metadata.deletion_timestamp is not None
-
-
-def asked_elsewhere(pod: Pod, ours: Callable[[str], bool]) -> dict[str, Fraction]:
-    """What a pod requests of resources that are not Tangram's, summed over its containers."""
-    total: dict[str, Fraction] = {}
-    for container in (*pod.spec.init_containers, *pod.spec.containers):
-        for resource, quantity in (container.resources.requests or {}).items():
-            if not ours(resource):
-                total[resource] = total.get(resource, Fraction(0)) + _number(quantity)
-    return total
-
-
-def _number(quantity: str | int | float) -> Fraction:
-    try:
-        return parse(str(quantity))
-    except BadAsk:
-        return Fraction(0)

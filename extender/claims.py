@@ -68,6 +68,8 @@ class Claims:
         """Node -> pod UID -> slices."""
         self._starting: dict[Size, dict[str, dict[str, frozenset[str]]]] = {}
         """Size -> node -> pod UID -> UUIDs."""
+        self._versions: dict[str, int] = {}
+        """Node -> how often it changed who holds what there."""
         self._cdi: set[str] = set()
         """Nodes offered whose devices come from Allocate."""
 
@@ -90,6 +92,10 @@ class Claims:
         """Pod UID -> what it holds there."""
         return self._held.get(node, {})
 
+    def version(self, node: str) -> int:
+        """Another number whenever somebody came to hold something there, or gave it up."""
+        return self._versions.get(node, 0)
+
     def hold(self, uid: str, claim: Claim) -> None:
         """The pod holds this, and no longer what it held before."""
         before = self._claims.get(uid)
@@ -99,6 +105,7 @@ class Claims:
         self._claims[uid] = claim
         slices = claim.assignment.held()
         self._held.setdefault(claim.node, {})[uid] = slices
+        self._versions[claim.node] = self.version(claim.node) + 1
         for piece in slices:
             self.fleet.debit(claim.node, piece)
         for size, uuids in claim.sizes.items():
@@ -112,6 +119,7 @@ class Claims:
             return False
         for piece in self._held[claim.node].pop(uid):
             self.fleet.credit(claim.node, piece)
+        self._versions[claim.node] = self.version(claim.node) + 1
         if not self._held[claim.node]:
             del self._held[claim.node]
         for size in claim.sizes:

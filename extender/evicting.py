@@ -11,7 +11,7 @@ Gives up and starts anew, rather than remembers, whatever it cannot prove any mo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ import structlog
 
 from extender.books import Books, leaving, priority_of
 from extender.holds import Holds
+from extender.slices import in_slices
 from extender.starvation import Starvation
 from extender.state import State
 from kube import paths
@@ -30,22 +31,21 @@ from kube.errors import ApiError
 from kube.events import Recorder, about
 from kube.objects import Pod
 from kube.patch import merge
+from kube.pod_requests import CPU, total_of
 from vgpu.errors import BadAsk
-from vgpu.fleet import Fleet
-from vgpu.inventory import Inventory
+from vgpu.holder import LOWEST
+from vgpu.node_search import Eviction
 from vgpu.placement import Placement
-from vgpu.preemption import Eviction, Holder, Rules, victims
+from vgpu.preemption import Search, least_eviction
 from vgpu.request import PodAsk
 from vgpu.reservations import Reservation
+from vgpu.victim_bounds import Rules, Terms
 
 GRACE_S: Final = 1.0
 """From filter's no to our own look: the scheduler's preemption comes within milliseconds, and goes first. Guessed."""
 
 RETRY_S: Final = 5.0
 """Between tries of an eviction that a budget or the API server refused. Guessed."""
-
-TOGETHER: Final = 16
-"""Nodes whose books are read before the scheduler's calls have their turn. Guessed."""
 
 VAIN_S: Final = 10.0
 """A pod that no eviction can help is not looked at again for so long: a look at 10,000 nodes costs tenths of a second. Guessed."""
@@ -54,9 +54,6 @@ WANTING: Final = 256
 """Pods remembered at a time: each keeps a list of its nodes, 80 kB at 10,000. Others are when they are filtered again."""
 
 LONG_AGO: Final = float("-inf")
-
-LOWEST: Final = -(2**31)
-"""No pod has a lower priority: with it, nobody is evicted."""
 
 log = structlog.get_logger("extender.evicting")
 
@@ -84,22 +81,21 @@ class _Begun:
     """Has anybody gone yet?"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Books:
-    """Of some nodes, as they were at one moment: whom to evict there is worked out beside the event loop, for a node may take tens of ms."""
+@dataclass(slots=True)
+class _Looking:
+    """For whom to evict for a pod."""
 
-    inventories: Mapping[str, Inventory]
-    holders: Mapping[str, Sequence[Holder]]
-    rules: Rules
-    only: Mapping[str, Set[str]]
+    wanting: Wanting
+    pod: Pod
+    ask: PodAsk
+    found: Eviction | None = None
+    """Nobody has to be."""
+    search: Search | None = None
 
-    def least(self, ask: PodAsk) -> Eviction | None:
-        """The least eviction there, None where none helps."""
-        fleet = Fleet()
-        for node, inventory in self.inventories.items():
-            fleet.set_node(node, inventory)
-        found = victims(fleet, ask, list(self.inventories), self.holders, self.rules, self.only)
-        return found if found is not None and found.victims else None
+    @property
+    def best(self) -> Eviction | None:
+        """So far."""
+        return self.found or (self.search.best if self.search is not None else None)
 
 
 class Evictor:
@@ -120,6 +116,7 @@ class Evictor:
         active: Callable[[], bool],
         clock: Callable[[], float],
         hold_s: float,
+        deadline_s: float,
         grace_s: float = GRACE_S,
         retry_s: float = RETRY_S,
     ) -> None:
@@ -127,6 +124,7 @@ class Evictor:
         self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
         self._active = active
         self._clock, self._hold_s, self._grace_s, self._retry_s = clock, hold_s, grace_s, retry_s
+        self._deadline_s = deadline_s
         self._wanting: dict[str, Wanting] = {}
         self._plans: dict[str, _Begun] = {}
         self._waited: set[str] = set()
@@ -248,41 +246,47 @@ class Evictor:
         """Is there room for it now, on another node than `but`? The scheduler heard of it as we did, and will be back."""
         nodes = [name for name in one.nodes if name != but]
         with self._holds.lifted(one.uid):
-            return isinstance(self._state.place(ask, nodes), Placement)
+            found = self._state.place(ask, nodes)
+            if isinstance(found, Placement) and self._state.lacking_cpu_milli(found.node, ask):
+                found = self._state.place(ask, [name for name in nodes if not self._state.lacking_cpu_milli(name, ask)])
+            return isinstance(found, Placement)
 
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> Eviction | None:
-        """The least eviction over all nodes; none needed where those who leave by themselves make room."""
-        nodes = [name for name in one.nodes if name in self._state.fleet]
-        best: Eviction | None = None
-        for first in range(0, len(nodes), TOGETHER):
-            some = nodes[first : first + TOGETHER]
-            with self._holds.lifted(one.uid):
-                found = None if one.uid in self._waited else self._without_eviction(ask, some)
-                books = self._written_down(pod, ask, some)
-            found = found or await asyncio.to_thread(books.least, ask)
-            if found is not None and not found.victims:
-                return found
-            if found is not None and (best is None or found.cost < best.cost):
-                best = found
-        return best
+        """The least eviction over all nodes, or over those that there was time for; none needed where those who leave by themselves make room."""
+        looking = _Looking(one, pod, ask)
+        await in_slices(self._steps(looking), until_s=self._clock() + self._deadline_s, clock=self._clock)
+        return looking.best
 
-    def _without_eviction(self, ask: PodAsk, nodes: Sequence[str]) -> Eviction | None:
-        some = [node for node in nodes if self._books.terminating(node)]
-        return self._after(ask, some, frozenset().union(*map(self._books.terminating, some)))
-
-    def _written_down(self, pod: Pod, ask: PodAsk, nodes: Sequence[str]) -> _Books:
-        rules = Rules(priority_of(pod), self._books.headroom(), violate=False)
-        fleet = self._state.fleet  # a node may have gone while others were worked out
-        nodes = [node for node in nodes if node in fleet and self._books.any_below(node, rules.priority)]
-        holders = {node: self._books.holders(node) for node in nodes}
-        inventories = {node: fleet.inventory[node] for node in nodes}
-        return _Books(inventories, holders, rules, self._state.claims.only(ask, self._state.names))
-
-    def _after(self, ask: PodAsk, nodes: Sequence[str], gone: frozenset[str]) -> Eviction | None:
-        """Where the ask fits when these are gone, and nobody else goes."""
-        holders = {node: [one for one in self._books.holders(node) if one.uid not in gone] for node in nodes}
+    def _steps(self, looking: _Looking) -> Iterator[None]:
+        one, ask = looking.wanting, looking.ask
+        if one.uid not in self._waited:
+            for node in one.nodes:
+                if (leave := self._books.terminating(node)) and (found := self._after(one.uid, ask, node, leave)):
+                    looking.found = found
+                    return
+                yield
+        terms: dict[str, Terms] = {}
+        rules = Rules(priority_of(looking.pod), self._books.headroom(), violate=False, terms=terms, may_be_nobody=False)
+        nodes = self._with_terms(one, ask, terms)
         only = self._state.claims.only(ask, self._state.names)
-        return victims(self._state.fleet, ask, nodes, holders, Rules(LOWEST), only)
+        looking.search = Search(ask, nodes, self._books.view, rules, only)
+        yield from looking.search.steps()
+
+    def _with_terms(self, one: Wanting, ask: PodAsk, terms: dict[str, Terms]) -> Iterator[str]:
+        for node in one.nodes:
+            terms[node] = self._terms(one.uid, ask, node, frozenset())
+            yield node
+
+    def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
+        """When these are gone: the pod's own room is not in its way, and what processors lack for it must be freed too."""
+        lacking = self._state.lacking_cpu_milli(node, ask) - total_of(map(self._books.requests, gone)).get(CPU, 0)
+        return Terms(frees={CPU: lacking} if lacking > 0 else {}, aside=gone | {uid})
+
+    def _after(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Eviction | None:
+        """Where the ask fits when these are gone, and nobody else goes."""
+        rules = Rules(LOWEST, terms={node: self._terms(uid, ask, node, gone)})
+        only = self._state.claims.only(ask, self._state.names)
+        return least_eviction(ask, [node], self._books.view, rules, only)
 
     async def _carry_on(self, uid: str) -> None:
         """Evict what is left of a plan, one by one, as long as it leads anywhere."""
@@ -328,8 +332,7 @@ class Evictor:
 
     def _leads_anywhere(self, uid: str, ask: PodAsk, plan: Eviction, staying: Set[str]) -> bool:
         gone = (frozenset(plan.victims) - staying) | self._books.terminating(plan.node)
-        with self._holds.lifted(uid):
-            return self._after(ask, [plan.node], gone) is not None
+        return self._after(uid, ask, plan.node, gone) is not None
 
     def _needed(self, uid: str, ask: PodAsk, plan: Eviction, victim: str, staying: Set[str]) -> bool:
         """Is the victim still there to stay, and would the pod not fit with it? `staying`: those of whom that was answered no."""
@@ -337,8 +340,7 @@ class Evictor:
         if pod is None or leaving(pod):
             return False
         gone = (frozenset(plan.victims) - staying - {victim}) | self._books.terminating(plan.node)
-        with self._holds.lifted(uid):
-            return self._after(ask, [plan.node], gone) is None
+        return self._after(uid, ask, plan.node, gone) is None
 
     async def _evict(self, pod: Pod, plan: Eviction, uid: str) -> bool:
         """Whether this eviction is done with. Raises ApiError when the API server refuses for good."""

@@ -70,6 +70,15 @@ class Plans:
             for node in self._overbooked({one.node for one in left}):
                 self._take_up_anew([one for one in left if one.node == node])
 
+    def making_way(self, priority: int) -> dict[str, set[str]]:
+        """Node -> UIDs of the claims there of plans that yield to a pod of this priority."""
+        found: dict[str, set[str]] = {}
+        for uid in self._state.reservations.yielding(priority):
+            claim = self._state.claims.get(uid)
+            if claim is not None and not claim.own:
+                found.setdefault(claim.node, set()).add(uid)
+        return found
+
     def _on(self, nodes: Sequence[str], uids: Sequence[str]) -> Sequence[Reservation]:
         """Those of these plans on the nodes named, and those whose node is gone."""
         if not uids:

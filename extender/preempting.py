@@ -15,18 +15,20 @@ pods near or far) the scheduler's own victims all stay on the list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import msgspec
 import structlog
 
-from extender.books import Books, asked_elsewhere, leaving, priority_of
+from extender.books import Books, priority_of
 from extender.state import State
 from kube.objects import Pod
-from vgpu.preemption import Eviction, Holder, Rules, victims, violations_of
+from kube.pod_requests import total_of
+from vgpu.holder import LOWEST
+from vgpu.node_search import Eviction
+from vgpu.preemption import Search
+from vgpu.victim_bounds import Rules, Terms
 
 log = structlog.get_logger("extender.preempting")
 
@@ -117,97 +119,101 @@ class _Placed(msgspec.Struct):
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """One call, understood."""
+class Choosing:
+    """One call: whom to evict where. Raises BadAsk."""
 
-    pod: Pod
-    all_of: bool
-    """Must the scheduler's own victims go whatever else does?"""
-    headroom: Mapping[str, int]
+    def __init__(self, state: State, books: Books, args: PreemptionArgs) -> None:
+        self._state, self._books = state, books
+        self.pod, self._proposed = args.pod, args.proposed()
+        self.ask = state.ask_of(self.pod)
+        self._all_of = bool(self.ask) and args.needs_more_than_sums
+        """Must the scheduler's own victims go whatever else does?"""
+        self._others: dict[str, Pod] = {}
+        """UID -> victim that holds no GPU."""
+        self._search: Search | None = None
+
+    def steps(self, aside: Mapping[str, Set[str]]) -> Iterator[None]:
+        """The search, in steps. `aside`: node -> UIDs of claims that make way for this pod. Each step reads the state as it then is."""
+        beside = set[str]()
+        for node, wanted in self._proposed.items():
+            held = self._state.claims.on(node)
+            beside.update(uid for uid in _uids(wanted) if uid not in held)
+            yield
+        for pod in self._books.find(beside) if beside else ():
+            if pod is not None:
+                self._others[pod.uid] = pod
+            yield
+        terms: dict[str, Terms] = {}
+        self._search = self._searching(terms, self._candidates(terms, aside))
+        yield from self._search.steps()
+
+    def _searching(self, terms: Mapping[str, Terms], nodes: Iterable[str]) -> Search:
+        rules = Rules(priority_of(self.pod), self._books.headroom(), terms=terms, may_be_nobody=False)
+        return Search(self.ask, nodes, self._books.view, rules, self._state.claims.only(self.ask, self._state.names))
+
+    def _candidates(self, terms: dict[str, Terms], aside: Mapping[str, Set[str]]) -> Iterator[str]:
+        for node in self._proposed:
+            found = self._terms(node, frozenset(aside.get(node, ())))
+            if found is not None:
+                terms[node] = found
+                yield node
+
+    def _terms(self, node: str, aside: frozenset[str]) -> Terms | None:
+        """What victims there must make up for; None where the scheduler goes by another cluster than we."""
+        held, wanted = self._state.claims.on(node), self._proposed[node]
+        ours = [uid for uid in _uids(wanted) if uid in held]
+        beside = [uid for uid in _uids(wanted) if uid not in held]
+        if not self._all_there(node, beside):
+            return None
+        pods = [self._others[uid] for uid in beside]
+        return Terms(
+            must_go=frozenset(ours) if self._all_of else frozenset(),
+            frees={} if self._all_of else total_of(map(self._books.frees, ours)),
+            aside=aside,
+            beside_violations=self._of_others(wanted, ours) if beside else 0,
+            beside_highest=max(map(priority_of, pods), default=LOWEST),
+            beside=len(beside),
+        )
+
+    def _all_there(self, node: str, uids: Collection[str]) -> bool:
+        """Are all these pods on the node, and of lower priority?"""
+        for uid in uids:
+            pod = self._others.get(uid)
+            if pod is None or pod.spec.node_name != node or priority_of(pod) >= priority_of(self.pod):
+                log.warning("a proposed victim is not on the node, or not of lower priority", node=node, uid=uid[:80])
+                return False
+        return True
+
+    def _of_others(self, wanted: MetaVictims, ours: Collection[str]) -> int:
+        """Violations by victims that hold no GPU: what the scheduler counted beyond those that do."""
+        return max(0, wanted.violations - self._books.violations(ours))
+
+    @property
+    def best(self) -> Eviction | None:
+        """So far."""
+        return self._search.best if self._search is not None else None
+
+    def proved(self, node: str) -> Eviction | None:
+        """The least set on this node as the state is now."""
+        terms: dict[str, Terms] = {}
+        search = self._searching(terms, [node] if (found := self._terms(node, frozenset())) is not None else [])
+        if found is not None:
+            terms[node] = found
+        for _ in search.steps():
+            pass
+        return search.best
+
+    def answer(self, found: Eviction) -> PreemptionResult:
+        """What is told the scheduler."""
+        wanted, held = self._proposed[found.node], self._state.claims.on(found.node)
+        beside = [uid for uid in _uids(wanted) if uid not in held]
+        victims = MetaVictims(tuple(MetaPod(uid) for uid in (*found.victims, *beside)), found.cost[0])
+        return PreemptionResult({found.node: victims})
+
+    def as_proposed(self) -> PreemptionResult:
+        """For a pod that requests nothing of ours."""
+        return PreemptionResult(self._proposed)
 
 
-def choose(state: State, books: Books, args: PreemptionArgs) -> tuple[PreemptionResult, dict[str, Eviction]]:
-    """The answer, and what it means for the GPUs of the node in it. Raises BadAsk."""
-    pod, proposed = args.pod, args.proposed()
-    ask = state.ask_of(pod)
-    if not ask:
-        return PreemptionResult(proposed), {}
-    if pod.spec.preemption_policy == "Never" or state.claims.place_of(pod.uid) is not None:
-        return PreemptionResult(), {}
-    asked = _Asked(pod, args.needs_more_than_sums, books.headroom())
-    only = state.claims.only(ask, state.names)
-    answer: dict[str, MetaVictims] = {}
-    plans: dict[str, Eviction] = {}
-    prices: dict[str, tuple[object, ...]] = {}
-    others: Mapping[str, Pod] | None = None
-    for node, wanted in proposed.items():
-        holders = {one.uid: one for one in books.holders(node)}
-        named = tuple(one.uid for one in wanted.pods or ())
-        beside = [uid for uid in named if uid not in holders]
-        if beside:
-            others = others if others is not None else books.others()
-            if not _all_there(node, beside, others, priority_of(pod)):
-                continue
-        ours = [uid for uid in named if uid in holders]
-        rules = Rules(priority_of(pod), asked.headroom, suffices=_makes_up_for(state, books, ours, all_of=asked.all_of))
-        found = victims(state.fleet, ask, [node], {node: list(holders.values())}, rules, only)
-        if found is None or not (found.victims or beside):
-            continue
-        violations = found.violations + (_of_others(wanted, ours, holders, asked.headroom) if beside else 0)
-        answer[node] = MetaVictims(tuple(MetaPod(uid) for uid in (*found.victims, *beside)), violations)
-        plans[node] = found
-        prices[node] = _price(found, violations, [others[uid] for uid in beside] if others else [])
-    least = sorted(prices, key=lambda node: prices[node])[:1]
-    return PreemptionResult({node: answer[node] for node in least}), {node: plans[node] for node in least}
-
-
-def _price(found: Eviction, violations: int, beside: Collection[Pod]) -> tuple[object, ...]:
-    """The cost of an eviction, with victims that hold no GPU and have no class."""
-    _, latency_critical, standard, highest, count, *rest = found.cost
-    highest = max([highest, *map(priority_of, beside)])
-    return violations, latency_critical, standard, highest, count + len(beside), *rest
-
-
-def _all_there(node: str, uids: Collection[str], others: Mapping[str, Pod], priority: int) -> bool:
-    """Are all these pods on the node, and of lower priority? If not, the scheduler goes by another cluster than we."""
-    for uid in uids:
-        pod = others.get(uid)
-        if pod is None or pod.spec.node_name != node or priority_of(pod) >= priority:
-            log.warning("a proposed victim is not on the node, or not of lower priority", node=node, uid=uid[:80])
-            return False
-    return True
-
-
-def _makes_up_for(
-    state: State, books: Books, ours: Collection[str], *, all_of: bool
-) -> Callable[[Collection[str]], bool] | None:
-    """Does a set free of everything that is not ours what the proposed victims would have?"""
-    if all_of:
-        return lambda uids: set(ours) <= set(uids)
-    wanted = _freed(state, books, ours)
-    if not wanted:
-        return None
-
-    def suffices(uids: Collection[str]) -> bool:
-        freed = _freed(state, books, uids)
-        return all(freed.get(resource, Fraction(0)) >= amount for resource, amount in wanted.items())
-
-    return suffices
-
-
-def _freed(state: State, books: Books, uids: Collection[str]) -> dict[str, Fraction]:
-    total: dict[str, Fraction] = {}
-    for uid in uids:
-        pod = books.pod(uid)
-        if pod is not None and not leaving(pod):
-            for resource, amount in asked_elsewhere(pod, state.names.ours).items():
-                total[resource] = total.get(resource, Fraction(0)) + amount
-    return total
-
-
-def _of_others(
-    wanted: MetaVictims, ours: Collection[str], holders: Mapping[str, Holder], headroom: Mapping[str, int]
-) -> int:
-    """Violations by victims that hold no GPU: what the scheduler counted beyond those that do."""
-    return max(0, wanted.violations - violations_of((holders[uid] for uid in ours), headroom))
+def _uids(wanted: MetaVictims) -> tuple[str, ...]:
+    return tuple(one.uid for one in wanted.pods or ())

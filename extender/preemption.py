@@ -20,28 +20,30 @@ import msgspec
 import structlog
 
 from extender.books import Books, leaving, priority_of
+from extender.budgets import Budgets
 from extender.evicting import Evictor
 from extender.filtering import filter_nodes
 from extender.holds import Holds
-from extender.nominating import Nominator, fits_nowhere, turned_down, unplaced
-from extender.preempting import PreemptionArgs, PreemptionResult, choose
+from extender.nominating import Nominator, fits_nowhere, turned_down
+from extender.preempting import Choosing, PreemptionArgs, PreemptionResult
 from extender.remembering import Remembering
 from extender.reporting import Reporter
 from extender.settings import Settings
-from extender.small import small_pod
+from extender.slices import in_slices
 from extender.starvation import Starvation
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.events import Recorder
-from kube.needs import WholeSpec, needs_of
 from kube.objects import Budget, Pod
 from kube.paths import BUDGETS
 from vgpu.errors import BadAsk
-from vgpu.names import Names
+from vgpu.holder import LOWEST
+from vgpu.node_search import Eviction
 from vgpu.placement import NO_ROOM
-from vgpu.preemption import Eviction, Rules, victims
+from vgpu.preemption import least_eviction
+from vgpu.victim_bounds import Rules, Terms
 
 COMPONENT = "tangram-extender"
 BY_THE_SCHEDULER = "PreemptionByScheduler"
@@ -80,17 +82,19 @@ class Preemption:
         read_s: float = READ_S,
     ) -> None:
         self.enabled, self.ahead = settings.preemption, ahead
-        self.budgets = Cache(client, BUDGETS, Budget, shrink=_small_budget)
+        self.disruptions = Budgets()
+        self.budgets = Cache(client, BUDGETS, Budget, on_change=self.disruptions.changed, shrink=_small_budget)
         self.pods: Cache[Pod] | None = None
         self.informed = asyncio.Event()
         """Is known whom to spare? Before that nobody is evicted."""
         self.missed = False
         """Was a call answered before that? kube-scheduler does not ask again."""
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
+        self._deadline_s = settings.preemption_deadline_s
         self.holds = Holds(state)
         self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
-        self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.budgets.items)
+        self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.disruptions)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
         self._reporter = Reporter(
             state, self._recorder, pod_of=self._pod_of, helped=lambda uid: self.holds.get(uid) is not None, clock=clock
@@ -101,6 +105,7 @@ class Preemption:
         self._evictor = Evictor(
             client, state, self._books, self.holds, self._starvation, self._recorder,
             pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock, hold_s=settings.hold_s,
+            deadline_s=settings.preemption_deadline_s,
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Statistics]:
@@ -142,6 +147,7 @@ class Preemption:
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         """A pod came, changed or went."""
+        self._books.pod_changed(old, new)
         self._state.pod_changed(old, new)
         self.ahead.pod_changed(old, new)
         if new is None or new.finished:
@@ -210,8 +216,7 @@ class Preemption:
             return None
         if not ask or self._state.claims.place_of(pod.uid) is not None:
             return None
-        holders = [one for one in self._books.holders(node) if one.uid not in leave]
-        return victims(self._state.fleet, ask, [node], {node: holders}, Rules(-(2**31)))
+        return least_eviction(ask, [node], self._books.view, Rules(LOWEST, terms={node: Terms(aside=leave)}))
 
     # --- what the scheduler asks ---
 
@@ -257,24 +262,64 @@ class Preemption:
             if hold is not None and not hold.nominated:
                 await self.pods.wait_for(lambda: self._is_being_helped(pod.uid) or None, timeout_s=ROOM_S)
 
-    def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """The preempt verb, once `meet` has returned. Raises BadAsk."""
-        pod = args.pod
+    def deadline(self) -> float:
+        """Until when a call that comes now is to be answered."""
+        return self._clock() + self._deadline_s
+
+    async def preempt(self, args: PreemptionArgs, until_s: float) -> PreemptionResult:
+        """The preempt verb, once `meet` has returned. When time is up the best answer so far, or nobody. Raises BadAsk."""
+        choosing = Choosing(self._state, self._books, args)
         if self.enabled and not self.informed.is_set():
             self.missed = True
             log.warning(
-                "nobody is evicted before disruption budgets are known, and who was preempted lately", pod=pod.key
+                "nobody is evicted before disruption budgets are known, and who was preempted lately",
+                pod=choosing.pod.key,
             )
             return PreemptionResult()
-        if self._state.ask_of(pod) and (not self.enabled or self._is_gone(pod) or self._is_being_helped(pod.uid)):
-            return PreemptionResult()
-        self._state.expire()
-        with self.holds.lifted(pod.uid), self.ahead.plans.aside(priority_of(pod), args.nodes):
-            result, plans = choose(self._state, self._books, args)
-            for node, plan in plans.items():  # before plans come back: those whose room this takes do not
-                self._answered[pod.uid] = self._clock(), plans
-                self.holds.put(pod.uid, pod.key, node, plan.assignment)
-        return result
+        if not choosing.ask:
+            return choosing.as_proposed()
+        while not self._evicts_nobody(choosing.pod):
+            self._state.expire()
+            whole = await in_slices(choosing.steps(self._making_way(choosing.pod)), until_s=until_s, clock=self._clock)
+            if not whole:
+                log.warning("whom to evict is answered before all nodes were looked at", pod=choosing.pod.key)
+            if choosing.best is None or self._evicts_nobody(choosing.pod):
+                break
+            found = self._proved(choosing, choosing.best, at_any_cost=not whole or self._clock() >= until_s)
+            if found is not None:
+                return choosing.answer(found)
+            if not whole:
+                break
+        return PreemptionResult()
+
+    def _evicts_nobody(self, pod: Pod) -> bool:
+        """Is nobody to be evicted for it by the scheduler, whatever there is?"""
+        if (
+            not self.enabled
+            or pod.spec.preemption_policy == "Never"
+            or self._state.claims.place_of(pod.uid) is not None
+        ):
+            return True
+        return self._is_gone(pod) or self._is_being_helped(pod.uid)
+
+    def _making_way(self, pod: Pod) -> dict[str, set[str]]:
+        """Node -> UIDs of claims there that are not in this pod's way: its own room, and what is planned for pods that yield to it."""
+        found, hold = self.ahead.plans.making_way(priority_of(pod)), self.holds.get(pod.uid)
+        if hold is not None:
+            found.setdefault(hold.node, set()).add(pod.uid)
+        return found
+
+    def _proved(self, choosing: Choosing, best: Eviction, *, at_any_cost: bool) -> Eviction | None:
+        """The choice once more, on what is known by now, and the room kept for it. None where it costs more than it seemed to."""
+        pod, node = choosing.pod, best.node
+        with self.holds.lifted(pod.uid), self.ahead.plans.aside(priority_of(pod), [node]):
+            found = choosing.proved(node)
+            if found is None or (found.cost > best.cost and not at_any_cost):
+                return None
+            # before plans come back: those whose room this takes do not
+            self._answered[pod.uid] = self._clock(), {node: found}
+            self.holds.put(pod.uid, pod.key, node, found.assignment)
+        return found
 
     def _is_gone(self, pod: Pod) -> bool:
         """Is it not there? Then nothing would ever end what is kept for it."""
@@ -315,41 +360,6 @@ class Preemption:
 
     def _all_pods(self) -> Sequence[Pod]:
         return list(self.pods.items()) if self.pods is not None else []
-
-
-def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
-    """As `small_pod`, with what matters for evicting: of all pods priority and deletion, of those that ask for ours the rest."""
-    shrink = small_pod(names)
-
-    def keep(pod: Pod) -> Pod:
-        small, meta, spec, status = shrink(pod), pod.metadata, pod.spec, pod.status
-        ours = bool(small.spec.containers or small.spec.init_containers)
-        told = (
-            tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one)) if ours else ()
-        )
-        waits = ours and not spec.node_name and isinstance(spec, WholeSpec)
-        change = msgspec.structs.replace
-        return change(
-            small,
-            metadata=change(
-                small.metadata,
-                deletion_timestamp=meta.deletion_timestamp,
-                labels=meta.labels if ours else None,
-                owner_references=meta.owner_references if ours else (),
-            ),
-            spec=change(
-                small.spec,
-                priority=spec.priority,
-                preemption_policy=spec.preemption_policy,
-                scheduler_name=spec.scheduler_name if waits else "",
-                needs=needs_of(spec, names.ours) if waits and isinstance(spec, WholeSpec) else None,
-            ),
-            status=change(
-                small.status, nominated_node_name=status.nominated_node_name if ours else "", conditions=told
-            ),
-        )
-
-    return keep
 
 
 def _small_budget(budget: Budget) -> Budget:

@@ -6,44 +6,20 @@ place count once the watch tells of them.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Final
-
-from kube.objects import Container, NodeStatus, PodSpec
-from vgpu.errors import BadAsk
-from vgpu.quantity import LARGEST_CPU_MILLI, parse
-
-CPU: Final = "cpu"
+from kube.objects import NodeStatus, Pod
+from kube.pod_requests import CPU, milli, requests_of
+from vgpu.quantity import LARGEST_CPU_MILLI
 
 
-@lru_cache(maxsize=4096)
-def milli(quantity: str | float) -> int:
-    """Thousandths of a processor, rounded up, no more than are told apart; 0 for what is no quantity: the API server lets none through."""
-    try:
-        return min(LARGEST_CPU_MILLI, max(0, -int(-parse(str(quantity)) * 1000 // 1)))
-    except BadAsk:
-        return 0
-
-
-def asked_milli(spec: PodSpec) -> int:
-    """What the pod requests at its peak, as kube-scheduler counts it: init containers run one after another, sidecars stay."""
-    if spec.cpu_milli:
-        return spec.cpu_milli
-    running = most = 0
-    for container in spec.init_containers:
-        most = max(most, running + _requested(container))
-        running += _requested(container) if container.restart_policy == "Always" else 0
-    return min(LARGEST_CPU_MILLI, max(most, running + sum(map(_requested, spec.containers))))
+def wanted_milli(pod: Pod) -> int:
+    """Thousandths of a processor that the pod has, or requests; no more than are told apart."""
+    return min(LARGEST_CPU_MILLI, requests_of(pod).get(CPU, 0))
 
 
 def allocatable_milli(status: NodeStatus) -> int | None:
     """What a node has for pods; None when it does not say."""
     text = (status.allocatable or {}).get(CPU)
-    return None if text is None else milli(text)
-
-
-def _requested(container: Container) -> int:
-    return milli((container.resources.requests or {}).get(CPU, 0))
+    return None if text is None else min(LARGEST_CPU_MILLI, milli(text))
 
 
 class Processors:

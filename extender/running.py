@@ -17,10 +17,10 @@ import structlog
 from extender.binding import Binder
 from extender.metrics import Metrics
 from extender.nominating import Nominator
-from extender.preemption import Preemption, small_pod_of
+from extender.preemption import Preemption
 from extender.server import scheduler_app
 from extender.settings import Settings
-from extender.small import small_node
+from extender.small import small_node, small_pod_of
 from extender.state import UNFINISHED, State
 from extender.verbs import Verbs
 from extender.waking import Waker

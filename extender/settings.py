@@ -44,6 +44,12 @@ class Settings(ProgramSettings):
     preemption: bool = Field(
         True, description="Whether pods may be evicted for GPUs that a pod of higher priority asks for."
     )
+    preemption_deadline_s: float = Field(
+        3.0,
+        ge=0.1,
+        le=55,
+        description="Seconds that the search for whom to evict may take: then the best answer so far is given, or nobody is evicted. Less than the scheduler's httpTimeout.",
+    )
     hold_s: float = Field(
         STAGES["kept"].life_s,
         ge=10,

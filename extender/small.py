@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from extender.processors import CPU, asked_milli
+from extender.nominating import unplaced
+from kube.needs import WholeSpec, needs_of
 from kube.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus
+from kube.pod_requests import CPU, requests_of, shared
 from vgpu.names import Names
 from vgpu.request import asks_for_ours
 
@@ -25,9 +27,45 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
         )
         containers = (spec.containers, spec.init_containers) if asks else ((), ())
         status = PodStatus(pod.status.phase, pod.status.start_time)
-        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, cpu_milli=asked_milli(spec)), status)
+        requests = {resource: amount for resource, amount in requests_of(pod).items() if asks or resource == CPU}
+        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, requests=shared(requests)), status)
 
     return shrink
+
+
+def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
+    """As `small_pod`, with what matters for evicting: of all pods priority and deletion, of those that ask for ours the rest."""
+    shrink = small_pod(names)
+
+    def keep(pod: Pod) -> Pod:
+        small, meta, spec, status = shrink(pod), pod.metadata, pod.spec, pod.status
+        ours = bool(small.spec.containers or small.spec.init_containers)
+        told = (
+            tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one)) if ours else ()
+        )
+        waits = ours and not spec.node_name and isinstance(spec, WholeSpec)
+        change = msgspec.structs.replace
+        return change(
+            small,
+            metadata=change(
+                small.metadata,
+                deletion_timestamp=meta.deletion_timestamp,
+                labels=meta.labels if ours else None,
+                owner_references=meta.owner_references if ours else (),
+            ),
+            spec=change(
+                small.spec,
+                priority=spec.priority,
+                preemption_policy=spec.preemption_policy,
+                scheduler_name=spec.scheduler_name if waits else "",
+                needs=needs_of(spec, names.ours) if waits and isinstance(spec, WholeSpec) else None,
+            ),
+            status=change(
+                small.status, nominated_node_name=status.nominated_node_name if ours else "", conditions=told
+            ),
+        )
+
+    return keep
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:

@@ -50,6 +50,8 @@ class Starvation:
         self._clock, self._times, self._period_s = clock, times, period_s
         self._when: dict[str, dict[str, float]] = {}
         self._together = 0
+        self.tired = set[str]()
+        """Identities that may be spared: no other is."""
         self.changes = 0
         """Preemptions seen by this extender itself: who writes them down looks whether there are more."""
 
@@ -71,6 +73,8 @@ class Starvation:
         for uid in [uid for uid, at_s in known.items() if at_s <= self._clock() - self._period_s]:
             del known[uid]
             self._together -= 1
+        if len(known) < self._times:
+            self.tired.discard(one)
         return len(known) >= self._times and len(known) >= min(MOST_EACH, self._times * max(1, alike(one)))
 
     def written(self) -> bytes:
@@ -106,6 +110,10 @@ class Starvation:
             known = {uid: known[uid] for uid in sorted(known, key=known.__getitem__)[-MOST_EACH:]}
         self._when[one] = known
         self._together += len(known) - before
+        if len(known) >= self._times:
+            self.tired.add(one)
         while len(self._when) > REMEMBERED or self._together > MOST_TOGETHER:
-            self._together -= len(self._when.pop(next(iter(self._when))))
+            oldest = next(iter(self._when))
+            self._together -= len(self._when.pop(oldest))
+            self.tired.discard(oldest)
         return new

@@ -19,7 +19,7 @@ from extender.asks import Asks
 from extender.claims import Claim, Claims, sizes_of
 from extender.orphans import Orphans
 from extender.peers import Peers
-from extender.processors import Processors, allocatable_milli, asked_milli
+from extender.processors import Processors, allocatable_milli, wanted_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
 from kube.objects import Node, Pod
 from vgpu.codec import assignment_from_json, inventory_from_json
@@ -118,7 +118,7 @@ class State:
         self.peers.see(new)
         if new.spec.node_name:
             self._end_set_aside(new.uid)
-            self._tell_cpu(self._processors.hold(new.uid, new.spec.node_name, asked_milli(new.spec)))
+            self._tell_cpu(self._processors.hold(new.uid, new.spec.node_name, wanted_milli(new)))
             self._bound(new)
 
     def _learn(self, pod: Pod) -> None:
@@ -239,6 +239,11 @@ class State:
         if node in self._blocked:
             return UNREADABLE_ASSIGNMENT
         return self._excluded.get(node, NO_INVENTORY if node in self._nodes else UNKNOWN_NODE)
+
+    def lacking_cpu_milli(self, node: str, ask: PodAsk) -> int:
+        """What the node's processors have too little for the pod; 0 also where it is not known what they have."""
+        free = self._processors.free_milli(node)
+        return 0 if free is None else max(0, ask.cpu_milli - free)
 
     def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""

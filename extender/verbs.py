@@ -122,6 +122,7 @@ class Verbs:
     async def preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: in trouble nobody is evicted, and the log says why."""
         started, result, outcome = time.perf_counter(), PreemptionResult(), "error"
+        until_s = self._preemption.deadline()
         try:
             missing = self._not_ready()
             if missing:
@@ -130,7 +131,7 @@ class Verbs:
             else:
                 args = self._preemption_args.decode(body)
                 await self._preemption.meet(args.pod)
-                result = self._preemption.preempt(args)
+                result = await self._preemption.preempt(args, until_s)
                 outcome = "victims" if result.nodes else "nobody"
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             log.warning("preempt: the request cannot be read", error=str(wrong))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kube.objects import Affinity, Container, Needs, NodeAffinity, Pod, PodSpec, Slim, Taint, Toleration
+from kube.pod_requests import applicant_requests
 
 OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 """Those that `Requirement` judges. Gt and Lt, which nobody uses, are left to the scheduler."""
@@ -72,7 +73,7 @@ def needs_of(spec: WholeSpec, ours: Callable[[str], bool]) -> Needs | None:
         spec.scheduling_gates, spec.resource_claims, spec.scheduling_group, spec.workload_ref,
         [one for one in spec.volumes if one.persistent_volume_claim or one.ephemeral],
         [port for one in containers for port in one.ports if port.host_port],
-        [name for one in containers for name in one.resources.requests or {} if name not in PLAIN and not ours(name)],
+        [name for name in applicant_requests(spec) if name not in PLAIN and not ours(name)],
     )  # fmt: skip
     if any(beyond):
         return None

@@ -7,7 +7,7 @@ leaving it out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -48,11 +48,15 @@ class Metadata(Slim, frozen=True):
         return self.annotations.get(key) if self.annotations else None
 
 
-class Resources(Slim, frozen=True):
-    """ResourceRequirements. Quantities as they were written: text, or a bare number."""
+Amounts: TypeAlias = dict[str, str | int | float]
+"""ResourceList. Quantities as they were written: text, or a bare number."""
 
-    limits: dict[str, str | int | float] | None = None
-    requests: dict[str, str | int | float] | None = None
+
+class Resources(Slim, frozen=True):
+    """ResourceRequirements."""
+
+    limits: Amounts | None = None
+    requests: Amounts | None = None
 
 
 class Container(Slim, frozen=True):
@@ -192,8 +196,12 @@ class PodSpec(Slim, frozen=True):
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[SpreadConstraint, ...] = ()
-    cpu_milli: int = 0
-    """Not Kubernetes' own: of a pod whose containers were left out to keep it small, the CPU that they request."""
+    resources: Resources | None = None
+    """Of the pod as a whole, in place of its containers'."""
+    overhead: Amounts | None = None
+    """What its RuntimeClass takes beside its containers."""
+    requests: dict[str, int] | None = None
+    """Not Kubernetes' own: of a pod that is kept small, what it requests altogether (`kube.pod_requests`)."""
     needs: Needs | None = None
     """Not Kubernetes' own: of a pod that waits, what it must find on a node (`kube.needs`). None: not known."""
 
@@ -212,6 +220,10 @@ class ContainerStatus(Slim, frozen=True):
     name: str = ""
     container_id: str = msgspec.field(name="containerID", default="")
     """`<runtime>://<ID>` of the last one that was made; empty before that."""
+    allocated_resources: Amounts | None = None
+    """What the node has promised it, also where a resize has not reached it yet."""
+    resources: Resources | None = None
+    """What it really has."""
 
 
 class PodStatus(Slim, frozen=True):
@@ -223,6 +235,9 @@ class PodStatus(Slim, frozen=True):
     conditions: tuple[Condition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
+    allocated_resources: Amounts | None = None
+    """Of the pod as a whole, as `ContainerStatus` has them."""
+    resources: Resources | None = None
 
 
 class Pod(Slim, frozen=True):
@@ -253,10 +268,12 @@ class Pod(Slim, frozen=True):
         return asked
 
     def asking(self, annotations: dict[str, str]) -> bytes:
-        """A pod with the same containers and these annotations only, as JSON: one text for all pods of a template."""
+        """A pod that requests the same, with these annotations only, as JSON: one text for all pods of a template."""
+        had = self.spec
         spec = PodSpec(
-            containers=self.spec.containers, init_containers=self.spec.init_containers, cpu_milli=self.spec.cpu_milli
-        )
+            containers=had.containers, init_containers=had.init_containers, resources=had.resources,
+            overhead=had.overhead, requests=had.requests,
+        )  # fmt: skip
         return _ENCODER.encode(Pod(Metadata(annotations=annotations), spec))
 
 

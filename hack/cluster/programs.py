@@ -69,13 +69,15 @@ PAUSE: Final = Module("pause")
 HELM: Final = Module("helm", ("helm.sh/helm/v3/cmd/helm",))
 KWOK: Final = Module("kwok", ("sigs.k8s.io/kwok/cmd/kwok",))
 KIND: Final = Module("kind", ("sigs.k8s.io/kind",))
+POD_REQUESTS: Final = Module("podrequests")
+"""No program of a cluster: what Kubernetes itself says that pods request, for a test to compare with."""
 
 CLUSTER: Final = (KUBERNETES, ETCD, CONTAINERD, PAUSE, TOOLKIT, HELM)
 """What `up` needs, the longest build first."""
 
 
-ALL: Final = (*CLUSTER, KWOK, KIND)
-"""With what only some want: simulated nodes by the thousand, and clusters in Docker."""
+ALL: Final = (*CLUSTER, KWOK, KIND, POD_REQUESTS)
+"""With what only some want: simulated nodes by the thousand, clusters in Docker, a program that a test compares with."""
 
 
 def kubernetes_version() -> str:

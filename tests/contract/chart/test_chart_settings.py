@@ -13,7 +13,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from arbiter.settings import ArbiterSettings
-from tests.contract.chart.rendering import CHART, EXAMPLES, Helm, env
+from tests.contract.chart.rendering import CHART, EXAMPLES, Helm, Refused, env
 
 COMPONENTS = {"plugin": "deviceplugin", "arbiter": "arbiter", "extender": "extender", "webhook": "webhook"}
 """Container -> package."""
@@ -82,6 +82,21 @@ def test_a_value_of_gpu_time_reaches_the_arbiter(helm: Helm) -> None:
     rendered = env(helm.objects({"arbiter": {"time": given}}).container("arbiter"))
     for value, setting in TIME.items():
         assert rendered[f"TANGRAM_ARBITER_{setting.upper()}"] == str(given[value]).lower()
+
+
+@pytest.mark.parametrize(("waits_s", "given_s", "expected_s"), [(5, 0, 3.0), (2, 0, 1.2), (60, 0, 36.0), (5, 4.5, 4.5)])
+def test_the_search_for_victims_ends_before_kube_scheduler_hangs_up(
+    helm: Helm, waits_s: int, given_s: float, expected_s: float
+) -> None:
+    scheduler = {"extender": {"httpTimeoutSeconds": waits_s}, "preemption": {"deadlineSeconds": given_s}}
+    rendered = env(helm.objects({"scheduler": scheduler}).container("extender"))
+    deadline_s = float(str(rendered["TANGRAM_EXTENDER_PREEMPTION_DEADLINE_S"]))
+    assert deadline_s == expected_s < waits_s
+
+
+def test_a_search_for_victims_that_kube_scheduler_would_not_wait_for_is_refused(helm: Helm) -> None:
+    with pytest.raises(Refused, match=r"scheduler.preemption.deadlineSeconds is 5: kube-scheduler waits .* \(5\)"):
+        helm.objects({"scheduler": {"preemption": {"deadlineSeconds": 5}}})
 
 
 def test_the_ports_that_are_named_are_those_that_are_listened_on(helm: Helm) -> None:

@@ -83,6 +83,7 @@ def test_a_misspelt_neighbour_of_a_value_is_refused(helm: Helm, key: str) -> Non
         ({"image": {"digest": "sha256:1"}}, "digest"),
         ({"policy": {"trustedUsers": ["o'hara"]}}, "trustedUsers"),
         ({"scheduler": {"extender": {"httpTimeoutSeconds": 1}}}, "httpTimeoutSeconds"),
+        ({"scheduler": {"preemption": {"deadlineSeconds": 56}}}, "deadlineSeconds"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_name(helm: Helm, values: dict[str, Any], named: str) -> None:

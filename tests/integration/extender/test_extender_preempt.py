@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from extender import evicting
+from extender import evicting, slices
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.preempting import FULL_MIB, HALF_MIB, bound, preempt, two_nodes, uids, urgent
 from tests.integration.extender.scheduler import Scheduler, running
-from vgpu.request import PodAsk
+from vgpu.preemption import Search
 from vgpu.snapshot import snapshot_from_json
 
 
@@ -259,25 +258,27 @@ async def test_calls_are_answered_while_it_is_worked_out_whom_to_evict_and_a_nod
     _, _, asking = await fragmented(api)
     for row in (0, 1):
         api.put(bound(f"c{row}", "n2", row, HALF_MIB).of_priority(500).plain())
-    monkeypatch.setattr(evicting, "TOGETHER", 1)
-    begun, go = threading.Event(), threading.Event()
-    least = evicting._Books.least
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    begun, go = asyncio.Event(), False
+    steps = Search.steps
 
-    def slow(books: evicting._Books, ask: PodAsk) -> Any:
+    def slow(search: Search) -> Iterator[None]:
         begun.set()
-        assert go.wait(10)
-        return least(books, ask)
+        while not go:
+            yield
+        yield from steps(search)
 
-    monkeypatch.setattr(evicting._Books, "least", slow)
+    monkeypatch.setattr(Search, "steps", slow)
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1", "n2")
-        assert await asyncio.to_thread(begun.wait, 10)
+        async with asyncio.timeout(10):
+            await begun.wait()
         assert (await scheduler.filter(pod("other").asking(mib=HALF_MIB), "n2"))["NodeNames"] == ["n2"]
         api.remove(node("n2").plain())
         async with asyncio.timeout(10):
             while scheduler.extender.nodes.get("n2") is not None:
                 await scheduler.extender.nodes.changed()
-        go.set()
+        go = True
         await scheduler.comes_to_hold(lambda: api.evictions == ["default/b"])
 
 

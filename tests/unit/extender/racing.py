@@ -18,8 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from extender.binding import Binder
 from extender.nominating import Nominator
-from extender.preemption import Preemption, small_pod_of
+from extender.preemption import Preemption
 from extender.settings import Settings
+from extender.small import small_pod_of
 from extender.state import State
 from extender.wire import BindingArgs, FilterArgs
 from kube.client import Client

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from extender import evicting
 from extender.evicting import VAIN_S
 from extender.nominating import ASKED_S
 from kube.errors import ApiError
 from tests.builders import PodBuilder, card, node, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
+from vgpu.preemption import Search
 
 GIB = 1024
 
@@ -199,14 +199,14 @@ async def test_a_pod_that_is_gone_when_no_way_was_found_is_not_remembered(monkey
     for name in ("urgent", "other"):
         world.tell(urgent(name=name))
         world.filter(urgent(name=name), "n1")
-    least = evicting._Books.least
+    steps = Search.steps
 
-    def slow(books: evicting._Books, ask: Any) -> Any:
-        loop.call_soon_threadsafe(lambda: "default/urgent" in world.pods.by_key and world.end("urgent"))
-        return least(books, ask)
+    def ended_meanwhile(search: Search) -> Iterator[None]:
+        if "default/urgent" in world.pods.by_key:
+            world.end("urgent")
+        yield from steps(search)
 
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(evicting._Books, "least", slow)
+    monkeypatch.setattr(Search, "steps", ended_meanwhile)
     in_vain = world.preemption._evictor._in_vain
     async with looking(world, monkeypatch) as task:
         await looked(world, task)
@@ -230,3 +230,55 @@ async def test_a_pod_that_nobody_can_make_room_for_is_looked_at_again_after_a_wh
             world.now_s = now_s
             world.filter(urgent(), "n1")
             assert ("uid-default-urgent" in evictor._wanting) is wanted
+
+
+@pytest.mark.parametrize(("taken", "evicted"), [("2", ["v"]), ("5", [])])
+async def test_nobody_is_evicted_for_a_pod_that_then_lacks_processors(
+    monkeypatch: pytest.MonkeyPatch, taken: str, evicted: list[str]
+) -> None:
+    """Of 8 the victim has 2, another pod has taken the rest since the scheduler's filter: 4 are wanted."""
+    world = World(n1=1)
+    world.processors("n1", "8")
+    world.tell(pod("v").asking(mib=FULL_MIB, cpu="2").on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
+    world.tell(pod("other").asking(cpu=taken).on("n1"))
+    asking = pod("urgent").asking(mib=FULL_MIB, cpu="4").of_priority(1000)
+    world.tell(asking)
+    assert world.filter(asking, "n1").node_names == []
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert [name for name in world.server.evictions() if name == "v"] == evicted
+
+
+async def test_processors_that_were_taken_since_end_an_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(n1=1)
+    world.processors("n1", "8")
+    world.tell(pod("v").asking(mib=FULL_MIB, cpu="2").on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
+    asking = pod("urgent").asking(mib=FULL_MIB, cpu="4").of_priority(1000)
+    world.tell(asking)
+    assert world.filter(asking, "n1").node_names == []
+
+    def answer(_: str, path: str, body: Any) -> bytes:
+        if path.endswith("/urgent/status") and body["status"]["nominatedNodeName"]:
+            world.tell(pod("other").asking(cpu="5").on("n1"))
+        return b"{}"
+
+    world.server.answer = answer
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert "v" not in world.server.evictions()
+    assert world.preemption.holds.get("uid-default-urgent") is None
+
+
+async def test_who_is_also_evicted_for_processors_is_chosen_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best-effort pod alone makes room on the GPU, and too little beside it."""
+    world = World(n1=2)
+    world.processors("n1", "8")
+    low = pod("low").asking(mib=FULL_MIB, cpu="2").annotated(**{"class": "best-effort"})
+    world.tell(low.on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
+    world.tell(pod("high").asking(mib=FULL_MIB, cpu="6").on("n1").assigned(share(card(1, node="n1"), FULL_MIB)))
+    asking = pod("urgent").asking(mib=FULL_MIB, cpu="5").of_priority(1000)
+    world.tell(asking)
+    assert world.filter(asking, "n1").node_names == []
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert [name for name in world.server.evictions() if name in ("low", "high")] == ["high"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 import msgspec
 import pytest
 
+from extender.preempting import PreemptionArgs, PreemptionResult
 from kube.objects import Condition, Pod
 from tests.builders import PodBuilder, card, pod, share
-from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
+from tests.unit.extender.world import FULL_MIB, HALF_MIB, World, answer_of, step_by_step
 
 
 def turned_down(built: PodBuilder, reason: str = "Unschedulable") -> Pod:
@@ -133,3 +137,87 @@ def test_a_preempt_call_that_came_before_enough_was_known_is_remembered() -> Non
     world.preemption.informed.clear()
     assert not world.preempt(urgent, n1=["v"]).nodes
     assert world.preemption.missed
+
+
+def test_a_victim_counts_by_its_peak_and_not_by_the_sum_of_its_containers() -> None:
+    """By the sum the best-effort pod would free the 4 CPUs that the preemptor lacks, and be evicted in vain."""
+    world = World(n1=1)
+    frees_3 = pod("low").asking(init=True, container="init", cpu="3").asking(mib=HALF_MIB, cpu="3")
+    frees_3 = frees_3.annotated(**{"class": "best-effort"})
+    world.tell(frees_3.on("n1").assigned(share(card(0), HALF_MIB)))
+    world.tell(pod("high").asking(mib=HALF_MIB, cpu="4").on("n1").assigned(share(card(0), HALF_MIB)))
+    urgent = pod("urgent").asking(mib=HALF_MIB, cpu="4").of_priority(1000)
+    world.tell(urgent)
+    (chosen,) = world.preempt(urgent, n1=["high"]).nodes.values()
+    assert [victim.uid for victim in chosen.pods or ()] == ["uid-default-high"]
+
+
+def searching(world: World, built: PodBuilder, *where: str) -> Coroutine[Any, Any, PreemptionResult]:
+    """The call, which gives others their turn after every node."""
+    named: dict[str, Any] = {one: {"Pods": []} for one in where}
+    body = {"Pod": built.plain(), "NodeNameToMetaVictims": named}
+    args = msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs)
+    return world.preemption.preempt(args, world.preemption.deadline())
+
+
+def three_nodes() -> tuple[World, PodBuilder]:
+    """Of the pods that may be evicted on each, the last node's costs least."""
+    world = World(n1=1, n2=1, n3=1)
+    for at, name in enumerate(("n1", "n2", "n3")):
+        victim = pod(f"v{name}").asking(mib=FULL_MIB).of_priority(30 - at).on(name)
+        world.tell(victim.assigned(share(card(0, node=name), FULL_MIB)))
+    asking = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
+    world.tell(asking)
+    return world, asking
+
+
+def test_when_time_is_up_the_best_answer_so_far_is_given_or_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vgpu.preemption.TOGETHER", 1)
+    answers = []
+    for turns in range(1, 60):
+        world, asking = three_nodes()
+
+        def time_passes(turn: int, world: World = world, last: int = turns) -> None:
+            world.now_s = 100.0 if turn == last else world.now_s
+
+        with step_by_step():
+            answers.append(tuple(answer_of(searching(world, asking, "n1", "n2", "n3"), time_passes).nodes))
+        assert len(world.preemption.holds) == len(answers[-1]), "room is kept where somebody is evicted"
+    assert answers[0] == ()
+    assert answers[-1] == ("n3",)
+    assert ("n1",) in answers
+    assert answers == sorted(answers, key=[(), ("n1",), ("n2",), ("n3",)].index), "it only becomes better"
+
+
+@pytest.mark.parametrize("turns", range(1, 30))
+def test_whom_to_evict_is_proved_again_on_what_has_happened_meanwhile(turns: int) -> None:
+    world, asking = three_nodes()
+
+    def goes(turn: int) -> None:
+        if turn == turns:
+            leaving = pod("vn3").asking(mib=FULL_MIB).of_priority(28).on("n3").terminating()
+            world.tell(leaving.assigned(share(card(0, node="n3"), FULL_MIB)))
+
+    with step_by_step():
+        (node,) = answer_of(searching(world, asking, "n1", "n2", "n3"), goes).nodes
+    assert node == ("n2" if "vn3" in {one.metadata.name for one in world.leaving()} else "n3")
+
+
+def test_a_pod_that_went_while_its_victims_were_chosen_has_nobody_evicted() -> None:
+    world, asking = three_nodes()
+    with step_by_step():
+        answer = answer_of(searching(world, asking, "n1", "n2"), lambda turn: turn == 1 and world.end("urgent"))
+    assert answer.nodes == {}
+    assert len(world.preemption.holds) == 0
+
+
+def test_a_plan_that_is_made_meanwhile_is_in_nobodys_way() -> None:
+    world, asking = three_nodes()
+    world.end("vn3")
+    low = pod("low").asking(mib=HALF_MIB)
+    world.tell(low)
+    world.plan(low, "n3")
+    world.tell(pod("keeps").asking(mib=HALF_MIB).of_priority(1).on("n3").assigned(share(card(0, node="n3"), HALF_MIB)))
+    with step_by_step():
+        (chosen,) = answer_of(searching(world, asking, "n2", "n3")).nodes.values()
+    assert [one.uid for one in chosen.pods or ()] == ["uid-default-keeps"]

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.filtering import filter_nodes
-from extender.processors import Processors, asked_milli, milli
+from extender.processors import Processors, wanted_milli
 from extender.small import small_node, small_pod
 from extender.state import SAMPLE, State
 from extender.wire import FilterArgs
-from kube.objects import Node, Pod, PodSpec
+from kube.objects import Node, Pod
+from kube.pod_requests import milli
 from tests.builders import PodBuilder, card, node, pod, share
 from vgpu.fleet import UNKNOWN_CPU
 from vgpu.names import DEFAULT
@@ -24,10 +25,6 @@ from vgpu.names import DEFAULT
 def container(cpu: str | None, **more: Any) -> dict[str, Any]:
     requests = {} if cpu is None else {"cpu": cpu}
     return {"name": f"c{cpu}", "resources": {"requests": requests}, **more}
-
-
-def spec(containers: list[dict[str, Any]], init: list[dict[str, Any]]) -> PodSpec:
-    return msgspec.convert({"containers": containers, "initContainers": init}, PodSpec)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +46,12 @@ def test_quantities_of_cpu(text: str | int, expected: int) -> None:
 def test_a_pod_asks_for_what_it_requests_at_its_peak(
     containers: list[dict[str, Any]], init: list[dict[str, Any]], expected: int
 ) -> None:
-    assert asked_milli(spec(containers, init)) == expected
     plain = {"metadata": {"name": "a"}, "spec": {"containers": containers, "initContainers": init}}
-    small = small_pod(DEFAULT)(msgspec.convert(plain, Pod))
+    whole = msgspec.convert(plain, Pod)
+    assert wanted_milli(whole) == expected
+    small = small_pod(DEFAULT)(whole)
     assert small.spec.containers == ()
-    assert asked_milli(small.spec) == expected, "also when it is kept small"
+    assert wanted_milli(small) == expected, "also when it is kept small"
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["n1", "n2", None]), st.integers(0, 9)), max_size=12)

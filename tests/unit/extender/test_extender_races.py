@@ -23,6 +23,7 @@ from kube.objects import Pod
 from tests.builders import pod
 from tests.examples import examples
 from tests.unit.extender.racing import NODES, Races
+from tests.unit.extender.world import answer_of, step_by_step
 from vgpu.codec import assignment_to_json
 from vgpu.names import DEFAULT
 from vgpu.placement import Placement
@@ -118,13 +119,13 @@ class Crowded(Races):
             self.ahead.plans.put(one.uid, one.key, one.spec.priority or 0, ask, found)
 
     @precondition(lambda self: self.waiting())
-    @rule(data=st.data(), where=NAMES, told=st.booleans())
-    def preempt(self, data: st.DataObject, where: str, told: bool) -> None:
+    @rule(data=st.data(), where=NAMES, told=st.booleans(), at=st.integers(1, 6))
+    def preempt(self, data: st.DataObject, where: str, told: bool, at: int) -> None:
         """As kube-scheduler does: whom the answer names it evicts, then it nominates the pod."""
-        self.preempt_for(self.some(data, self.waiting()), where, told)
+        self.preempt_for(self.some(data, self.waiting()), where, told, at)
 
-    @rule(where=NAMES, told=st.booleans())
-    def preempt_over_plans(self, where: str, told: bool) -> None:
+    @rule(where=NAMES, told=st.booleans(), at=st.integers(1, 6))
+    def preempt_over_plans(self, where: str, told: bool, at: int) -> None:
         """With pods of low priority bound there and planned there: in one step, for it is rare."""
         for gib, priority in ((8, 0), (8, 0), (16, 1000)):
             self.create_other(gib, priority, False)
@@ -133,12 +134,22 @@ class Crowded(Races):
         self.let_another_bind(bound, where)
         self.plan_for(planned)
         if urgent in self.waiting():
-            self.preempt_for(urgent, where, told)
+            self.preempt_for(urgent, where, told, at)
 
-    def preempt_for(self, name: str, where: str, told: bool) -> None:
+    def preempt_for(self, name: str, where: str, told: bool, at: int) -> None:
+        """At the `at`-th turn that the search gives others, all that is on its way arrives, and another pod is placed."""
+
+        def meanwhile(turn: int) -> None:
+            if turn == at:
+                self.deliver_all()
+                self.create_other(4, 0, listed=False)
+                self.filter_one(f"p{self.made}", [where])
+
         body = {"Pod": self.truth[name], "NodeNameToMetaVictims": {where: {"Pods": []}}}
         args = msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs)
-        for node, victims in self.preemption.preempt(args).nodes.items():
+        with step_by_step():
+            answer = answer_of(self.preemption.preempt(args, self.preemption.deadline()), meanwhile)
+        for node, victims in answer.nodes.items():
             for uid in (one.uid.removeprefix("uid-default-") for one in victims.pods or ()):
                 if uid in self.truth:
                     thing = copy.deepcopy(self.truth[uid])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import Any, cast
 
 import msgspec
 
+from extender import slices
 from extender.nominating import Nominator
 from extender.preempting import PreemptionArgs, PreemptionResult
 from extender.preemption import Preemption
@@ -15,13 +18,37 @@ from extender.settings import Settings
 from extender.state import State
 from extender.wire import BindingArgs, FilterArgs, FilterResult
 from kube.client import Client
-from kube.objects import Pod
+from kube.objects import Node, Pod
 from tests.builders import PodBuilder, node
 from vgpu.names import DEFAULT
 from vgpu.placement import Placement, place
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
+
+
+def answer_of(
+    answering: Coroutine[Any, Any, PreemptionResult], meanwhile: Callable[[int], object] = bool
+) -> PreemptionResult:
+    """What the verb answers; `meanwhile` is called, with a count, whenever it gives others their turn. It waits for nothing else."""
+    for turn in count(1):
+        try:
+            answering.send(None)
+        except StopIteration as end:
+            answer: PreemptionResult = end.value
+            return answer
+        meanwhile(turn)
+    raise AssertionError
+
+
+@contextmanager
+def step_by_step() -> Iterator[None]:
+    """Long work gives others their turn after every step."""
+    before, slices.SLICE_S = slices.SLICE_S, -1.0  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        slices.SLICE_S = before  # type: ignore[misc]
 
 
 class Pods:
@@ -80,8 +107,8 @@ class World:
         self.preemption.pods = cast("Any", self.pods)
         self.preemption.budgets.has_synced.set()
         self.preemption.informed.set()
-        for name, count in gpus.items():
-            self.state.node_changed(None, node(name).with_gpus(count).build())
+        for name, cards in gpus.items():
+            self.state.node_changed(None, node(name).with_gpus(cards).build())
 
     def tell(self, built: PodBuilder | Pod) -> Pod:
         """The watch tells of a pod."""
@@ -94,6 +121,15 @@ class World:
     def end(self, name: str) -> None:
         """The watch tells that a pod is gone."""
         self.preemption.pod_changed(self.pods.by_key.pop(f"default/{name}"), None)
+
+    def leaving(self) -> list[Pod]:
+        """Pods that are deleted, and still there."""
+        return [one for one in self.pods.items() if one.metadata.deletion_timestamp]
+
+    def processors(self, name: str, cpu: str) -> None:
+        """The watch tells what a node's processors have for pods."""
+        there = node(name).with_gpus(len(self.state.fleet.inventory[name].cards)).plain()
+        self.state.node_changed(None, msgspec.convert(there | {"status": {"allocatable": {"cpu": cpu}}}, Node))
 
     def plan(self, built: PodBuilder, where: str) -> None:
         """Room is planned for a pod ahead of its turn."""
@@ -110,7 +146,8 @@ class World:
         """`victims`: node -> names of pods."""
         named = {where: {"Pods": [{"UID": f"uid-default-{name}"} for name in some]} for where, some in victims.items()}
         body = {"Pod": built.plain(), "NodeNameToMetaVictims": named}
-        return self.preemption.preempt(msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs))
+        args = msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs)
+        return answer_of(self.preemption.preempt(args, self.preemption.deadline()))
 
     def binding(self, built: PodBuilder, where: str) -> BindingArgs:
         pod = built.build()

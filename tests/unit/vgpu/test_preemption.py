@@ -6,16 +6,21 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
+from vgpu.holder import UNSTARTED, Holder
 from vgpu.inventory import Card, Inventory, MigInstance
+from vgpu.node_search import Eviction
+from vgpu.node_view import NodeView
 from vgpu.placement import Placement, place
-from vgpu.preemption import EXACT, Eviction, Holder, Rules, victims
+from vgpu.preemption import least_eviction
 from vgpu.request import Ask, PodAsk
+from vgpu.victim_bounds import Rules, Terms, is_sum_of_one_card, lower_bounds
+from vgpu.victim_sets import EXACT
 
 HEADROOM = {"tight": 0, "one": 1}
 RANK = {"latency-critical": 0, "standard": 1, "best-effort": 2}
@@ -54,7 +59,11 @@ def fleet_of(
 def least(
     nodes: Mapping[str, int], holders: Mapping[str, Sequence[Holder]], ask: PodAsk, rules: Rules
 ) -> Eviction | None:
-    return victims(fleet_of(nodes, holders), ask, list(nodes), holders, rules)
+    return least_eviction(ask, list(nodes), views(nodes, holders).get, rules)
+
+
+def views(nodes: Mapping[str, int], holders: Mapping[str, Sequence[Holder]]) -> dict[str, NodeView]:
+    return {name: NodeView(name, inventory(name, cards), holders.get(name, ())) for name, cards in nodes.items()}
 
 
 def names_of(found: Eviction | None) -> tuple[str, ...] | None:
@@ -70,24 +79,40 @@ def slow_cost(node: str, some: Sequence[Holder]) -> tuple[object, ...]:
         over += max(0, sum(budget in one.budgets for one in some) - HEADROOM.get(budget, 0))
     critical = sum(one.klass == "latency-critical" for one in some)
     standard = sum(one.klass == "standard" for one in some)
-    highest = max([one.priority for one in some], default=-999)
-    ages = tuple(-int(one.started or "99") for one in sorted(some, key=lambda one: int(one.started or "99")))
+    highest = max([one.priority for one in some], default=-(2**31))
+    ages = tuple(-one.started for one in sorted(some, key=lambda one: one.started))
     return over, critical, standard, highest, len(some), ages, node, tuple(sorted(one.uid for one in some))
+
+
+def slow_frees(name: str, some: Sequence[Holder], rules: Rules) -> bool:
+    terms = rules.on(name)
+    freed = {resource: sum(one.requests.get(resource, 0) for one in some) for resource in terms.frees}
+    return terms.must_go <= {one.uid for one in some} and all(freed[one] >= terms.frees[one] for one in terms.frees)
 
 
 def slow(
     nodes: Mapping[str, int], holders: Mapping[str, Sequence[Holder]], ask: PodAsk, rules: Rules
 ) -> tuple[object, ...] | None:
-    best = None
-    for name in nodes:
-        may_go = [one for one in holders[name] if one.priority < rules.priority and not one.spared]
-        for size in range(len(may_go) + 1):
-            for some in combinations(may_go, size):
-                gone = frozenset(one.uid for one in some)
-                if isinstance(place(fleet_of(nodes, holders, gone), ask, [name]), Placement):
-                    cost = slow_cost(name, some)
-                    if (rules.violate or not cost[0]) and (best is None or cost < best):
-                        best = cost
+    found = [best for name in nodes if (best := slow_on(name, nodes, holders, ask, rules)) is not None]
+    return min((one for one in found if one[7] or rules.may_be_nobody), default=None)
+
+
+def slow_on(
+    name: str, nodes: Mapping[str, int], holders: Mapping[str, Sequence[Holder]], ask: PodAsk, rules: Rules
+) -> tuple[object, ...] | None:
+    best, terms = None, rules.on(name)
+    may_go = [
+        one for one in holders[name] if one.priority < rules.priority and not one.spared and one.uid not in terms.aside
+    ]
+    for size in range(len(may_go) + 1):
+        for some in combinations(may_go, size):
+            gone = frozenset(one.uid for one in some) | terms.aside
+            if slow_frees(name, some, rules) and isinstance(
+                place(fleet_of(nodes, holders, gone), ask, [name]), Placement
+            ):
+                cost = slow_cost(name, some)
+                if (rules.violate or not cost[0]) and (best is None or cost < best):
+                    best = cost
     return best
 
 
@@ -103,9 +128,10 @@ def clusters(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, list[Holder]]]:
             holders[name].append(
                 Holder(
                     f"p{at}", found.assignment.held(), draw(st.integers(0, 3)), draw(st.sampled_from(sorted(RANK))),
-                    draw(st.sampled_from(["", "10", "20", "30"])),
+                    draw(st.sampled_from([UNSTARTED, 10, 20, 30])),
                     draw(st.sampled_from([frozenset(), frozenset({"tight"}), frozenset({"one"}), frozenset({"tight", "one"})])),
                     draw(st.integers(0, 5)) == 0,
+                    {"cpu": draw(st.integers(0, 3))},
                 )
             )  # fmt: skip
     return nodes, holders
@@ -121,20 +147,42 @@ asks = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(250), deadline=None)
-@given(clusters(), asks, st.integers(0, 4), st.booleans())
+@st.composite
+def terms(draw: st.DrawFn) -> Terms:
+    uids = st.frozensets(st.sampled_from([f"p{at}" for at in range(6)]), max_size=2)
+    must_go = draw(st.one_of(st.just(frozenset[str]()), uids))
+    return Terms(must_go, draw(st.sampled_from([{}, {}, {"cpu": 2}, {"cpu": 4}])), draw(uids) - must_go)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(clusters(), asks, st.integers(0, 4), st.booleans(), terms(), st.booleans())
 def test_the_least_set_is_the_least_of_all_sets(
-    cluster: tuple[dict[str, int], dict[str, list[Holder]]], ask: PodAsk, priority: int, violate: bool
+    cluster: tuple[dict[str, int], dict[str, list[Holder]]],
+    ask: PodAsk,
+    priority: int,
+    violate: bool,
+    on_n0: Terms,
+    may_be_nobody: bool,
 ) -> None:
     nodes, holders = cluster
-    rules = Rules(priority, HEADROOM, violate)
+    rules = Rules(priority, HEADROOM, violate, {"n0": on_n0}, may_be_nobody)
+    if on_n0.frees and is_sum_of_one_card(ask):
+        for one in holders["n0"]:  # which pods of other cards join is not the least choice: here all lie on one
+            assume(all(piece.index == 0 for piece in one.held))
+        assume(nodes["n0"] == 1)
     found, best = least(nodes, holders, ask, rules), slow(nodes, holders, ask, rules)
+    for bound, view in lower_bounds(list(views(nodes, holders).values()), ask, rules, {}):
+        alone = slow({view.name: nodes[view.name]}, {view.name: holders[view.name]}, ask, rules)
+        assert alone is None or bound <= alone[:7], "a bound is never above the cost"
+    bounded = {view.name for _, view in lower_bounds(list(views(nodes, holders).values()), ask, rules, {})}
     if best is None:
         assert found is None
     else:
         assert found is not None
         assert (found.violations, found.node, found.victims) == (best[0], best[6], best[7])
-        left = fleet_of(nodes, holders, frozenset(found.victims))
+        assert found.cost == best
+        assert found.node in bounded
+        left = fleet_of(nodes, holders, frozenset(found.victims) | rules.on(found.node).aside)
         for taken in found.assignment.held():
             left.debit(found.node, taken)
         assert left.overcommitted() == [], "nobody is evicted for a pod that then does not fit"
@@ -174,8 +222,8 @@ def test_where_there_are_too_many_to_try_them_all_nobody_could_be_spared(
         ({"klass": "best-effort", "priority": 9}, {"klass": "standard"}),
         ({"klass": "standard", "priority": 9}, {"klass": "latency-critical"}),
         ({"priority": 1}, {"priority": 2}),
-        ({"started": "2026-01-02T00:00:00Z"}, {"started": "2026-01-01T00:00:00Z"}),
-        ({"started": ""}, {"started": "2026-01-01T00:00:00Z"}),
+        ({"started": 20260102}, {"started": 20260101}),
+        ({"started": UNSTARTED}, {"started": 20260101}),
     ],
 )
 def test_of_two_pods_the_lesser_goes(first: dict[str, object], second: dict[str, object]) -> None:
@@ -213,16 +261,17 @@ def test_compute_time_is_a_reason_as_memory_is() -> None:
 
 def test_a_set_must_meet_the_callers_own_condition() -> None:
     holders = {"n": [holder("a", piece("n", 0, 60)), holder("b", piece("n", 1, 60))]}
-    rules = Rules(10, suffices=lambda uids: "b" in uids)
+    rules = Rules(10, terms={"n": Terms(must_go=frozenset("b"))})
     assert names_of(least({"n": 2}, holders, share(50), rules)) == ("b",)
+    rules = Rules(10, terms={"n": Terms(must_go=frozenset("c"))})
+    assert least({"n": 2}, holders, share(50), rules) is None, "nobody of that name is there"
 
 
 def test_a_mig_instance_is_taken_from_who_has_it() -> None:
     instances = tuple(MigInstance(f"m{at}", "1g.10gb", 10, at, 0) for at in range(2))
-    fleet = Fleet()
     held = [Slice(f"m{at}", 0, 10, 100, "mig", "1g.10gb") for at in range(2)]
-    fleet.set_node("n", Inventory((Card("c", 0, "a100", 80, mig=True, instances=instances),)), held)
-    holders = {"n": [holder("a", held[0], priority=2), holder("b", held[1], priority=1)]}
+    there = Inventory((Card("c", 0, "a100", 80, mig=True, instances=instances),))
+    view = NodeView("n", there, [holder("a", held[0], priority=2), holder("b", held[1], priority=1)])
     ask = PodAsk((Ask("main", "mig", 1, profile="1g.10gb"),))
-    found = victims(fleet, ask, ["n", "no-such-node"], holders, Rules(10))
+    found = least_eviction(ask, ["n", "no-such-node"], {"n": view}.get, Rules(10))
     assert names_of(found) == ("b",)

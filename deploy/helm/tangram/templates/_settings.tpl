@@ -140,6 +140,8 @@ env:
     value: {{ sub (int .Values.scheduler.extender.httpTimeoutSeconds) 1 | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTION
     value: {{ .Values.scheduler.preemption.enabled | quote }}
+  - name: TANGRAM_EXTENDER_PREEMPTION_DEADLINE_S
+    value: {{ .Values.scheduler.preemption.deadlineSeconds | default (mulf 0.6 .Values.scheduler.extender.httpTimeoutSeconds) | quote }}
   - name: TANGRAM_EXTENDER_HOLD_S
     value: {{ .Values.scheduler.preemption.holdSeconds | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTED_TIMES
@@ -198,6 +200,9 @@ securityContext:
 {{- end -}}
 {{- if and (eq .Values.arbiter.guard.policy "evict") (not .Values.policy.enabled) -}}
 {{- fail "arbiter.guard.policy is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be report or kill" -}}
+{{- end -}}
+{{- if ge (float64 .Values.scheduler.preemption.deadlineSeconds) (float64 .Values.scheduler.extender.httpTimeoutSeconds) -}}
+{{- fail (printf "scheduler.preemption.deadlineSeconds is %v: kube-scheduler waits for scheduler.extender.httpTimeoutSeconds (%v) and would never hear the answer; it must be less, or 0" .Values.scheduler.preemption.deadlineSeconds .Values.scheduler.extender.httpTimeoutSeconds) -}}
 {{- end -}}
 {{- if and (not .Values.scheduler.leaderElect) (gt (int .Values.scheduler.replicas) 1) -}}
 {{- fail (printf "scheduler.replicas is %d with scheduler.leaderElect=false: several active schedulers would give one GPU away twice; it must be 0 or 1" (int .Values.scheduler.replicas)) -}}

@@ -1,0 +1,316 @@
+"""The least set of victims on one node.
+
+Whether a set suffices is a matter of sums where one container wants shares of cards or whole ones. Of several containers, and of MIG instances,
+`placement` itself is asked, on a copy of the node without them. Where the pod then goes, `placement` says in any case.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.fleet import Fleet
+from vgpu.grant import Assignment
+from vgpu.holder import MOST, Cost, Holder, cost_of, violations_of
+from vgpu.node_view import Bools, Ints, NodeView
+from vgpu.placement import Placement, explain, place
+from vgpu.request import FULL_CORE_PERCENT, PodAsk
+from vgpu.victim_bounds import Rules
+from vgpu.victim_sets import EXACT, Sets, Suffices, covers, give_back, least_set
+
+EXACT_OTHERS: Final = 8
+"""As `EXACT`, of asks with several containers, or for MIG instances: each of the 256 sets may have to be tried."""
+
+AT_ONCE: Final = 16
+"""Sets that are tried together: `placement` takes hardly longer for 16 nodes than for one."""
+
+CAPS: Final = 8
+"""Priorities up to which victims for several cards are looked for, one after the other. Guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Whom to evict, and what that gives."""
+
+    node: str
+    victims: tuple[str, ...]
+    """UIDs by name; none when the ask fits as it is."""
+    violations: int
+    """How many of these evictions the disruption budgets do not allow."""
+    assignment: Assignment
+    """Where the pod would go."""
+    cost: Cost = field(compare=False, repr=False)
+    """With the victims that hold no GPU (`victim_bounds.Terms`)."""
+
+
+Steps = Generator[None, None, "tuple[Holder, ...] | None"]
+"""Yields after some milliseconds of work, and answers a set."""
+
+
+class NodeSearch:
+    """`only`: no other cards than these."""
+
+    def __init__(self, view: NodeView, ask: PodAsk, rules: Rules, only: Set[str] | None) -> None:
+        self._view, self._ask, self._rules, self._only = view, ask, rules, only
+        self._terms = rules.on(view.name)
+        self._may_go, self._forced, self._stay = list[Holder](), list[Holder](), list[Holder]()
+        for one in view.pods:
+            if one.uid in self._terms.aside:
+                continue
+            may_go = not one.spared and one.priority < rules.priority
+            where = (
+                self._forced if may_go and one.uid in self._terms.must_go else self._may_go if may_go else self._stay
+            )
+            where.append(one)
+        freed = {name: sum(_amount(one, name) for one in self._forced) for name in self._terms.frees}
+        self._frees = {name: amount - freed[name] for name, amount in self._terms.frees.items() if amount > freed[name]}
+        self._headroom_left = _less(rules.headroom, self._forced)
+        self._one_container = len(ask.containers) == 1 and ask.containers[0].kind != "mig"
+
+    def least(self) -> Generator[None, None, Eviction | None]:
+        """The least set here, or None."""
+        if len(self._forced) < len(self._terms.must_go):
+            return None
+        if not self._one_container:
+            sets: Steps = self._by_trying()
+        elif self._ask.containers[0].cards > 1:
+            sets = self._of_several_cards()
+        else:
+            sets = self._of_one_card()
+        found = yield from sets
+        return None if found is None else self._eviction(found)
+
+    def _eviction(self, found: Sequence[Holder]) -> Eviction | None:
+        """None also where the budgets do not allow it, or nobody has to go and that is no answer."""
+        victims, terms = (*self._forced, *found), self._terms
+        if not (victims or terms.beside or self._rules.may_be_nobody):
+            return None
+        fleet, names = self._without([found])
+        placement = place(fleet, self._ask, names, self._narrowed(names))
+        if not isinstance(placement, Placement):
+            return None
+        beyond, critical, standard, highest, count, *rest = self._cost(victims)
+        if beyond and not self._rules.violate:
+            return None
+        cost: Cost = (
+            beyond + terms.beside_violations, critical, standard, max(highest, terms.beside_highest),
+            count + terms.beside, *rest,
+        )  # type: ignore[assignment]  # fmt: skip
+        uids = tuple(sorted(one.uid for one in victims))
+        return Eviction(self._view.name, uids, beyond, placement.assignment, cost)
+
+    def _cost(self, some: Sequence[Holder]) -> Cost:
+        return cost_of(self._view.name, some, self._rules.headroom)
+
+    def _best(self, sets: Iterable[Sequence[Holder] | None]) -> tuple[Holder, ...] | None:
+        """The cheapest, counted with those that must go."""
+        known = [tuple(one) for one in sets if one is not None]
+        return min(known, key=lambda one: self._cost((*self._forced, *one)), default=None)
+
+    # --- one container: sums say what fits ---
+
+    def _of_one_card(self) -> Steps:
+        """Card by card."""
+        found = []
+        lacking = self._lacking()
+        held = self._held(self._may_go)
+        for row in np.flatnonzero(self._view.allowed(self._ask, self._only)).tolist():
+            on_card = [at for at in range(len(self._may_go)) if held[2][at, row]]
+            pods = [self._may_go[at] for at in on_card]
+            if any(sum(_amount(one, name) for one in pods) < wanted for name, wanted in self._frees.items()):
+                helpers = [
+                    at for at in range(len(self._may_go)) if any(_amount(self._may_go[at], n) for n in self._frees)
+                ]
+                on_card = sorted({*on_card, *helpers})
+                pods = [self._may_go[at] for at in on_card]
+            amounts = np.column_stack(
+                [
+                    *(held[by][on_card, row] for by in self._dimensions),
+                    *(self._amounts(pods, name) for name in self._frees),
+                ]
+            ).astype(np.int64)
+            demand = np.array([*(lacking[by][row] for by in self._dimensions), *self._frees.values()], np.int64)
+            found.append((yield from self._least_set(pods, covers(amounts, demand), amounts / np.maximum(demand, 1))))
+            yield
+        return self._best(found)
+
+    @property
+    def _dimensions(self) -> tuple[int, ...]:
+        """Of `_held` and `_lacking`, those that count: memory and compute time of a share, all pods of a whole card."""
+        return (2,) if self._ask.containers[0].kind == "whole" else (0, 1)
+
+    def _held(self, pods: Sequence[Holder]) -> tuple[Ints, Ints, Ints]:
+        """(pods, cards) MiB, percent and pieces that each has of each card."""
+        index = {one.uid: at for at, one in enumerate(pods)}
+        view, cards = self._view, len(self._view.total_mib)
+        mib, percent, pieces = (np.zeros((len(pods), cards), np.int64) for _ in range(3))
+        owners = [index.get(view.pods[at].uid, -1) for at in view.owner.tolist()]
+        for owner, row, *amounts in zip(
+            owners, view.row.tolist(), view.mib.tolist(), view.percent.tolist(), strict=True
+        ):
+            if owner >= 0:
+                mib[owner, row] += amounts[0]
+                percent[owner, row] += amounts[1]
+                pieces[owner, row] += 1
+        return mib, percent, pieces
+
+    def _lacking(self) -> tuple[Ints, Ints, Ints]:
+        """(cards,) MiB, percent and pieces that must be freed on each card, if it is to be one that the pod gets."""
+        part = self._ask.containers[0]
+        mib, percent, pieces = (one.sum(axis=0) for one in self._held([*self._stay, *self._may_go]))
+        return (
+            part.mib - (self._view.total_mib - mib), part.core_percent - (FULL_CORE_PERCENT - percent), pieces,
+        )  # fmt: skip
+
+    def _amounts(self, pods: Sequence[Holder], resource: str) -> Ints:
+        return np.array([_amount(one, resource) for one in pods], np.int64)
+
+    def _of_several_cards(self) -> Steps:
+        """All pods together, where they are few. Of many, the cards that cost least, each by itself, and what then could be spared."""
+        pods, suffices = self._may_go, self._several_suffice(self._may_go)
+        shares = np.ones((len(pods), 1))
+        if len(pods) <= EXACT:
+            return (yield from self._least_set(pods, suffices, shares))
+        found = list[Sequence[Holder] | None]()
+        going = give_back(pods, suffices, self._rules.headroom)
+        if going is None:
+            return None
+        found.append([pods[at] for at in going])
+        priorities = sorted({one.priority for one in pods})
+        for cap in priorities[:: max(1, -(-len(priorities) // CAPS))] + priorities[-1:]:
+            some = yield from self._card_by_card([one for one in pods if one.priority <= cap])
+            if some is None:
+                continue
+            kept = give_back(some, self._several_suffice(some), self._rules.headroom)
+            found.append(None if kept is None else [some[at] for at in kept])
+            yield
+        if not self._rules.violate:
+            found = [one for one in found if one is not None and not violations_of(one, self._rules.headroom)]
+        return self._best(found)
+
+    def _several_suffice(self, pods: Sequence[Holder]) -> Suffices:
+        """Are there as many cards with room as the pod needs?"""
+        lacking, held = self._lacking(), self._held(pods)
+        allowed, cards = self._view.allowed(self._ask, self._only), self._ask.containers[0].cards
+        others = [(self._amounts(pods, name), wanted) for name, wanted in self._frees.items()]
+
+        def suffices(sets: Sets) -> Bools:
+            can = np.broadcast_to(allowed, (len(sets), len(allowed)))
+            for by in self._dimensions:
+                can = can & (sets @ held[by] >= lacking[by])
+            enough: Bools = np.count_nonzero(can, axis=1) >= cards
+            for amounts, wanted in others:
+                enough = enough & (sets @ amounts >= wanted)
+            return enough
+
+        return suffices
+
+    def _card_by_card(self, pods: Sequence[Holder]) -> Steps:
+        """One card after the other, that which costs least beside those chosen already; then more pods, if what is not a GPU needs them."""
+        lacking, held = self._lacking(), self._held(pods)
+        going = np.zeros(len(pods), np.int64)
+        rows = set(np.flatnonzero(self._view.allowed(self._ask, self._only)).tolist())
+        for _ in range(self._ask.containers[0].cards):
+            best: tuple[Cost, list[int], int] | None = None
+            for row in sorted(rows):
+                on_card = [at for at in range(len(pods)) if held[2][at, row] and not going[at]]
+                amounts = np.column_stack([held[by][on_card, row] for by in self._dimensions])
+                demand = np.array([lacking[by][row] - going @ held[by][:, row] for by in self._dimensions], np.int64)
+                shares = amounts / np.maximum(demand, 1)
+                some = yield from self._least_set([pods[at] for at in on_card], covers(amounts, demand), shares)
+                yield
+                if some is not None:
+                    uids = {one.uid for one in some}
+                    together = [at for at in range(len(pods)) if going[at] or pods[at].uid in uids]
+                    cost = self._cost([pods[at] for at in together])
+                    if best is None or cost < best[0]:
+                        best = cost, together, row
+            if best is None:
+                return None
+            going[best[1]] = 1
+            rows.discard(best[2])
+        for name, wanted in self._frees.items():
+            amounts = self._amounts(pods, name)
+            for at in sorted(range(len(pods)), key=lambda at: (self._cost([pods[at]])[:4], -amounts[at])):
+                if going @ amounts >= wanted:
+                    break
+                going[at] = 1
+        return tuple(one for one, goes in zip(pods, going.tolist(), strict=True) if goes)
+
+    def _least_set(self, pods: Sequence[Holder], suffices: Suffices, shares: npt.NDArray[np.float64]) -> Steps:
+        return (yield from least_set(pods, suffices, shares, self._headroom_left, violate=self._rules.violate))
+
+    # --- several containers, or MIG instances: placement says what fits ---
+
+    def _by_trying(self) -> Steps:
+        """Set by set, the cheapest first. Of many pods all leave, and each may stay, the most important first."""
+        pods = self._may_go
+        if len(pods) > EXACT_OTHERS:
+            return (yield from self._spared_one_by_one(pods))
+        sets = [some for size in range(len(pods) + 1) for some in combinations(pods, size) if self._frees_enough(some)]
+        priced = [(self._cost((*self._forced, *some)), some) for some in sets]
+        yield
+        in_order = iter(sorted(priced, key=lambda one: one[0]))
+        while some := list(islice(in_order, AT_ONCE)):
+            first = self._first_that_fits([one for cost, one in some if self._rules.violate or not cost[0]])
+            if first is not None:
+                return first
+            yield
+        return None
+
+    def _spared_one_by_one(self, pods: Sequence[Holder]) -> Steps:
+        if not self._rules.violate:
+            pods = [one for one in pods if not any(self._headroom_left.get(name, 0) <= 0 for name in one.budgets)]
+        going = list(pods)
+        if self._fitting(going) is None:
+            return None
+        for one in sorted(pods, key=lambda one: self._cost([one]), reverse=True):
+            fewer = [other for other in going if other is not one]
+            if self._fitting(fewer) is not None:
+                going = fewer
+            yield
+        return tuple(going)
+
+    def _fitting(self, some: Sequence[Holder]) -> tuple[Holder, ...] | None:
+        return self._first_that_fits([tuple(some)]) if self._frees_enough(some) else None
+
+    def _frees_enough(self, some: Iterable[Holder]) -> bool:
+        some = tuple(some)
+        return all(sum(_amount(one, name) for one in some) >= wanted for name, wanted in self._frees.items())
+
+    def _first_that_fits(self, sets: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...] | None:
+        if not sets:
+            return None
+        fleet, names = self._without(sets)
+        reasons = explain(fleet, self._ask, names, self._narrowed(names))
+        return next((some for name, some in zip(names, sets, strict=True) if name not in reasons), None)
+
+    def _without(self, sets: Sequence[Sequence[Holder]]) -> tuple[Fleet, list[str]]:
+        """This node as often as there are sets, each time without one of them, and without those that must go."""
+        fleet, names = Fleet(), [f"{at:06}" for at in range(len(sets))]
+        for name, leaving in zip(names, sets, strict=True):
+            gone = {one.uid for one in leaving}
+            stay = [piece for one in (*self._stay, *self._may_go) if one.uid not in gone for piece in one.held]
+            fleet.set_node(name, self._view.inventory, stay)
+        return fleet, names
+
+    def _narrowed(self, names: Sequence[str]) -> dict[str, Set[str]] | None:
+        return None if self._only is None else dict.fromkeys(names, self._only)
+
+
+def _amount(one: Holder, resource: str) -> int:
+    return min(MOST, one.requests.get(resource, 0))
+
+
+def _less(headroom: Mapping[str, int], gone: Sequence[Holder]) -> Mapping[str, int]:
+    """What is left of it when these are gone."""
+    counts = Counter(budget for one in gone for budget in one.budgets)
+    return (
+        {**headroom, **{name: headroom.get(name, 0) - count for name, count in counts.items()}} if counts else headroom
+    )

@@ -1,0 +1,114 @@
+"""A node and who holds what there, as arrays: made once, and read by every search for victims until something there changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.grant import Slice
+from vgpu.holder import MOST, Holder
+from vgpu.inventory import Card, Inventory
+from vgpu.names import CLASSES
+from vgpu.request import FULL_CORE_PERCENT, PodAsk
+
+RANKS: Final = {klass: at for at, klass in enumerate(CLASSES)}
+"""0 latency-critical, 1 standard, 2 best-effort."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class NodeView:
+    """`holders` must name all that hold something on the node: what they leave is what is free.
+
+    Per pod, in the order of `pods`: `priority`, `rank` of its class, `started`, `evictable` (is it not spared?). Per piece, that is what one pod
+    has of one card: `owner` (pod), `row` (card), `mib`, `percent`; a whole GPU counts as all of it.
+    """
+
+    __slots__ = (
+        "_index",
+        "_requests",
+        "budgeted",
+        "evictable",
+        "inventory",
+        "mib",
+        "mig",
+        "name",
+        "owner",
+        "percent",
+        "pods",
+        "priority",
+        "rank",
+        "row",
+        "shareable",
+        "spans",
+        "started",
+        "total_mib",
+    )  # fmt: skip
+
+    def __init__(self, name: str, inventory: Inventory, holders: Sequence[Holder]) -> None:
+        self.name, self.inventory, self.pods = name, inventory, tuple(holders)
+        cards = {card.uuid: (row, card.mib) for row, card in enumerate(inventory.cards)}
+        found = [
+            (at, *cards[piece.uuid], piece)
+            for at, one in enumerate(self.pods)
+            for piece in one.held
+            if piece.uuid in cards and piece.kind != "mig"
+        ]
+        pieces: Ints = np.array([(at, row, *_amounts(piece, mib)) for at, row, mib, piece in found], np.int64)
+        self.owner, self.row, self.mib, self.percent = pieces.reshape(-1, 4).T
+        self.mig = tuple((at, piece) for at, one in enumerate(self.pods) for piece in one.held if piece.kind == "mig")
+        per_pod: Ints = np.array(
+            [(one.priority, RANKS.get(one.klass, 1), one.started, not one.spared) for one in self.pods], np.int64
+        )
+        self.priority, self.rank, self.started, self.evictable = per_pod.reshape(-1, 4).T
+        self.budgeted = tuple((at, one.budgets) for at, one in enumerate(self.pods) if one.budgets)
+        self.spans = len(np.unique(self.owner)) < len(self.owner)
+        """Does a pod hold pieces of several cards?"""
+        self.shareable = np.array([card.shareable for card in inventory.cards], np.bool_)
+        self.total_mib: Ints = np.array([card.mib for card in inventory.cards], np.int64)
+        self._index: Mapping[str, int] | None = None
+        self._requests: dict[str, Ints] = {}
+
+    def indices(self, uids: Set[str]) -> list[int]:
+        """Of those of these pods that are there."""
+        if uids and self._index is None:
+            self._index = {one.uid: at for at, one in enumerate(self.pods)}
+        return [self._index[uid] for uid in sorted(uids) if uid in self._index] if self._index else []
+
+    def requests(self, resource: str) -> Ints:
+        """(pods,) what each frees of a resource that is not Tangram's."""
+        if resource not in self._requests:
+            self._requests[resource] = np.array(
+                [min(MOST, one.requests.get(resource, 0)) for one in self.pods], np.int64
+            )
+        return self._requests[resource]
+
+    def instances(self, profile: str) -> int:
+        """How many MIG instances of a profile are offered, whoever holds them."""
+        return sum(one.profile == profile for card in self.inventory.cards for one in card.offered_instances)
+
+    def allowed(self, ask: PodAsk, only: Set[str] | None) -> Bools:
+        """(cards,) which the pod may have a share of, or as a whole. `only`: no others than these."""
+        if only is None and not (ask.models or ask.not_models or ask.uuids or ask.not_uuids):
+            return self.shareable
+        return np.array([may_have(ask, card, only) for card in self.inventory.cards], np.bool_)
+
+
+def may_have(ask: PodAsk, card: Card, only: Set[str] | None) -> bool:
+    """May the pod have a share of this card, or all of it, if there is room?"""
+    return (
+        card.shareable
+        and (not ask.models or card.model in ask.models)
+        and card.model not in ask.not_models
+        and (not ask.uuids or card.uuid in ask.uuids)
+        and card.uuid not in ask.not_uuids
+        and (only is None or card.uuid in only)
+    )
+
+
+def _amounts(piece: Slice, card_mib: int) -> tuple[int, int]:
+    return (card_mib, FULL_CORE_PERCENT) if piece.kind == "whole" else (piece.mib, piece.core_percent)
