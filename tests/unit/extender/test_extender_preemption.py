@@ -133,3 +133,33 @@ def test_a_preempt_call_that_came_before_enough_was_known_is_remembered() -> Non
     world.preemption.informed.clear()
     assert not world.preempt(urgent, n1=["v"]).nodes
     assert world.preemption.missed
+
+
+def test_a_pod_that_was_planned_and_has_others_evicted_has_one_claim_and_one_reservation() -> None:
+    world = World(n1=1)
+    urgent = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
+    world.tell(urgent)
+    world.plan(urgent, "n1")
+    world.tell(pod("v").asking(mib=HALF_MIB).on("n1").assigned(share(card(0), HALF_MIB)))
+    assert list(world.preempt(urgent, n1=["v"]).nodes) == ["n1"]
+    assert [one.stage for one in world.state.reservations] == ["kept"]
+    assert world.state.fleet.overcommitted() == []
+    world.end("v")
+    claim = world.state.claims.get("uid-default-urgent")
+    assert claim is not None
+    assert not claim.own
+    assert world.preemption.holds.is_whole("uid-default-urgent")
+
+
+def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> None:
+    world = World(n1=1)
+    world.state._processors.set_node("n1", 8000)
+    built = pod("p").asking(mib=1024)
+    world.tell(built)
+    world.plan(built, "n1")
+    bound = built.on("n1").build()
+    world.tell(msgspec.structs.replace(bound, spec=msgspec.structs.replace(bound.spec, cpu_milli=3000)))
+    assert world.state.unassigned == {"uid-default-p"}
+    assert world.state.claims.get("uid-default-p") is None
+    assert len(world.state.reservations) == 0
+    assert world.state._processors.free_milli("n1") == 5000
