@@ -111,11 +111,12 @@ def test_answers_are_forgotten_once_they_can_matter_no_more() -> None:
 
 
 def test_pods_are_turned_down_that_wait_and_fit_nowhere() -> None:
-    """Not those that kube-scheduler tries again by itself, as it could not reach an extender."""
+    """Not those that kube-scheduler tries again by itself, as it could not reach an extender, nor those that it does not look at yet."""
     world = World(n1=1)
     waits = pod("waits").asking(mib=FULL_MIB)
     world.tell(pod("new").asking(mib=FULL_MIB))
     world.tell(turned_down(pod("again").asking(mib=FULL_MIB), "SchedulerError"))
+    world.tell(turned_down(pod("gated").asking(mib=FULL_MIB), "SchedulingGated"))
     world.tell(turned_down(pod("leaving").asking(mib=FULL_MIB).terminating()))
     world.tell(turned_down(pod("bound").asking(mib=FULL_MIB).on("n1").assigned(share(card(0), FULL_MIB))))
     assert world.preemption.turned_down() == 0
