@@ -119,9 +119,9 @@ def test_pods_are_turned_down_that_wait_and_fit_nowhere() -> None:
     world.tell(turned_down(pod("gated").asking(mib=FULL_MIB), "SchedulingGated"))
     world.tell(turned_down(pod("leaving").asking(mib=FULL_MIB).terminating()))
     world.tell(turned_down(pod("bound").asking(mib=FULL_MIB).on("n1").assigned(share(card(0), FULL_MIB))))
-    assert world.preemption.turned_down() == 0
+    assert world.preemption.waiting() == []
     world.tell(turned_down(waits))
-    assert world.preemption.turned_down() == 1
+    assert [one.key for one in world.preemption.waiting()] == ["default/waits"]
 
 
 def test_a_preempt_call_that_came_before_enough_was_known_is_remembered() -> None:
