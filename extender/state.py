@@ -316,6 +316,7 @@ class State:
         """Give a reserved place back. A claim that the watch has confirmed stands."""
         if self.reservations.drop(uid):
             self.give_back(uid)
+            self.orphans.hold_again(uid)  # it was bound, and deleted by force, before the watch showed it
 
     def expire(self) -> None:
         """Give back what was reserved and never bound."""
