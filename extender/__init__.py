@@ -9,6 +9,8 @@
     small       what the caches keep of pods and nodes
     state       pods and nodes as the watch tells of them -> claims; the one writer
     filtering   the filter verb      binding     the bind verb
+    retrying    has kube-scheduler try pods again when a reservation lapses
+    reporting   tells a pod that no single GPU has room for it, though a node's together have
     verbs       bytes in, bytes out, every error in the answer
     metrics, server, running        what operators look at, HTTP, start and stop
 

@@ -77,8 +77,8 @@ class Holds:
                 self._take(hold)
 
     def lapsed(self) -> list[str]:
-        """UIDs whose time is up. They stay until they are dropped."""
-        return self._state.reservations.lapsed("preemption", self._state.clock())
+        """UIDs whose time is up. They are to be dropped now."""
+        return self._state.lapsed("preemption")
 
     def _release(self, uid: str) -> None:
         if self._state.claims.place_of(uid) is None:

@@ -47,7 +47,8 @@ KINDS: Final = 64
 """Kinds of needs whose nodes are remembered, and asks that fit nowhere. Pulled out of the air."""
 
 SCHEDULER_ERROR: Final = "SchedulerError"
-"""Reason of the condition PodScheduled. Specified by the API (core/v1, PodReasonSchedulerError)."""
+GATED: Final = "SchedulingGated"
+"""Reasons of the condition PodScheduled. Specified by the API (core/v1, PodReasonSchedulerError and PodReasonSchedulingGated)."""
 
 TOGETHER: Final = 512
 """Nodes judged before the scheduler's calls have their turn: 0.5 ms."""
@@ -312,8 +313,8 @@ def fits_nowhere(pod: Pod) -> bool:
 
 
 def unplaced(condition: Condition) -> bool:
-    """The condition that says so."""
-    return condition.type == "PodScheduled" and condition.status == "False"
+    """The condition that says so. A pod with scheduling gates has one too, though the scheduler has not looked at it yet."""
+    return condition.type == "PodScheduled" and condition.status == "False" and condition.reason != GATED
 
 
 def _grounds(node: Node) -> tuple[object, ...]:

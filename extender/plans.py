@@ -51,8 +51,8 @@ class Plans:
         return True
 
     def lapsed(self) -> list[str]:
-        """UIDs whose time is up. They stay until they are dropped."""
-        return self._state.reservations.lapsed("nomination", self._state.clock())
+        """UIDs whose time is up. They are to be dropped now."""
+        return self._state.lapsed("nomination")
 
     @contextmanager
     def aside(self, priority: int, nodes: Sequence[str]) -> Iterator[bool]:

@@ -333,9 +333,9 @@ class Preemption:
         comes_back = self._clock() < hold.since_s + BACK_S and self.holds.is_whole(uid)
         return hold.nominated or comes_back or bool(self._books.terminating(hold.node))
 
-    def turned_down(self) -> int:
-        """How many pods wait that request a GPU and fit nowhere, as kube-scheduler says. Of others no condition is kept (`small_pod_of`)."""
-        return sum(not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod) for pod in self._all_pods())
+    def waiting(self) -> list[Pod]:
+        """Pods that request a GPU and fit nowhere, as kube-scheduler says. Of others no condition is kept (`small_pod_of`)."""
+        return [pod for pod in self._all_pods() if not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod)]
 
     def expire(self) -> None:
         """Once a second: end what has lapsed, take what came free."""

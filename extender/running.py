@@ -18,6 +18,7 @@ from extender.binding import Binder
 from extender.metrics import Metrics
 from extender.nominating import Nominator
 from extender.preemption import Preemption
+from extender.retrying import Retrier
 from extender.server import scheduler_app
 from extender.settings import Settings
 from extender.small import small_node, small_pod_of
@@ -89,9 +90,12 @@ class Extender:
         self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
         self._waker = Waker(
             settings.scheduler_process,
-            turned_down=self.preemption.turned_down,
+            turned_down=lambda: len(self.preemption.waiting()),
             missed=lambda: self.preemption.missed,
         )
+        self._retrier = Retrier(client, self._waiting)
+        if settings.preemption or settings.nominate_ahead_from_nodes:  # else it may not nominate
+            self.state.on_lapse = self._retrier.room_came_free
         self._operations = Operations(
             Pages(self.metrics.registry, self.not_ready),
             settings.metrics_host,
@@ -105,6 +109,10 @@ class Extender:
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         self.state.node_changed(old, new)
         self.ahead.node_changed(old, new)
+
+    def _waiting(self) -> list[Pod]:
+        """Pods that wait, and that nobody makes room for."""
+        return [pod for pod in self.preemption.waiting() if pod.uid not in self.state.reservations]
 
     def caches(self) -> Mapping[str, Statistics]:
         """What the caches have seen, by name."""
@@ -143,6 +151,7 @@ class Extender:
                     collecting.keep_tidy(),
                     self._note_sync(),
                     self._wake_scheduler(),
+                    self._retrier.run(),
                 )
             ]
             log.info("serving", port=self.port, metrics_port=self.metrics_port)

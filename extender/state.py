@@ -30,7 +30,7 @@ from vgpu.inventory import Inventory
 from vgpu.names import Names
 from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
 from vgpu.request import PodAsk
-from vgpu.reservations import STAGES, Event, Reservations, Shown
+from vgpu.reservations import STAGES, Event, Kind, Reservations, Shown
 from vgpu.snapshot import Free, NodeRecord, PodRecord, Snapshot, Starting
 from vgpu.wishes import Wishes
 
@@ -64,6 +64,8 @@ class State:
         self.unassigned: set[str] = set()
         """UIDs of bound pods that ask for ours and came past us: the device plugin refuses them."""
         self.clock, self._shown = clock, shown
+        self.on_lapse: Callable[[str], object] = str
+        """Told of the node of each reservation that lapses."""
         self._nodes: dict[str, Inventory | None] = {}
         """Every node of the cluster, and its cards as last understood."""
         self._excluded: dict[str, str] = {}
@@ -319,12 +321,20 @@ class State:
         """Give a reserved place back. A claim that the watch has confirmed stands."""
         if self.reservations.drop(uid):
             self.give_back(uid)
+            self.orphans.hold_again(uid)  # it was bound, and deleted by force, before the watch showed it
 
     def expire(self) -> None:
         """Give back what was reserved and never bound."""
-        for uid in self.reservations.lapsed("scheduling", self.clock(), self._shown()):
+        for uid in self.lapsed("scheduling"):
             self.expired += 1
             self.cancel(uid)
+
+    def lapsed(self, kind: Kind) -> list[str]:
+        """UIDs whose reservation of a kind is over. They are to be dropped now: who waits for room is told."""
+        uids = self.reservations.lapsed(kind, self.clock(), self._shown())
+        for one in map(self.reservations.of(kind).__getitem__, uids):
+            self.on_lapse(one.node)
+        return uids
 
     # --- housekeeping ---
 

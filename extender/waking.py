@@ -3,9 +3,10 @@
 kube-scheduler repeats calls of filter and bind that failed. A preempt call that failed ends like one for a pod that no eviction can help: the pod
 is tried again when an event may help it in the eyes of the plugin that turned it down, here a pod's end or a node with more room. Where neither
 comes, it waits until kube-scheduler tries every pod that it had left aside, after five to five and a half minutes
-(podMaxInUnschedulablePodsDuration). Pods that filter turned down do not need this: they are tried again at any event.
+(podMaxInUnschedulablePodsDuration). Pods that filter turned down do not need this: they are tried again at any event, and `retrying` makes one
+where room comes free without.
 
-No write to the API wakes such a pod, short of deleting another. But a kube-scheduler that starts tries every pod. So an extender that is younger than the kube-scheduler beside it ends that, once it can answer, if pods were turned down, and the
+No write to the API wakes such a pod for sure, short of deleting another. But a kube-scheduler that starts tries every pod. So an extender that is younger than the kube-scheduler beside it ends that, once it can answer, if pods were turned down, and the
 kubelet starts another. The chart lets the two containers see each other's processes for this alone.
 """
 

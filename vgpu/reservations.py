@@ -5,7 +5,8 @@
     nomination   planned                                                           it is nominated ahead of its turn
     preemption   kept                                                              others are evicted for it
 
-`STAGES` is the whole of the rules: which events lead where, who may take the room, and when it lapses. Another kind is another row.
+`STAGES` is the whole of the rules: which events lead where, who may take the room, and when it lapses. Another stage or kind is another row: a
+member of a gang, say, is reserved for as long as its group is, which is one more value of `Lapse` and one more thing that is `Shown`.
 Pure: it knows no GPUs' books and reads no clock. The caller says what time it is, and what the watch has shown by then.
 
 A pod has one reservation of a kind. Of several kinds the first of `KINDS` has the room, and the others wait behind it: room that is kept for

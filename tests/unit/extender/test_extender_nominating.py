@@ -12,7 +12,7 @@ import pytest
 
 from extender.nominating import ASKED_S, VAIN_S, Nominator
 from extender.state import State
-from kube.objects import Needs, Node, Pod
+from kube.objects import Condition, Needs, Node, Pod
 from tests.builders import node, pod
 from tests.unit.extender.world import Pods, Server
 from vgpu.names import DEFAULT
@@ -121,3 +121,25 @@ async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytes
         await world.looked()
         assert len(tried) == 2
     assert len(world.ahead.plans) == 0
+
+
+async def test_a_pod_is_nominated_once_its_gates_are_gone() -> None:
+    world = World()
+    first, *_, last = world.wait(2 * BACKLOG)
+    gated = msgspec.structs.replace(
+        last,
+        spec=msgspec.structs.replace(last.spec, needs=None),
+        status=msgspec.structs.replace(
+            last.status, conditions=(Condition("PodScheduled", status="False", reason="SchedulingGated"),)
+        ),
+    )
+    world.ahead.pod_changed(last, None)
+    world.ahead.pod_changed(None, gated)
+    async with world.planning():
+        world.ahead.asked(first)
+        await world.looked()
+        assert last.uid not in world.ahead.plans
+        world.pods.by_key[last.key] = last
+        world.ahead.pod_changed(gated, last)
+        await world.looked()
+        assert last.uid in world.ahead.plans

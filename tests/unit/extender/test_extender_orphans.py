@@ -17,6 +17,8 @@ from vgpu.codec import inventory_to_json
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory, Orphan
 from vgpu.names import DEFAULT
+from vgpu.placement import Placement
+from vgpu.reservations import Shown
 from vgpu.snapshot import drift, snapshot_from_json, snapshot_to_json
 
 FULL_MIB = 81_920
@@ -70,6 +72,27 @@ def test_a_pod_that_is_lost_to_the_api_is_never_counted_twice_and_never_not_at_a
         state.node_changed(nodes[1], nodes[0])
         assert free(state, "n1") == (FULL_MIB, 100)
         assert len(state.orphans) == 0
+
+
+def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_keeps_its_room() -> None:
+    one, piece = node("n1").with_gpus(1), share(card(0), 8192, 30)
+    now_s, shown = [0.0], [Shown()]
+    state = State(lambda: now_s[0], names=DEFAULT, shown=lambda: shown[0])
+    nodes = telling(one), telling(one, orphan("a", piece))
+    state.node_changed(None, nodes[0])
+    asking = pod("a").asking(mib=8192, core=30).build()
+    found = state.place(state.ask_of(asking), ["n1"])
+    assert isinstance(found, Placement)
+    state.reserve(asking.uid, asking.key, state.ask_of(asking), found)
+    state.on("bind", asking.uid)
+    state.on("accepted", asking.uid)
+    state.node_changed(*nodes)
+    now_s[0], shown[0] = 60.0, Shown(60.0, 50.0)
+    state.expire()
+    assert len(state.reservations) == 0
+    assert free(state, "n1") == (FULL_MIB - 8192, 70), "its processes run on"
+    state.node_changed(nodes[1], nodes[0])
+    assert free(state, "n1") == (FULL_MIB, 100)
 
 
 def test_an_orphans_whole_gpu_and_mig_instance_are_given_to_nobody() -> None:

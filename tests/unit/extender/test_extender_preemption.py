@@ -10,6 +10,7 @@ import pytest
 
 from extender.preempting import PreemptionArgs, PreemptionResult
 from kube.objects import Condition, Pod
+from kube.pod_requests import CPU
 from tests.builders import PodBuilder, card, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World, answer_of, step_by_step
 
@@ -115,16 +116,17 @@ def test_answers_are_forgotten_once_they_can_matter_no_more() -> None:
 
 
 def test_pods_are_turned_down_that_wait_and_fit_nowhere() -> None:
-    """Not those that kube-scheduler tries again by itself, as it could not reach an extender."""
+    """Not those that kube-scheduler tries again by itself, as it could not reach an extender, nor those that it does not look at yet."""
     world = World(n1=1)
     waits = pod("waits").asking(mib=FULL_MIB)
     world.tell(pod("new").asking(mib=FULL_MIB))
     world.tell(turned_down(pod("again").asking(mib=FULL_MIB), "SchedulerError"))
+    world.tell(turned_down(pod("gated").asking(mib=FULL_MIB), "SchedulingGated"))
     world.tell(turned_down(pod("leaving").asking(mib=FULL_MIB).terminating()))
     world.tell(turned_down(pod("bound").asking(mib=FULL_MIB).on("n1").assigned(share(card(0), FULL_MIB))))
-    assert world.preemption.turned_down() == 0
+    assert world.preemption.waiting() == []
     world.tell(turned_down(waits))
-    assert world.preemption.turned_down() == 1
+    assert [one.key for one in world.preemption.waiting()] == ["default/waits"]
 
 
 def test_a_preempt_call_that_came_before_enough_was_known_is_remembered() -> None:
@@ -221,3 +223,33 @@ def test_a_plan_that_is_made_meanwhile_is_in_nobodys_way() -> None:
     with step_by_step():
         (chosen,) = answer_of(searching(world, asking, "n2", "n3")).nodes.values()
     assert [one.uid for one in chosen.pods or ()] == ["uid-default-keeps"]
+
+
+def test_a_pod_that_was_planned_and_has_others_evicted_has_one_claim_and_one_reservation() -> None:
+    world = World(n1=1)
+    urgent = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
+    world.tell(urgent)
+    world.plan(urgent, "n1")
+    world.tell(pod("v").asking(mib=HALF_MIB).on("n1").assigned(share(card(0), HALF_MIB)))
+    assert list(world.preempt(urgent, n1=["v"]).nodes) == ["n1"]
+    assert [one.stage for one in world.state.reservations] == ["kept"]
+    assert world.state.fleet.overcommitted() == []
+    world.end("v")
+    claim = world.state.claims.get("uid-default-urgent")
+    assert claim is not None
+    assert not claim.own
+    assert world.preemption.holds.is_whole("uid-default-urgent")
+
+
+def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> None:
+    world = World(n1=1)
+    world.state._processors.set_node("n1", 8000)
+    built = pod("p").asking(mib=1024)
+    world.tell(built)
+    world.plan(built, "n1")
+    bound = built.on("n1").build()
+    world.tell(msgspec.structs.replace(bound, spec=msgspec.structs.replace(bound.spec, requests={CPU: 3000})))
+    assert world.state.unassigned == {"uid-default-p"}
+    assert world.state.claims.get("uid-default-p") is None
+    assert len(world.state.reservations) == 0
+    assert world.state._processors.free_milli("n1") == 5000

@@ -100,6 +100,13 @@ class Machine(RuleBasedStateMachine):
         elif event == "no answer" and one.stage == "binding":
             one.stage, one.since_s = "in doubt", self.now_s
 
+    @rule(uid=UIDS, events=st.sampled_from([["bind"], ["bind", "no answer"], ["bind", "accepted"]]))
+    def is_scheduled(self, uid: str, events: list[Event]) -> None:
+        """What happens most, in one step: the machine gets further."""
+        self.put(uid, "scheduling", 0)
+        for event in events:
+            self.happens(uid, event)
+
     @rule(uid=UIDS, kind=st.sampled_from(KINDS))
     def drop(self, uid: str, kind: Kind) -> None:
         was = self.slow.find(uid, kind)
@@ -117,12 +124,13 @@ class Machine(RuleBasedStateMachine):
         self.heard_s = self.now_s if heard else self.heard_s
         self.listed_s = self.now_s if listed else self.listed_s
 
-    @rule(uid=UIDS)
-    def comes_or_goes(self, uid: str) -> None:
-        self.there ^= {uid}
-
-    @rule(kind=st.sampled_from(KINDS), dropped=st.booleans())
-    def lapses(self, kind: Kind, dropped: bool) -> None:
+    @rule(
+        kind=st.sampled_from(["scheduling", "scheduling", *KINDS]),
+        dropped=st.booleans(),
+        there=st.sampled_from(["", "abcd"]),
+    )
+    def lapses(self, kind: Kind, dropped: bool, there: str) -> None:
+        self.there = set(there)
         shown = Shown(self.heard_s, self.listed_s, lambda key, uid: key == f"default/{uid}" and uid in self.there)
         over = self.store.lapsed(kind, self.now_s, shown)
         expected = [
