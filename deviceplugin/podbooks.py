@@ -4,7 +4,7 @@ The API server forgets a pod that is deleted by force; its processes run on. Thi
 GPUs, MiB and percent (or whole GPU, MIG instance), and the device IDs that the kubelet must not give to another pod meanwhile.
 It goes when the API has no such pod and no process of it lives.
 
-A book is begun in one file for all of them, which is made beforehand (`files.begin`).
+A book is begun in one file for all of them, which is made beforehand (`files.begin`) or was the book of a pod that is gone.
 
 Knows files. Which pods are gone is decided in `orphans`.
 """
@@ -131,8 +131,10 @@ class PodBooks:
         """No process of these pods lives. Raises OSError."""
         for uid in uids:
             path = self._path(uid)
-            with suppress(FileNotFoundError):
-                path.unlink()
+            with self._writing, suppress(FileNotFoundError):
+                path.replace(
+                    self._folder / BEGUN
+                )  # the next one is written there: neither is a file removed nor one made
             self._books.pop(uid, None)
             for users in self._users.values():
                 for one in [one for one, user in users.items() if user == uid]:
