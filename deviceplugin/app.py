@@ -301,9 +301,7 @@ class DevicePlugin:
         inventory = self.offer.inventory()
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
-        await self.prestart(resource, ids)
-        if resource == self._names.gpu_mem:
-            self.mounted.starting(self.grants.keys_of(ids))
+        self.mounted.starting(await self.prestart(resource, ids))
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.cards:

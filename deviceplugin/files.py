@@ -47,10 +47,12 @@ def write_whole(
     the name of its own that a file has for that; in the same folder, and of one writer at a time.
     """
     beside = begun(path) if beside is None else beside
-    descriptor = _open_begun(beside, mode)
+    descriptor, size = _open_begun(beside, mode)
     try:
         try:
             _write_all(descriptor, content)
+            if size > len(content):  # not before: ext4 waits for the disk when a file that was emptied is closed
+                os.ftruncate(descriptor, len(content))
             os.fchmod(descriptor, mode)
             if durable:
                 os.fsync(descriptor)
@@ -71,23 +73,21 @@ def begin(beside: AnyPath) -> None:
         os.close(os.open(beside, _NEW, 0o600))
 
 
-def _open_begun(beside: AnyPath, mode: int) -> int:
-    """A file that was begun, emptied, where nobody has it under another name; else a new one."""
+def _open_begun(beside: AnyPath, mode: int) -> tuple[int, int]:
+    """A file that was begun, with its size, where nobody has it under another name; else a new one."""
     try:
         descriptor = os.open(beside, _BEGUN)
     except FileNotFoundError:
-        return os.open(beside, _NEW, mode)
+        return os.open(beside, _NEW, mode), 0
     except OSError:
         pass  # a link, a folder, or not ours to write: it goes
     else:
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-            if found.st_size:
-                os.ftruncate(descriptor, 0)
-            return descriptor
+            return descriptor, found.st_size
         os.close(descriptor)
     os.unlink(beside)
-    return os.open(beside, _NEW, mode)
+    return os.open(beside, _NEW, mode), 0
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

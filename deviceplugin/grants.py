@@ -286,7 +286,7 @@ class Grants:
     def keys_of(self, ids: Collection[str]) -> set[str]:
         """Names of the directories of exactly these IDs."""
         alike = hash_of(ids)
-        return set(of_ids((*self._listing.alike(alike), *self._known.alike(alike)), ids))
+        return set(of_ids({*self._listing.alike(alike), *self._known.alike(alike)}, ids))
 
     def look(self, key: str) -> Folder:
         """One directory. A book that is missing is answered from memory."""

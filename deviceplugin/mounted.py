@@ -66,7 +66,7 @@ class Mounted:
         for key in keys:
             self._until[key] = self._clock() + PATIENCE_S
             self._looks.pop(key, None)
-        self._starting.set()
+            self._starting.set()
 
     async def run(self) -> None:
         """Until cancelled. Nothing is done while no container starts."""

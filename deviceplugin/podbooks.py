@@ -4,7 +4,7 @@ The API server forgets a pod that is deleted by force; its processes run on. Thi
 GPUs, MiB and percent (or whole GPU, MIG instance), and the device IDs that the kubelet must not give to another pod meanwhile.
 It goes when the API has no such pod and no process of it lives.
 
-A book is begun in one file for all of them, which is made beforehand (`files.begin`).
+A book is begun in one file for all of them, which is made beforehand (`files.begin`) or was the book of a pod that is gone.
 
 Knows files. Which pods are gone is decided in `orphans`.
 """
@@ -131,12 +131,15 @@ class PodBooks:
         """No process of these pods lives. Raises OSError."""
         for uid in uids:
             path = self._path(uid)
-            with suppress(FileNotFoundError):
-                path.unlink()
-            self._books.pop(uid, None)
-            for users in self._users.values():
-                for one in [one for one, user in users.items() if user == uid]:
-                    del users[one]
+            # the next book is written there: neither is a file removed nor one made
+            with self._writing, suppress(FileNotFoundError):
+                path.replace(self._folder / BEGUN)
+            book = self._books.pop(uid, None)
+            for resource, ids in (book.ids if book is not None else {}).items():
+                users = self._users[resource]
+                for one in ids:
+                    if users.get(one) == uid:
+                        del users[one]
             self.damaged.pop(path.name, None)
 
     def users(self, resource: str) -> Mapping[str, str]:
@@ -144,10 +147,8 @@ class PodBooks:
         return self._users.get(resource, {})
 
     def _write(self, path: Path, book: PodBook) -> None:
-        beside = self._folder / BEGUN
-        sealed.write(
-            path, book, durable=False, beside=beside
-        )  # after a loss of power no process lives that it could tell of
+        """After a loss of power no process lives that it could tell of, so this does not wait for the disk."""
+        sealed.write(path, book, durable=False, beside=self._folder / BEGUN)
 
     def _path(self, uid: str) -> Path:
         name = uid if _FILE_NAME.match(uid) else hashlib.sha256(uid.encode()).hexdigest()

@@ -113,10 +113,13 @@ class PreStart:
         self._guard, self._clear, self._podbooks = guard, clear, podbooks
         self._waiting = waiting
 
-    async def __call__(self, resource: str, ids: Sequence[str]) -> None:
-        """Make a container with these devices ready to start. Raises Refused, KubeletSilent, OSError."""
+    async def __call__(self, resource: str, ids: Sequence[str]) -> Sequence[str]:
+        """Make a container with these devices ready to start. Answers the keys of the grant directories that it may have.
+
+        Raises Refused, KubeletSilent, OSError.
+        """
         if resource == self._names.gpu_core:
-            return  # its container has gpu-mem too, and that call does the work
+            return ()  # its container has gpu-mem too, and that call does the work
         try:
             starting = await self._who(resource, ids)
         except ApiAway as away:
@@ -126,15 +129,16 @@ class PreStart:
             log.warning("the API server is away: the container starts with the grant it has", error=str(away))
             await self._grants.settling.ended(keys)
             await self._arbiter_listens(keys)
-            return
+            return keys
         if resource != self._names.gpu_mem:
             self._verify_devices(starting, *self._given(starting, resource, ids))
             await self._write_in_turn(self._enter, starting.tenant, resource, ids)
-            return
+            return ()
         keys = await self._write_in_turn(self._grant, starting, ids)
         await self._grants.settling.ended(keys)
         await self._arbiter_listens(keys, starting.pod)
         self._grants.settling.rest()
+        return keys
 
     async def _write_in_turn(self, write: Callable[..., T], *args: Any) -> T:
         """One after another, in a thread: what is written may wait for the disk."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,8 @@ RECORD: Final = "allocation.json"
 WHAT: Final = "allocation"
 _HASH: Final = 16
 _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})[0-9a-f]{7}\Z")
+MOST_NAMES: Final = 4096
+"""Of directories, that are not taken apart again: a start looks at those of its IDs several times. Guessed."""
 UNKNOWN_PLACE: Final = -1
 
 
@@ -82,15 +85,21 @@ def new_suffix(order: int) -> str:
 
 def order_of(key: str) -> int:
     """How new a directory is among those of the same IDs. One that an earlier plugin named is the oldest: 0."""
+    return _order_in(key) or 0
+
+
+@lru_cache(maxsize=MOST_NAMES)
+def _order_in(key: str) -> int | None:
+    """None: it is no name that `new_suffix` made."""
     found = _NAME.match(key)
-    return int(found[2], 16) if found else 0
+    return int(found[2], 16) if found else None
 
 
 def of_ids(keys: Iterable[str], ids: Iterable[str]) -> list[str]:
     """Those of these names that are of directories of exactly these IDs."""
     whole = grant_key(ids)
     begin = f"{whole[:_HASH]}-"
-    return [key for key in keys if key == whole or (key.startswith(begin) and _NAME.match(key))]
+    return [key for key in keys if key == whole or (key.startswith(begin) and _order_in(key) is not None)]
 
 
 def read_record(path: Path) -> Record | None:

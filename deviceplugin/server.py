@@ -59,7 +59,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         offer: Offer,
         ledger: Ledger,
         grants: Grants,
-        prestart: Callable[[str, Sequence[str]], Awaitable[None]],
+        prestart: Callable[[str, Sequence[str]], Awaitable[object]],
         state_root: Path,
         observer: Observer,
         answering: Callable[[], AbstractContextManager[None]] = nullcontext,

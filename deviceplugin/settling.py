@@ -45,7 +45,7 @@ class Settling:
     def begin(self, key: str) -> None:
         """Write this directory; nobody waits. Raises OSError when there can be no thread."""
         self._under_way = {other: writing for other, writing in self._under_way.items() if not _ended_well(writing)}
-        self._under_way[key] = self._thread.begin(self._settle, key)
+        self._under_way[key] = self._thread.begin_soon(self._settle, key)
         self._begun = True
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LATER_S, self.rest)

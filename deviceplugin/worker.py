@@ -37,15 +37,15 @@ class Worker:
         if self._thread is None:
             self._start()
         done: Future[T] = Future()
+        self._work.put(_promised(done, work, arguments))
+        return done
 
-        def do() -> None:
-            if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(work(*arguments))
-                except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
-                    done.set_exception(error)
-
-        self._work.put(do)
+    def begin_soon(self, work: Callable[..., T], *arguments: object) -> Future[T]:
+        """As `begin`, after what the event loop does now: waking a thread takes longer than an answer of the kubelet can wait."""
+        if self._thread is None:
+            self._start()
+        done: Future[T] = Future()
+        asyncio.get_running_loop().call_soon(self._work.put, _promised(done, work, arguments))
         return done
 
     async def do(self, work: Callable[..., T], *arguments: object, otherwise: str) -> T:
@@ -69,3 +69,16 @@ def _do_all(work: SimpleQueue[Callable[[], None] | None]) -> None:
     """Until None comes: nobody has the worker any more."""
     while (do := work.get()) is not None:
         do()
+
+
+def _promised(done: Future[T], work: Callable[..., T], arguments: tuple[object, ...]) -> Callable[[], None]:
+    """Does the work, unless it was given up, and tells whoever waits for it."""
+
+    def do() -> None:
+        if done.set_running_or_notify_cancel():
+            try:
+                done.set_result(work(*arguments))
+            except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
+                done.set_exception(error)
+
+    return do

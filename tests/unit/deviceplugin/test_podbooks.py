@@ -60,6 +60,20 @@ def test_a_book_says_in_which_boot_its_pod_started_last(tmp_path: Path) -> None:
     assert [one.boot for one in books(tmp_path, "second")] == ["second"]
 
 
+def test_the_file_of_a_pod_that_is_gone_is_that_of_the_next_one(tmp_path: Path) -> None:
+    made = books(tmp_path)
+    folder = tmp_path / "pods"
+    assert [path.name for path in folder.iterdir()] == [".new"]
+    made.enter(book("uid-a", "a-very-long-name" * 10), {MEM: ["x-0"]})
+    inode = (folder / "uid-a.json").stat().st_ino
+    made.forget(["uid-a"])
+    assert [path.name for path in folder.iterdir()] == [".new"]
+    assert [one.uid for one in books(tmp_path)] == [], "what is left in it is no book"
+    made.enter(book("uid-b"), {MEM: ["x-1"]})
+    assert (folder / "uid-b.json").stat().st_ino == inode
+    assert [(one.uid, one.ids) for one in books(tmp_path)] == [("uid-b", {MEM: ("x-1",)})]
+
+
 def test_what_is_forgotten_is_gone_and_so_are_its_devices(tmp_path: Path) -> None:
     made = books(tmp_path)
     made.enter(book(), {MEM: ["x-0"]})

@@ -11,6 +11,7 @@ from deviceplugin.grants import Grants
 from deviceplugin.record import Record
 from deviceplugin.spares import KEPT, Spares
 from tests.unit.deviceplugin.builders import uuid
+from vgpu.grant import Grant, GrantCard
 
 
 @pytest.fixture
@@ -55,6 +56,18 @@ def test_a_directory_is_the_same_with_a_spare_and_without(grants: Grants) -> Non
     }  # fmt: skip
     assert with_one == without | {".grant.new": "file"}, "and the grant has been begun"
     assert {grants.folder(key).stat().st_mode & 0o777 for key in keys} == {0o755}
+
+
+def test_the_folder_of_the_socket_and_the_files_of_a_spare_become_those_of_its_allocation(grants: Grants) -> None:
+    parts = (".socket", ".allocation.json.new", ".grant.new")
+    spares = [grants.folder("x").parent / name for name in grants.spares.names]
+    inodes = [{(path / part).stat().st_ino for path in spares} for part in parts]
+    key = grants.prepare(record(0))
+    grants.write(key, Grant("default", "a", "uid-a", "main", (GrantCard(uuid(0), 1024),)))
+    folder = grants.folder(key)
+    became = (grants.socket(key).parent, folder / "allocation.json", folder / "grant")
+    assert all(path.stat().st_ino in of for path, of in zip(became, inodes, strict=True))
+    assert grants.socket(key).parent.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_spare_is_not_seen_as_an_allocation_and_not_collected_while_it_is_one(grants: Grants) -> None:
