@@ -3,9 +3,9 @@
     sudo uv run python -m bench.floods [--seconds 60] [--only webhook] [--listener 8443] [--attack body] [--every]
 
 50 clients (bench/floods/flooder, in Go) in a cgroup of half a processor attack one listener while an honest client goes on: an API server
-that opens a connection for every second admission, a scheduler that calls the filter, a process in a container that allocates GPU memory, or
+that opens a connection for every second admission, a scheduler that calls the filter and binds, a process in a container that allocates GPU memory, or
 a kubelet that probes. The control burns the same processor time and connects to nobody. Written to floods.csv, a row for each attack: p50 and p99 in ms
-of the honest client (and of its slow call, where it has one), its calls that failed, and the processor time and resident memory of all the program's
+of the honest client and of its second call, where it has one (bind; the start of a process), its calls that failed, and the processor time and resident memory of all the program's
 processes. The last columns compare that with the goals: p99 at most twice the control's (arbiter's sockets: 50 ms more), no call failed, at most
 64 MiB more than under the control. A program that ended ends the run. Needs root for the cgroup.
 
@@ -54,10 +54,11 @@ MORE_MIB: Final = 64.0
 
 def goals(listener: Listener, row: dict[str, Any], control: dict[str, Any]) -> dict[str, bool]:
     """Whether each goal is met."""
+    timed = ("p99_ms", "second_p99_ms") if listener.second is not None else ("p99_ms",)
     if listener.name.endswith(".sock"):
-        fast = all(row[key] - control[key] <= MORE_MS for key in ("p99_ms", "start_p99_ms"))
+        fast = all(row[key] - control[key] <= MORE_MS for key in timed)
     else:
-        fast = row["p99_ms"] <= TIMES_CONTROL * control["p99_ms"]
+        fast = all(row[key] <= TIMES_CONTROL * control[key] for key in timed)
     return {"fast": fast, "none_failed": row["failed"] == 0, "memory": row["more_mib"] <= MORE_MIB}
 
 
@@ -67,7 +68,8 @@ def described(listener: Listener, attack: Attack, seen: Honest) -> dict[str, Any
     return {
         "listener": listener.name, "attack": attack.name, "calls": len(seen.ms), "failed": seen.failures.total(), "failures": "; ".join(f"{count} x {why}" for why, count in seen.failures.items()),
         "p50_ms": round(quantile(seen.ms, 50), 2), "p99_ms": round(quantile(seen.ms, 99), 2),
-        "start_p50_ms": round(quantile(seen.start_ms, 50), 1), "start_p99_ms": round(quantile(seen.start_ms, 99), 1),
+        "second": listener.second.name if listener.second is not None else "", "second_calls": len(seen.second_ms),
+        "second_p50_ms": round(quantile(seen.second_ms, 50), 2), "second_p99_ms": round(quantile(seen.second_ms, 99), 2),
         "mib": round(seen.mib, 1), "cpu_percent": round(seen.cpu_percent, 1), "connections": int(made), "connections_refused": int(refused), "bytes_sent": int(sent),
     }  # fmt: skip
 
@@ -77,6 +79,7 @@ def compared(listener: Listener, row: dict[str, Any], control: dict[str, Any]) -
     more = {
         "control_p99_ms": control["p99_ms"],
         "p99_to_control": round(row["p99_ms"] / control["p99_ms"], 2),
+        "second_control_p99_ms": control["second_p99_ms"],
         "more_mib": round(row["mib"] - control["mib"], 1),
     }
     return row | more | goals(listener, row | more, control)

@@ -20,8 +20,6 @@ HERE: Final = Path(__file__).parent
 CGROUP: Final = Path("/sys/fs/cgroup/tangram-floods")
 EACH_S: Final = 0.02
 """Between two calls of the honest client."""
-START_EACH_S: Final = 1.0
-"""Between two of its slow calls."""
 WARM_S: Final = 2.0
 CONTROL: Final = "burn"
 
@@ -36,6 +34,17 @@ class Attack:
 
 
 @dataclass(frozen=True)
+class Second:
+    """Another call of the honest client, that is timed apart."""
+
+    name: str
+    each_s: float
+    """Between two of them."""
+    call: Callable[[], float | None]
+    """As a listener's."""
+
+
+@dataclass(frozen=True)
 class Listener:
     """Something to attack, and who needs it. `pid` is the program's; its children count as its memory."""
 
@@ -46,8 +55,7 @@ class Listener:
     attacks: tuple[Attack, ...]
     call: Callable[[], float | None]
     """One call of the honest client. Answers how long it took in ms, where it knows better than who calls. Raises OSError, AssertionError or ValueError when it failed."""
-    start: Callable[[], float | None] | None = None
-    """The same for one that takes long, and is made once a second."""
+    second: Second | None = None
     others: tuple[Attack, ...] = ()
     """Attacks that the code meets as it does one of `attacks`, here or on a listener of the same kind."""
 
@@ -57,7 +65,7 @@ class Honest:
     """What the honest client saw."""
 
     ms: list[float] = field(default_factory=list)
-    start_ms: list[float] = field(default_factory=list)
+    second_ms: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     """What failed calls said."""
     mib: float = 0.0
@@ -128,12 +136,12 @@ def flood(program: Path, cgroup: Path, listener: Listener, attack: Attack, secon
     process = subprocess.Popen([*into_cgroup, program, *flags], stdout=subprocess.PIPE, text=True)
     seen, until_s = Honest(), time.monotonic() + seconds
     time.sleep(WARM_S)
-    start_s = look_s = 0.0
+    second_s = look_s = 0.0
     began_s, had_s = time.monotonic(), summed(listener.pid, cpu_s)
     while (now_s := time.monotonic()) < until_s:
-        if listener.start is not None and now_s >= start_s:
-            seen.make(listener.start, seen.start_ms)
-            start_s = now_s + START_EACH_S
+        if listener.second is not None and now_s >= second_s:
+            seen.make(listener.second.call, seen.second_ms)
+            second_s = now_s + listener.second.each_s
         if now_s >= look_s:
             seen.mib = max(seen.mib, summed(listener.pid, memory_mib))
             look_s = now_s + 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import json
 import shutil
 import socket
 import ssl
@@ -12,16 +13,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.extender.filter import NAME, bodies, start_extender
 from bench.extender.filter import ready as extender_ready
-from bench.floods.flood import Attack, Listener
+from bench.floods.flood import Attack, Listener, Second
 from bench.webhook.admission import MUTATE, request, wait_for
-from tests.builders import node
+from tests.builders import node, pod
 from tests.fake import start_fake_driver
 from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.harness import Node
@@ -42,7 +44,12 @@ SCRAPES: Final = ("connect", "silent", "requests", "unread", "tokens")
 
 
 def listener(
-    name: str, pid: int, flags: tuple[str, ...], attacks: Sequence[str], call: Callable[[], float | None]
+    name: str,
+    pid: int,
+    flags: tuple[str, ...],
+    attacks: Sequence[str],
+    call: Callable[[], float | None],
+    second: Second | None = None,
 ) -> Listener:
     """Of HTTP."""
     others = [one for one in EVERY if one not in attacks]
@@ -52,6 +59,7 @@ def listener(
         flags,
         tuple(Attack(one, one) for one in attacks),
         call,
+        second,
         others=tuple(Attack(one, one) for one in others),
     )
 
@@ -106,7 +114,7 @@ def read_answer(recv: Callable[[int], bytes]) -> bytes:
         more = recv(1 << 16)
         assert more
         body += more
-    return head + body
+    return head + b"\r\n\r\n" + body
 
 
 @contextlib.contextmanager
@@ -153,29 +161,82 @@ class Scheduler:
             raise
 
 
+class Binding:
+    """Binds pods as kube-scheduler does, each over the connection that it keeps for that: what is timed is the call to /bind, with its write to
+    the API server. The pod is filtered before and deleted after, so that the cluster stays as it is."""
+
+    def __init__(self, port: int, api: FakeApi, loop: asyncio.AbstractEventLoop) -> None:
+        self._port, self._api, self._loop = port, api, loop
+        self._names = [NAME.format(at // 250, at % 250) for at in range(NODES)]
+        self._sock: socket.socket | None = None
+        self._number = 0
+
+    def __call__(self) -> float:
+        self._number += 1
+        one = pod(f"bound-{self._number}").asking(mib=4096).plain()
+        self._change(self._api.put, one)
+        try:
+            answer = self._post("/filter", {"Pod": one, "Nodes": None, "NodeNames": self._names})
+            meta = one["metadata"]
+            args = {
+                "PodName": meta["name"],
+                "PodNamespace": meta["namespace"],
+                "PodUID": meta["uid"],
+                "Node": answer["NodeNames"][0],
+            }
+            began = time.perf_counter()
+            assert not self._post("/bind", args)["Error"]
+            return (time.perf_counter() - began) * 1000
+        finally:
+            self._change(self._api.remove, one)
+
+    def _change(self, change: Callable[[dict[str, Any]], object], one: dict[str, Any]) -> None:
+        async def changed() -> None:
+            change(one)
+
+        asyncio.run_coroutine_threadsafe(changed(), self._loop).result(10)
+
+    def _post(self, path: str, body: object) -> dict[str, Any]:
+        if self._sock is None:
+            self._sock = socket.create_connection(("127.0.0.1", self._port), 10)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
+        try:
+            encoded = json.dumps(body, separators=(",", ":")).encode()
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(encoded)}\r\n\r\n"
+            self._sock.sendall(head.encode() + encoded)
+            answer = read_answer(self._sock.recv)
+            assert answer.startswith(b"HTTP/1.1 200")
+            result: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+            return result
+        except BaseException:
+            self._sock.close()
+            self._sock = None
+            raise
+
+
 @contextlib.contextmanager
 def extender() -> Iterator[list[Listener]]:
-    loop, ports = asyncio.new_event_loop(), []
+    loop, apis = asyncio.new_event_loop(), list[FakeApi]()
     stop, up = asyncio.Event(), threading.Event()
 
     async def api() -> None:
         async with FakeApi() as one:
             for at in range(NODES):
                 one.put(node(NAME.format(at // 250, at % 250)).with_gpus(8).plain())
-            ports.append(one.port)
+            apis.append(one)
             up.set()
             await stop.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(api()))
     thread.start()
     up.wait(60)
-    process, port, metrics_port = start_extender(ports[0])
+    process, port, metrics_port = start_extender(apis[0].port)
     try:
         asyncio.run(extender_ready(metrics_port))
-        call = Scheduler(port)
+        call, bind = Scheduler(port), Second("bind", 0.1, Binding(port, apis[0], loop))
         yield [
-            listener("extender 8889", process.pid, at_port(metrics_port, "/metrics"), METRICS, call),
-            listener("extender 8888", process.pid, at_port(port, "/filter"), VERBS, call),
+            listener("extender 8889", process.pid, at_port(metrics_port, "/metrics"), METRICS, call, bind),
+            listener("extender 8888", process.pid, at_port(port, "/filter"), VERBS, call, bind),
         ]
         assert process.poll() is None, "the extender ended"
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from bench.floods.flood import Attack, Listener
+from bench.floods.flood import Attack, Listener, Second
 from bench.floods.servers import METRICS_OF_NODE, Kubelet, at_port, listener
 from tests.built import shim_build
 from tests.integration.shim.conftest import Worker
@@ -152,9 +152,9 @@ def arbiter() -> Iterator[list[Listener]]:
         neighbour = Neighbour(node)
         try:
             where = ("-network", "unixpacket", "-address", str(node.socket("a")))
-            pid = node.arbiter.pid
+            pid, another = node.arbiter.pid, Second("start", 1.0, lambda: start_another(node))
             yield [
-                Listener("arbiter.sock", pid, where, ATTACKS, neighbour, lambda: start_another(node)),
+                Listener("arbiter.sock", pid, where, ATTACKS, neighbour, another),
                 listener("arbiter 9403", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE, neighbour),
                 listener(
                     "arbiter 9403 probes", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE,
