@@ -11,6 +11,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -281,6 +282,17 @@ async def test_what_nobody_waits_for_any_more_takes_no_turn() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, FairLoop])
+async def test_a_queue_that_ends_begins_what_waits_at_once() -> None:
+    queue, begun = FairQueue(per_s=0.001, at_once=1), list[str]()
+    for name in "abc":
+        queue.submit(name, partial(begun.append, name))
+    queue.begin_all()
+    assert begun == ["a", "b", "c"]
+    assert len(queue) == 0
+    await asyncio.sleep(0)
+    assert begun == ["a", "b", "c"]
+
+
 def test_a_handshake_that_is_broken_off_as_it_ends_costs_no_other_connection_its_answer(
     loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
