@@ -11,7 +11,6 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ import pytest
 from observe.acceptor import Acceptor
 from observe.bounds import Bounds
 from observe.fair_loop import FairLoop
-from observe.fairness import FairQueue
 from observe.ports import listen
 from observe.protocol import BoundedProtocol, RestingFlow
 from observe.serving import App, Message, Server
@@ -254,45 +252,7 @@ async def test_a_request_that_comes_in_many_small_pieces_is_read_slowly_and_answ
         writer.close()
 
 
-async def test_new_connections_are_begun_so_many_a_second_and_a_newcomers_comes_first() -> None:
-    queue, begun = FairQueue(per_s=20, at_once=2), list[str]()
-    done = asyncio.Event()
-    for number in range(5):
-        queue.submit("flood", lambda number=number: begun.append(f"flood {number}"))  # type: ignore[misc]
-    while len(begun) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    began_s = asyncio.get_running_loop().time()
-    queue.submit("other", lambda: (begun.append("other"), done.set()))
-    await asyncio.wait_for(done.wait(), 10)
-    assert begun == ["flood 0", "flood 1", "other"]
-    assert asyncio.get_running_loop().time() - began_s >= 0.03
-
-
-async def test_what_nobody_waits_for_any_more_takes_no_turn() -> None:
-    queue, begun = FairQueue(per_s=10, at_once=1), list[str]()
-    withdrawn = [queue.submit("flood", lambda: begun.append("dead")) for _ in range(100)]
-    done = asyncio.Event()
-    queue.submit("flood", done.set)
-    for one in withdrawn:
-        one()
-        one()
-    assert len(queue) == 1
-    await asyncio.wait_for(done.wait(), 5)  # a hundred turns would take ten seconds
-    assert begun == []
-
-
 @pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, FairLoop])
-async def test_a_queue_that_ends_begins_what_waits_at_once() -> None:
-    queue, begun = FairQueue(per_s=0.001, at_once=1), list[str]()
-    for name in "abc":
-        queue.submit(name, partial(begun.append, name))
-    queue.begin_all()
-    assert begun == ["a", "b", "c"]
-    assert len(queue) == 0
-    await asyncio.sleep(0)
-    assert begun == ["a", "b", "c"]
-
-
 def test_a_handshake_that_is_broken_off_as_it_ends_costs_no_other_connection_its_answer(
     loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
