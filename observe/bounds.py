@@ -5,10 +5,9 @@ Values and decisions only: `protocol` counts bytes and reports phases, `acceptor
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from math import inf
 from typing import Final
 
@@ -91,6 +90,15 @@ class Phase(Enum):
     IDLE = "it was served and may send another request"
 
 
+class Rank(IntEnum):
+    """In which order connections are closed for others."""
+
+    UNSERVED = 0
+    """No whole request was answered on it."""
+    IDLE = 1
+    BUSY = 2
+
+
 @dataclass(eq=False, slots=True)
 class Connection:
     """One client's connection."""
@@ -105,6 +113,39 @@ class Connection:
     fd: int = -1
     close: Callable[[], object] = lambda: None
     """Ends it at once, wherever it is: accepted, in its handshake, or served."""
+    withdraw: Callable[[], object] = lambda: None
+    """Takes it out of the queue in which it waits to be begun, if it does."""
+    order: int = 0
+    """Grows with each phase of any connection."""
+
+    @property
+    def rank(self) -> Rank:
+        """As the phase is."""
+        if self.phase is Phase.REQUEST and not self.served:
+            return Rank.UNSERVED
+        return Rank.IDLE if self.phase is Phase.IDLE else Rank.BUSY
+
+
+Ordered = dict[Connection, None]
+"""Oldest phase first."""
+
+
+@dataclass(slots=True)
+class OfAddress:
+    """The connections of one address."""
+
+    by_rank: tuple[Ordered, Ordered, Ordered] = field(default_factory=lambda: ({}, {}, {}))
+    count: int = 0
+    each: int = ORDINARY
+    """What each of them weighs against those of other addresses."""
+
+    @property
+    def weight(self) -> int:
+        return self.count * self.each
+
+    def oldest(self) -> Connection:
+        """Of the first rank that it has."""
+        return next(one for ordered in self.by_rank for one in ordered)
 
 
 @dataclass(slots=True)
@@ -113,14 +154,21 @@ class Connections:
 
     bounds: Bounds
     refused: Refused = not_counted
-    _open: dict[Connection, None] = field(default_factory=dict)
-    _addresses: Counter[str] = field(default_factory=Counter)
+    _open: Ordered = field(default_factory=dict)
+    _unserved: Ordered = field(default_factory=dict)
+    _addresses: dict[str, OfAddress] = field(default_factory=dict)
+    _weight: int = 0
+    """Of all addresses."""
     _answered_well_s: dict[str, float] = field(default_factory=dict)
     """When an address was last answered 200."""
     held_bytes: int = 0
+    _order: int = 0
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._open)
 
     def __contains__(self, one: Connection) -> bool:
         return one in self._open
@@ -128,24 +176,31 @@ class Connections:
     def add(self, one: Connection) -> Connection | None:
         """A client connected. Returns the connection to close for it, if there are too many."""
         found = None
-        if self._addresses[one.address] >= self.bounds.per_address:
-            found = self._choose((other for other in self._open if other.address == one.address), one.since_s)
+        same = self._addresses.get(one.address)
+        if same is not None and same.count >= self.bounds.per_address:
+            found = same.oldest()
         elif len(self._open) >= self.bounds.connections:
-            found = self._choose(self._open, one.since_s)
+            found = self._choose(one.since_s)
         if found is not None:
             self.refused("connections")
             self.remove(found)
-        self._open[one] = None
-        self._addresses[one.address] += 1
+        if one.address not in self._addresses:
+            self._addresses[one.address] = OfAddress(each=1 if one.address in self._answered_well_s else ORDINARY)
+        of_address = self._addresses[one.address]
+        of_address.count += 1
+        self._weight += of_address.each
+        self._insert(one)
         return found
 
     def remove(self, one: Connection) -> None:
         """It was closed; no error if that is known."""
         if one not in self._open:
             return
-        del self._open[one]
-        self._addresses[one.address] -= 1
-        if self._addresses[one.address] == 0:
+        self._take(one)
+        of_address = self._addresses[one.address]
+        of_address.count -= 1
+        self._weight -= of_address.each
+        if of_address.count == 0:
             del self._addresses[one.address]
         self.held_bytes -= one.held_bytes
         one.held_bytes = 0
@@ -154,20 +209,21 @@ class Connections:
         """It is in another phase from now on, which begins now even if it is the same. IDLE: it was served, and what it held is free."""
         if one not in self._open:
             return
+        self._take(one)
         if phase is Phase.IDLE:
             one.served = True
             self.held_bytes -= one.held_bytes
             one.held_bytes = 0
         one.phase, one.since_s = phase, at_s
-        del self._open[one]
-        self._open[one] = None
+        self._insert(one)
 
     def answered_well(self, one: Connection, at_s: float) -> None:
         """A request on it was answered 200."""
         self._answered_well_s.pop(one.address, None)
         self._answered_well_s[one.address] = at_s
+        self._weigh(one.address, 1)
         if len(self._answered_well_s) > self.bounds.connections:
-            del self._answered_well_s[next(iter(self._answered_well_s))]
+            self._forget(next(iter(self._answered_well_s)))
 
     def hold(self, one: Connection, more_bytes: int) -> Connection | None:
         """So much more of a request or an answer is in memory for it. Returns the connection to close, if all together hold too much."""
@@ -177,8 +233,7 @@ class Connections:
         self.held_bytes += more_bytes
         if self.held_bytes <= self.bounds.held_bytes:
             return None
-        holders = [other for other in self._open if other.held_bytes > 0 and other.phase is not Phase.WORK]
-        found = self._choose([other for other in holders if other is not one], one.since_s) or one
+        found = self._choose_holder(one) or one
         self.refused("memory")
         self.remove(found)
         return found
@@ -195,33 +250,68 @@ class Connections:
             if one.phase is not Phase.IDLE:
                 self.refused("late" if one.phase is Phase.REQUEST else "unread")
             self.remove(one)
-        self._answered_well_s = {
-            address: well_s for address, well_s in self._answered_well_s.items() if at_s - well_s <= ANSWERED_WELL_S
-        }
+        for address in [of for of, well_s in self._answered_well_s.items() if at_s - well_s > ANSWERED_WELL_S]:
+            self._forget(address)
         return late
 
-    def _choose(self, among: Iterable[Connection], at_s: float) -> Connection | None:
+    def _insert(self, one: Connection) -> None:
+        self._order += 1
+        one.order = self._order
+        self._open[one] = None
+        self._addresses[one.address].by_rank[one.rank][one] = None
+        if one.rank is Rank.UNSERVED:
+            self._unserved[one] = None
+
+    def _take(self, one: Connection) -> None:
+        del self._open[one]
+        del self._addresses[one.address].by_rank[one.rank][one]
+        self._unserved.pop(one, None)
+
+    def _forget(self, address: str) -> None:
+        """That it was answered well."""
+        del self._answered_well_s[address]
+        self._weigh(address, ORDINARY)
+
+    def _weigh(self, address: str, each: int) -> None:
+        of_address = self._addresses.get(address)
+        if of_address is not None:
+            self._weight += of_address.count * (each - of_address.each)
+            of_address.each = each
+
+    def _choose(self, at_s: float) -> Connection:
         """Whom to close for another: the oldest without a whole request, if it is older than a second and its address has its part of all connections; one
         of an address that has less has all the time that a request has. Where there is none, the client with the most connections loses one: without a
-        whole request, else idle, else with a request under way."""
-        weight = {address: self._weight(address) for address in self._addresses}
-        part = sum(weight.values()) / max(1, len(weight))
-        candidates = list(among)
-        most = max((weight[address] for address in {one.address for one in candidates}), default=0)
-        waiting = idle = rest = None
-        for one in candidates:
-            if one.phase is Phase.REQUEST and not one.served:
-                age_s = at_s - one.since_s
-                if age_s > YOUNG_S and (weight[one.address] >= part or age_s > self.bounds.request_s):
-                    return one
-                waiting = waiting or (one if weight[one.address] == most else None)
-            elif weight[one.address] == most:
-                if one.phase is Phase.IDLE:
-                    idle = idle or one
-                else:
-                    rest = rest or one
-        return waiting or idle or rest
+        whole request, else idle, else with a request under way. A flood makes this choice for each of its connections, so it goes through those of
+        one second at most, and once through the addresses."""
+        return self._choose_late(self._unserved, at_s) or self._choose_of_most()
 
-    def _weight(self, address: str) -> int:
-        """How many connections an address has, for comparison with others."""
-        return self._addresses[address] * (1 if address in self._answered_well_s else ORDINARY)
+    def _choose_late(self, unserved: Iterable[Connection], at_s: float) -> Connection | None:
+        part = self._weight / len(self._addresses)
+        for one in unserved:
+            age_s = at_s - one.since_s
+            if age_s <= YOUNG_S:
+                return None
+            if self._addresses[one.address].weight >= part or age_s > self.bounds.request_s:
+                return one
+        return None
+
+    def _choose_of_most(self) -> Connection:
+        most = max(of_address.weight for of_address in self._addresses.values())
+        heads = (of_address.oldest() for of_address in self._addresses.values() if of_address.weight == most)
+        return min(heads, key=_rank_and_age)
+
+    def _choose_holder(self, asking: Connection) -> Connection | None:
+        """As `_choose`, among those that hold memory and whose answer is not being made."""
+        holders = [
+            one for one in self._open if one.held_bytes > 0 and one.phase is not Phase.WORK and one is not asking
+        ]
+        if not holders:
+            return None
+        if late := self._choose_late((one for one in holders if one.rank is Rank.UNSERVED), asking.since_s):
+            return late
+        most = max(self._addresses[one.address].weight for one in holders)
+        return min((one for one in holders if self._addresses[one.address].weight == most), key=_rank_and_age)
+
+
+def _rank_and_age(one: Connection) -> tuple[Rank, int]:
+    return one.rank, one.order

@@ -84,6 +84,13 @@ class FairQueue:
         """The last piece of this address was worth it: it counts a hundredth."""
         self._attained.refund(address)
 
+    def begin_all(self) -> None:
+        """What waits, whoever's turn it is."""
+        waiting, self._waiting = self._waiting, {}
+        for pieces in waiting.values():
+            for begin in pieces.values():
+                begin()
+
     def _arrange(self) -> None:
         if self._waiting and not self._due:
             self._due = True

@@ -41,6 +41,12 @@ STATUS: Final = "tangram.status"
 SMALL_S: Final = 0.5
 """So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
 
+REFUSED_S: Final = 0.5
+"""After an answer with a status of 400 to 499 the connection is not read for so long, after the next one for twice as long: the API server, a scheduler
+and Prometheus never get one twice, and a flood's answers cost as much as theirs."""
+REFUSED_MOST_S: Final = 8.0
+"""Prometheus waits 10 s."""
+
 CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
 
@@ -81,6 +87,8 @@ class Listener:
     """Of requests."""
     new: FairQueue
     """Of connections."""
+    closing: FairQueue
+    """Of connections that are closed some time after the reason: each takes 0.1 ms, and a flood's are due together."""
     pace: Pace
     reading: Reading
 
@@ -90,23 +98,28 @@ class RestingFlow(FlowControl):
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(transport)
-        self._loop, self._resting = loop, False
+        self._loop = loop
+        self._resting: asyncio.TimerHandle | None = None
 
     def rest(self, seconds: float) -> None:
         """For so long from now on; a rest that is under way is not prolonged."""
-        if not self._resting:
-            self._resting = True
+        if self._resting is None and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._loop.call_later(seconds, self._rested)
+            self._resting = self._loop.call_later(seconds, self._rested)
+
+    def end(self) -> None:
+        """The connection was lost: a timer would keep it, with all its memory."""
+        if self._resting is not None:
+            self._resting.cancel()
 
     def resume_reading(self) -> None:
-        if self._resting:
+        if self._resting is not None:
             self.read_paused = False
         else:
             super().resume_reading()
 
     def _rested(self) -> None:
-        self._resting = False
+        self._resting = None
         if not self.read_paused:
             self._transport.resume_reading()
 
@@ -122,6 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections, self._bounds = listener.connections, listener.connections.bounds
         self._in_body = self._refused = self._unread = False
         self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
+        self._rest_s = REFUSED_S
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
         self._answering: RequestResponseCycle | None = None
 
@@ -138,6 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.remove(self._one)
         self._listener.reading.remove_client(self._one.fd)
         self._drop_answers()
+        self.flow.end()
         super().connection_lost(exc)
         self.pipeline.clear()
         if self.cycle is not None:
@@ -214,13 +229,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        if self._answering is not None and self._answering.scope.get(STATUS) == HTTPStatus.OK:
-            # who makes requests that are answered well comes before those who do not, however many it makes
-            self._connections.answered_well(self._one, time.monotonic())
-            self._listener.queue.refund(self._one.address)
-            self._listener.reading.refund(self._one.fd)
-            if not self._one.served:
-                self._listener.new.refund(self._one.address)
+        if self._answering is not None:
+            self._judge(self._answering.scope.get(STATUS, 0))
         super().on_response_complete()
         self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
         self._unread = self.transport.get_write_buffer_size() > 0
@@ -229,6 +239,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hold(self.transport.get_write_buffer_size())
         else:
             self._enter(Phase.WORK if self.pipeline else Phase.IDLE)
+
+    def _judge(self, status: object) -> None:
+        """Who makes requests that are answered well comes before those who do not, however many it makes. Who makes others waits longer each time."""
+        if status == HTTPStatus.OK:
+            self._connections.answered_well(self._one, time.monotonic())
+            self._listener.queue.refund(self._one.address)
+            self._listener.reading.refund(self._one.fd)
+            if not self._one.served:
+                self._listener.new.refund(self._one.address)
+            self._rest_s = REFUSED_S
+        elif isinstance(status, int) and 400 <= status < 500:
+            self.flow.rest(self._rest_s)
+            self._rest_s = min(REFUSED_MOST_S, 2 * self._rest_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -286,4 +309,4 @@ class BoundedProtocol(HttpToolsProtocol):
             % (status.value, status.phrase.encode(), len(said), said)
         )
         self.flow.pause_reading()
-        self.loop.call_later(CLOSING_S, self.abort)
+        self.loop.call_later(CLOSING_S, self._listener.closing.submit, self._one.address, self.abort)

@@ -22,6 +22,9 @@ class Serving:
     def __init__(self, metrics: Metrics) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.num_tickets = (
+            0  # the API server's client resumes no session, and two tickets are a sixth of a handshake
+        )
         self.expires: datetime | None = None
         self.loaded = asyncio.Event()
         self._in_use: tuple[bytes, bytes] | None = None

@@ -114,7 +114,7 @@ def read_answer(recv: Callable[[int], bytes]) -> bytes:
         more = recv(1 << 16)
         assert more
         body += more
-    return head + body
+    return head + b"\r\n\r\n" + body
 
 
 @contextlib.contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from observe.bounds import ANSWERED_WELL_S, YOUNG_S, Bounds, Connection, Connections, Phase
+from observe.bounds import ANSWERED_WELL_S, ORDINARY, YOUNG_S, Bounds, Connection, Connections, Phase
 
 BOUNDS = Bounds(body_bytes=100, connections=6, per_address=3, held_bytes=100, request_s=10, answer_s=5, idle_s=30)
 
@@ -162,3 +163,69 @@ def test_whatever_clients_do_the_bounds_hold_and_the_counts_are_those_of_the_ope
         assert connections.held_bytes == sum(one.held_bytes for one in alive)
         working = sum(one.held_bytes for one in alive if one.phase is Phase.WORK)
         assert connections.held_bytes <= BOUNDS.held_bytes + working
+
+
+def slow_choice(among: list[Connection], everybody: list[Connection], well: set[str], at_s: float) -> Connection | None:
+    """Whom to close, by a look at all connections, oldest phase first."""
+    count = Counter(one.address for one in everybody)
+    weight = {address: count[address] * (1 if address in well else ORDINARY) for address in count}
+    part = sum(weight.values()) / max(1, len(weight))
+    unserved = [one for one in among if one.phase is Phase.REQUEST and not one.served]
+    for one in unserved:
+        age_s = at_s - one.since_s
+        if age_s > YOUNG_S and (weight[one.address] >= part or age_s > BOUNDS.request_s):
+            return one
+    most = max((weight[one.address] for one in among), default=0)
+    heaviest = [one for one in among if weight[one.address] == most]
+    idle = [one for one in heaviest if one.phase is Phase.IDLE]
+    return next((one for one in [*(one for one in heaviest if one in unserved), *idle, *heaviest]), None)
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["add"] * 6 + ["request", "work", "answer", "idle", "idle", "well", "hold", "remove", "expire"]), st.integers(0, 19), st.integers(0, 30)),
+    min_size=40, max_size=120,
+)  # fmt: skip
+
+
+@given(CHANGES)
+def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_finds(
+    changes: list[tuple[str, int, int]],
+) -> None:
+    connections = Connections(BOUNDS)
+    alive: list[Connection] = []
+    well: dict[str, float] = {}
+    at_s = 0.0
+    for change, number, amount in changes:
+        at_s += amount**2 / 600
+        one = alive[number % len(alive)] if alive else None
+        if change == "add":
+            new = Connection("aaabbbcccdddeefghijk"[number], at_s)
+            same = [other for other in alive if other.address == new.address]
+            among = same if len(same) == BOUNDS.per_address else alive if len(alive) == BOUNDS.connections else []
+            expected = slow_choice(among, alive, set(well), at_s)
+            assert connections.add(new) is expected
+            alive = [other for other in alive if other is not expected] + [new]
+        elif change == "expire":
+            late = connections.expired(at_s)
+            alive = [other for other in alive if other not in late]
+            well = {address: well_s for address, well_s in well.items() if at_s - well_s <= ANSWERED_WELL_S}
+        elif one is None:
+            continue
+        elif change == "remove":
+            connections.remove(one)
+            alive.remove(one)
+        elif change == "well":
+            connections.answered_well(one, at_s)
+            well[one.address] = at_s
+        elif change == "hold":
+            others = [
+                other for other in alive if other.held_bytes and other.phase is not Phase.WORK and other is not one
+            ]
+            expected = None
+            if connections.held_bytes + amount > BOUNDS.held_bytes:
+                expected = slow_choice(others, alive, set(well), one.since_s) or one
+            assert connections.hold(one, amount) is expected
+            alive = [other for other in alive if other is not expected]
+        else:
+            connections.enter(one, Phase[change.upper()], at_s)
+            alive = [other for other in alive if other is not one] + [one]
