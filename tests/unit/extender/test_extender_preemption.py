@@ -158,8 +158,9 @@ def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> 
     built = pod("p").asking(mib=1024)
     world.tell(built)
     world.plan(built, "n1")
-    bound = built.on("n1").build()
-    world.tell(msgspec.structs.replace(bound, spec=msgspec.structs.replace(bound.spec, cpu_milli=3000)))
+    bound = built.on("n1").plain()
+    bound["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "3"
+    world.tell(msgspec.convert(bound, Pod))
     assert world.state.unassigned == {"uid-default-p"}
     assert world.state.claims.get("uid-default-p") is None
     assert len(world.state.reservations) == 0
