@@ -115,7 +115,6 @@ class Evictor:
         asked: Callable[[str], float],
         active: Callable[[], bool],
         clock: Callable[[], float],
-        hold_s: float,
         deadline_s: float,
         grace_s: float = GRACE_S,
         retry_s: float = RETRY_S,
@@ -123,7 +122,7 @@ class Evictor:
         self._client, self._state, self._books, self._holds = client, state, books, holds
         self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
         self._active = active
-        self._clock, self._hold_s, self._grace_s, self._retry_s = clock, hold_s, grace_s, retry_s
+        self._clock, self._grace_s, self._retry_s = clock, grace_s, retry_s
         self._deadline_s = deadline_s
         self._wanting: dict[str, Wanting] = {}
         self._plans: dict[str, _Begun] = {}

@@ -108,7 +108,7 @@ class Peers:
         if self._seen.get(pod.uid) != seen:
             self.forget(pod.uid)
             self._seen[pod.uid] = seen
-            claim = self._claims.get(pod.uid)
+            claim = self._claims.place_of(pod.uid)
             self.moved(pod.uid, claim.node if claim is not None else "")
 
     def moved(self, uid: str, node: str) -> None:

@@ -104,7 +104,7 @@ class Preemption:
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
         self._evictor = Evictor(
             client, state, self._books, self.holds, self._starvation, self._recorder,
-            pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock, hold_s=settings.hold_s,
+            pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock,
             deadline_s=settings.preemption_deadline_s,
         )  # fmt: skip
 

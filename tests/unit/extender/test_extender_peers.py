@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import msgspec
@@ -62,6 +63,12 @@ class Machine(RuleBasedStateMachine):
     def gets_a_place(self, uid: str, node: str) -> None:
         self.claims.hold(uid, claim(node))
         self.at[uid] = node
+
+    @rule(uid=UIDS, node=NODES)
+    def has_room_set_aside(self, uid: str, node: str) -> None:
+        """That is no place."""
+        self.claims.hold(uid, dataclasses.replace(claim(node), own=False))
+        self.at.pop(uid, None)
 
     @rule(uid=UIDS)
     def loses_it(self, uid: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from extender.preempting import PreemptionArgs, PreemptionResult
 from kube.objects import Condition, Pod
-from kube.pod_requests import CPU
 from tests.builders import PodBuilder, card, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World, answer_of, step_by_step
 
@@ -247,8 +246,9 @@ def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> 
     built = pod("p").asking(mib=1024)
     world.tell(built)
     world.plan(built, "n1")
-    bound = built.on("n1").build()
-    world.tell(msgspec.structs.replace(bound, spec=msgspec.structs.replace(bound.spec, requests={CPU: 3000})))
+    bound = built.on("n1").plain()
+    bound["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "3"
+    world.tell(msgspec.convert(bound, Pod))
     assert world.state.unassigned == {"uid-default-p"}
     assert world.state.claims.get("uid-default-p") is None
     assert len(world.state.reservations) == 0

@@ -212,7 +212,8 @@ async def test_a_callback_that_raises_is_counted_stops_nothing_and_is_called_aga
     knows = Clumsy(0b111)
     async with watching(api, on_change=knows, sleep=note, jitter=lambda: 0.0) as (cache, _):
         api.put(pod("a").plain())
-        await seen(cache, lambda: len(knows.knows) == 1)
+        with capture_logs():
+            await seen(cache, lambda: len(knows.knows) == 1)
         assert (cache.statistics().callback_errors, cache.statistics().untold) == (3, 0)
         assert waits == pytest.approx([0.2, 0.4, 0.8])
 
@@ -272,10 +273,11 @@ async def test_a_callback_that_never_learns_that_an_object_is_gone_is_told_a_bou
             raise KeyError("a mistake")
 
     api.put(pod("a").plain())
-    async with watching(api, on_change=explode) as (cache, _):
-        api.remove(pod("a").plain())
-        await seen(cache, lambda: len(told) > 1 and not cache.statistics().untold)
-        assert len(told) == DEPARTURES
+    with capture_logs():
+        async with watching(api, on_change=explode) as (cache, _):
+            api.remove(pod("a").plain())
+            await seen(cache, lambda: len(told) > 1 and not cache.statistics().untold)
+            assert len(told) == DEPARTURES
 
 
 async def test_bookmarks_move_the_version_that_a_broken_watch_goes_on_from(api: FakeApi) -> None:
