@@ -24,7 +24,6 @@ import structlog
 from extender.books import Books, priority_of
 from extender.state import State
 from kube.objects import Pod
-from kube.pod_requests import total_of
 from vgpu.holder import LOWEST
 from vgpu.node_search import Eviction
 from vgpu.preemption import Search
@@ -168,7 +167,7 @@ class Choosing:
         pods = [self._others[uid] for uid in beside]
         return Terms(
             must_go=frozenset(ours) if self._all_of else frozenset(),
-            frees={} if self._all_of else total_of(map(self._books.frees, ours)),
+            frees={} if self._all_of else self._books.frees(ours),
             aside=aside,
             beside_violations=self._of_others(wanted, ours) if beside else 0,
             beside_highest=max(map(priority_of, pods), default=LOWEST),

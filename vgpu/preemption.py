@@ -28,7 +28,7 @@ from vgpu.node_view import NodeView
 from vgpu.request import PodAsk
 from vgpu.victim_bounds import Bound, Rules, lower_bounds
 
-TOGETHER: Final = 32
+TOGETHER: Final = 16
 """Nodes whose bounds are worked out at once: 1 ms (measured)."""
 
 
@@ -77,7 +77,7 @@ class Search:
             return
         heapq.heappop(self._left)
         self.searched += 1
-        found = yield from NodeSearch(view, self._ask, self._rules, self._only.get(view.name)).least()
+        found = yield from NodeSearch(view, self._ask, self._rules, self._only.get(view.name), bound).least()
         if found is not None and (self.best is None or found.cost < self.best.cost):
             self.best = found
 
