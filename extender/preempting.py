@@ -192,6 +192,14 @@ class Choosing:
         """So far."""
         return self._search.best if self._search is not None else None
 
+    def still_holds(self, aside: Mapping[str, Set[str]]) -> bool:
+        """Is everything on the node of the best as it was when that was found?"""
+        search, best = self._search, self.best
+        if search is None or best is None or self._books.view(best.node) is not search.seen:
+            return False
+        terms = self._terms(best.node, frozenset(aside.get(best.node, ())))
+        return terms == search.rules.on(best.node) and self._books.headroom() == search.rules.headroom
+
     def proved(self, node: str) -> Eviction | None:
         """The least set on this node as the state is now."""
         terms: dict[str, Terms] = {}

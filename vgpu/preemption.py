@@ -44,10 +44,12 @@ class Search:
         only: Mapping[str, Set[str]] | None = None,
     ) -> None:
         self._ask = replace(ask, policy=DEFAULT_POLICY)
-        self._candidates, self._view, self._rules, self._only = candidates, view, rules, only or {}
+        self._candidates, self._view, self.rules, self._only = candidates, view, rules, only or {}
         self._left: list[tuple[Bound, NodeView]] = []
         self.best: Eviction | None = None
         """So far: whole, whenever the search stops."""
+        self.seen: NodeView | None = None
+        """The node of the best, as it was then."""
         self.searched = 0
         """Nodes that bounds did not rule out."""
 
@@ -59,7 +61,7 @@ class Search:
                 if (known := self._view(name)) is not None:
                     views.append(known)
                 yield
-            for bound, known in lower_bounds(views, self._ask, self._rules, self._only):
+            for bound, known in lower_bounds(views, self._ask, self.rules, self._only):
                 heapq.heappush(self._left, (bound, known))
             yield
             if self.best is None:
@@ -77,9 +79,9 @@ class Search:
             return
         heapq.heappop(self._left)
         self.searched += 1
-        found = yield from NodeSearch(view, self._ask, self._rules, self._only.get(view.name), bound).least()
+        found = yield from NodeSearch(view, self._ask, self.rules, self._only.get(view.name), bound).least()
         if found is not None and (self.best is None or found.cost < self.best.cost):
-            self.best = found
+            self.best, self.seen = found, view
 
 
 def least_eviction(
