@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from vgpu.names import DEFAULT_POLICY
@@ -98,7 +98,16 @@ def least_eviction(
     return search.best
 
 
-def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:
-    rest = iter(dict.fromkeys(items))
-    while some := list(islice(rest, size)):
-        yield some
+def _chunks(items: Iterable[str], size: int) -> Iterator[Iterator[str]]:
+    """So many at a time, and none before it is asked for."""
+    rest = _each_once(items)
+    for first in rest:
+        yield chain([first], islice(rest, size - 1))
+
+
+def _each_once(items: Iterable[str]) -> Iterator[str]:
+    seen = set[str]()
+    for one in items:
+        if one not in seen:
+            seen.add(one)
+            yield one

@@ -83,6 +83,10 @@ class _Groups:
         self.group, self.pod, self.groups = group, pod, groups
         self.may, self.live, self.beyond = pods.may[pod], pods.live[pod], pods.beyond[pod]
         self.rank, self.priority, self.started = pods.rank[pod], pods.priority[pod], pods.started[pod]
+        self._sorted = np.sort(group)
+        """`group` in any order by groups."""
+        self._first = np.searchsorted(self._sorted, np.arange(groups))[self._sorted]
+        """(entries,) in such an order: the first of its group."""
 
     def sums(self, amounts: Ints, some: Bools) -> Ints:
         """(groups,) of some entries together. Exact: sums stay below 2**53."""
@@ -95,13 +99,16 @@ class _Groups:
             enough &= self.sums(amounts, some) >= demand
         return enough
 
-    def fewest(self, dimensions: _Dimensions, some: Bools, beside: Bools) -> Ints:
-        """(groups,) how many of some entries meet the demand at least, when those beside go too: the largest first."""
+    def largest_first(self, dimensions: _Dimensions) -> list[Ints]:
+        """Of each dimension the entries, by groups, the largest first."""
+        return [np.lexsort((-amounts, self.group)) for amounts, _ in dimensions]
+
+    def fewest(self, dimensions: _Dimensions, orders: Sequence[Ints], some: Bools, beside: Bools) -> Ints:
+        """(groups,) how many of some entries meet the demand at least, when those beside go too. `orders`: the largest first."""
         fewest = np.zeros(self.groups, np.int64)
-        for amounts, demand in dimensions:
-            order = np.lexsort((-amounts, self.group))
+        for (amounts, demand), order in zip(dimensions, orders, strict=True):
             needed = self._needed(order, amounts, some, demand - self.sums(amounts, beside))
-            counted = np.bincount(self.group[order], weights=needed, minlength=self.groups)
+            counted = np.bincount(self._sorted, weights=needed, minlength=self.groups)
             fewest = np.maximum(fewest, counted.astype(np.int64))
         return fewest
 
@@ -118,10 +125,9 @@ class _Groups:
 
     def _needed(self, order: Ints, amounts: Ints, some: Bools, demand: Ints) -> Bools:
         """(entries,) in this order, by groups: those before which the demand is not met yet by those before them."""
-        group, taken = self.group[order], (amounts * some)[order]
+        taken = (amounts * some)[order]
         before = np.cumsum(taken) - taken
-        before -= np.append(before, 0)[np.searchsorted(group, np.arange(self.groups))][group]
-        needed: Bools = (before < demand[group]) & (taken > 0)
+        needed: Bools = (before - before[self._first] < demand[self._sorted]) & (taken > 0)
         return needed
 
 
@@ -175,7 +181,7 @@ class _Slots:
 
 def _numbers(groups: _Groups, slots: _Slots, dimensions: _Dimensions, allowed: Bools) -> tuple[Ints, ...]:
     """(slots,) each number of a bound, the first of them NEVER where no set suffices."""
-    slot, may = slots.of_group[groups.group], groups.may
+    slot, may, orders = slots.of_group[groups.group], groups.may, groups.largest_first(dimensions)
     feasible = allowed & groups.suffice(dimensions, may)
     beyond = slots.most((~groups.suffice(dimensions, may & ~groups.beyond)).astype(np.int64), feasible)
     may = may & ~(groups.beyond & (beyond == 0)[slot])
@@ -184,7 +190,7 @@ def _numbers(groups: _Groups, slots: _Slots, dimensions: _Dimensions, allowed: B
     for rank in (0, 1):
         of_rank = groups.rank == rank
         feasible = feasible & groups.suffice(dimensions, may)
-        fewest = slots.total(groups.fewest(dimensions, may & of_rank, may & ~of_rank), feasible)
+        fewest = slots.total(groups.fewest(dimensions, orders, may & of_rank, may & ~of_rank), feasible)
         fewest = np.where(plain, fewest, 0)
         may = may & ~(of_rank & (plain & (fewest == 0))[slot])
         plain = plain & (fewest == 0)
@@ -193,7 +199,7 @@ def _numbers(groups: _Groups, slots: _Slots, dimensions: _Dimensions, allowed: B
     highest = slots.most(groups.highest(dimensions, may), feasible)
     may = may & (groups.priority <= highest[slot])
     feasible = feasible & groups.suffice(dimensions, may)
-    count = slots.total(groups.fewest(dimensions, may, np.zeros_like(may)), feasible)
+    count = slots.total(groups.fewest(dimensions, orders, may, np.zeros_like(may)), feasible)
     return (*numbers, highest, count, -slots.kth_youngest(groups, may, count))
 
 
