@@ -38,6 +38,7 @@ from tests.builders import NodeBuilder, PodBuilder, node, pod, share
 from tests.fake_api import FakeApi
 
 HERE = Path(__file__).parent
+FILE = HERE / "preempt.csv"
 START_LIMIT_S = 240
 CARDS = PODS_A_CARD = 8
 CARD_MIB = 81_920
@@ -269,14 +270,22 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--no-csv", dest="keep", action="store_false", help="only print")
     asked = parser.parse_args()
-    rows = [row for nodes in asked.nodes for row in asyncio.run(measure(nodes, asked.calls))]
-    if not asked.keep:
-        return 0
-    with (HERE / "preempt.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    rows: list[dict[str, object]] = [row for nodes in asked.nodes for row in asyncio.run(measure(nodes, asked.calls))]
+    if asked.keep:
+        others = [one for one in written() if int(one["nodes"]) not in asked.nodes]
+        with FILE.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(sorted([*others, *rows], key=lambda one: int(str(one["nodes"]))))
     return 0
+
+
+def written() -> list[dict[str, str]]:
+    """Rows of before: a run for some numbers of nodes leaves the others."""
+    if not FILE.exists():
+        return []
+    with FILE.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":
