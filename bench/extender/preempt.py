@@ -20,6 +20,7 @@ import platform
 import random
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,8 @@ ASKS: dict[str, Callable[[PodBuilder], PodBuilder]] = {
 }
 RUNS = (("share", 0), ("two GPUs", 0), ("whole", 0), ("share", 2_000))
 """What is asked for, and disruption budgets; those stay."""
+SWITCH_S = 0.0005
+"""Threads of this process stand for programs of their own."""
 SETTLES_S = 2.0
 """For the extender's watch to hear of the budgets."""
 
@@ -152,26 +155,34 @@ class Cluster:
         connection.close()
         return filtered, bound
 
-    def preempt(
-        self, asks: str, count: int, victims: dict[str, list[str]], calls: int, random_: random.Random
-    ) -> list[float]:
+    def preempt(self, calls: list[tuple[dict[str, Any], bytes]]) -> list[float]:
         """One call after the other, each for another pod."""
         took, connection = list[float](), Connection(self.port)
-        for at in range(calls + 1):
-            built = ASKS[asks](pod(f"urgent-{asks.replace(' ', '-').lower()}-{count}-{at}")).of_priority(1000)
-            self.told(self._api.put, built.plain())
-            proposed = {
-                name: {"Pods": [{"UID": uid} for uid in random_.sample(uids, 2)], "NumPDBViolations": 0}
-                for name, uids in victims.items()
-            }
-            body = {"Pod": built.plain(), "NodeNameToVictims": None, "NodeNameToMetaVictims": proposed}
+        for preemptor, body in calls:
+            self.told(self._api.put, preemptor)
             time.sleep(MEETS_S)
-            ms, answer = connection.call("/preempt", json.dumps(body, separators=(",", ":")).encode())
+            ms, answer = connection.call("/preempt", body)
             assert len(answer["NodeNameToMetaVictims"]) == 1, answer
             took.append(ms)
-            self.told(self._api.remove, built.plain())
+            self.told(self._api.remove, preemptor)
         connection.close()
         return took
+
+
+def preempting(
+    asks: str, count: int, victims: dict[str, list[str]], calls: int, random_: random.Random
+) -> list[tuple[dict[str, Any], bytes]]:
+    """Pods and the calls for them. Written before anything is measured: this process, too, does one thing at a time."""
+    made = []
+    for at in range(calls + 1):
+        built = ASKS[asks](pod(f"urgent-{asks.replace(' ', '-').lower()}-{count}-{at}")).of_priority(1000)
+        proposed = {
+            name: {"Pods": [{"UID": uid} for uid in random_.sample(uids, 2)], "NumPDBViolations": 0}
+            for name, uids in victims.items()
+        }
+        body = {"Pod": built.plain(), "NodeNameToVictims": None, "NodeNameToMetaVictims": proposed}
+        made.append((built.plain(), json.dumps(body, separators=(",", ":")).encode()))
+    return made
 
 
 async def measure(nodes: int, calls: int) -> list[dict[str, object]]:
@@ -215,9 +226,10 @@ async def beside_each_other(
     idle: tuple[list[float], list[float]], random_: random.Random,
 ) -> dict[str, object]:  # fmt: skip
     """Preempt calls, and filter and bind calls until those have ended."""
+    made = preempting(asks, count, victims, calls, random_)
     ended, load = threading.Event(), os.getloadavg()[0]
     placing = asyncio.create_task(asyncio.to_thread(cluster.place_pods, lambda _: not ended.is_set()))
-    took = await asyncio.to_thread(cluster.preempt, asks, count, victims, calls, random_)
+    took = await asyncio.to_thread(cluster.preempt, made)
     ended.set()
     return row(nodes, asks, count, took, idle, await placing, load)
 
@@ -265,6 +277,7 @@ def commit() -> str:
 
 def main() -> int:
     """Measure and write the CSV."""
+    sys.setswitchinterval(SWITCH_S)
     parser = argparse.ArgumentParser(prog="bench.extender.preempt", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, nargs="*", default=[100, 1_000])
     parser.add_argument("--calls", type=int, default=100)
