@@ -15,7 +15,7 @@ from extender.budgets import Budgets
 from extender.starvation import Starvation, identity
 from extender.state import State
 from kube.objects import Pod
-from kube.pod_requests import requests_of
+from kube.pod_requests import requests_of, total_of
 from vgpu.grant import Slice
 from vgpu.holder import Holder, started_at
 from vgpu.names import DEFAULT_CLASS
@@ -128,18 +128,15 @@ class Books:
         uids = self._state.claims.on(node)
         return frozenset(uid for uid in uids if (pod := self.pod(uid)) is not None and leaving(pod))
 
-    def frees(self, uid: str) -> dict[str, int]:
-        """What the end of a pod that holds a GPU frees of resources that are not Tangram's; nothing where it leaves already."""
-        pod = self.pod(uid)
-        return {} if pod is None or leaving(pod) else self._elsewhere(pod)
+    def frees(self, uids: Iterable[str]) -> dict[str, int]:
+        """What the end of pods that hold a GPU frees of resources that are not Tangram's; nothing where one leaves already."""
+        pods = [pod for uid in uids if (pod := self.pod(uid)) is not None and not leaving(pod)]
+        freed = total_of(map(requests_of, pods))
+        return {name: amount for name, amount in freed.items() if not self._state.names.ours(name)}
 
-    def requests(self, uid: str) -> dict[str, int]:
-        """What a pod that holds a GPU has of its node, also while it leaves."""
-        pod = self.pod(uid)
-        return {} if pod is None else requests_of(pod)
-
-    def _elsewhere(self, pod: Pod) -> dict[str, int]:
-        return {name: amount for name, amount in requests_of(pod).items() if not self._state.names.ours(name)}
+    def requests(self, uids: Iterable[str]) -> dict[str, int]:
+        """What pods that hold a GPU have of their node, also while they leave."""
+        return total_of(requests_of(pod) for uid in uids if (pod := self.pod(uid)) is not None)
 
     def _forget(self, node: str) -> None:
         kept = self._kept.pop(node, None)
@@ -155,7 +152,7 @@ class Books:
         klass = pod.metadata.annotation(self._state.names.klass) or DEFAULT_CLASS
         return Holder(
             uid, held, priority_of(pod), klass, started_at(pod.status.start_time or ""), self._budgets.of(pod),
-            self._starvation.spared(pod, self._alike.__getitem__), self._elsewhere(pod),
+            self._starvation.spared(pod, self._alike.__getitem__), requests_of(pod),
         )  # fmt: skip
 
 

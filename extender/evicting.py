@@ -31,7 +31,7 @@ from kube.errors import ApiError
 from kube.events import Recorder, about
 from kube.objects import Pod
 from kube.patch import merge
-from kube.pod_requests import CPU, total_of
+from kube.pod_requests import CPU
 from vgpu.errors import BadAsk
 from vgpu.holder import LOWEST
 from vgpu.node_search import Eviction
@@ -278,7 +278,7 @@ class Evictor:
 
     def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
         """When these are gone: the pod's own room is not in its way, and what processors lack for it must be freed too."""
-        lacking = self._state.lacking_cpu_milli(node, ask) - total_of(map(self._books.requests, gone)).get(CPU, 0)
+        lacking = self._state.lacking_cpu_milli(node, ask) - self._books.requests(gone).get(CPU, 0)
         return Terms(frees={CPU: lacking} if lacking > 0 else {}, aside=gone | {uid})
 
     def _after(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Eviction | None:

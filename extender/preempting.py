@@ -24,7 +24,6 @@ import structlog
 from extender.books import Books, priority_of
 from extender.state import State
 from kube.objects import Pod
-from kube.pod_requests import total_of
 from vgpu.holder import LOWEST
 from vgpu.node_search import Eviction
 from vgpu.preemption import Search
@@ -168,7 +167,7 @@ class Choosing:
         pods = [self._others[uid] for uid in beside]
         return Terms(
             must_go=frozenset(ours) if self._all_of else frozenset(),
-            frees={} if self._all_of else total_of(map(self._books.frees, ours)),
+            frees={} if self._all_of else self._books.frees(ours),
             aside=aside,
             beside_violations=self._of_others(wanted, ours) if beside else 0,
             beside_highest=max(map(priority_of, pods), default=LOWEST),
@@ -192,6 +191,14 @@ class Choosing:
     def best(self) -> Eviction | None:
         """So far."""
         return self._search.best if self._search is not None else None
+
+    def still_holds(self, aside: Mapping[str, Set[str]]) -> bool:
+        """Is everything on the node of the best as it was when that was found?"""
+        search, best = self._search, self.best
+        if search is None or best is None or self._books.view(best.node) is not search.seen:
+            return False
+        terms = self._terms(best.node, frozenset(aside.get(best.node, ())))
+        return terms == search.rules.on(best.node) and self._books.headroom() == search.rules.headroom
 
     def proved(self, node: str) -> Eviction | None:
         """The least set on this node as the state is now."""

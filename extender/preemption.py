@@ -312,8 +312,9 @@ class Preemption:
     def _proved(self, choosing: Choosing, best: Eviction, *, at_any_cost: bool) -> Eviction | None:
         """The choice once more, on what is known by now, and the room kept for it. None where it costs more than it seemed to."""
         pod, node = choosing.pod, best.node
+        unchanged = choosing.still_holds(self._making_way(pod))
         with self.holds.lifted(pod.uid), self.ahead.plans.aside(priority_of(pod), [node]):
-            found = choosing.proved(node)
+            found = best if unchanged else choosing.proved(node)
             if found is None or (found.cost > best.cost and not at_any_cost):
                 return None
             # before plans come back: those whose room this takes do not

@@ -21,7 +21,7 @@ from vgpu.holder import MOST, Cost, Holder, cost_of, violations_of
 from vgpu.node_view import Bools, Ints, NodeView
 from vgpu.placement import Placement, explain, place
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
-from vgpu.victim_bounds import Rules
+from vgpu.victim_bounds import Bound, Rules
 from vgpu.victim_sets import EXACT, Sets, Suffices, covers, give_back, least_set
 
 EXACT_OTHERS: Final = 8
@@ -54,10 +54,10 @@ Steps = Generator[None, None, "tuple[Holder, ...] | None"]
 
 
 class NodeSearch:
-    """`only`: no other cards than these."""
+    """`only`: no other cards than these. `bound`: what any set there costs at least."""
 
-    def __init__(self, view: NodeView, ask: PodAsk, rules: Rules, only: Set[str] | None) -> None:
-        self._view, self._ask, self._rules, self._only = view, ask, rules, only
+    def __init__(self, view: NodeView, ask: PodAsk, rules: Rules, only: Set[str] | None, bound: Bound) -> None:
+        self._view, self._ask, self._rules, self._only, self._bound = view, ask, rules, only, bound
         self._terms = rules.on(view.name)
         self._may_go, self._forced, self._stay = list[Holder](), list[Holder](), list[Holder]()
         for one in view.pods:
@@ -95,18 +95,24 @@ class NodeSearch:
         placement = place(fleet, self._ask, names, self._narrowed(names))
         if not isinstance(placement, Placement):
             return None
-        beyond, critical, standard, highest, count, *rest = self._cost(victims)
+        beyond = violations_of(victims, self._rules.headroom)
         if beyond and not self._rules.violate:
             return None
+        uids = tuple(sorted(one.uid for one in victims))
+        return Eviction(self._view.name, uids, beyond, placement.assignment, self._whole_cost(found))
+
+    def _cost(self, some: Sequence[Holder]) -> Cost:
+        return cost_of(self._view.name, some, self._rules.headroom)
+
+    def _whole_cost(self, some: Sequence[Holder]) -> Cost:
+        """With those that must go, and the victims that hold no GPU."""
+        terms = self._terms
+        beyond, critical, standard, highest, count, *rest = self._cost((*self._forced, *some))
         cost: Cost = (
             beyond + terms.beside_violations, critical, standard, max(highest, terms.beside_highest),
             count + terms.beside, *rest,
         )  # type: ignore[assignment]  # fmt: skip
-        uids = tuple(sorted(one.uid for one in victims))
-        return Eviction(self._view.name, uids, beyond, placement.assignment, cost)
-
-    def _cost(self, some: Sequence[Holder]) -> Cost:
-        return cost_of(self._view.name, some, self._rules.headroom)
+        return cost
 
     def _best(self, sets: Iterable[Sequence[Holder] | None]) -> tuple[Holder, ...] | None:
         """The cheapest, counted with those that must go."""
@@ -177,22 +183,26 @@ class NodeSearch:
         shares = np.ones((len(pods), 1))
         if len(pods) <= EXACT:
             return (yield from self._least_set(pods, suffices, shares))
-        found = list[Sequence[Holder] | None]()
-        going = give_back(pods, suffices, self._rules.headroom)
-        if going is None:
-            return None
-        found.append([pods[at] for at in going])
-        priorities = sorted({one.priority for one in pods})
-        for cap in priorities[:: max(1, -(-len(priorities) // CAPS))] + priorities[-1:]:
+        found = list[Sequence[Holder]]()
+        for cap in self._caps():
             some = yield from self._card_by_card([one for one in pods if one.priority <= cap])
-            if some is None:
-                continue
-            kept = give_back(some, self._several_suffice(some), self._rules.headroom)
-            found.append(None if kept is None else [some[at] for at in kept])
+            kept = None if some is None else give_back(some, self._several_suffice(some), self._rules.headroom)
+            if some is not None and kept is not None:
+                found.append([some[at] for at in kept])
+                if self._whole_cost(found[-1])[:4] <= self._bound[:4]:
+                    break  # with more important pods there are only sets of more important pods
             yield
         if not self._rules.violate:
-            found = [one for one in found if one is not None and not violations_of(one, self._rules.headroom)]
+            found = [one for one in found if not violations_of(one, self._headroom_left)]
+        if not found:
+            going = give_back(pods, suffices, self._rules.headroom)
+            found = [] if going is None else [[pods[at] for at in going]]
         return self._best(found)
+
+    def _caps(self) -> list[int]:
+        """Priorities up to which pods may go: the first that may be enough, then some of those above, the highest among them."""
+        priorities = sorted({one.priority for one in self._may_go if one.priority >= self._bound[3]})
+        return priorities[:: max(1, -(-len(priorities) // CAPS))] + priorities[-1:]
 
     def _several_suffice(self, pods: Sequence[Holder]) -> Suffices:
         """Are there as many cards with room as the pod needs?"""
@@ -215,26 +225,18 @@ class NodeSearch:
         """One card after the other, that which costs least beside those chosen already; then more pods, if what is not a GPU needs them."""
         lacking, held = self._lacking(), self._held(pods)
         going = np.zeros(len(pods), np.int64)
-        rows = set(np.flatnonzero(self._view.allowed(self._ask, self._only)).tolist())
+        rows = np.flatnonzero(self._view.allowed(self._ask, self._only)).tolist()
+        sets: dict[int, list[int] | None] = {}
         for _ in range(self._ask.containers[0].cards):
-            best: tuple[Cost, list[int], int] | None = None
-            for row in sorted(rows):
-                on_card = [at for at in range(len(pods)) if held[2][at, row] and not going[at]]
-                amounts = np.column_stack([held[by][on_card, row] for by in self._dimensions])
-                demand = np.array([lacking[by][row] - going @ held[by][:, row] for by in self._dimensions], np.int64)
-                shares = amounts / np.maximum(demand, 1)
-                some = yield from self._least_set([pods[at] for at in on_card], covers(amounts, demand), shares)
+            for row in rows if self._view.spans or not sets else ():
+                sets[row] = yield from self._least_on(row, pods, lacking, held, going)
                 yield
-                if some is not None:
-                    uids = {one.uid for one in some}
-                    together = [at for at in range(len(pods)) if going[at] or pods[at].uid in uids]
-                    cost = self._cost([pods[at] for at in together])
-                    if best is None or cost < best[0]:
-                        best = cost, together, row
-            if best is None:
+            costs = {row: self._cost([pods[at] for at in some]) for row, some in sets.items() if some is not None}
+            if not costs:
                 return None
-            going[best[1]] = 1
-            rows.discard(best[2])
+            row = min(costs, key=costs.__getitem__)
+            going[sets.pop(row)] = 1
+            rows.remove(row)
         for name, wanted in self._frees.items():
             amounts = self._amounts(pods, name)
             for at in sorted(range(len(pods)), key=lambda at: (self._cost([pods[at]])[:4], -amounts[at])):
@@ -242,6 +244,18 @@ class NodeSearch:
                     break
                 going[at] = 1
         return tuple(one for one, goes in zip(pods, going.tolist(), strict=True) if goes)
+
+    def _least_on(
+        self, row: int, pods: Sequence[Holder], lacking: Sequence[Ints], held: Sequence[Ints], going: Ints
+    ) -> Generator[None, None, list[int] | None]:
+        """Those who make room on one card, beside some that go anyway."""
+        on_card = [at for at in np.flatnonzero(held[2][:, row]).tolist() if not going[at]]
+        amounts = np.column_stack([held[by][on_card, row] for by in self._dimensions])
+        demand = np.array([lacking[by][row] - going @ held[by][:, row] for by in self._dimensions], np.int64)
+        shares = amounts / np.maximum(demand, 1)
+        some = yield from self._least_set([pods[at] for at in on_card], covers(amounts, demand), shares)
+        uids = None if some is None else {one.uid for one in some}
+        return None if uids is None else [at for at in on_card if pods[at].uid in uids]
 
     def _least_set(self, pods: Sequence[Holder], suffices: Suffices, shares: npt.NDArray[np.float64]) -> Steps:
         return (yield from least_set(pods, suffices, shares, self._headroom_left, violate=self._rules.violate))

@@ -52,21 +52,27 @@ class NodeView:
     def __init__(self, name: str, inventory: Inventory, holders: Sequence[Holder]) -> None:
         self.name, self.inventory, self.pods = name, inventory, tuple(holders)
         cards = {card.uuid: (row, card.mib) for row, card in enumerate(inventory.cards)}
-        found = [
-            (at, *cards[piece.uuid], piece)
-            for at, one in enumerate(self.pods)
-            for piece in one.held
-            if piece.uuid in cards and piece.kind != "mig"
-        ]
-        pieces: Ints = np.array([(at, row, *_amounts(piece, mib)) for at, row, mib, piece in found], np.int64)
-        self.owner, self.row, self.mib, self.percent = pieces.reshape(-1, 4).T
-        self.mig = tuple((at, piece) for at, one in enumerate(self.pods) for piece in one.held if piece.kind == "mig")
-        per_pod: Ints = np.array(
-            [(one.priority, RANKS.get(one.klass, 1), one.started, not one.spared) for one in self.pods], np.int64
-        )
-        self.priority, self.rank, self.started, self.evictable = per_pod.reshape(-1, 4).T
+        owner, rows, mib, percent = list[int](), list[int](), list[int](), list[int]()
+        mig = list[tuple[int, Slice]]()
+        for at, one in enumerate(self.pods):
+            for piece in one.held:
+                if piece.kind == "mig":
+                    mig.append((at, piece))
+                elif piece.uuid in cards:
+                    row, card_mib = cards[piece.uuid]
+                    whole = piece.kind == "whole"
+                    owner.append(at)
+                    rows.append(row)
+                    mib.append(card_mib if whole else piece.mib)
+                    percent.append(FULL_CORE_PERCENT if whole else piece.core_percent)
+        self.owner, self.row, self.mib, self.percent = map(_ints, (owner, rows, mib, percent))
+        self.mig = tuple(mig)
+        self.priority = _ints([one.priority for one in self.pods])
+        self.rank = _ints([RANKS.get(one.klass, 1) for one in self.pods])
+        self.started = _ints([one.started for one in self.pods])
+        self.evictable = np.array([not one.spared for one in self.pods], np.bool_)
         self.budgeted = tuple((at, one.budgets) for at, one in enumerate(self.pods) if one.budgets)
-        self.spans = len(np.unique(self.owner)) < len(self.owner)
+        self.spans = len(set(owner)) < len(owner)
         """Does a pod hold pieces of several cards?"""
         self.shareable = np.array([card.shareable for card in inventory.cards], np.bool_)
         self.total_mib: Ints = np.array([card.mib for card in inventory.cards], np.int64)
@@ -80,7 +86,7 @@ class NodeView:
         return [self._index[uid] for uid in sorted(uids) if uid in self._index] if self._index else []
 
     def requests(self, resource: str) -> Ints:
-        """(pods,) what each frees of a resource that is not Tangram's."""
+        """(pods,) what each frees of a resource."""
         if resource not in self._requests:
             self._requests[resource] = np.array(
                 [min(MOST, one.requests.get(resource, 0)) for one in self.pods], np.int64
@@ -110,5 +116,5 @@ def may_have(ask: PodAsk, card: Card, only: Set[str] | None) -> bool:
     )
 
 
-def _amounts(piece: Slice, card_mib: int) -> tuple[int, int]:
-    return (card_mib, FULL_CORE_PERCENT) if piece.kind == "whole" else (piece.mib, piece.core_percent)
+def _ints(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, np.int64)

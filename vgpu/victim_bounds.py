@@ -1,25 +1,26 @@
 """What the cheapest set of victims on each of many nodes costs at least, by sums: so that few nodes need a real search.
 
-A bound compares as a cost does (`vgpu.holder`) and is never above that of the cheapest set. Each of its numbers is the least that any set has, or
-that any set has whose earlier numbers are the least; where only that can be said, a set with higher ones costs more anyway.
+A bound compares as a cost does (`vgpu.holder`) and is never above that of the cheapest set. Each of its numbers is the least that any set has
+whose earlier numbers are the least: a set with a higher one before costs more anyway. So once it is known that nobody latency-critical has to go, say, none
+of them counts any more for the numbers that follow.
 
 Groups
-    Pods are looked at in groups: those on one card, for a pod that wants a share or the whole of one; all that hold an instance of the profile,
-    for one that wants MIG instances; those of one node, for what else must be freed. A group frees an amount in each of some
-    dimensions (MiB and percent of the card, instances, thousandths of a processor) and a demand stands against each.
+    Pods are looked at in groups: those on one card, for a pod that wants shares or the whole of some; all that hold an instance of the profile,
+    for one that wants MIG instances; those of a node, where pods on one card free too little of what is not a GPU. A group frees an amount in
+    each of some dimensions (MiB and percent of the card, instances, thousandths of a processor) and a demand stands against each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from vgpu.holder import LOWEST, MOST, Holder, violations_of
 from vgpu.names import CLASSES
-from vgpu.node_view import RANKS, Bools, Ints, NodeView
+from vgpu.node_view import Bools, Ints, NodeView
 from vgpu.request import FULL_CORE_PERCENT, Ask, PodAsk
 
 NEVER: Final = 2**40
@@ -27,8 +28,6 @@ NEVER: Final = 2**40
 
 MOST_TOGETHER: Final = 2**53
 """No set of pods frees as much, as each counts for `MOST` at most."""
-
-BEST_EFFORT: Final = RANKS[CLASSES[2]]
 
 Bound: TypeAlias = tuple[int, int, int, int, int, tuple[int, ...], str]
 """As `vgpu.holder.Cost`, without the names of pods."""
@@ -73,34 +72,8 @@ class Rules:
         return self.terms.get(node, NO_TERMS)
 
 
-@dataclass(slots=True)
-class _Lows:
-    """(groups,) each number of a bound, and whether any set suffices at all."""
-
-    feasible: Bools
-    beyond: Ints
-    critical: Ints
-    standard: Ints
-    highest: Ints
-    count: Ints
-
-    @staticmethod
-    def of_nobody(groups: int) -> _Lows:
-        zeros = [np.zeros(groups, np.int64) for _ in range(5)]
-        zeros[3][:] = LOWEST
-        return _Lows(np.ones(groups, np.bool_), *zeros)
-
-    def raise_to(self, other: _Lows) -> None:
-        """Both hold. `standard` does for sets without a latency-critical pod, and those there are only where both say so."""
-        self.critical = np.maximum(self.critical, other.critical)
-        self.standard = np.where(self.critical > 0, 0, np.maximum(self.standard, other.standard))
-        self.feasible &= other.feasible
-        for name in ("beyond", "highest", "count"):
-            setattr(self, name, np.maximum(getattr(self, name), getattr(other, name)))
-
-    def at(self, groups: Ints) -> _Lows:
-        """Those of other groups."""
-        return _Lows(*(getattr(self, one.name)[groups] for one in fields(self)))
+_Dimensions: TypeAlias = list[tuple[Ints, Ints]]
+"""(entries,) amounts and (groups,) demand of each."""
 
 
 class _Groups:
@@ -108,61 +81,126 @@ class _Groups:
 
     def __init__(self, pods: _Pods, group: Ints, pod: Ints, groups: int) -> None:
         self.group, self.pod, self.groups = group, pod, groups
-        self.may = pods.may[pod]
-        self.live = pods.live[pod]
+        self.may, self.live, self.beyond = pods.may[pod], pods.live[pod], pods.beyond[pod]
         self.rank, self.priority, self.started = pods.rank[pod], pods.priority[pod], pods.started[pod]
-        self.within = self.may & ~pods.beyond[pod]
-        """Of those that may go, those whose eviction keeps to every budget as far as it alone goes."""
+        self._sorted = np.sort(group)
+        """`group` in any order by groups."""
+        self._first = np.searchsorted(self._sorted, np.arange(groups))[self._sorted]
+        """(entries,) in such an order: the first of its group."""
 
     def sums(self, amounts: Ints, some: Bools) -> Ints:
         """(groups,) of some entries together. Exact: sums stay below 2**53."""
         return np.bincount(self.group, weights=amounts * some, minlength=self.groups).astype(np.int64)
 
-    def lows(self, dimensions: Sequence[tuple[Ints, Ints]]) -> _Lows:
-        """`dimensions`: (entries,) amounts and (groups,) demand of each."""
-        lows = _Lows.of_nobody(self.groups)
-        by_priority = np.lexsort((self.priority, self.group))
+    def suffice(self, dimensions: _Dimensions, some: Bools) -> Bools:
+        """(groups,) whether some entries together meet every demand."""
+        enough = np.ones(self.groups, np.bool_)
         for amounts, demand in dimensions:
-            by_amount = np.lexsort((-amounts, self.group))
-            first, second = self.may & (self.rank == 0), self.may & (self.rank == 1)
-            others = self.sums(amounts, self.may & (self.rank == BEST_EFFORT))
-            both = others + self.sums(amounts, second)
-            lows.feasible &= self.sums(amounts, self.may) >= demand
-            lows.beyond = np.maximum(lows.beyond, self.sums(amounts, self.within) < demand)
-            lows.critical = np.maximum(lows.critical, self._fewest(by_amount, amounts, first, demand - both))
-            lows.standard = np.maximum(lows.standard, self._fewest(by_amount, amounts, second, demand - others))
-            lows.count = np.maximum(lows.count, self._fewest(by_amount, amounts, self.may, demand))
-            needed = by_priority[self._needed(by_priority, amounts, self.may, demand)]
-            highest = np.full(self.groups, LOWEST, np.int64)
-            highest[self.group[needed]] = self.priority[needed]  # of one group the last, which is the highest, stays
-            lows.highest = np.maximum(lows.highest, highest)
-        lows.standard[lows.critical > 0] = 0
-        return lows
+            enough &= self.sums(amounts, some) >= demand
+        return enough
+
+    def largest_first(self, dimensions: _Dimensions) -> list[Ints]:
+        """Of each dimension the entries, by groups, the largest first."""
+        return [np.lexsort((-amounts, self.group)) for amounts, _ in dimensions]
+
+    def fewest(self, dimensions: _Dimensions, orders: Sequence[Ints], some: Bools, beside: Bools) -> Ints:
+        """(groups,) how many of some entries meet the demand at least, when those beside go too. `orders`: the largest first."""
+        fewest = np.zeros(self.groups, np.int64)
+        for (amounts, demand), order in zip(dimensions, orders, strict=True):
+            needed = self._needed(order, amounts, some, demand - self.sums(amounts, beside))
+            counted = np.bincount(self._sorted, weights=needed, minlength=self.groups)
+            fewest = np.maximum(fewest, counted.astype(np.int64))
+        return fewest
+
+    def highest(self, dimensions: _Dimensions, some: Bools) -> Ints:
+        """(groups,) the priority up to which some entries must go at least."""
+        highest = np.full(self.groups, LOWEST, np.int64)
+        order = np.lexsort((self.priority, self.group))
+        for amounts, demand in dimensions:
+            needed = order[self._needed(order, amounts, some, demand)]
+            found = np.full(self.groups, LOWEST, np.int64)
+            found[self.group[needed]] = self.priority[needed]  # of one group the last, which is the highest, stays
+            highest = np.maximum(highest, found)
+        return highest
 
     def _needed(self, order: Ints, amounts: Ints, some: Bools, demand: Ints) -> Bools:
         """(entries,) in this order, by groups: those before which the demand is not met yet by those before them."""
-        group, taken = self.group[order], (amounts * some)[order]
+        taken = (amounts * some)[order]
         before = np.cumsum(taken) - taken
-        starts = np.searchsorted(group, np.arange(self.groups))
-        before -= np.append(before, 0)[starts][group]
-        needed: Bools = (before < demand[group]) & (taken > 0)
+        needed: Bools = (before - before[self._first] < demand[self._sorted]) & (taken > 0)
         return needed
 
-    def _fewest(self, order: Ints, amounts: Ints, some: Bools, demand: Ints) -> Ints:
-        """(groups,) how many of some entries meet the demand at least: the largest first."""
-        needed = self._needed(order, amounts, some, demand)
-        return np.bincount(self.group[order], weights=needed, minlength=self.groups).astype(np.int64)
 
-    def kth_youngest(self, groups: Ints, counts: Ints) -> Ints:
-        """(n,) when the `counts`-th youngest that may go of each of n groups started; -1 where there is none."""
-        order = np.lexsort((-self.started, self.group))
-        order = order[self.may[order]]
-        edges = np.searchsorted(self.group[order], np.arange(self.groups + 1))
-        at = edges[groups] + counts - 1
-        there = (counts > 0) & (at < edges[groups + 1])
-        found = np.full(len(groups), -1, np.int64)
-        found[there] = self.started[order[at[there]]]
+class _Slots:
+    """Where a pod may go: a group each, or so many groups (cards) of a node each."""
+
+    def __init__(self, node: Ints, cards: int, views: Sequence[NodeView], *, each: bool) -> None:
+        self._cards, self._each, self._views = cards, each, len(views)
+        self._group_node = node
+        self.node = node if each else np.arange(len(views))
+        self.of_group = np.arange(len(node)) if each else node
+        if not each:
+            self._at = np.arange(len(node)) - np.searchsorted(node, np.arange(len(views)))[node]
+            self._width = max(cards, *(len(view.total_mib) for view in views))
+            self._apart = ~np.array([view.spans for view in views])
+            """Do no pods hold pieces of several cards? Then what is freed on each adds up."""
+
+    def most(self, values: Ints, feasible: Bools) -> Ints:
+        """(slots,) the highest value of the groups of a slot, which are those with the lowest. NEVER where there are too few."""
+        known = np.where(feasible, values, NEVER)
+        return known if self._each else self._sorted(known)[:, self._cards - 1]
+
+    def total(self, values: Ints, feasible: Bools) -> Ints:
+        """(slots,) at least this, of something that adds up over cards unless pods hold pieces of several."""
+        known = np.where(feasible, values, NEVER)
+        if self._each:
+            return known
+        lowest = self._sorted(known)
+        return np.where(
+            self._apart, np.minimum(NEVER, lowest[:, : self._cards].sum(axis=1)), lowest[:, self._cards - 1]
+        )
+
+    def _sorted(self, values: Ints) -> Ints:
+        table = np.full((self._views, self._width), NEVER, np.int64)
+        table[self._group_node, self._at] = values
+        table.sort(axis=1)
+        return table
+
+    def kth_youngest(self, groups: _Groups, may: Bools, counts: Ints) -> Ints:
+        """(slots,) when the `counts`-th youngest of those in it that may go started; -1 where there is none."""
+        slot = self.of_group[groups.group]
+        order = np.lexsort((-groups.started, slot))
+        order = order[may[order]]
+        edges = np.searchsorted(slot[order], np.arange(len(self.node) + 1))
+        at = edges[:-1] + counts - 1
+        there = (counts > 0) & (at < edges[1:])
+        found = np.full(len(self.node), -1, np.int64)
+        found[there] = groups.started[order[at[there]]]
         return found
+
+
+def _numbers(groups: _Groups, slots: _Slots, dimensions: _Dimensions, allowed: Bools) -> tuple[Ints, ...]:
+    """(slots,) each number of a bound, the first of them NEVER where no set suffices."""
+    slot, may, orders = slots.of_group[groups.group], groups.may, groups.largest_first(dimensions)
+    feasible = allowed & groups.suffice(dimensions, may)
+    beyond = slots.most((~groups.suffice(dimensions, may & ~groups.beyond)).astype(np.int64), feasible)
+    may = may & ~(groups.beyond & (beyond == 0)[slot])
+    numbers = [beyond]
+    plain = beyond >= 0
+    for rank in (0, 1):
+        of_rank = groups.rank == rank
+        feasible = feasible & groups.suffice(dimensions, may)
+        fewest = slots.total(groups.fewest(dimensions, orders, may & of_rank, may & ~of_rank), feasible)
+        fewest = np.where(plain, fewest, 0)
+        may = may & ~(of_rank & (plain & (fewest == 0))[slot])
+        plain = plain & (fewest == 0)
+        numbers.append(fewest)
+    feasible = feasible & groups.suffice(dimensions, may)
+    highest = slots.most(groups.highest(dimensions, may), feasible)
+    may = may & (groups.priority <= highest[slot])
+    feasible = feasible & groups.suffice(dimensions, may)
+    count = slots.total(groups.fewest(dimensions, orders, may, np.zeros_like(may)), feasible)
+    return (*numbers, highest, count, -slots.kth_youngest(groups, may, count))
 
 
 class _Pods:
@@ -174,7 +212,7 @@ class _Pods:
         self.priority, self.rank, self.started = (
             np.concatenate([getattr(view, name) for view in views]) for name in ("priority", "rank", "started")
         )
-        self.may: Bools = np.concatenate([view.evictable for view in views]).astype(np.bool_)
+        self.may: Bools = np.concatenate([view.evictable for view in views])
         self.may &= self.priority < rules.priority
         self.live = np.ones(len(self.may), np.bool_)
         self.beyond = np.zeros(len(self.may), np.bool_)
@@ -206,32 +244,17 @@ def lower_bounds(
     if not views:
         return []
     pods, part = _Pods(views, rules), most_of(ask)
-    by_card = part.kind != "mig"
+    by_card, alone = part.kind != "mig", is_sum_of_one_card(ask)
     if by_card:
         groups, dimensions, allowed = _cards(views, pods, ask, part, only)
     else:
         groups, dimensions, allowed = _instances(views, pods, part)
     node = np.repeat(np.arange(len(views)), [len(view.total_mib) if by_card else 1 for view in views])
-    everyone, wanted = _elsewhere(views, pods, rules)
-    alone = is_sum_of_one_card(ask)
-    enough = np.ones(groups.groups, np.bool_)
-    if alone:
-        here = [(amounts[groups.pod], demand[node]) for amounts, demand in wanted]
-        for amounts, demand in here:
-            enough &= groups.sums(amounts, groups.may) >= demand
-        dimensions += [(amounts, np.where(enough, demand, 0)) for amounts, demand in here]
-    lows = groups.lows(dimensions)
-    lows.feasible &= allowed
-    if by_card and not alone:
-        lows, node = _of_nodes(lows, node, part.cards, views), np.arange(len(views))
+    wanted = _elsewhere(views, pods, rules)
     if wanted:
-        lows.raise_to(everyone.lows(wanted).at(node))
-    youth = np.full(len(node), -1, np.int64)
-    if alone:
-        own, all_there = groups.kth_youngest(np.arange(len(node)), lows.count), everyone.kth_youngest(node, lows.count)
-        youth = np.where(enough, own, all_there)
-    lows.feasible &= ~pods.impossible[node]
-    return _by_node(views, pods, rules, lows, node, youth)
+        groups, dimensions, allowed, node = _with_nodes(pods, groups, dimensions, allowed, node, wanted, alone=alone)
+    slots = _Slots(node, part.cards if by_card else 1, views, each=alone or not by_card)
+    return _by_node(views, pods, rules, slots.node, _numbers(groups, slots, dimensions, allowed))
 
 
 def most_of(ask: PodAsk) -> Ask:
@@ -244,9 +267,6 @@ def is_sum_of_one_card(ask: PodAsk) -> bool:
     """Does it need but one card, of which sums say whether it fits?"""
     (first, *others) = ask.containers
     return not others and first.kind != "mig" and first.cards == 1
-
-
-_Dimensions: TypeAlias = list[tuple[Ints, Ints]]
 
 
 def _cards(
@@ -280,44 +300,56 @@ def _instances(views: Sequence[NodeView], pods: _Pods, part: Ask) -> tuple[_Grou
     return groups, [(ones, part.cards - (there - groups.sums(ones, groups.live)))], there >= part.cards
 
 
-def _elsewhere(views: Sequence[NodeView], pods: _Pods, rules: Rules) -> tuple[_Groups, _Dimensions]:
-    """The pods of each node, and what they must free that is not Tangram's, beyond what those free who must go."""
+def _elsewhere(views: Sequence[NodeView], pods: _Pods, rules: Rules) -> list[tuple[Ints, Ints]]:
+    """(pods,) amounts and (nodes,) demand of each resource that is not Tangram's, beyond what those free who must go."""
     wanted = sorted({resource for view in views for resource in rules.on(view.name).frees})
-    dimensions = []
+    found = []
     for resource in wanted:
         demand = [rules.on(view.name).frees.get(resource, 0) for view in views]
         for node, forced in pods.forced.items():
             demand[node] -= sum(min(MOST, one.requests.get(resource, 0)) for one in forced)
         amounts = np.concatenate([view.requests(resource) for view in views])
-        dimensions.append((amounts, np.array([min(one, MOST_TOGETHER) for one in demand], np.int64)))
-    return _Groups(pods, pods.node, np.arange(len(pods.node)), len(views)), dimensions
+        found.append((amounts, np.array([min(one, MOST_TOGETHER) for one in demand], np.int64)))
+    return found
 
 
-def _of_nodes(lows: _Lows, node: Ints, cards: int, views: Sequence[NodeView]) -> _Lows:
-    """Of so many cards of each node together, from those of each card: the lowest ones."""
-    most = max(len(view.total_mib) for view in views)
-    at = np.arange(len(node)) - np.searchsorted(node, np.arange(len(views)))[node]
-    apart = ~np.array([view.spans for view in views])
-    lows.standard = np.where(lows.critical > 0, NEVER, lows.standard)
-    found = {}
-    for name in ("beyond", "critical", "standard", "highest", "count"):
-        table = np.full((len(views), max(most, cards)), NEVER, np.int64)
-        table[node, at] = np.where(lows.feasible, getattr(lows, name), NEVER)
-        table.sort(axis=1)
-        adds_up = apart if name in ("critical", "standard", "count") else np.zeros(len(views), np.bool_)
-        found[name] = np.where(adds_up, table[:, :cards].sum(axis=1), table[:, cards - 1])
-    found["standard"] = np.where(found["critical"] > 0, 0, found["standard"])
-    return _Lows(found["count"] < NEVER, **found)
+def _with_nodes(
+    pods: _Pods, groups: _Groups, dimensions: _Dimensions, allowed: Bools, node: Ints, wanted: list[tuple[Ints, Ints]],
+    *, alone: bool,
+) -> tuple[_Groups, _Dimensions, Bools, Ints]:  # fmt: skip
+    """What else must be freed. By the pods on one card, where they can; else by all pods of its node, a further group, for which the
+    card's own demand counts as far as it can be met by any of them."""
+    if not alone:
+        return groups, dimensions, allowed, node  # what else must be freed only makes a set larger
+    here = [(amounts[groups.pod], demand[node]) for amounts, demand in wanted]
+    enough = groups.suffice(here, groups.may)
+    if enough.all():
+        return groups, dimensions + here, allowed, node
+    nodes, cards = len(pods.impossible), groups.groups
+    possible = allowed & groups.suffice(dimensions, groups.may)
+    short = np.bincount(node, weights=possible & ~enough, minlength=nodes) > 0
+    kept = short[pods.node]
+    both = _Groups(
+        pods,
+        np.concatenate([groups.group, cards + pods.node[kept]]),
+        np.concatenate([groups.pod, np.flatnonzero(kept)]),
+        cards + nodes,
+    )
+    nothing, more = np.zeros(nodes, np.int64), np.zeros(np.count_nonzero(kept), np.int64)
+    joined = [
+        (np.concatenate([amounts, more]), np.concatenate([demand, nothing])) for amounts, demand in dimensions
+    ] + [(amounts[both.pod], np.concatenate([np.where(enough, demand[node], 0), demand])) for amounts, demand in wanted]
+    return both, joined, np.concatenate([allowed & enough, short]), np.concatenate([node, np.arange(nodes)])
 
 
 def _by_node(
-    views: Sequence[NodeView], pods: _Pods, rules: Rules, lows: _Lows, node: Ints, youth: Ints
+    views: Sequence[NodeView], pods: _Pods, rules: Rules, node: Ints, numbers: tuple[Ints, ...]
 ) -> list[tuple[Bound, NodeView]]:
     best: dict[int, tuple[int, ...]] = {}
-    kept = np.flatnonzero(lows.feasible)
-    columns = (lows.beyond, lows.critical, lows.standard, lows.highest, lows.count, -youth, node)
-    for *numbers, at in zip(*(column[kept].tolist() for column in columns), strict=True):
-        one = tuple(numbers)
+    feasible = np.logical_and.reduce([one < NEVER for one in numbers]) & ~pods.impossible[node]
+    kept = np.flatnonzero(feasible)
+    for *told, at in zip(*(column[kept].tolist() for column in (*numbers, node)), strict=True):
+        one = tuple(told)
         if at not in best or one < best[at]:
             best[at] = one
     return [(_bound(views[at].name, one, pods.forced.get(at, ()), rules), views[at]) for at, one in best.items()]

@@ -1,7 +1,8 @@
-"""`python -m bench.extender`."""
+"""`python -m bench.extender`: filter, and unless there are flags for it, preempt."""
 
 import sys
 
-from bench.extender.filter import main
+from bench.extender.filter import main as filter_calls
+from bench.extender.preempt import main as preempt_calls
 
-sys.exit(main())
+sys.exit(filter_calls() or (preempt_calls() if len(sys.argv) == 1 else 0))

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
+from extender.books import Books
 from extender.preempting import PreemptionArgs
 from extender.state import State
 from extender.turns import Turns
@@ -159,6 +160,21 @@ class Crowded(Races):
             if told:
                 status = {"phase": "Pending", "nominatedNodeName": node, "conditions": [TURNED_DOWN]}
                 self.change(name, self.truth[name] | {"status": status})
+
+    @invariant()
+    def what_is_kept_of_a_node_is_what_there_is(self) -> None:
+        books = self.preemption._books
+        anew = Books(
+            self.state,
+            self.preemption._starvation,
+            self.pods.get,
+            self.preemption._all_pods,
+            self.preemption.disruptions,
+        )
+        for name in NODES:
+            kept, made = books.view(name), anew.view(name)
+            assert (kept and kept.pods) == (made and made.pods)
+            assert kept is books.view(name), "and it is kept"
 
     def room_comes_free_for(self, uid: str, victims: set[str]) -> None:
         """What is kept for a pod and what its victims hold, with those that leave anyway, is what it was promised."""
