@@ -1,0 +1,46 @@
+"""In which order a server begins work for its clients."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from observe.fairness import FairQueue
+
+
+async def test_new_connections_are_begun_so_many_a_second_and_a_newcomers_comes_first() -> None:
+    queue, begun = FairQueue(per_s=20, at_once=2), list[str]()
+    done = asyncio.Event()
+    for number in range(5):
+        queue.submit("flood", lambda number=number: begun.append(f"flood {number}"))  # type: ignore[misc]
+    while len(begun) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    began_s = asyncio.get_running_loop().time()
+    queue.submit("other", lambda: (begun.append("other"), done.set()))
+    await asyncio.wait_for(done.wait(), 10)
+    assert begun == ["flood 0", "flood 1", "other"]
+    assert asyncio.get_running_loop().time() - began_s >= 0.03
+
+
+async def test_what_nobody_waits_for_any_more_takes_no_turn() -> None:
+    queue, begun = FairQueue(per_s=10, at_once=1), list[str]()
+    withdrawn = [queue.submit("flood", lambda: begun.append("dead")) for _ in range(100)]
+    done = asyncio.Event()
+    queue.submit("flood", done.set)
+    for one in withdrawn:
+        one()
+        one()
+    assert len(queue) == 1
+    await asyncio.wait_for(done.wait(), 5)  # a hundred turns would take ten seconds
+    assert begun == []
+
+
+async def test_a_queue_that_ends_begins_what_waits_at_once() -> None:
+    queue, begun = FairQueue(per_s=0.001, at_once=1), list[str]()
+    for name in "abc":
+        queue.submit(name, partial(begun.append, name))
+    queue.begin_all()
+    assert begun == ["a", "b", "c"]
+    assert len(queue) == 0
+    await asyncio.sleep(0)
+    assert begun == ["a", "b", "c"]
