@@ -23,7 +23,7 @@ import structlog
 from extender.books import Books, leaving, priority_of
 from extender.holds import PREFIX as HELD
 from extender.holds import Hold, Holds
-from extender.slices import in_slices
+from extender.slices import Slices
 from extender.starvation import Starvation
 from extender.state import State
 from kube import paths
@@ -117,6 +117,7 @@ class Evictor:
         clock: Callable[[], float],
         hold_s: float,
         deadline_s: float,
+        slices: Slices,
         grace_s: float = GRACE_S,
         retry_s: float = RETRY_S,
     ) -> None:
@@ -124,7 +125,7 @@ class Evictor:
         self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
         self._active = active
         self._clock, self._hold_s, self._grace_s, self._retry_s = clock, hold_s, grace_s, retry_s
-        self._deadline_s = deadline_s
+        self._deadline_s, self._slices = deadline_s, slices
         self._wanting: dict[str, Wanting] = {}
         self._plans: dict[str, _Begun] = {}
         self._waited: set[str] = set()
@@ -249,7 +250,7 @@ class Evictor:
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> Eviction | None:
         """The least eviction over all nodes, or over those that there was time for; none needed where those who leave by themselves make room."""
         looking = _Looking(one, pod, ask)
-        await in_slices(self._steps(looking), until_s=self._clock() + self._deadline_s, clock=self._clock)
+        await self._slices.do(self._steps(looking), until_s=self._clock() + self._deadline_s)
         return looking.best
 
     def _steps(self, looking: _Looking) -> Iterator[None]:

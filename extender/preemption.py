@@ -29,7 +29,7 @@ from extender.nominating import Nominator, fits_nowhere, turned_down
 from extender.preempting import Choosing, PreemptionArgs, PreemptionResult
 from extender.remembering import Remembering
 from extender.settings import Settings
-from extender.slices import in_slices
+from extender.slices import Slices
 from extender.starvation import Starvation
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
@@ -90,6 +90,7 @@ class Preemption:
         """Was a call answered before that? kube-scheduler does not ask again."""
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
         self._deadline_s = settings.preemption_deadline_s
+        self.slices = Slices(clock)
         self.holds = Holds(state)
         self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
@@ -101,7 +102,7 @@ class Preemption:
         self._evictor = Evictor(
             client, state, self._books, self.holds, self._starvation, self._recorder,
             pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock, hold_s=settings.hold_s,
-            deadline_s=settings.preemption_deadline_s,
+            deadline_s=settings.preemption_deadline_s, slices=self.slices,
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Statistics]:
@@ -273,7 +274,7 @@ class Preemption:
             return choosing.as_proposed()
         while not self._evicts_nobody(choosing.pod):
             self._state.expire()
-            whole = await in_slices(choosing.steps(self._making_way(choosing.pod)), until_s=until_s, clock=self._clock)
+            whole = await self.slices.do(choosing.steps(self._making_way(choosing.pod)), until_s=until_s)
             if not whole:
                 log.warning("whom to evict is answered before all nodes were looked at", pod=choosing.pod.key)
             if choosing.best is None or self._evicts_nobody(choosing.pod):
