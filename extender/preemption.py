@@ -64,6 +64,9 @@ HEAR_S: Final = 0.001
 BACK_S: Final = 2.0
 """Within so long of an eviction the preemptor is expected where its room is; later another reason may keep it out. Guessed."""
 
+TRIES: Final = 3
+"""Searches for one call, as long as what was found has become dearer when it is done: then it is taken all the same. Guessed."""
+
 log = structlog.get_logger("extender.preemption")
 
 
@@ -272,17 +275,20 @@ class Preemption:
             return PreemptionResult()
         if not choosing.ask:
             return choosing.as_proposed()
-        while not self._evicts_nobody(choosing.pod):
+        for tries_left in reversed(range(TRIES)):
+            if self._evicts_nobody(choosing.pod):
+                break
             self._state.expire()
             whole = await self.slices.do(choosing.steps(self._making_way(choosing.pod)), until_s=until_s)
             if not whole:
                 log.warning("whom to evict is answered before all nodes were looked at", pod=choosing.pod.key)
             if choosing.best is None or self._evicts_nobody(choosing.pod):
                 break
-            found = self._proved(choosing, choosing.best, at_any_cost=not whole or self._clock() >= until_s)
+            last = not (whole and tries_left) or self._clock() >= until_s
+            found = self._proved(choosing, choosing.best, at_any_cost=last)
             if found is not None:
                 return choosing.answer(found)
-            if not whole:
+            if last:
                 break
         return PreemptionResult()
 

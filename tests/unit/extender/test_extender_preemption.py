@@ -221,3 +221,15 @@ def test_a_plan_that_is_made_meanwhile_is_in_nobodys_way() -> None:
     with step_by_step():
         (chosen,) = answer_of(searching(world, asking, "n2", "n3")).nodes.values()
     assert [one.uid for one in chosen.pods or ()] == ["uid-default-keeps"]
+
+
+def test_a_call_whose_answer_is_always_out_of_date_ends_after_some_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, asking = three_nodes()
+    asked = list[bool]()
+
+    def dearer(*_: object, at_any_cost: bool) -> None:
+        asked.append(at_any_cost)
+
+    monkeypatch.setattr(world.preemption, "_proved", dearer)
+    assert answer_of(searching(world, asking, "n1")).nodes == {}
+    assert asked == [False, False, True]
