@@ -22,7 +22,7 @@ import structlog
 
 from extender.books import Books, leaving, priority_of
 from extender.holds import Holds
-from extender.slices import in_slices
+from extender.slices import Slices
 from extender.starvation import Starvation
 from extender.state import State
 from kube import paths
@@ -116,6 +116,7 @@ class Evictor:
         active: Callable[[], bool],
         clock: Callable[[], float],
         deadline_s: float,
+        slices: Slices,
         grace_s: float = GRACE_S,
         retry_s: float = RETRY_S,
     ) -> None:
@@ -123,7 +124,7 @@ class Evictor:
         self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
         self._active = active
         self._clock, self._grace_s, self._retry_s = clock, grace_s, retry_s
-        self._deadline_s = deadline_s
+        self._deadline_s, self._slices = deadline_s, slices
         self._wanting: dict[str, Wanting] = {}
         self._plans: dict[str, _Begun] = {}
         self._waited: set[str] = set()
@@ -253,7 +254,7 @@ class Evictor:
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> Eviction | None:
         """The least eviction over all nodes, or over those that there was time for; none needed where those who leave by themselves make room."""
         looking = _Looking(one, pod, ask)
-        await in_slices(self._steps(looking), until_s=self._clock() + self._deadline_s, clock=self._clock)
+        await self._slices.do(self._steps(looking), until_s=self._clock() + self._deadline_s)
         return looking.best
 
     def _steps(self, looking: _Looking) -> Iterator[None]:

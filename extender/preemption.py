@@ -29,7 +29,7 @@ from extender.preempting import Choosing, PreemptionArgs, PreemptionResult
 from extender.remembering import Remembering
 from extender.reporting import Reporter
 from extender.settings import Settings
-from extender.slices import in_slices
+from extender.slices import Slices
 from extender.starvation import Starvation
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
@@ -65,6 +65,9 @@ HEAR_S: Final = 0.001
 BACK_S: Final = 2.0
 """Within so long of an eviction the preemptor is expected where its room is; later another reason may keep it out. Guessed."""
 
+TRIES: Final = 3
+"""Searches for one call, as long as what was found has become dearer when it is done: then it is taken all the same. Guessed."""
+
 log = structlog.get_logger("extender.preemption")
 
 
@@ -91,6 +94,7 @@ class Preemption:
         """Was a call answered before that? kube-scheduler does not ask again."""
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
         self._deadline_s = settings.preemption_deadline_s
+        self.slices = Slices(clock)
         self.holds = Holds(state)
         self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
@@ -105,7 +109,7 @@ class Preemption:
         self._evictor = Evictor(
             client, state, self._books, self.holds, self._starvation, self._recorder,
             pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock,
-            deadline_s=settings.preemption_deadline_s,
+            deadline_s=settings.preemption_deadline_s, slices=self.slices,
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Statistics]:
@@ -278,17 +282,20 @@ class Preemption:
             return PreemptionResult()
         if not choosing.ask:
             return choosing.as_proposed()
-        while not self._evicts_nobody(choosing.pod):
+        for tries_left in reversed(range(TRIES)):
+            if self._evicts_nobody(choosing.pod):
+                break
             self._state.expire()
-            whole = await in_slices(choosing.steps(self._making_way(choosing.pod)), until_s=until_s, clock=self._clock)
+            whole = await self.slices.do(choosing.steps(self._making_way(choosing.pod)), until_s=until_s)
             if not whole:
                 log.warning("whom to evict is answered before all nodes were looked at", pod=choosing.pod.key)
             if choosing.best is None or self._evicts_nobody(choosing.pod):
                 break
-            found = self._proved(choosing, choosing.best, at_any_cost=not whole or self._clock() >= until_s)
+            last = not (whole and tries_left) or self._clock() >= until_s
+            found = self._proved(choosing, choosing.best, at_any_cost=last)
             if found is not None:
                 return choosing.answer(found)
-            if not whole:
+            if last:
                 break
         return PreemptionResult()
 

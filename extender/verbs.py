@@ -107,7 +107,8 @@ class Verbs:
                 error = missing
             else:
                 args = self._binding_args.decode(body)
-                outcome = (await self._binder.bind(args)).replace(" ", "_")
+                with self._preemption.slices.waiting():
+                    outcome = (await self._binder.bind(args)).replace(" ", "_")
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             error = f"bind: the request cannot be read: {wrong}"
         except TangramError as refused:

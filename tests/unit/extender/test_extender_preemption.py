@@ -253,3 +253,15 @@ def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> 
     assert world.state.claims.get("uid-default-p") is None
     assert len(world.state.reservations) == 0
     assert world.state._processors.free_milli("n1") == 5000
+
+
+def test_a_call_whose_answer_is_always_out_of_date_ends_after_some_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, asking = three_nodes()
+    asked = list[bool]()
+
+    def dearer(*_: object, at_any_cost: bool) -> None:
+        asked.append(at_any_cost)
+
+    monkeypatch.setattr(world.preemption, "_proved", dearer)
+    assert answer_of(searching(world, asking, "n1")).nodes == {}
+    assert asked == [False, False, True]
