@@ -1,7 +1,7 @@
 """A thread for the state folder's disk, which may never answer: whoever waits for it does so for a bounded time, and no other thread hangs.
 
-A pool's machinery takes longer than what a call of the kubelet has written (measured: 0.12 ms against 0.05 ms there and back), so this is
-one queue and one thread. What waits in the queue and is given up is never begun.
+One queue and one thread, without the machinery of a pool: a call of the kubelet waits for both ways. What waits in the queue and is
+given up is never begun.
 """
 
 from __future__ import annotations
