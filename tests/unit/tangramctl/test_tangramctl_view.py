@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
 import socket
 import sys
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from tangramctl import book, screen, service, view
 from tangramctl.errors import Broken
-from tangramctl.machine import Machine, prepared
+from tangramctl.machine import Machine, prepared, try_lock
 from vgpu.grant import Slice
 from vgpu.status import (
     CardStatus,
@@ -68,8 +69,13 @@ def arbiter(path: Path, answer: bytes) -> Iterator[None]:
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
+    """Its keeper's lock is held: `arbiter` stands for a keeper's, so that none is started."""
     folder = Path(tempfile.mkdtemp(prefix="tv-"))  # a socket's path holds 107 characters
-    yield prepared(folder / "s")
+    made = prepared(folder / "s")
+    lock = try_lock(made.keeper_lock)
+    assert lock is not None
+    yield made
+    os.close(lock)
     shutil.rmtree(folder)
 
 
