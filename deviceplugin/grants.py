@@ -201,11 +201,11 @@ class Grants:
         Without its grant, each new process of a container that runs is refused its memory, for as long as the container lives.
         """
         back = list[str]()
-        for key, grant in list(self._granted.known.items()):
+        for key, grant in self._granted.all().items():
             if not self.granted(key) and os.path.isdir(f"{self._grants}/{key}"):
                 self.write(key, grant)
                 back.append(self._in(key, GRANT))
-        for key, record in list(self._known.known.items()):
+        for key, record in self._known.all().items():
             if not os.path.exists(self._in(key, RECORD)) and os.path.isdir(f"{self._grants}/{key}"):
                 self.update(record)
                 back.append(self._in(key, RECORD))
@@ -293,7 +293,7 @@ class Grants:
         grant, record = self.read(key), self.record(key)
         if record is not None or key in self._damaged:
             return Folder(key, record, grant, self._damaged.get(key, ""), later=key in self._later)
-        remembered = self._known.known.get(key)
+        remembered = self._known.last(key)
         if remembered is not None:
             return Folder(key, remembered, grant, remembered=True)
         return Folder(key, None, grant, f"{self.folder(key) / RECORD} is missing")
@@ -306,7 +306,7 @@ class Grants:
         """Key -> our book about this allocation, as it is now. One that was read once is not read again; one that could not be is
         tried at each call."""
         self._read_new()
-        return dict(self._known.known)
+        return self._known.all()
 
     def of_pods(self, uids: Collection[str]) -> Mapping[str, Record]:
         """Those of `books` that say that these pods have the allocation."""
@@ -314,7 +314,7 @@ class Grants:
         return self._known.of_pods(uids)
 
     def _read_new(self) -> None:
-        for key in self._listing.names().difference(self._known.known):
+        for key in self._listing.names().difference(self._known.keys()):
             self.record(key)
 
     def age_s(self, key: str, now: float) -> float:
@@ -367,9 +367,9 @@ class Grants:
 
     def _forget(self, but: Iterable[str]) -> None:
         """What is remembered of directories that somebody else removed."""
-        for key in self._known.known.keys() - but:
+        for key in self._known.keys() - but:
             self._known.forget(key)
-        for key in self._granted.known.keys() - but:
+        for key in self._granted.keys() - but:
             self._granted.forget(key)
 
     def _discard_leftovers(self) -> None:

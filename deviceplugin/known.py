@@ -1,12 +1,12 @@
 """The books of allocations and the grants, as they were read or written last: found by device IDs and by pod, without a walk.
 
 A start of a container needs those of a few directories, and a node may have hundreds. What a file holds is read again only when
-its version differs (`files.Version`). Written in several threads, so each method holds a lock.
+its version differs (`files.Version`). Written in several threads: a content and its version are one entry, and the indices have a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -21,25 +21,32 @@ class Contents(Generic[T]):
     """Key of a directory -> what one file in it held last."""
 
     def __init__(self) -> None:
-        self.known: dict[str, T] = {}
-        """Also when the file is gone since."""
-        self._versions: dict[str, Version] = {}
+        self._held: dict[str, tuple[T, Version | None]] = {}
 
     def put(self, key: str, content: T, version: Version | None) -> None:
         """This was read or written, and is in that version of the file; None = nobody knows which."""
-        self.known[key] = content
-        self._versions.pop(key, None)
-        if version is not None:
-            self._versions[key] = version
+        self._held[key] = content, version
 
     def get(self, key: str, version: Version) -> T | None:
         """What this version of the file holds, if it is the one that was read or written."""
-        return self.known.get(key) if self._versions.get(key) == version else None
+        content, known = self._held.get(key, (None, None))
+        return content if known == version else None
+
+    def last(self, key: str) -> T | None:
+        """What the file held last, also when it is gone since."""
+        return self._held.get(key, (None, None))[0]
+
+    def keys(self) -> KeysView[str]:
+        """Of all that is known."""
+        return self._held.keys()
+
+    def all(self) -> dict[str, T]:
+        """The same of all files, by key."""
+        return {key: content for key, (content, _) in list(self._held.items())}
 
     def forget(self, key: str) -> None:
         """The directory is gone."""
-        self.known.pop(key, None)
-        self._versions.pop(key, None)
+        self._held.pop(key, None)
 
 
 class Books(Contents[Record]):
@@ -55,7 +62,7 @@ class Books(Contents[Record]):
 
     def put(self, key: str, content: Record, version: Version | None) -> None:
         with self._lock:
-            before = self.known.get(key)
+            before = self.last(key)
             if before is not None and before.uid != content.uid:
                 _take_out(self._of_pods, before.uid, key)
             super().put(key, content, version)
@@ -64,7 +71,7 @@ class Books(Contents[Record]):
 
     def forget(self, key: str) -> None:
         with self._lock:
-            before = self.known.get(key)
+            before = self.last(key)
             if before is not None:
                 _take_out(self._alike, key[:ALIKE], key)
                 _take_out(self._of_pods, before.uid, key)
@@ -78,7 +85,7 @@ class Books(Contents[Record]):
     def of_pods(self, uids: Collection[str]) -> Mapping[str, Record]:
         """Key -> book of each allocation that these pods have, as the books say."""
         with self._lock:
-            return {key: self.known[key] for uid in uids for key in self._of_pods.get(uid, ())}
+            return {key: self._held[key][0] for uid in uids for key in self._of_pods.get(uid, ())}
 
 
 def _take_out(index: dict[str, set[str]], name: str, key: str) -> None:

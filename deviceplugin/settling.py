@@ -12,10 +12,8 @@ from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Future
 from typing import Final
 
-from deviceplugin import worker
 from deviceplugin.calls import at_once
-from deviceplugin.worker import Worker
-from vgpu.errors import Refused
+from deviceplugin.worker import Worker, answered
 
 LATER_S: Final = 1.0
 """A new directory's container starts within that time, usually: what can be done later is done then. Guessed."""
@@ -90,13 +88,9 @@ class Settling:
         writing = self._under_way.get(key)
         if writing is None or _ended_well(writing):
             return
-        try:
-            async with asyncio.timeout(worker.DISK_S):
-                await asyncio.shield(asyncio.wrap_future(writing))
-        except TimeoutError:
-            raise Refused(
-                f"the state folder has not answered a write for {worker.DISK_S:g} s: grant directory {key} is not on the disk"
-            ) from None
+        await answered(
+            asyncio.shield(asyncio.wrap_future(writing)), otherwise=f"grant directory {key} is not on the disk"
+        )
 
 
 def _ended_well(writing: Future[None]) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Final, TypeVar
@@ -49,12 +49,8 @@ class Worker:
         return done
 
     async def do(self, work: Callable[..., T], *arguments: object, otherwise: str) -> T:
-        """Its answer. Raises what it raises; Refused, which ends with `otherwise`, when the disk does not answer in `DISK_S`."""
-        try:
-            async with asyncio.timeout(DISK_S):
-                return await asyncio.wrap_future(self.begin(work, *arguments))
-        except TimeoutError:
-            raise Refused(f"the state folder has not answered a write for {DISK_S:g} s: {otherwise}") from None
+        """Its answer, as `answered` has it. What has not begun by then never will."""
+        return await answered(asyncio.wrap_future(self.begin(work, *arguments)), otherwise=otherwise)
 
     def _start(self) -> None:
         thread = threading.Thread(target=_do_all, args=(self._work,), name=self._name, daemon=True)
@@ -63,6 +59,15 @@ class Worker:
         except RuntimeError as error:  # of threading: the system has no more
             raise OSError(errno.EAGAIN, f"no thread for {self._name}: {error}") from None
         self._thread = thread
+
+
+async def answered(work: Awaitable[T], *, otherwise: str) -> T:
+    """Its answer. Raises what it raises; Refused, which ends with `otherwise`, when the disk does not answer in `DISK_S`."""
+    try:
+        async with asyncio.timeout(DISK_S):
+            return await work
+    except TimeoutError:
+        raise Refused(f"the state folder has not answered a write for {DISK_S:g} s: {otherwise}") from None
 
 
 def _do_all(work: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -119,9 +119,7 @@ class Books:
 
     def violations(self, uids: Collection[str]) -> int:
         """How far evictions of pods that hold a GPU go beyond what budgets allow."""
-        pods = [pod for uid in uids if (pod := self.pod(uid)) is not None]
-        counts = Counter(budget for pod in pods for budget in self._budgets.of(pod))
-        return sum(max(0, count - max(0, self._budgets.allowed(one))) for one, count in counts.items())
+        return self._budgets.violations(pod for uid in uids if (pod := self.pod(uid)) is not None)
 
     def terminating(self, node: str) -> frozenset[str]:
         """UIDs of the node's holders that are leaving."""

@@ -5,9 +5,11 @@ A pod is compared only with the budgets of its namespace that name one of its la
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from kube.objects import Budget, Pod
+from vgpu.holder import beyond
 
 _Label: TypeAlias = tuple[str, str, str]
 """Namespace, key and value; of a budget that asks for no value of any label, neither."""
@@ -56,9 +58,9 @@ class Budgets:
             if budget.counts(pod)
         )
 
-    def allowed(self, key: str) -> int:
-        """Evictions that one allows now."""
-        return self._headroom.get(key, 0)
+    def violations(self, pods: Iterable[Pod]) -> int:
+        """How far evictions of all these go beyond what budgets allow now."""
+        return beyond(map(self.of, pods), self._headroom)
 
     def headroom(self) -> dict[str, int]:
         """Budget -> evictions that it allows now."""

@@ -30,7 +30,7 @@ from kube.client import Client
 from kube.errors import ApiError
 from kube.events import Recorder, about
 from kube.objects import Pod
-from kube.patch import merge
+from kube.patch import nominate
 from kube.pod_requests import CPU
 from vgpu.errors import BadAsk
 from vgpu.holder import LOWEST
@@ -190,7 +190,7 @@ class Evictor:
     async def _withdraw(self, hold: Reservation, key: str) -> None:
         pod = self._pod_of(key)
         if pod is not None and not pod.spec.node_name and pod.status.nominated_node_name == hold.node:
-            await self._nominate(pod, None)
+            await nominate(self._client, pod.metadata, None)
 
     def _priority(self, key: str) -> int:
         pod = self._pod_of(key)
@@ -198,14 +198,8 @@ class Evictor:
 
     def _waiting(self, key: str, uid: str) -> tuple[Pod, PodAsk] | None:
         """The pod and its ask, if it still waits for a place."""
-        pod = self._pod_of(key)
-        if (
-            pod is None
-            or pod.uid != uid
-            or pod.spec.node_name
-            or leaving(pod)
-            or self._state.claims.place_of(uid) is not None
-        ):
+        pod = self._state.unplaced(self._pod_of(key), uid)
+        if pod is None or leaving(pod):
             return None
         try:
             return pod, self._state.ask_of(pod)
@@ -231,7 +225,7 @@ class Evictor:
             self._waited.add(one.uid)
             return
         try:
-            await self._nominate(pod, plan.node)
+            await nominate(self._client, pod.metadata, plan.node)
         except ApiError:
             self._holds.drop(one.uid)
             raise
@@ -304,7 +298,7 @@ class Evictor:
                 log.info("an eviction is given up: it would not help any more", pod=pod.key, node=begun.plan.node)
                 self._plans.pop(uid, None)
                 self._holds.drop(uid)
-                await self._nominate(pod, None)
+                await nominate(self._client, pod.metadata, None)
                 return
             if not await self._evict(pod, begun.plan, victim):
                 return  # later: the plan stays
@@ -383,8 +377,3 @@ class Evictor:
             f"Evicted pod {victim.key} of priority {priority_of(victim)}: {why}",
             action="Evicting",
         )
-
-    async def _nominate(self, pod: Pod, node: str | None) -> None:
-        meta = pod.metadata
-        change = {"metadata": {"uid": meta.uid}, "status": {"nominatedNodeName": node}}
-        await merge(self._client, paths.pod(meta.namespace, meta.name, "status"), change)

@@ -20,13 +20,12 @@ import structlog
 
 from extender.plans import Plans
 from extender.state import State
-from kube import paths
 from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
 from kube.needs import suits
 from kube.objects import Condition, Needs, Node, Pod
-from kube.patch import merge
+from kube.patch import nominate
 from vgpu.errors import BadAsk
 from vgpu.nominate import Line, Trust, Waiting, due
 from vgpu.placement import NoRoom, Placement, place
@@ -279,15 +278,10 @@ class Nominator:
 
     async def _nominate(self, one: Waiting[Needs]) -> None:
         pod, node = self._pod_of(one.key), self._seen.get(one.uid)
-        if pod is None or not node or one.uid not in self.plans or pod.status.nominated_node_name:
+        if pod is None or pod.uid != one.uid or not node or one.uid not in self.plans or pod.status.nominated_node_name:
             return
-        meta = pod.metadata
-        change = {
-            "metadata": {"uid": one.uid, "resourceVersion": meta.resource_version},
-            "status": {"nominatedNodeName": node},
-        }
         try:
-            await merge(self._client, paths.pod(meta.namespace, meta.name, "status"), change)
+            await nominate(self._client, pod.metadata, node, unchanged=True)
             self.counts["written"] += 1
             if one.uid in self._seen:  # else it is gone, or bound already
                 self._written.add(one.uid)

@@ -202,13 +202,9 @@ class Choosing:
 
     def proved(self, node: str) -> Eviction | None:
         """The least set on this node as the state is now."""
-        terms: dict[str, Terms] = {}
-        search = self._searching(terms, [node] if (found := self._terms(node, frozenset())) is not None else [])
-        if found is not None:
-            terms[node] = found
-        for _ in search.steps():
-            pass
-        return search.best
+        found = self._terms(node, frozenset())
+        terms = {} if found is None else {node: found}
+        return self._searching(terms, terms).whole()
 
     def answer(self, found: Eviction) -> PreemptionResult:
         """What is told the scheduler."""

@@ -68,14 +68,8 @@ class Reporter:
                 self._reported[uid] = now_s
 
     def _report(self, uid: str, key: str, nodes: Sequence[str]) -> bool:
-        pod = self._pod_of(key)
-        if (
-            pod is None
-            or pod.uid != uid
-            or pod.spec.node_name
-            or self._state.claims.place_of(uid) is not None
-            or self._helped(uid)
-        ):
+        pod = self._state.unplaced(self._pod_of(key), uid)
+        if pod is None or self._helped(uid):
             return False
         try:
             ask = self._state.ask_of(pod)

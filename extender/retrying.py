@@ -15,11 +15,10 @@ from typing import Final
 
 import structlog
 
-from kube import paths
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
-from kube.patch import merge
+from kube.patch import nominate
 
 SETTLE_S: Final = 1.0
 """From a lapse to the retry: one retry for all that lapses together, and for pods that kube-scheduler is about to leave aside. Guessed."""
@@ -70,7 +69,7 @@ class Retrier:
         if not pods:
             return
         one = max(pods, key=lambda pod: pod.spec.priority or 0)
-        await self._nominate(one, self._node)
+        await nominate(self._client, one.metadata, self._node)
         await self._withdraw(one)
         self.retries += 1
         log.info("pods that wait are tried again: a reservation lapsed", node=self._node, pods=len(pods))
@@ -79,14 +78,9 @@ class Retrier:
         """However long it takes: a nomination that stays would count as room taken."""
         while True:
             try:
-                return await self._nominate(pod, None)
+                return await nominate(self._client, pod.metadata, None)
             except ApiError as error:
                 if error.not_found or error.conflict:  # the pod is gone, and perhaps another has its name
                     return None
                 log.warning("a nomination is not withdrawn yet", pod=pod.key, error=str(error))
             await self._sleep(PERIOD_S)
-
-    async def _nominate(self, pod: Pod, node: str | None) -> None:
-        meta = pod.metadata
-        change = {"metadata": {"uid": meta.uid}, "status": {"nominatedNodeName": node}}
-        await merge(self._client, paths.pod(meta.namespace, meta.name, "status"), change)

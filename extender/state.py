@@ -242,6 +242,12 @@ class State:
             return UNREADABLE_ASSIGNMENT
         return self._excluded.get(node, NO_INVENTORY if node in self._nodes else UNKNOWN_NODE)
 
+    def unplaced(self, known: Pod | None, uid: str) -> Pod | None:
+        """What is known under a pod's name, if it is the pod with this UID and has no place yet."""
+        if known is None or known.uid != uid or known.spec.node_name or self.claims.place_of(uid) is not None:
+            return None
+        return known
+
     def lacking_cpu_milli(self, node: str, ask: PodAsk) -> int:
         """What the node's processors have too little for the pod; 0 also where it is not known what they have."""
         free = self._processors.free_milli(node)

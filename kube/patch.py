@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kube import paths
 from kube.client import JSON_PATCH, MERGE_PATCH, Client
+from kube.objects import Metadata
 
 
 async def merge(client: Client, path: str, change: Mapping[str, Any]) -> bytes:
@@ -19,6 +21,13 @@ async def merge(client: Client, path: str, change: Mapping[str, Any]) -> bytes:
 async def annotate(client: Client, path: str, annotations: Mapping[str, str | None]) -> bytes:
     """Set annotations, remove those that are None, leave all others. Raises ApiError."""
     return await merge(client, path, {"metadata": {"annotations": dict(annotations)}})
+
+
+async def nominate(client: Client, pod: Metadata, node: str | None, *, unchanged: bool = False) -> None:
+    """Nominate this pod, by its UID, to a node; None withdraws. `unchanged`: only if nobody has written it since. Raises ApiError."""
+    known = {"uid": pod.uid} | ({"resourceVersion": pod.resource_version} if unchanged else {})
+    change = {"metadata": known, "status": {"nominatedNodeName": node}}
+    await merge(client, paths.pod(pod.namespace, pod.name, "status"), change)
 
 
 async def apply_operations(client: Client, path: str, operations: Sequence[Mapping[str, Any]]) -> bytes:

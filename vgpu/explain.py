@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from vgpu.fleet import Fleet
-from vgpu.inventory import Card
 from vgpu.placement import TOO_FEW, explain
 from vgpu.request import FULL_CORE_PERCENT, PodAsk, peak
 from vgpu.snapshot import Snapshot, fleet_of
@@ -132,7 +131,7 @@ def _usable(fleet: Fleet, node: str, ask: PodAsk) -> list[tuple[Nearest, bool]]:
         return []
     at, found = fleet.column[node], []
     for row, card in enumerate(fleet.inventory[node].cards):
-        if card.shareable and _allowed(ask, card):
+        if card.shareable and ask.allows(card.model, {card.uuid}):
             mib, percent = (card.mib, FULL_CORE_PERCENT) if whole else need or (0, 0)
             free_mib, free_percent = int(fleet.free_mib[row, at]), int(fleet.free_percent[row, at])
             lacks = max(0, mib - free_mib), max(0, percent - free_percent)
@@ -143,15 +142,6 @@ def _usable(fleet: Fleet, node: str, ask: PodAsk) -> list[tuple[Nearest, bool]]:
 
 def _distance(one: Nearest | None) -> float:
     return one.lacks_mib / one.mib + one.lacks_percent / FULL_CORE_PERCENT if one is not None else 0.0
-
-
-def _allowed(ask: PodAsk, card: Card) -> bool:
-    return (
-        (not ask.models or card.model in ask.models)
-        and card.model not in ask.not_models
-        and (not ask.uuids or card.uuid in ask.uuids)
-        and card.uuid not in ask.not_uuids
-    )
 
 
 def summary(rows: Sequence[Row]) -> dict[str, int]:

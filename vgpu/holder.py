@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from typing import Final, TypeAlias
 
 import msgspec
@@ -51,6 +52,10 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     requests: dict[str, int] = {}
     """What its end frees of each resource (`kube.pod_requests`)."""
 
+    def frees(self, resource: str) -> int:
+        """What its end frees of a resource, as far as amounts are told apart."""
+        return min(MOST, self.requests.get(resource, 0))
+
 
 def started_at(text: str) -> int:
     """RFC 3339 in UTC, to the second, as a number that compares: YYYYMMDDhhmmss. `UNSTARTED` for an empty text."""
@@ -75,7 +80,12 @@ def cost_of(node: str, evicted: Collection[Holder], headroom: Mapping[str, int])
 
 def violations_of(evicted: Iterable[Holder], headroom: Mapping[str, int]) -> int:
     """Evictions beyond what budgets allow. A pod in several budgets counts in each."""
-    counts = Counter(budget for one in evicted for budget in one.budgets)
+    return beyond((one.budgets for one in evicted), headroom)
+
+
+def beyond(budgets: Iterable[Iterable[str]], headroom: Mapping[str, int]) -> int:
+    """The same, of the budgets that each pod counts in."""
+    counts = Counter(chain.from_iterable(budgets))
     return sum(max(0, count - max(0, headroom.get(budget, 0))) for budget, count in counts.items())
 
 

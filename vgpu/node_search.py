@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from vgpu.fleet import Fleet
 from vgpu.grant import Assignment
-from vgpu.holder import MOST, Cost, Holder, cost_of, violations_of
+from vgpu.holder import Cost, Holder, cost_of, violates_surely, violations_of
 from vgpu.node_view import Bools, Ints, NodeView
 from vgpu.placement import Placement, explain, place
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
@@ -68,7 +68,7 @@ class NodeSearch:
                 self._forced if may_go and one.uid in self._terms.must_go else self._may_go if may_go else self._stay
             )
             where.append(one)
-        freed = {name: sum(_amount(one, name) for one in self._forced) for name in self._terms.frees}
+        freed = {name: sum(one.frees(name) for one in self._forced) for name in self._terms.frees}
         self._frees = {name: amount - freed[name] for name, amount in self._terms.frees.items() if amount > freed[name]}
         self._headroom_left = _less(rules.headroom, self._forced)
         self._one_container = len(ask.containers) == 1 and ask.containers[0].kind != "mig"
@@ -129,10 +129,8 @@ class NodeSearch:
         for row in np.flatnonzero(self._view.allowed(self._ask, self._only)).tolist():
             on_card = [at for at in range(len(self._may_go)) if held[2][at, row]]
             pods = [self._may_go[at] for at in on_card]
-            if any(sum(_amount(one, name) for one in pods) < wanted for name, wanted in self._frees.items()):
-                helpers = [
-                    at for at in range(len(self._may_go)) if any(_amount(self._may_go[at], n) for n in self._frees)
-                ]
+            if any(sum(one.frees(name) for one in pods) < wanted for name, wanted in self._frees.items()):
+                helpers = [at for at in range(len(self._may_go)) if any(self._may_go[at].frees(n) for n in self._frees)]
                 on_card = sorted({*on_card, *helpers})
                 pods = [self._may_go[at] for at in on_card]
             amounts = np.column_stack(
@@ -175,7 +173,7 @@ class NodeSearch:
         )  # fmt: skip
 
     def _amounts(self, pods: Sequence[Holder], resource: str) -> Ints:
-        return np.array([_amount(one, resource) for one in pods], np.int64)
+        return np.array([one.frees(resource) for one in pods], np.int64)
 
     def _of_several_cards(self) -> Steps:
         """All pods together, where they are few. Of many, the cards that cost least, each by itself, and what then could be spared."""
@@ -280,7 +278,7 @@ class NodeSearch:
 
     def _spared_one_by_one(self, pods: Sequence[Holder]) -> Steps:
         if not self._rules.violate:
-            pods = [one for one in pods if not any(self._headroom_left.get(name, 0) <= 0 for name in one.budgets)]
+            pods = [one for one in pods if not violates_surely(one, self._headroom_left)]
         going = list(pods)
         if self._fitting(going) is None:
             return None
@@ -296,7 +294,7 @@ class NodeSearch:
 
     def _frees_enough(self, some: Iterable[Holder]) -> bool:
         some = tuple(some)
-        return all(sum(_amount(one, name) for one in some) >= wanted for name, wanted in self._frees.items())
+        return all(sum(one.frees(name) for one in some) >= wanted for name, wanted in self._frees.items())
 
     def _first_that_fits(self, sets: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...] | None:
         if not sets:
@@ -316,10 +314,6 @@ class NodeSearch:
 
     def _narrowed(self, names: Sequence[str]) -> dict[str, Set[str]] | None:
         return None if self._only is None else dict.fromkeys(names, self._only)
-
-
-def _amount(one: Holder, resource: str) -> int:
-    return min(MOST, one.requests.get(resource, 0))
 
 
 def _less(headroom: Mapping[str, int], gone: Sequence[Holder]) -> Mapping[str, int]:

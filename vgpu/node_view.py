@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vgpu.grant import Slice
-from vgpu.holder import MOST, Holder
+from vgpu.holder import Holder
 from vgpu.inventory import Card, Inventory
 from vgpu.names import CLASSES
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
@@ -88,9 +88,7 @@ class NodeView:
     def requests(self, resource: str) -> Ints:
         """(pods,) what each frees of a resource."""
         if resource not in self._requests:
-            self._requests[resource] = np.array(
-                [min(MOST, one.requests.get(resource, 0)) for one in self.pods], np.int64
-            )
+            self._requests[resource] = np.array([one.frees(resource) for one in self.pods], np.int64)
         return self._requests[resource]
 
     def instances(self, profile: str) -> int:
@@ -106,14 +104,7 @@ class NodeView:
 
 def may_have(ask: PodAsk, card: Card, only: Set[str] | None) -> bool:
     """May the pod have a share of this card, or all of it, if there is room?"""
-    return (
-        card.shareable
-        and (not ask.models or card.model in ask.models)
-        and card.model not in ask.not_models
-        and (not ask.uuids or card.uuid in ask.uuids)
-        and card.uuid not in ask.not_uuids
-        and (only is None or card.uuid in only)
-    )
+    return card.shareable and ask.allows(card.model, {card.uuid}) and (only is None or card.uuid in only)
 
 
 def _ints(numbers: Sequence[int]) -> Ints:

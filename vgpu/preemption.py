@@ -69,6 +69,12 @@ class Search:
         while self._left:
             yield from self._next()
 
+    def whole(self) -> Eviction | None:
+        """All steps in one go, for few nodes. Answers the best."""
+        for _ in self.steps():
+            pass
+        return self.best
+
     def _next(self) -> Iterator[None]:
         """Search the node that promises most, if it promises more than the best has; if not, none does."""
         if not self._left:
@@ -92,10 +98,7 @@ def least_eviction(
     only: Mapping[str, Set[str]] | None = None,
 ) -> Eviction | None:
     """The same in one go, for few nodes."""
-    search = Search(ask, candidates, view, rules, only)
-    for _ in search.steps():
-        pass
-    return search.best
+    return Search(ask, candidates, view, rules, only).whole()
 
 
 def _chunks(items: Iterable[str], size: int) -> Iterator[Iterator[str]]:

@@ -6,7 +6,7 @@ exactly one way. An ask that passes here can be granted by some cluster; whether
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -84,6 +84,18 @@ class PodAsk:
 
     def __bool__(self) -> bool:
         return bool(self.containers)
+
+    def allows_model(self, model: str) -> bool:
+        """May the pod have a card of this model?"""
+        return (not self.models or model in self.models) and model not in self.not_models
+
+    def allows(self, model: str, uuids: Set[str]) -> bool:
+        """May the pod have a card or MIG instance of this model that answers to these UUIDs, if there is room?"""
+        return (
+            self.allows_model(model)
+            and (not self.uuids or not uuids.isdisjoint(self.uuids))
+            and uuids.isdisjoint(self.not_uuids)
+        )
 
 
 def pod_ask(

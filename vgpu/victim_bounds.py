@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from vgpu.holder import LOWEST, MOST, Holder, violations_of
+from vgpu.holder import LOWEST, Holder, violations_of
 from vgpu.names import CLASSES
 from vgpu.node_view import Bools, Ints, NodeView
 from vgpu.request import FULL_CORE_PERCENT, Ask, PodAsk
@@ -307,7 +307,7 @@ def _elsewhere(views: Sequence[NodeView], pods: _Pods, rules: Rules) -> list[tup
     for resource in wanted:
         demand = [rules.on(view.name).frees.get(resource, 0) for view in views]
         for node, forced in pods.forced.items():
-            demand[node] -= sum(min(MOST, one.requests.get(resource, 0)) for one in forced)
+            demand[node] -= sum(one.frees(resource) for one in forced)
         amounts = np.concatenate([view.requests(resource) for view in views])
         found.append((amounts, np.array([min(one, MOST_TOGETHER) for one in demand], np.int64)))
     return found

@@ -104,12 +104,11 @@ class View:
 
     def _models(self) -> Bools:
         """(cards, nodes) whether the pod's conditions allow the model."""
-        ask = self.ask
         allowed = np.zeros(
             len(self.fleet.models) + 1, np.bool_
         )  # the last one is for rows without a card, which say -1
         for model, code in self.fleet.models.items():
-            allowed[code] = (not ask.models or model in ask.models) and model not in ask.not_models
+            allowed[code] = self.ask.allows_model(model)
         by_card: Bools = allowed[self.fleet.model[:, self.columns]]
         return by_card
 
@@ -128,11 +127,5 @@ class View:
 
     def _may_use(self, name: str, card: Card, instance: MigInstance) -> bool:
         """Do the pod's conditions and `only` allow an instance? It answers to its own UUID and to its card's."""
-        ask, known = self.ask, {card.uuid, instance.uuid}
-        return (
-            (not ask.models or card.model in ask.models)
-            and card.model not in ask.not_models
-            and (not ask.uuids or bool(known & ask.uuids))
-            and not known & ask.not_uuids
-            and (name not in self._only or bool(known & self._only[name]))
-        )
+        known = {card.uuid, instance.uuid}
+        return self.ask.allows(card.model, known) and (name not in self._only or not known.isdisjoint(self._only[name]))

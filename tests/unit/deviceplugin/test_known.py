@@ -30,7 +30,7 @@ def test_what_an_index_finds_is_what_a_walk_finds(done: list[tuple[str, str, int
         else:
             slow.pop(key, None)
             books.forget(key)
-        assert books.known == slow
+        assert books.all() == slow
         for begin in ("a" * ALIKE, "b" * ALIKE):
             assert sorted(books.alike(begin)) == sorted(key for key in slow if key.startswith(begin))
         for uids in ({"x"}, {"y", "z"}):
@@ -44,7 +44,7 @@ def test_only_the_version_that_was_read_is_answered_and_what_is_forgotten_is_not
     assert books.get("key", Version(1, 2, 4)) is None
     books.put("key", book, None)
     assert books.get("key", Version(1, 2, 3)) is None
-    assert books.known == {"key": book}
+    assert books.all() == {"key": book}
     books.put("key", book, Version(1, 2, 3))
     books.forget("key")
     assert books.get("key", Version(1, 2, 3)) is None

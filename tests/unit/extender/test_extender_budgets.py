@@ -69,5 +69,7 @@ def test_what_one_still_allows_changes_nobodys_budgets() -> None:
     version = budgets.version("default")
     budgets.changed(one, fewer)
     assert budgets.version("default") == version
-    assert budgets.allowed("default/x") == 1
-    assert budgets.allowed("default/no-such") == 0
+    assert budgets.headroom()["default/x"] == 1
+    assert "default/no-such" not in budgets.headroom()
+    pods = [pod(name).build() for name in ("a", "b", "c")]
+    assert [budgets.violations(pods[:evicted]) for evicted in range(4)] == [0, 0, 1, 2]
