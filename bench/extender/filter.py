@@ -4,7 +4,7 @@ A `tangram-extender` process of its own lists nodes with 8 GPUs each from a smal
 after another over one connection, to place pods that differ. Measured from the first byte sent to the last byte read.
 `events` has the watch tell of pod changes meanwhile. The load at the start says how much of the machine others had; the extender's own
 processor time a call (with its share of the watch) depends less on them. Memory is the extender's resident size after all calls.
-`bare` is what the same requests take to a path that the extender does not have: all but its own work, on this machine.
+`bare` is what the same requests take to a process with the extender's server that answers nothing: all but its own work, on this machine.
 
     python -m bench.extender [--nodes 1000 --calls 2000]        writes filter.csv beside this file
 """
@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.calls import Kept, posted, wait_for
 from bench.process import cpu_s, memory_mib
 from tests.builders import NodeBuilder, node, pod, share
 from tests.fake_api import FakeApi
@@ -54,6 +54,17 @@ from extender.__main__ import main
 main()
 """
 """Without a kubeconfig file the official client is not imported, which weighs 23 MiB."""
+
+BARE = """
+import sys, uvloop
+from extender.server import scheduler_app
+from observe.bounds import VERBS
+from observe.ports import listen
+from observe.serving import Server
+class Nothing:
+    async def filter(self, body): return b'{"Error":""}'
+uvloop.run(Server(scheduler_app(Nothing()), VERBS).serve([listen("127.0.0.1", int(sys.argv[1]))]))
+"""
 
 
 def start_extender(api_port: int) -> tuple[subprocess.Popen[bytes], int, int]:
@@ -86,7 +97,7 @@ def in_chunks(names: list[str], shuffled: random.Random) -> list[str]:
     return [name for chunk in chunks for name in chunk]
 
 
-def bodies(names: list[str], calls: int, order: str, asks: str, path: str = "/filter") -> Iterator[bytes]:
+def bodies(names: list[str], calls: int, order: str, asks: str) -> Iterator[bytes]:
     """Requests as Go's client writes them."""
     shuffled = random.Random(7)
     encoded = json.dumps(names, separators=(",", ":"))
@@ -99,27 +110,31 @@ def bodies(names: list[str], calls: int, order: str, asks: str, path: str = "/fi
         else:
             mib = 2 * CARD_MIB if asks == "full" else SIZES_MIB[at % len(SIZES_MIB)]
             built = built.asking(mib=mib, core=10 * (at % 4))
-        body = f'{{"Pod":{json.dumps(built.plain())},"Nodes":null,"NodeNames":{encoded}}}'.encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
-        yield head.encode() + body
+        yield posted("/filter", f'{{"Pod":{json.dumps(built.plain())},"Nodes":null,"NodeNames":{encoded}}}'.encode())
 
 
 def call(port: int, requests: Iterable[bytes]) -> np.ndarray:
     """Milliseconds that each took."""
-    took = []
-    with socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for request in requests:
-            started = time.perf_counter()
-            sock.sendall(request)
-            answer = sock.recv(1 << 20)
-            head, _, body = answer.partition(b"\r\n\r\n")
-            size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            while len(body) < size:
-                body += sock.recv(1 << 20)
-            took.append(time.perf_counter() - started)
-            assert b" 404 " in head or not json.loads(body)["Error"], body[:300]
+    took, kept = [], Kept(port)
+    kept.open()
+    for request in requests:
+        started = time.perf_counter()
+        _, body = kept.send(request)
+        took.append(time.perf_counter() - started)
+        assert not json.loads(body)["Error"], body[:300]
+    kept.close()
     return np.array(took) * 1000
+
+
+def call_bare(requests: Iterable[bytes]) -> np.ndarray:
+    """The same to a process that only serves."""
+    port = free_port()
+    with subprocess.Popen([sys.executable, "-c", BARE, str(port)]) as process:
+        try:
+            wait_for(port)
+            return call(port, requests)
+        finally:
+            process.terminate()
 
 
 async def events(api: FakeApi, where: NodeBuilder, per_second: int) -> None:
@@ -148,7 +163,7 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int, order: str, 
             started_s = await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)
             names = [one.name for one in built]
             await asyncio.to_thread(call, port, bodies(names, 50, order, asks))
-            bare = await asyncio.to_thread(call, port, bodies(names, calls // 2, order, asks, "/bare"))
+            bare = await asyncio.to_thread(call_bare, bodies(names, calls // 2, order, asks))
             noise = asyncio.create_task(events(api, built[0], events_s)) if events_s else None
             load, before_s = os.getloadavg()[0], cpu_s(process.pid)
             took = await asyncio.to_thread(call, port, bodies(names, calls, order, asks))

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bench.calls import Kept, posted
 from bench.extender.filter import NAME, ready, start_extender
 from bench.process import memory_mib
 from extender.budgets import Budgets
@@ -91,28 +91,12 @@ def budgets(count: int) -> list[dict[str, Any]]:
     ]
 
 
-class Connection:
-    """One to the extender, kept."""
-
-    def __init__(self, port: int) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", port))
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def call(self, path: str, body: bytes) -> tuple[float, Any]:
-        """Milliseconds, and the answer."""
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
-        request = head.encode() + body
-        started = time.perf_counter()
-        self._sock.sendall(request)
-        answer = self._sock.recv(1 << 20)
-        headers, _, said = answer.partition(b"\r\n\r\n")
-        size = int(headers.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        while len(said) < size:
-            said += self._sock.recv(1 << 20)
-        return (time.perf_counter() - started) * 1000, json.loads(said)
-
-    def close(self) -> None:
-        self._sock.close()
+def called(kept: Kept, path: str, body: bytes) -> tuple[float, Any]:
+    """Milliseconds, and the answer."""
+    request = posted(path, body)
+    started = time.perf_counter()
+    _, said = kept.send(request)
+    return (time.perf_counter() - started) * 1000, json.loads(said)
 
 
 class Cluster:
@@ -132,13 +116,14 @@ class Cluster:
         """Filter and bind one pod after the other. Answers how long each call took."""
         filtered, bound, at = list[float](), list[float](), 0
         names = json.dumps(self.names, separators=(",", ":"))
-        connection = Connection(self.port)
+        connection = Kept(self.port)
+        connection.open()
         while goes_on(at):
             began, at, self._placed = time.perf_counter(), at + 1, self._placed + 1
             built = pod(f"new-{self._placed}").asking(mib=1024, cpu="100m")
             self.told(self._api.put, built.plain())
             body = f'{{"Pod":{json.dumps(built.plain())},"Nodes":null,"NodeNames":{names}}}'
-            took, answer = connection.call("/filter", body.encode())
+            took, answer = called(connection, "/filter", body.encode())
             filtered.append(took)
             assert answer["NodeNames"], answer["Error"]
             known = built.build()
@@ -148,7 +133,7 @@ class Cluster:
                 "PodUID": known.uid,
                 "Node": answer["NodeNames"][0],
             }
-            took, answer = connection.call("/bind", json.dumps(wanted).encode())
+            took, answer = called(connection, "/bind", json.dumps(wanted).encode())
             bound.append(took)
             assert not answer["Error"], answer
             time.sleep(max(0.0, began + EACH_S - time.perf_counter()))
@@ -157,11 +142,12 @@ class Cluster:
 
     def preempt(self, calls: list[tuple[dict[str, Any], bytes]]) -> list[float]:
         """One call after the other, each for another pod."""
-        took, connection = list[float](), Connection(self.port)
+        took, connection = list[float](), Kept(self.port)
+        connection.open()
         for preemptor, body in calls:
             self.told(self._api.put, preemptor)
             time.sleep(MEETS_S)
-            ms, answer = connection.call("/preempt", body)
+            ms, answer = called(connection, "/preempt", body)
             assert len(answer["NodeNameToMetaVictims"]) == 1, answer
             took.append(ms)
             self.told(self._api.remove, preemptor)

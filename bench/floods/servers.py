@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,10 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from bench.calls import Kept, connect, posted, read_answer, wait_for
 from bench.extender.filter import NAME, bodies, start_extender
 from bench.extender.filter import ready as extender_ready
 from bench.floods.flood import Attack, Listener, Second
-from bench.webhook.admission import MUTATE, request, wait_for
+from bench.webhook.admission import MUTATE, request
 from tests.builders import node, pod
 from tests.fake import start_fake_driver
 from tests.fake_api import FakeApi
@@ -65,6 +65,8 @@ def listener(
 
 
 NODES: Final = 1000
+WAIT_S: Final = 10.0
+"""For an answer: what takes longer has failed."""
 
 
 def at_port(port: int, path: str, *, tls: bool = False) -> tuple[str, ...]:
@@ -85,14 +87,12 @@ class ApiServer:
         sock, self._kept = self._kept, None
         keep = sock is None
         if sock is None:
-            plain = socket.create_connection(("127.0.0.1", self._port), 10)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
-            sock = self._tls.wrap_socket(plain, server_hostname="localhost")
+            sock = self._tls.wrap_socket(connect(self._port, WAIT_S), server_hostname="localhost")
         try:
             sock.sendall(request(self._uid, MUTATE))
-            answer = read_answer(sock.recv)
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert b'"patch"' in answer
+            head, body = read_answer(sock.recv)
+            assert head.startswith(b"HTTP/1.1 200")
+            assert b'"patch"' in body
         except BaseException:
             sock.close()
             raise
@@ -100,21 +100,6 @@ class ApiServer:
             self._kept = sock
         else:
             sock.close()
-
-
-def read_answer(recv: Callable[[int], bytes]) -> bytes:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        more = recv(1 << 16)
-        assert more
-        data += more
-    head, _, body = data.partition(b"\r\n\r\n")
-    size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(body) < size:
-        more = recv(1 << 16)
-        assert more
-        body += more
-    return head + b"\r\n\r\n" + body
 
 
 @contextlib.contextmanager
@@ -141,24 +126,15 @@ def webhook() -> Iterator[list[Listener]]:
 
 
 class Scheduler:
-    """Calls the filter, over a kept connection as kube-scheduler does: another one when that was closed."""
+    """Calls the filter, over a kept connection as kube-scheduler does."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
-        self._sock: socket.socket | None = None
+        self._kept = Kept(port, WAIT_S)
         self._bodies = bodies([NAME.format(at // 250, at % 250) for at in range(NODES)], 10**9, "same", "share")
 
     def __call__(self) -> None:
-        if self._sock is None:
-            self._sock = socket.create_connection(("127.0.0.1", self._port), 10)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
-        try:
-            self._sock.sendall(next(self._bodies))
-            assert read_answer(self._sock.recv).startswith(b"HTTP/1.1 200")
-        except BaseException:
-            self._sock.close()
-            self._sock = None
-            raise
+        head, _ = self._kept.send(next(self._bodies))
+        assert head.startswith(b"HTTP/1.1 200")
 
 
 class Binding:
@@ -166,9 +142,8 @@ class Binding:
     the API server. The pod is filtered before and deleted after, so that the cluster stays as it is."""
 
     def __init__(self, port: int, api: FakeApi, loop: asyncio.AbstractEventLoop) -> None:
-        self._port, self._api, self._loop = port, api, loop
+        self._kept, self._api, self._loop = Kept(port, WAIT_S), api, loop
         self._names = [NAME.format(at // 250, at % 250) for at in range(NODES)]
-        self._sock: socket.socket | None = None
         self._number = 0
 
     def __call__(self) -> float:
@@ -197,21 +172,10 @@ class Binding:
         asyncio.run_coroutine_threadsafe(changed(), self._loop).result(10)
 
     def _post(self, path: str, body: object) -> dict[str, Any]:
-        if self._sock is None:
-            self._sock = socket.create_connection(("127.0.0.1", self._port), 10)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as Go does
-        try:
-            encoded = json.dumps(body, separators=(",", ":")).encode()
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(encoded)}\r\n\r\n"
-            self._sock.sendall(head.encode() + encoded)
-            answer = read_answer(self._sock.recv)
-            assert answer.startswith(b"HTTP/1.1 200")
-            result: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
-            return result
-        except BaseException:
-            self._sock.close()
-            self._sock = None
-            raise
+        head, said = self._kept.send(posted(path, json.dumps(body, separators=(",", ":")).encode()))
+        assert head.startswith(b"HTTP/1.1 200")
+        result: dict[str, Any] = json.loads(said)
+        return result
 
 
 @contextlib.contextmanager

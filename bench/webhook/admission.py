@@ -14,7 +14,6 @@ import csv
 import gc
 import os
 import platform
-import socket
 import ssl
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.calls import posted, wait_for
 from bench.process import memory_mib
 from tests.ports import free_port
 from webhook.certs import CA_CERT, CERT, KEY, renewed
@@ -48,8 +48,7 @@ def request(uid: int, path: str) -> bytes:
         "object": pod,
     }
     body = msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked})
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    return posted(path, body)
 
 
 async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, uid: int, path: str) -> None:
@@ -126,15 +125,6 @@ def main() -> None:
         table.writeheader()
         table.writerow(row)
     print(row)
-
-
-def wait_for(port: int) -> None:
-    for _ in range(200):
-        with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise SystemExit(f"the webhook did not open port {port} within 20 s")
 
 
 if __name__ == "__main__":
