@@ -29,6 +29,9 @@ from vgpu.gangs import Failed, Gangs, Standing
 LOOK_S: Final = 60.0
 """Between looks whether the API server serves PodGroups. Guessed: an operator who turns them on restarts the API server."""
 
+LOG_S: Final = 10.0
+"""Between lines of the log about gangs that are not scheduled. Guessed."""
+
 log = structlog.get_logger("extender.gangs")
 
 
@@ -48,7 +51,7 @@ class GangKeeper:
         """Times that a gang's reservations were given up."""
         self._client, self._state, self._clock, self._sleep = client, state, clock, sleep
         self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed)
-        self._served = False
+        self._served, self._logged_s = False, float("-inf")
 
     def statistics(self) -> Mapping[str, Statistics]:
         """What its cache has seen, by name; nothing where PodGroups are not served."""
@@ -92,7 +95,7 @@ class GangKeeper:
     def next_pod(self, pod: Pod) -> None:
         """Before filter: kube-scheduler has come to this pod."""
         group = group_of(pod)
-        failed = self.gangs.next_pod(group, self._reserved)
+        failed = self.gangs.next_pod(pod.uid, group, self._reserved)
         if failed is not None:
             self._end(failed)
         if group:
@@ -134,7 +137,10 @@ class GangKeeper:
         if not ended:
             return
         self.failures += 1
-        log.info("a gang is not scheduled: its reservations end", group=failed.group, reservations=len(ended))
+        now_s = self._clock()
+        if now_s >= self._logged_s + LOG_S:  # a gang may be tried hundreds of times a second
+            self._logged_s = now_s
+            log.info("a gang is not scheduled: its reservations end", group=failed.group, reservations=len(ended))
         if failed.others_wait:
             self._state.on_lapse(ended[-1].node)
 

@@ -14,8 +14,8 @@ import msgspec
 import structlog
 
 from extender.binding import Binder
-from extender.gangs import GangKeeper
 from extender.filtering import prioritize_nodes, spare_nodes
+from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.preempting import PreemptionArgs, PreemptionResult
 from extender.preemption import Preemption

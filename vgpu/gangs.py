@@ -2,7 +2,8 @@
 
 kube-scheduler 1.36 tries the pods of a PodGroup one after the other, in one cycle (pkg/scheduler/schedule_one_podgroup.go). A pod that is refused
 does not end the cycle. After the last pod either at least minCount pods have a node, and all that have one are bound; or none is bound, and all
-are tried again later. An extender is told neither how a cycle ended nor of a pod that kube-scheduler's own filters refused. So it counts.
+are tried again: after a back-off, or at once where nothing else waits (feature gate SchedulerPopFromBackoffQ, on by default). An extender is told
+neither how a cycle ended nor of a pod that kube-scheduler's own filters refused. So it counts.
 
 A pod of a gang counts
     bound                 always
@@ -10,7 +11,8 @@ A pod of a gang counts
     not bound, without a request of ours  always at the end of a cycle; later unless kube-scheduler says that it is unschedulable
 
 Reservations of a gang's pods that are not bound end when fewer than minCount count
-    at the end of its cycle    kube-scheduler calls filter for a pod of no group or of another one: it never tries two groups at a time
+    at the end of its cycle    kube-scheduler never tries two groups at a time, nor a pod twice in a cycle. So the cycle is over when filter is called
+                               for a pod of no group or of another one, or for a pod for which it was called already
     `QUIET_S` after its last call
 and when one of its pods that is not bound is deleted.
 
@@ -52,7 +54,7 @@ class _Attempt:
 
     last_s: float
     called: dict[str, bool] = field(default_factory=dict)
-    """UIDs, in order -> does the pod count without a reservation?"""
+    """UIDs of this cycle, in order -> does the pod count without a reservation?"""
     others_wait: bool = False
 
 
@@ -107,17 +109,21 @@ class Gangs:
 
     # --- what kube-scheduler calls ---
 
-    def next_pod(self, group: str, reserved: Reserved) -> Failed | None:
-        """kube-scheduler calls filter for a pod of this group (empty: of none). Did the cycle of another gang end without success?
+    def next_pod(self, uid: str, group: str, reserved: Reserved) -> Failed | None:
+        """kube-scheduler calls filter for a pod of this group (empty: of none). Did the cycle of a gang end now, and without success?
 
         Not answered where the watch shows fewer than minCount pods: kube-scheduler knew of that many, so the watch is behind.
         """
         before, self._current = self._current, group
-        if before == group or before not in self._attempts or before not in self._min_count:
+        attempt = self._attempts.get(before)
+        if attempt is None or before not in self._min_count or (before == group and uid not in attempt.called):
             return None
         if len(self._pods.get(before, ())) < self._min_count[before]:
             return None
-        return self._judge(before, reserved, cycle_ended_now=True)
+        failed = self._judge(before, reserved, cycle_ended_now=True)
+        if failed is None and before == group:
+            attempt.called.clear()
+        return failed
 
     def called(self, uid: str, group: str, at_s: float) -> None:
         """kube-scheduler calls about this pod. A call that takes a while is told of with the time until which it may take."""

@@ -73,9 +73,7 @@ async def stack(apiserver: ApiServer, programs: dict[str, Path], tmp_path: Path)
 
 
 @pytest.fixture
-async def gang_stack(
-    gang_apiserver: ApiServer, programs: dict[str, Path], tmp_path: Path
-) -> AsyncIterator[Stack]:
+async def gang_stack(gang_apiserver: ApiServer, programs: dict[str, Path], tmp_path: Path) -> AsyncIterator[Stack]:
     """The same, with kube-schedulers that schedule gangs."""
     async with _stack(gang_apiserver, programs, tmp_path, f"--feature-gates={GANG_GATES}") as made:
         yield made
