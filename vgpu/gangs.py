@@ -43,7 +43,7 @@ class Failed:
 
     group: str
     uids: tuple[str, ...]
-    """All of its pods: reservations of those that are not bound end."""
+    """All of its pods, with one that is gone now: reservations of those that are not bound end."""
     others_wait: bool
     """Was a pod of no group, or of another one, refused since the gang's first call?"""
 
@@ -96,8 +96,7 @@ class Gangs:
         group = self._group.pop(uid, None)
         if group is None:
             return None
-        standing = self._pods[group].pop(uid)
-        uids = self._uids(group)
+        uids, standing = self._uids(group), self._pods[group].pop(uid)
         if not self._pods[group]:
             del self._pods[group]
         attempt = self._attempts.get(group)
@@ -105,7 +104,7 @@ class Gangs:
             attempt.called.pop(uid, None)
         if standing == "bound" or group not in self._min_count:
             return None
-        return Failed(group, tuple(one for one in uids if one != uid), others_wait=True)
+        return Failed(group, uids, others_wait=True)
 
     # --- what kube-scheduler calls ---
 

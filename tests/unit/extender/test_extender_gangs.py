@@ -17,6 +17,7 @@ from tests.fake_api import FakeApi
 from tests.unit.extender.test_extender_preemption import turned_down
 from tests.unit.extender.world import FULL_MIB, World
 from vgpu.gangs import QUIET_S
+from vgpu.grant import Assignment
 from vgpu.names import DEFAULT
 from vgpu.reservations import STAGES
 
@@ -139,6 +140,46 @@ def test_with_a_pod_that_is_not_bound_all_end_and_who_waits_is_tried_again() -> 
     ganging.world.state.on("bind", ganging.pods[0].build().uid)
     ganging.end("m1")
     assert (ganging.stages(), ganging.woken) == (["binding"], ["n1"]), "what may be bound stays"
+
+
+def test_so_it_is_with_a_pod_that_is_deleted_and_kept_by_a_finalizer() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    ganging.tell(ganging.pods[1].at_version(2).terminating())
+    assert ganging.stages() == []
+
+
+def test_a_pod_counts_for_which_room_is_kept_while_others_are_evicted() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    last = ganging.pods[-1].build()
+    ganging.world.preemption.holds.put(last.uid, last.key, "n1", Assignment({}))
+    ganging.world.now_s = QUIET_S
+    ganging.keeper.expire()
+    assert ganging.stages() == ["in gang", "in gang", "kept"]
+
+
+def test_a_pod_without_a_gpu_counts_again_once_it_has_a_node_and_waits_for_its_volumes() -> None:
+    ganging = Ganging(group(min_count=GPUS + 1))
+    ganging.tell(turned_down(pod("launcher").in_group("gang").nominated_to("n2")))
+    ganging.cycle(GPUS)
+    ganging.world.now_s = QUIET_S
+    ganging.keeper.expire()
+    assert ganging.stages() == ["in gang"] * GPUS
+
+
+def test_while_a_call_about_a_pod_takes_its_time_the_gang_is_not_judged() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    with ganging.keeper.calling(ganging.pods[-1].build(), 30.0):
+        ganging.world.now_s = 29.0
+        ganging.keeper.expire()
+    ganging.world.now_s += QUIET_S - 0.1
+    ganging.keeper.expire()
+    assert len(ganging.stages()) == 2
+    ganging.world.now_s += 0.1
+    ganging.keeper.expire()
+    assert ganging.stages() == []
 
 
 @pytest.mark.parametrize("known", [group(min_count=None), group("another")])
