@@ -28,6 +28,7 @@ class Metrics:
         caches: Callable[[], Mapping[str, Statistics]],
         evicted: Callable[[], int] = lambda: 0,
         nominations: Mapping[str, int] | None = None,
+        gangs_failed: Callable[[], int] = lambda: 0,
     ) -> None:
         self.registry = CollectorRegistry()
         self.refused = Refusals("extender")
@@ -43,7 +44,7 @@ class Metrics:
             ["verb", "outcome"],
             registry=self.registry,
         )
-        self.registry.register(_Scraped(state, caches, evicted, nominations or {}))
+        self.registry.register(_Scraped(state, caches, evicted, nominations or {}, gangs_failed))
 
     def count(self, verb: str, outcome: str, seconds: float) -> None:
         """A request was answered."""
@@ -60,8 +61,10 @@ class _Scraped(Collector):
         caches: Callable[[], Mapping[str, Statistics]],
         evicted: Callable[[], int],
         nominations: Mapping[str, int],
+        gangs_failed: Callable[[], int],
     ) -> None:
         self._state, self._caches, self._evicted, self._nominations = state, caches, evicted, nominations
+        self._gangs_failed = gangs_failed
 
     def collect(self) -> Iterable[Metric]:
         yield from self._of_state()
@@ -90,6 +93,11 @@ class _Scraped(Collector):
             nominations.add_metric([outcome], count)
         yield nominations
         yield _counter("reservations_expired", "Reservations that nobody bound in time.", state.expired)
+        yield _counter(
+            "gangs_failed",
+            "Times that reservations of a gang ended because it was not scheduled.",
+            self._gangs_failed(),
+        )
         yield _gauge("pods", "Pods that hold a share, GPU or MIG instance, reserved ones included.", len(state.claims))
         yield _gauge(
             "orphans",

@@ -342,8 +342,9 @@ class Preemption:
         return hold.nominated or comes_back or bool(self._books.terminating(hold.node))
 
     def waiting(self) -> list[Pod]:
-        """Pods that request a GPU and fit nowhere, as kube-scheduler says. Of others no condition is kept (`small_pod_of`)."""
-        return [pod for pod in self._all_pods() if not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod)]
+        """Pods that request a GPU and fit nowhere, as kube-scheduler says. Of others no container is kept (`small_pod_of`)."""
+        waits = [pod for pod in self._all_pods() if not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod)]
+        return [pod for pod in waits if pod.spec.containers or pod.spec.init_containers]
 
     def expire(self) -> None:
         """Once a second: end what has lapsed, take what came free."""

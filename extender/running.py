@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from extender.binding import Binder
+from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.nominating import Nominator
 from extender.preemption import Preemption
@@ -73,21 +74,28 @@ class Extender:
             from_nodes=settings.nominate_ahead_from_nodes,
         )
         self.preemption = Preemption(client, self.state, settings, self.ahead)
+        self.gangs = GangKeeper(client, self.state, clock=time.monotonic)
         self.pods = self.preemption.pods = Cache(
             client,
             PODS,
             WholePod if settings.nominate_ahead_from_nodes else Pod,
-            on_change=self.preemption.pod_changed,
+            on_change=self._pod_changed,
             field_selector=UNFINISHED,
             shrink=small_pod_of(names),
         )
         self.nodes = Cache(client, NODES, Node, on_change=self._node_changed, shrink=small_node(names))
-        self.metrics = Metrics(self.state, self.caches, lambda: self.preemption.evicted, self.ahead.counts)
+        self.metrics = Metrics(
+            self.state,
+            self.caches,
+            lambda: self.preemption.evicted,
+            self.ahead.counts,
+            gangs_failed=lambda: self.gangs.failures,
+        )
         self._binder = Binder(
             self.state, client, timeout_s=settings.bind_timeout_s, making_way=self.preemption.making_way,
             wait_s=settings.bind_timeout_s / 2,
         )  # fmt: skip
-        self._verbs = Verbs(self.state, self._binder, self.preemption, self.metrics, self.not_synced)
+        self._verbs = Verbs(self.state, self._binder, self.preemption, self.gangs, self.metrics, self.not_synced)
         self._waker = Waker(
             settings.scheduler_process,
             turned_down=lambda: len(self.preemption.waiting()),
@@ -110,6 +118,10 @@ class Extender:
         self.state.node_changed(old, new)
         self.ahead.node_changed(old, new)
 
+    def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        self.preemption.pod_changed(old, new)
+        self.gangs.pod_changed(old, new)
+
     def _waiting(self) -> list[Pod]:
         """Pods that wait, and that nobody makes room for."""
         return [pod for pod in self.preemption.waiting() if pod.uid not in self.state.reservations]
@@ -120,6 +132,7 @@ class Extender:
             "pods": self.pods.statistics(),
             "nodes": self.nodes.statistics(),
             **self.preemption.statistics(),
+            **self.gangs.statistics(),
         }
 
     def not_synced(self) -> str | None:
@@ -147,6 +160,7 @@ class Extender:
                     self.nodes.run(),
                     self.preemption.run(),
                     self.ahead.run(),
+                    self.gangs.run(),
                     self._keep_house(),
                     collecting.keep_tidy(),
                     self._note_sync(),
@@ -186,6 +200,7 @@ class Extender:
         for turn in count(1):
             await asyncio.sleep(HOUSEKEEPING_S)
             self.state.expire()
+            self.gangs.expire()
             self.preemption.expire()
             self.ahead.expire()
             nodes = list(self.state.fleet.column)

@@ -34,15 +34,17 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
 
 
 def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
-    """As `small_pod`, with what matters for evicting: of all pods priority and deletion, of those that ask for ours the rest."""
+    """As `small_pod`, with what matters for evicting: of all pods priority and deletion, of those that ask for ours the rest.
+
+    Of a pod of a PodGroup also whether kube-scheduler found no place for it (`gangs`).
+    """
     shrink = small_pod(names)
 
     def keep(pod: Pod) -> Pod:
         small, meta, spec, status = shrink(pod), pod.metadata, pod.spec, pod.status
         ours = bool(small.spec.containers or small.spec.init_containers)
-        told = (
-            tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one)) if ours else ()
-        )
+        member = spec.scheduling_group is not None
+        told = tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
         waits = ours and not spec.node_name and isinstance(spec, WholeSpec)
         change = msgspec.structs.replace
         return change(
@@ -57,11 +59,14 @@ def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
                 small.spec,
                 priority=spec.priority,
                 preemption_policy=spec.preemption_policy,
+                scheduling_group=spec.scheduling_group,
                 scheduler_name=spec.scheduler_name if waits else "",
                 needs=needs_of(spec, names.ours) if waits and isinstance(spec, WholeSpec) else None,
             ),
             status=change(
-                small.status, nominated_node_name=status.nominated_node_name if ours else "", conditions=told
+                small.status,
+                nominated_node_name=status.nominated_node_name if ours or member else "",
+                conditions=told if ours or member else (),
             ),
         )
 

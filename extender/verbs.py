@@ -15,6 +15,7 @@ import structlog
 
 from extender.binding import Binder
 from extender.filtering import prioritize_nodes, spare_nodes
+from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.preempting import PreemptionArgs, PreemptionResult
 from extender.preemption import Preemption
@@ -34,10 +35,11 @@ class Verbs:
         state: State,
         binder: Binder,
         preemption: Preemption,
+        gangs: GangKeeper,
         metrics: Metrics,
         not_ready: Callable[[], str | None],
     ) -> None:
-        self._state, self._binder, self._preemption = state, binder, preemption
+        self._state, self._binder, self._preemption, self._gangs = state, binder, preemption, gangs
         self._metrics, self._not_ready = metrics, not_ready
         self._filter_args = FilterReader()
         self._binding_args = msgspec.json.Decoder(BindingArgs)
@@ -53,9 +55,11 @@ class Verbs:
                 result = FilterResult(error=missing)
             else:
                 args = self._filter_args.read(body)
+                self._gangs.next_pod(args.pod)
                 result = self._preemption.filter(args)
                 if await self._preemption.hears_more(args, result):
                     result = self._preemption.filter(args)
+                self._gangs.answered(args.pod, result)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             result = FilterResult(error=f"filter: the request cannot be read: {error}")
         except Exception as error:
@@ -131,8 +135,9 @@ class Verbs:
                 log.warning("nobody is evicted", reason=missing)
             else:
                 args = self._preemption_args.decode(body)
-                await self._preemption.meet(args.pod)
-                result = await self._preemption.preempt(args, until_s)
+                with self._gangs.calling(args.pod, until_s):
+                    await self._preemption.meet(args.pod)
+                    result = await self._preemption.preempt(args, until_s)
                 outcome = "victims" if result.nodes else "nobody"
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             log.warning("preempt: the request cannot be read", error=str(wrong))

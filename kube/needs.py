@@ -53,7 +53,6 @@ class WholeSpec(PodSpec, frozen=True):
     volumes: tuple[_Volume, ...] = ()
     scheduling_gates: tuple[Any, ...] = ()
     resource_claims: tuple[Any, ...] = ()
-    scheduling_group: Any = None
     workload_ref: Any = None
 
 

@@ -183,6 +183,12 @@ class Needs(Slim, frozen=True):
     tolerations: tuple[Toleration, ...] = ()
 
 
+class SchedulingGroup(Slim, frozen=True):
+    """PodSchedulingGroup: the PodGroup that a pod is scheduled with."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(Slim, frozen=True):
     """What of a pod's spec matters for GPUs."""
 
@@ -196,6 +202,7 @@ class PodSpec(Slim, frozen=True):
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[SpreadConstraint, ...] = ()
+    scheduling_group: SchedulingGroup | None = None
     resources: Resources | None = None
     """Of the pod as a whole, in place of its containers'."""
     overhead: Amounts | None = None

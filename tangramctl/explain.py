@@ -30,6 +30,7 @@ ENDED = ("Succeeded", "Failed")
 """Phases in which a pod holds nothing any more."""
 STANDING = {
     "reserved": "a place is chosen for it on",
+    "in gang": "a place is chosen for it with its gang on",
     "binding": "it is being bound to",
     "in doubt": "it is being bound to",
     "bound": "it is bound to",

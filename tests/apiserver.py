@@ -114,15 +114,15 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ApiServer]:
-    """From start to end; both processes are gone afterwards."""
+def running(programs: Mapping[str, Path], folder: Path, *flags: str) -> Iterator[ApiServer]:
+    """From start to end; both processes are gone afterwards. `flags`: more of kube-apiserver's."""
     client_port, peer_port, port = free_port(), free_port(), free_port()
     pki = folder / "pki"
     make_authority(pki)
     make_certificate(pki, Identity("apiserver", "kube-apiserver", dns_names=("localhost",), addresses=("127.0.0.1",)))
     make_certificate(pki, Identity("admin", "kubernetes-admin", ("system:masters",)))
     etcd = f"http://127.0.0.1:{client_port}"
-    apiserver = Program(_apiserver(pki, etcd, port), folder / "apiserver.log", programs["kube-apiserver"])
+    apiserver = Program([*_apiserver(pki, etcd, port), *flags], folder / "apiserver.log", programs["kube-apiserver"])
     storage = Program(_etcd(programs["etcd"], folder, etcd, f"http://127.0.0.1:{peer_port}"), folder / "etcd.log")
     with storage, apiserver:
         server = f"https://127.0.0.1:{port}"

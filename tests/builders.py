@@ -68,6 +68,7 @@ class PodBuilder:
     preemption_policy: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     nominated: str = ""
+    group: str = ""
 
     def asking(
         self, mib: int = 0, core: int = 0, gpus: int = 0, mig: str = "", count: int = 1, container: str = "main",
@@ -105,6 +106,10 @@ class PodBuilder:
         """A scheduler has evicted others for it there."""
         return replace(self, nominated=node)
 
+    def in_group(self, name: str) -> PodBuilder:
+        """Scheduled with the pods of this PodGroup."""
+        return replace(self, group=name)
+
     def on(self, node: str) -> PodBuilder:
         """Bound to a node."""
         return replace(self, node=node)
@@ -140,6 +145,8 @@ class PodBuilder:
         spec: dict[str, Any] = {"containers": list(containers), "schedulerName": self.scheduler}
         if self.init_containers:
             spec["initContainers"] = list(self.init_containers)
+        if self.group:
+            spec["schedulingGroup"] = {"podGroupName": self.group}
         if self.node:
             spec["nodeName"] = self.node
         if self.priority:

@@ -1,12 +1,12 @@
 """GPU capacity set aside for pods that the watch has not shown bound: one store, and one table of what each stage means.
 
-    scheduling   reserved --bind--> binding --accepted--> bound, not yet seen      filter placed the pod
-                                            --no answer--> in doubt
-    nomination   planned                                                           it is nominated ahead of its turn
-    preemption   kept                                                              others are evicted for it
+    scheduling   reserved ------------bind--> binding --accepted---> bound, not yet seen      filter placed the pod
+                 --gang--> in gang ---bind-->         --no answer--> in doubt
+    nomination   planned                                                                      it is nominated ahead of its turn
+    preemption   kept                                                                         others are evicted for it
 
-`STAGES` is the whole of the rules: which events lead where, who may take the room, and when it lapses. Another stage or kind is another row: a
-member of a gang, say, is reserved for as long as its group is, which is one more value of `Lapse` and one more thing that is `Shown`.
+`STAGES` is the whole of the rules: which events lead where, who may take the room, and when it lapses. Another stage or kind is another row.
+When the room of a gang comes back before its reservations lapse, `vgpu.gangs` decides.
 Pure: it knows no GPUs' books and reads no clock. The caller says what time it is, and what the watch has shown by then.
 
 A pod has one reservation of a kind. Of several kinds the first of `KINDS` has the room, and the others wait behind it: room that is kept for
@@ -24,9 +24,9 @@ from vgpu.grant import Assignment
 from vgpu.request import PodAsk
 
 Kind = Literal["scheduling", "preemption", "nomination"]
-Stage = Literal["reserved", "binding", "in doubt", "bound", "kept", "planned"]
-Event = Literal["bind", "accepted", "no answer"]
-"""`bind`: a bind call begins. `accepted`: the API server says that the pod is bound. `no answer`: it may bind the pod yet."""
+Stage = Literal["reserved", "in gang", "binding", "in doubt", "bound", "kept", "planned"]
+Event = Literal["gang", "bind", "accepted", "no answer"]
+"""`gang`: the pod is scheduled together with others. `bind`: a bind call begins. `accepted`: the API server says that the pod is bound. `no answer`: it may bind the pod yet."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
@@ -68,7 +68,9 @@ class Rule:
 STAGES: Final[Mapping[Stage, Rule]] = MappingProxyType(
     {
         # From filter to bind; scheduling cycles with volumes or permits may take seconds. Specified in the contract (30 to 60 s).
-        "reserved": Rule("scheduling", "its pod", "time", 60.0, {"bind": "binding"}),
+        "reserved": Rule("scheduling", "its pod", "time", 60.0, {"gang": "in gang", "bind": "binding"}),
+        # kube-scheduler's Permit waits 5 minutes for the others (permitTimeoutDuration of its plugin GangScheduling).
+        "in gang": Rule("scheduling", "its pod", "time", 300.0, {"bind": "binding"}),
         "binding": Rule("scheduling", "nobody", "never", next={"accepted": "bound", "no answer": "in doubt"}),
         # The API server gives up on a write after 60 s (its --request-timeout), so one that was not answered cannot happen later.
         "in doubt": Rule("scheduling", "nobody", "heard", 60.0, {"bind": "binding", "accepted": "bound"}),

@@ -34,9 +34,9 @@ WITHOUT_ORPHANS: Final = 2
 MOST_TIMES: Final = 2**31 - 1
 """That one ask was seen. Counts are halved long before (`vgpu.mix`)."""
 
-STAGES: Final = ("reserved", "binding", "in doubt", "bound", "seen bound", "kept", "planned", "orphaned")
+STAGES: Final = ("reserved", "in gang", "binding", "in doubt", "bound", "seen bound", "kept", "planned", "orphaned")
 """How far a pod is; `seen bound` is the only one that the API server has told of. `orphaned` is a pod that the API server has no longer, and
-whose node says that its processes run on. The others are this extender's promises: `kept` is room
+whose node says that its processes run on. The others are this extender's promises: `in gang` is a place for a pod of a gang, `kept` is room
 for a pod for which others are being evicted, `planned` for one that was nominated ahead of its turn. Its UID then stands after a colon."""
 
 

@@ -130,7 +130,7 @@ def test_every_alert_of_the_chart_has_a_row_that_says_where_to_look() -> None:
 def test_every_example_has_a_readme_and_asks_for_what_can_be_asked(example: Path) -> None:
     assert (example / "README.md").read_text().startswith("# ")
     things = [thing for file in example.glob("*.yaml") for thing in yaml.safe_load_all(file.read_text())]
-    assert {thing["kind"] for thing in things} <= {"Pod", "Namespace", "ResourceQuota", "LimitRange"}
+    assert {thing["kind"] for thing in things} <= {"Pod", "Namespace", "ResourceQuota", "LimitRange", "PodGroup"}
     pods = [thing for thing in things if thing["kind"] == "Pod"]
     assert pods
     assert all(pod_ask(pod, policies=POLICIES) for pod in pods)

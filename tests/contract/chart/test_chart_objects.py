@@ -322,6 +322,16 @@ def test_the_scheduler_may_evict_only_where_preemption_is_on(helm: Helm) -> None
         assert env(objects.container("extender"))["TANGRAM_EXTENDER_PREEMPTION"] == str(on).lower()
 
 
+def test_kube_scheduler_has_the_feature_gates_that_are_chosen_and_no_others(helm: Helm) -> None:
+    gates = {"GenericWorkload": True, "GangScheduling": True, "SchedulerPopFromBackoffQ": False}
+    for chosen, flags in (
+        (gates, ["--feature-gates=GangScheduling=true,GenericWorkload=true,SchedulerPopFromBackoffQ=false"]),
+        ({}, []),
+    ):
+        command = helm.objects({"scheduler": {"kubeScheduler": {"featureGates": chosen}}}).container("kube-scheduler")
+        assert [one for one in command["command"] if "gates" in one] == flags
+
+
 def test_a_change_of_the_schedulers_configuration_restarts_it_and_nothing_else(helm: Helm) -> None:
     before, after = helm.objects(), helm.objects({"migProfiles": ["1g.5gb"]})
     changed = {

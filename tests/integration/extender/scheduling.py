@@ -240,12 +240,13 @@ class Pair:
 
 
 class Stack:
-    """Pairs before one API server. All are gone when `leave` returns."""
+    """Pairs before one API server. All are gone when `leave` returns. `flags`: more of kube-scheduler's."""
 
     def __init__(
-        self, server: ApiServer, scheduler: Path, helm: Helm, folder: Path, api: Api, http: httpx.AsyncClient
-    ) -> None:
-        self.api, self.server = api, server
+        self, server: ApiServer, scheduler: Path, helm: Helm, folder: Path, api: Api, http: httpx.AsyncClient,
+        *flags: str,
+    ) -> None:  # fmt: skip
+        self.api, self.server, self.flags = api, server, flags
         self._scheduler, self._helm, self._folder, self._http = scheduler, helm, folder, http
         self.pairs: list[Pair] = []
 
@@ -301,7 +302,7 @@ class Stack:
             "kube-scheduler", f"--config={file}", f"--secure-port={secure_port}", "--bind-address=127.0.0.1",
             f"--authentication-kubeconfig={self.server.kubeconfig}",
             f"--authorization-kubeconfig={self.server.kubeconfig}",
-            "--authorization-always-allow-paths=/healthz,/readyz,/metrics", "--v=2",
+            "--authorization-always-allow-paths=/healthz,/readyz,/metrics", "--v=2", *self.flags,
         ]  # fmt: skip
         executable = self._scheduler
         if name:

@@ -34,6 +34,8 @@ class Slow:
         age_s = now_s - self.since_s
         if self.stage == "reserved":
             return age_s >= 10
+        if self.stage == "in gang":
+            return age_s >= 300
         if self.stage == "binding":
             return False
         if self.stage == "in doubt":
@@ -87,20 +89,25 @@ class Machine(RuleBasedStateMachine):
         stage = {"scheduling": "reserved", "preemption": "kept", "nomination": "planned"}[kind]
         self.slow.all.append(Slow(uid, kind, stage, self.now_s, priority))
 
-    @rule(uid=UIDS, event=st.sampled_from(["bind", "bind", "accepted", "no answer"]))
+    @rule(uid=UIDS, event=st.sampled_from(["gang", "bind", "bind", "accepted", "no answer"]))
     def happens(self, uid: str, event: Event) -> None:
         self.store.on(event, uid, self.now_s)
         one = self.slow.find(uid, "scheduling")
         if one is None:
             return
-        if event == "bind" and one.stage != "binding":
+        if event == "gang" and one.stage == "reserved":
+            one.stage, one.since_s = "in gang", self.now_s
+        elif event == "bind" and one.stage != "binding":
             one.stage, one.since_s = "binding", self.now_s
         elif event == "accepted" and one.stage in ("binding", "in doubt"):
             one.stage, one.since_s = "bound", self.now_s
         elif event == "no answer" and one.stage == "binding":
             one.stage, one.since_s = "in doubt", self.now_s
 
-    @rule(uid=UIDS, events=st.sampled_from([["bind"], ["bind", "no answer"], ["bind", "accepted"]]))
+    @rule(
+        uid=UIDS,
+        events=st.sampled_from([["gang"], ["gang", "bind"], ["bind"], ["bind", "no answer"], ["bind", "accepted"]]),
+    )
     def is_scheduled(self, uid: str, events: list[Event]) -> None:
         """What happens most, in one step: the machine gets further."""
         self.put(uid, "scheduling", 0)
@@ -180,6 +187,6 @@ def test_the_table_is_whole() -> None:
 def test_what_may_become_a_bound_pod_is_nobodys_to_take_and_the_rest_is_its_pods_at_least() -> None:
     takers = {stage: rule_.taker for stage, rule_ in STAGES.items()}
     assert takers == {
-        "reserved": "its pod", "binding": "nobody", "in doubt": "nobody", "bound": "nobody", "kept": "its pod",
+        "reserved": "its pod", "in gang": "its pod", "binding": "nobody", "in doubt": "nobody", "bound": "nobody", "kept": "its pod",
         "planned": "pods before it",
     }  # fmt: skip

@@ -1,0 +1,159 @@
+"""What the extender reserves for pods of a gang, and when it gives that up (`vgpu.gangs` decides).
+
+    kube-scheduler --filter, preempt--> calls --+
+    API server --watch--> pods, PodGroups ------+--> Gangs --failed--> reservations end
+
+A PodGroup is an object of an API that clusters need not have (feature gate GenericWorkload). Where it is not served, no pod is of a gang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+
+from extender.books import leaving
+from extender.nominating import turned_down
+from extender.state import State
+from extender.wire import FilterResult
+from kube.cache import Cache, Statistics
+from kube.client import Client
+from kube.errors import ApiError
+from kube.objects import Pod
+from kube.pod_groups import API, POD_GROUPS, PodGroup
+from vgpu.gangs import Failed, Gangs, Standing
+
+LOOK_S: Final = 60.0
+"""Between looks whether the API server serves PodGroups. Guessed: an operator who turns them on restarts the API server."""
+
+LOG_S: Final = 10.0
+"""Between lines of the log about gangs that are not scheduled. Guessed."""
+
+log = structlog.get_logger("extender.gangs")
+
+
+class GangKeeper:
+    """Told of pods by the watch and of calls by kube-scheduler; watches PodGroups itself."""
+
+    def __init__(
+        self,
+        client: Client,
+        state: State,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.gangs = Gangs()
+        self.failures = 0
+        """Times that a gang's reservations were given up."""
+        self._client, self._state, self._clock, self._sleep = client, state, clock, sleep
+        self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed)
+        self._served, self._logged_s = False, float("-inf")
+
+    def statistics(self) -> Mapping[str, Statistics]:
+        """What its cache has seen, by name; nothing where PodGroups are not served."""
+        return {"podgroups": self._groups.statistics()} if self._served else {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while not await self._is_served():
+            await self._sleep(LOOK_S)
+        self._served = True
+        await self._groups.run()
+
+    async def _is_served(self) -> bool:
+        try:
+            await self._client.get(API)
+        except ApiError as error:
+            if not error.not_found:
+                log.warning("it is not known whether PodGroups are served", error=str(error))
+            return False
+        return True
+
+    # --- what the watches show ---
+
+    def group_changed(self, old: PodGroup | None, new: PodGroup | None) -> None:
+        """A PodGroup came, changed or went."""
+        known = new if new is not None else old
+        if known is not None:
+            self.gangs.set_min_count(known.key, new.min_count if new is not None else None)
+
+    def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        """A pod came, changed or went."""
+        if new is None or new.finished or (leaving(new) and not new.spec.node_name):
+            for pod in (old, new):
+                if pod is not None and (failed := self.gangs.gone(pod.uid)) is not None:
+                    self._end(failed)
+        elif group := group_of(new):
+            self.gangs.see(new.uid, group, _standing(new))
+
+    # --- what kube-scheduler calls ---
+
+    def next_pod(self, pod: Pod) -> None:
+        """Before filter: kube-scheduler has come to this pod."""
+        group = group_of(pod)
+        failed = self.gangs.next_pod(pod.uid, group, self._reserved)
+        if failed is not None:
+            self._end(failed)
+        if group:
+            self.gangs.called(pod.uid, group, self._clock())
+
+    @contextmanager
+    def calling(self, pod: Pod, until_s: float) -> Iterator[None]:
+        """During a call about this pod that may take until then."""
+        group = group_of(pod)
+        if group:
+            self.gangs.called(pod.uid, group, until_s)
+        try:
+            yield
+        finally:
+            if group:
+                self.gangs.called(pod.uid, group, self._clock())
+
+    def answered(self, pod: Pod, result: FilterResult) -> None:
+        """After filter."""
+        group, reserved = group_of(pod), self._state.reservations.get(pod.uid) is not None
+        self.gangs.answered(pod.uid, group, fits=bool(result.node_names), reserved=reserved)
+        if group in self.gangs:
+            self._state.on("gang", pod.uid)
+
+    def expire(self) -> None:
+        """Once a second."""
+        for failed in self.gangs.quiet(self._clock(), self._reserved):
+            self._end(failed)
+
+    def _reserved(self, uid: str) -> bool:
+        """Also room that is kept for it while others are evicted."""
+        reservations = self._state.reservations
+        return reservations.get(uid) is not None or reservations.get(uid, "preemption") is not None
+
+    def _end(self, failed: Failed) -> None:
+        ended = [one for uid in failed.uids if (one := self._state.reservations.get(uid)) is not None and not one.firm]
+        for one in ended:
+            self._state.cancel(one.uid)
+        if not ended:
+            return
+        self.failures += 1
+        now_s = self._clock()
+        if now_s >= self._logged_s + LOG_S:  # a gang may be tried hundreds of times a second
+            self._logged_s = now_s
+            log.info("a gang is not scheduled: its reservations end", group=failed.group, reservations=len(ended))
+        if failed.others_wait:
+            self._state.on_lapse(ended[-1].node)
+
+
+def group_of(pod: Pod) -> str:
+    """The PodGroup of a pod, as `namespace/name`; empty for a pod of none."""
+    group = pod.spec.scheduling_group
+    return f"{pod.metadata.namespace}/{group.pod_group_name}" if group is not None and group.pod_group_name else ""
+
+
+def _standing(pod: Pod) -> Standing:
+    if pod.spec.node_name:
+        return "bound"
+    if pod.spec.containers or pod.spec.init_containers:  # else the cache keeps none (`small`)
+        return "waits"
+    return "unschedulable" if turned_down(pod) and not pod.status.nominated_node_name else "asks nothing"

@@ -1,0 +1,46 @@
+"""PodGroups of Kubernetes 1.36 (scheduling.k8s.io/v1alpha2): pods that are scheduled together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kube.objects import Metadata, Slim
+
+API: Final = "/apis/scheduling.k8s.io/v1alpha2"
+POD_GROUPS: Final = f"{API}/podgroups"
+
+
+class GangPolicy(Slim, frozen=True):
+    """GangSchedulingPolicy."""
+
+    min_count: int = 1
+
+
+class GroupPolicy(Slim, frozen=True):
+    """PodGroupSchedulingPolicy. Without `gang` the pods are scheduled one by one."""
+
+    gang: GangPolicy | None = None
+
+
+class PodGroupSpec(Slim, frozen=True):
+    """What of its spec matters."""
+
+    scheduling_policy: GroupPolicy = GroupPolicy()
+
+
+class PodGroup(Slim, frozen=True):
+    """A PodGroup."""
+
+    metadata: Metadata = Metadata()
+    spec: PodGroupSpec = PodGroupSpec()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return self.metadata.key
+
+    @property
+    def min_count(self) -> int | None:
+        """Pods that are scheduled together or not at all; None where they are scheduled one by one."""
+        gang = self.spec.scheduling_policy.gang
+        return gang.min_count if gang is not None else None

@@ -1,0 +1,226 @@
+"""What filter reserves for pods of a gang, and when it is free for others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from extender.gangs import LOOK_S, GangKeeper
+from extender.small import small_pod_of
+from extender.wire import FilterArgs, FilterResult
+from kube.objects import Pod
+from kube.pod_groups import API, POD_GROUPS, PodGroup
+from tests.builders import PodBuilder, pod
+from tests.fake_api import FakeApi
+from tests.unit.extender.test_extender_preemption import turned_down
+from tests.unit.extender.world import FULL_MIB, World
+from vgpu.gangs import QUIET_S
+from vgpu.grant import Assignment
+from vgpu.names import DEFAULT
+from vgpu.reservations import STAGES
+
+GPUS = 3
+
+
+def group(name: str = "gang", min_count: int | None = GPUS) -> PodGroup:
+    policy = {"basic": {}} if min_count is None else {"gang": {"minCount": min_count}}
+    plain = {"metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy}}
+    return msgspec.convert(plain, PodGroup)
+
+
+def member(name: str, of: str = "gang") -> PodBuilder:
+    return pod(name).in_group(of).asking(mib=FULL_MIB)
+
+
+class Ganging:
+    """A node with three GPUs, a gang of as many pods, and kube-scheduler's calls."""
+
+    def __init__(self, *gangs: PodGroup, pods: int = GPUS) -> None:
+        self.world = World(n1=GPUS)
+        self.keeper = GangKeeper(self.world.server, self.world.state, clock=lambda: self.world.now_s)
+        self.woken: list[str] = []
+        self.world.state.on_lapse = self.woken.append
+        for one in gangs or (group(),):
+            self.keeper.group_changed(None, one)
+        self.pods = [member(f"m{at}") for at in range(pods)]
+        for built in self.pods:
+            self.tell(built)
+
+    def tell(self, built: PodBuilder | Pod) -> None:
+        """The watch tells of a pod; the cache keeps what the extender's keeps."""
+        new = small_pod_of(DEFAULT)(built if isinstance(built, Pod) else built.build())
+        old = self.world.pods.get(new.key)
+        self.world.tell(new)
+        self.keeper.pod_changed(old, new)
+
+    def end(self, name: str) -> None:
+        old = self.world.pods.get(f"default/{name}")
+        self.world.end(name)
+        self.keeper.pod_changed(old, None)
+
+    def filter(self, built: PodBuilder, *names: str) -> FilterResult:
+        self.keeper.next_pod(built.build())
+        result = self.world.preemption.filter(FilterArgs(built.build(), names or ("n1",)))
+        self.keeper.answered(built.build(), result)
+        return result
+
+    def cycle(self, pods: int = GPUS - 1) -> None:
+        """kube-scheduler calls filter for so many; the others are refused before that."""
+        for built in self.pods[:pods]:
+            assert self.filter(built).node_names == ["n1"]
+
+    def stages(self) -> list[str]:
+        return [one.stage for one in self.world.state.reservations]
+
+
+def test_the_room_of_a_gang_that_lacks_a_pod_is_there_for_the_next_pod_of_others() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    assert ganging.stages() == ["in gang"] * 2
+    others = [pod(f"other{at}").asking(mib=FULL_MIB) for at in range(GPUS)]
+    assert [ganging.filter(one).node_names for one in others] == [["n1"]] * GPUS
+    assert (ganging.keeper.failures, ganging.woken) == (1, []), "nobody was refused for it"
+
+
+def test_the_next_try_of_the_gang_begins_without_what_the_last_had() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    ganging.filter(ganging.pods[0])
+    assert ganging.stages() == ["in gang"]
+
+
+def test_a_gang_of_which_all_have_room_keeps_it_for_as_long_as_permit_waits() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    assert not ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
+    ganging.world.now_s = STAGES["reserved"].life_s + 1
+    ganging.keeper.expire()
+    ganging.world.state.expire()
+    assert ganging.stages() == ["in gang"] * GPUS
+    ganging.world.now_s = STAGES["in gang"].life_s
+    ganging.world.state.expire()
+    assert ganging.stages() == []
+
+
+def test_a_gang_that_nobody_tries_any_more_gives_its_room_back() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    ganging.world.now_s = QUIET_S - 0.1
+    ganging.keeper.expire()
+    assert len(ganging.stages()) == 2
+    ganging.world.now_s = QUIET_S
+    ganging.keeper.expire()
+    assert (ganging.stages(), ganging.woken) == ([], [])
+
+
+def test_a_pod_that_was_refused_for_a_gang_is_tried_again_when_the_gang_fails() -> None:
+    """The launcher requests no GPU, so it may have been bound; kube-scheduler says later that it was refused."""
+    ganging = Ganging(group(min_count=GPUS + 1))
+    ganging.tell(pod("launcher").in_group("gang"))
+    ganging.cycle(GPUS)
+    assert not ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
+    ganging.tell(turned_down(pod("launcher").in_group("gang").at_version(2)))
+    ganging.world.now_s = QUIET_S
+    ganging.keeper.expire()
+    assert (ganging.stages(), ganging.woken) == ([], ["n1"])
+
+
+def test_a_refused_pod_ends_its_own_reservation_alone() -> None:
+    ganging = Ganging(group(min_count=2))
+    ganging.cycle(GPUS)
+    assert not ganging.filter(ganging.pods[0], "n2").node_names
+    assert ganging.stages() == ["in gang"] * 2
+
+
+def test_with_a_pod_that_is_not_bound_all_end_and_who_waits_is_tried_again() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    ganging.world.state.on("bind", ganging.pods[0].build().uid)
+    ganging.end("m1")
+    assert (ganging.stages(), ganging.woken) == (["binding"], ["n1"]), "what may be bound stays"
+
+
+def test_so_it_is_with_a_pod_that_is_deleted_and_kept_by_a_finalizer() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    ganging.tell(ganging.pods[1].at_version(2).terminating())
+    assert ganging.stages() == []
+
+
+def test_a_pod_counts_for_which_room_is_kept_while_others_are_evicted() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    last = ganging.pods[-1].build()
+    ganging.world.preemption.holds.put(last.uid, last.key, "n1", Assignment({}))
+    ganging.world.now_s = QUIET_S
+    ganging.keeper.expire()
+    assert ganging.stages() == ["in gang", "in gang", "kept"]
+
+
+def test_a_pod_without_a_gpu_counts_again_once_it_has_a_node_and_waits_for_its_volumes() -> None:
+    ganging = Ganging(group(min_count=GPUS + 1))
+    ganging.tell(turned_down(pod("launcher").in_group("gang").nominated_to("n2")))
+    ganging.cycle(GPUS)
+    ganging.world.now_s = QUIET_S
+    ganging.keeper.expire()
+    assert ganging.stages() == ["in gang"] * GPUS
+
+
+def test_while_a_call_about_a_pod_takes_its_time_the_gang_is_not_judged() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    with ganging.keeper.calling(ganging.pods[-1].build(), 30.0):
+        ganging.world.now_s = 29.0
+        ganging.keeper.expire()
+    ganging.world.now_s += QUIET_S - 0.1
+    ganging.keeper.expire()
+    assert len(ganging.stages()) == 2
+    ganging.world.now_s += 0.1
+    ganging.keeper.expire()
+    assert ganging.stages() == []
+
+
+@pytest.mark.parametrize("known", [group(min_count=None), group("another")])
+def test_without_a_gang_a_pod_is_reserved_for_by_itself(known: PodGroup) -> None:
+    ganging = Ganging(known)
+    ganging.cycle()
+    ganging.filter(pod("other").asking(mib=FULL_MIB))
+    assert ganging.stages() == ["reserved"] * GPUS
+    ganging.world.now_s = QUIET_S
+    ganging.keeper.expire()
+    assert ganging.stages() == ["reserved"] * GPUS
+
+
+def test_a_pod_without_a_gpu_is_never_one_that_waits_for_room() -> None:
+    ganging = Ganging()
+    ganging.tell(turned_down(pod("launcher").in_group("gang")))
+    assert ganging.world.preemption.waiting() == []
+
+
+async def test_pod_groups_are_looked_for_until_the_api_server_serves_them() -> None:
+    slept_s = []
+    async with FakeApi() as api, api.client() as client:
+
+        async def sleep(seconds: float) -> None:
+            slept_s.append(seconds)
+            if len(slept_s) == 2:
+                plain = {"metadata": {"name": "gang", "namespace": "default", "resourceVersion": "5"}}
+                api.objects |= {
+                    API: {},
+                    POD_GROUPS: {"default/gang": plain | {"spec": msgspec.to_builtins(group().spec)}},
+                }
+
+        keeper = GangKeeper(client, World(n1=1).state, clock=lambda: 0.0, sleep=sleep)
+        assert keeper.statistics() == {}
+        task = asyncio.create_task(keeper.run())
+        try:
+            async with asyncio.timeout(10):
+                await api.watched()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert slept_s == [LOOK_S, LOOK_S]
+    assert "default/gang" in keeper.gangs
+    assert keeper.statistics()["podgroups"].synced

@@ -1,0 +1,169 @@
+"""Gangs: pods that are of use together only, and when the room that is reserved for one of them is given up.
+
+kube-scheduler 1.36 tries the pods of a PodGroup one after the other, in one cycle (pkg/scheduler/schedule_one_podgroup.go). A pod that is refused
+does not end the cycle. After the last pod either at least minCount pods have a node, and all that have one are bound; or none is bound, and all
+are tried again: after a back-off, or at once where nothing else waits (feature gate SchedulerPopFromBackoffQ, on by default). An extender is told
+neither how a cycle ended nor of a pod that kube-scheduler's own filters refused. So it counts.
+
+A pod of a gang counts
+    bound                 always
+    not bound, with a request of ours     if room is reserved for it, or if filter left the choice of its node to kube-scheduler
+    not bound, without a request of ours  always at the end of a cycle; later unless kube-scheduler says that it is unschedulable
+
+Reservations of a gang's pods that are not bound end when fewer than minCount count
+    at the end of its cycle    kube-scheduler never tries two groups at a time, nor a pod twice in a cycle. So the cycle is over when filter is called
+                               for a pod of no group or of another one, or for a pod for which it was called already
+    `QUIET_S` after its last call
+and when one of its pods that is not bound is deleted.
+
+Pure: a group is a text, the caller says what time it is and for which pods room is reserved. A group without a minCount (policy Basic, or not
+known) is no gang: nothing here ends its reservations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+QUIET_S: Final = 2.0
+"""Without a call about a gang, its cycle is over. Specified; calls of one cycle follow each other within milliseconds."""
+
+Standing = Literal["bound", "waits", "asks nothing", "unschedulable"]
+"""What the watch shows of a pod. `waits`: it is not bound, and requests something of ours. Else it requests nothing of ours, and is
+`unschedulable` if kube-scheduler says so."""
+
+Reserved = Callable[[str], bool]
+"""Is room reserved for the pod of this UID?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A gang that is not scheduled."""
+
+    group: str
+    uids: tuple[str, ...]
+    """All of its pods, with one that is gone now: reservations of those that are not bound end."""
+    others_wait: bool
+    """Was a pod of no group, or of another one, refused since the gang's first call?"""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The calls about one group, none of them `QUIET_S` after the one before it."""
+
+    last_s: float
+    called: dict[str, bool] = field(default_factory=dict)
+    """UIDs of this cycle, in order -> does the pod count without a reservation?"""
+    others_wait: bool = False
+
+
+class Gangs:
+    """Groups by name, pods by UID."""
+
+    def __init__(self) -> None:
+        self._min_count: dict[str, int] = {}
+        self._pods: dict[str, dict[str, Standing]] = {}
+        """Group -> its pods, as the watch shows them."""
+        self._group: dict[str, str] = {}
+        self._attempts: dict[str, _Attempt] = {}
+        self._current = ""
+        """The group of the last pod that kube-scheduler called filter for; empty for a pod of none."""
+
+    def __len__(self) -> int:
+        return len(self._min_count)
+
+    def __contains__(self, group: str) -> bool:
+        """Is it a gang?"""
+        return group in self._min_count
+
+    # --- what the watches show ---
+
+    def set_min_count(self, group: str, pods: int | None) -> None:
+        """So many pods are scheduled together, or none; None: it is no gang, or gone."""
+        if pods is None:
+            self._min_count.pop(group, None)
+        else:
+            self._min_count[group] = pods
+
+    def see(self, uid: str, group: str, standing: Standing) -> None:
+        """A pod of a group came or changed. A pod never changes its group."""
+        self._group[uid] = group
+        self._pods.setdefault(group, {})[uid] = standing
+
+    def gone(self, uid: str) -> Failed | None:
+        """A pod is deleted, or has ended. Its gang fails if it was not bound."""
+        group = self._group.pop(uid, None)
+        if group is None:
+            return None
+        uids, standing = self._uids(group), self._pods[group].pop(uid)
+        if not self._pods[group]:
+            del self._pods[group]
+        attempt = self._attempts.get(group)
+        if attempt is not None:
+            attempt.called.pop(uid, None)
+        if standing == "bound" or group not in self._min_count:
+            return None
+        return Failed(group, uids, others_wait=True)
+
+    # --- what kube-scheduler calls ---
+
+    def next_pod(self, uid: str, group: str, reserved: Reserved) -> Failed | None:
+        """kube-scheduler calls filter for a pod of this group (empty: of none). Did the cycle of a gang end now, and without success?
+
+        Not answered where the watch shows fewer than minCount pods: kube-scheduler knew of that many, so the watch is behind.
+        """
+        before, self._current = self._current, group
+        attempt = self._attempts.get(before)
+        if attempt is None or before not in self._min_count or (before == group and uid not in attempt.called):
+            return None
+        if len(self._pods.get(before, ())) < self._min_count[before]:
+            return None
+        failed = self._judge(before, reserved, cycle_ended_now=True)
+        if failed is None and before == group:
+            attempt.called.clear()
+        return failed
+
+    def called(self, uid: str, group: str, at_s: float) -> None:
+        """kube-scheduler calls about this pod. A call that takes a while is told of with the time until which it may take."""
+        attempt = self._attempts.setdefault(group, _Attempt(at_s))
+        attempt.last_s = at_s
+        attempt.called.setdefault(uid, False)
+
+    def answered(self, uid: str, group: str, *, fits: bool, reserved: bool) -> None:
+        """Filter answered for a pod of this group (empty: of none)."""
+        attempt = self._attempts.get(group)
+        if attempt is not None:
+            attempt.called[uid] = fits and not reserved
+        if not fits:
+            for other, waiting in self._attempts.items():
+                waiting.others_wait = waiting.others_wait or other != group
+
+    def quiet(self, now_s: float, reserved: Reserved) -> Iterator[Failed]:
+        """Gangs whose last call was `QUIET_S` ago, and that are not scheduled."""
+        for group in [group for group, one in self._attempts.items() if now_s >= one.last_s + QUIET_S]:
+            failed = self._judge(group, reserved, cycle_ended_now=False) if group in self._min_count else None
+            self._attempts.pop(group, None)
+            if failed is not None:
+                yield failed
+
+    def _judge(self, group: str, reserved: Reserved, *, cycle_ended_now: bool) -> Failed | None:
+        attempt, uids = self._attempts[group], self._uids(group)
+        shown = self._pods.get(group, {})
+        least, count = self._min_count[group], 0
+        for uid in uids:
+            standing = shown.get(uid, "waits")
+            count += (
+                standing in ("bound", "asks nothing")
+                or (standing == "unschedulable" and cycle_ended_now)
+                or (standing == "waits" and (reserved(uid) or attempt.called.get(uid, False)))
+            )
+        if count >= least:
+            return None
+        del self._attempts[group]
+        return Failed(group, uids, attempt.others_wait)
+
+    def _uids(self, group: str) -> tuple[str, ...]:
+        """Of its pods: those that the watch shows, and those that kube-scheduler called about."""
+        attempt = self._attempts.get(group)
+        return tuple(dict.fromkeys((*self._pods.get(group, ()), *(attempt.called if attempt is not None else ()))))
