@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from extender.budgets import Budgets
+from extender.queues import Queues
 from extender.starvation import Starvation, identity
 from extender.state import State
 from kube.objects import Pod
@@ -28,17 +29,21 @@ AT_A_TIME: Final = 1_000
 """Pods that are looked at in one step of a walk through all: 0.1 ms."""
 
 
+_Version: TypeAlias = tuple[int, object]
+"""Of the budgets of a namespace, and of the queues' Workloads there."""
+
+
 @dataclass(slots=True)
 class _Kept:
     view: NodeView
     version: int
-    budgets: tuple[tuple[str, int], ...]
-    """Namespace of its pods -> version of the budgets there."""
+    versions: tuple[tuple[str, _Version], ...]
+    """Namespace of its pods -> version of what is known there."""
     identities: frozenset[str]
 
 
 class Books:
-    """`pod_of` finds a pod by `namespace/name`, `pods` are all there are."""
+    """`pod_of` finds a pod by `namespace/name`, `pods` are all there are. Without `queues` every pod may be evicted by itself."""
 
     def __init__(
         self,
@@ -47,9 +52,10 @@ class Books:
         pod_of: Callable[[str], Pod | None],
         pods: Callable[[], Iterable[Pod]],
         budgets: Budgets,
+        queues: Queues | None = None,
     ) -> None:
         self._state, self._starvation = state, starvation
-        self._pod_of, self._pods, self._budgets = pod_of, pods, budgets
+        self._pod_of, self._pods, self._budgets, self._queues = pod_of, pods, budgets, queues
         self._kept: dict[str, _Kept] = {}
         self._holders = 0
         """In views that are kept."""
@@ -95,23 +101,34 @@ class Books:
             kept is not None
             and kept.version == version
             and kept.view.inventory is inventory
-            and all(self._budgets.version(namespace) == seen for namespace, seen in kept.budgets)
+            and all(self._version(namespace) == seen for namespace, seen in kept.versions)
             and kept.identities.isdisjoint(tired)
         ):
             return kept.view
         self._forget(node)
         held = self._state.claims.on(node)
+        doubts = self._doubts
         pods = [self._evictable(uid) for uid in held]
         view = NodeView(node, inventory, list(map(self._holder, held, held.values(), pods)))
         if self._holders + len(pods) <= MOST_KEPT:
             known = [pod for pod in pods if pod is not None]
             identities = frozenset(map(identity, known))
-            if not identities.isdisjoint(tired):
+            if not identities.isdisjoint(tired) or self._doubts != doubts:
                 return view  # time alone may change who is spared there
-            budgets = tuple((one, self._budgets.version(one)) for one in {pod.metadata.namespace for pod in known})
-            self._kept[node] = _Kept(view, version, budgets, identities)
+            versions = tuple((one, self._version(one)) for one in {pod.metadata.namespace for pod in known})
+            self._kept[node] = _Kept(view, version, versions, identities)
             self._holders += len(pods)
         return view
+
+    def alone(self, pod: Pod | None) -> bool:
+        """May it be evicted by itself, as far as queues are concerned? None: a pod that is not known."""
+        return self._queues is None or (pod is not None and self._queues.alone(pod))
+
+    def touching(self, nodes: Iterable[str]) -> Iterator[None]:
+        """Look at all that hold something there, in steps: whose controllers are to be read, theirs are from then on."""
+        for node in nodes:
+            self.view(node)
+            yield
 
     def headroom(self) -> dict[str, int]:
         """Budget -> evictions that it allows now."""
@@ -136,6 +153,13 @@ class Books:
         """What pods that hold a GPU have of their node, also while they leave."""
         return total_of(requests_of(pod) for uid in uids if (pod := self.pod(uid)) is not None)
 
+    @property
+    def _doubts(self) -> int:
+        return self._queues.doubts if self._queues is not None else 0
+
+    def _version(self, namespace: str) -> _Version:
+        return self._budgets.version(namespace), self._queues and self._queues.version(namespace)
+
     def _forget(self, node: str) -> None:
         kept = self._kept.pop(node, None)
         self._holders -= len(kept.view.pods) if kept is not None else 0
@@ -150,7 +174,7 @@ class Books:
         klass = pod.metadata.annotation(self._state.names.klass) or DEFAULT_CLASS
         return Holder(
             uid, held, priority_of(pod), klass, started_at(pod.status.start_time or ""), self._budgets.of(pod),
-            self._starvation.spared(pod, self._alike.__getitem__), requests_of(pod),
+            self._starvation.spared(pod, self._alike.__getitem__) or not self.alone(pod), requests_of(pod),
         )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
+import msgspec
+
 from kube.objects import Budget, Pod
 from vgpu.holder import beyond
 
@@ -65,6 +67,13 @@ class Budgets:
     def headroom(self) -> dict[str, int]:
         """Budget -> evictions that it allows now."""
         return dict(self._headroom)
+
+
+def small_budget(budget: Budget) -> Budget:
+    """What to keep of it in the cache."""
+    meta = budget.metadata
+    kept = type(meta)(meta.name, meta.namespace, meta.uid, meta.resource_version)
+    return msgspec.structs.replace(budget, metadata=kept)
 
 
 def _counted(budget: Budget) -> object:

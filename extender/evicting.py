@@ -22,6 +22,7 @@ import structlog
 
 from extender.books import Books, leaving, priority_of
 from extender.holds import Holds
+from extender.queues import Queues
 from extender.slices import Slices
 from extender.starvation import Starvation
 from extender.state import State
@@ -117,6 +118,7 @@ class Evictor:
         clock: Callable[[], float],
         deadline_s: float,
         slices: Slices,
+        queues: Queues | None = None,
         grace_s: float = GRACE_S,
         retry_s: float = RETRY_S,
     ) -> None:
@@ -124,7 +126,7 @@ class Evictor:
         self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
         self._active = active
         self._clock, self._grace_s, self._retry_s = clock, grace_s, retry_s
-        self._deadline_s, self._slices = deadline_s, slices
+        self._deadline_s, self._slices, self._queues = deadline_s, slices, queues
         self._wanting: dict[str, Wanting] = {}
         self._plans: dict[str, _Begun] = {}
         self._waited: set[str] = set()
@@ -247,8 +249,10 @@ class Evictor:
 
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> Eviction | None:
         """The least eviction over all nodes, or over those that there was time for; none needed where those who leave by themselves make room."""
-        looking = _Looking(one, pod, ask)
-        await self._slices.do(self._steps(looking), until_s=self._clock() + self._deadline_s)
+        looking, until_s = _Looking(one, pod, ask), self._clock() + self._deadline_s
+        if self._queues is not None:
+            await self._queues.read(self._books.touching(one.nodes), self._slices, until_s)
+        await self._slices.do(self._steps(looking), until_s=until_s)
         return looking.best
 
     def _steps(self, looking: _Looking) -> Iterator[None]:
@@ -294,7 +298,11 @@ class Evictor:
             if not self._needed(uid, ask, begun.plan, victim, staying):
                 staying.add(victim)
                 continue
-            if self._goes_elsewhere(begun, ask) or not self._leads_anywhere(uid, ask, begun.plan, staying):
+            if (
+                self._goes_elsewhere(begun, ask)
+                or not self._leads_anywhere(uid, ask, begun.plan, staying)
+                or not self._books.alone(self._books.pod(victim))
+            ):
                 log.info("an eviction is given up: it would not help any more", pod=pod.key, node=begun.plan.node)
                 self._plans.pop(uid, None)
                 self._holds.drop(uid)

@@ -29,6 +29,7 @@ class Metrics:
         evicted: Callable[[], int] = lambda: 0,
         nominations: Mapping[str, int] | None = None,
         gangs_failed: Callable[[], int] = lambda: 0,
+        unread: Callable[[], int] = lambda: 0,
     ) -> None:
         self.registry = CollectorRegistry()
         self.refused = Refusals("extender")
@@ -44,7 +45,7 @@ class Metrics:
             ["verb", "outcome"],
             registry=self.registry,
         )
-        self.registry.register(_Scraped(state, caches, evicted, nominations or {}, gangs_failed))
+        self.registry.register(_Scraped(state, caches, evicted, nominations or {}, gangs_failed, unread))
 
     def count(self, verb: str, outcome: str, seconds: float) -> None:
         """A request was answered."""
@@ -62,9 +63,10 @@ class _Scraped(Collector):
         evicted: Callable[[], int],
         nominations: Mapping[str, int],
         gangs_failed: Callable[[], int],
+        unread: Callable[[], int],
     ) -> None:
         self._state, self._caches, self._evicted, self._nominations = state, caches, evicted, nominations
-        self._gangs_failed = gangs_failed
+        self._gangs_failed, self._unread = gangs_failed, unread
 
     def collect(self) -> Iterable[Metric]:
         yield from self._of_state()
@@ -115,6 +117,11 @@ class _Scraped(Collector):
             "overcommitted_cards",
             "GPUs and MIG instances with more assigned than they have.",
             len(state.fleet.overcommitted()),
+        )
+        yield _gauge(
+            "unread_controllers",
+            "Controllers of pods that are waiting to be read or could not be: with Kueue those pods are not evicted.",
+            self._unread(),
         )
         yield _counter("nodes_mended", "Nodes whose books differed from a count from scratch (drift).", state.repaired)
 

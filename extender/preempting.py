@@ -8,6 +8,8 @@ Of the nodes that help one is answered, the least by the keys of `vgpu.preemptio
 would rather evict one standard pod than two best-effort ones. And with no choice left to it we know where room is being made, and
 can keep it before the first victim is gone; the scheduler's word comes after that.
 
+A pod that a queue admitted as part of a whole is no victim, whether it holds a GPU or not: a node where it would have to go is left out.
+
 Victims without a GPU were proposed for processors, memory or ports. They stay on the list, and those of ours that are spared must be
 made up for: what goes instead frees at least as much of every other resource. Where the pod has needs that are no sums (ports, other
 pods near or far) the scheduler's own victims all stay on the list.
@@ -131,8 +133,8 @@ class Choosing:
         """UID -> victim that holds no GPU."""
         self._search: Search | None = None
 
-    def steps(self, aside: Mapping[str, Set[str]]) -> Iterator[None]:
-        """The search, in steps. `aside`: node -> UIDs of claims that make way for this pod. Each step reads the state as it then is."""
+    def finding(self) -> Iterator[None]:
+        """Find what is known of the scheduler's victims that hold no GPU, in steps."""
         beside = set[str]()
         for node, wanted in self._proposed.items():
             held = self._state.claims.on(node)
@@ -142,6 +144,19 @@ class Choosing:
             if pod is not None:
                 self._others[pod.uid] = pod
             yield
+
+    def touching(self) -> Iterator[None]:
+        """Look at every pod that might be evicted, in steps: whose controllers are to be read, theirs are from then on."""
+        yield from self.finding()
+        for node, wanted in self._proposed.items():
+            self._books.view(node)
+            for pod in filter(None, map(self._others.get, _uids(wanted))):
+                self._books.alone(pod)
+            yield
+
+    def steps(self, aside: Mapping[str, Set[str]]) -> Iterator[None]:
+        """The search, in steps. `aside`: node -> UIDs of claims that make way for this pod. Each step reads the state as it then is."""
+        yield from self.finding()
         terms: dict[str, Terms] = {}
         self._search = self._searching(terms, self._candidates(terms, aside))
         yield from self._search.steps()
@@ -175,11 +190,13 @@ class Choosing:
         )
 
     def _all_there(self, node: str, uids: Collection[str]) -> bool:
-        """Are all these pods on the node, and of lower priority?"""
+        """Are all these pods on the node, of lower priority, and part of no whole?"""
         for uid in uids:
             pod = self._others.get(uid)
             if pod is None or pod.spec.node_name != node or priority_of(pod) >= priority_of(self.pod):
                 log.warning("a proposed victim is not on the node, or not of lower priority", node=node, uid=uid[:80])
+                return False
+            if not self._books.alone(pod):
                 return False
         return True
 
@@ -214,8 +231,11 @@ class Choosing:
         return PreemptionResult({found.node: victims})
 
     def as_proposed(self) -> PreemptionResult:
-        """For a pod that requests nothing of ours."""
-        return PreemptionResult(self._proposed)
+        """For a pod that requests nothing of ours: the nodes where no part of a whole would go."""
+        return PreemptionResult({node: wanted for node, wanted in self._proposed.items() if self._all_alone(wanted)})
+
+    def _all_alone(self, wanted: MetaVictims) -> bool:
+        return all(self._books.alone(self._others.get(uid) or self._books.pod(uid)) for uid in _uids(wanted))
 
 
 def _uids(wanted: MetaVictims) -> tuple[str, ...]:

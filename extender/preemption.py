@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from itertools import filterfalse
 from typing import Final
 
-import msgspec
 import structlog
 
 from extender.books import Books, leaving, priority_of
-from extender.budgets import Budgets
+from extender.budgets import Budgets, small_budget
 from extender.evicting import Evictor
 from extender.filtering import filter_nodes
 from extender.holds import Holds
 from extender.nominating import Nominator, fits_nowhere, turned_down
 from extender.preempting import Choosing, PreemptionArgs, PreemptionResult
+from extender.queues import Queues
 from extender.remembering import Remembering
 from extender.reporting import Reporter
 from extender.settings import Settings
@@ -86,7 +86,7 @@ class Preemption:
     ) -> None:
         self.enabled, self.ahead = settings.preemption, ahead
         self.disruptions = Budgets()
-        self.budgets = Cache(client, BUDGETS, Budget, on_change=self.disruptions.changed, shrink=_small_budget)
+        self.budgets = Cache(client, BUDGETS, Budget, on_change=self.disruptions.changed, shrink=small_budget)
         self.pods: Cache[Pod] | None = None
         self.informed = asyncio.Event()
         """Is known whom to spare? Before that nobody is evicted."""
@@ -98,7 +98,9 @@ class Preemption:
         self.holds = Holds(state)
         self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
-        self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.disruptions)
+        resources = filter(None, settings.kueue_controllers.split(","))
+        self.queues = Queues(client, resources, clock) if settings.preemption and settings.kueue else None
+        self._books = Books(state, self._starvation, self._pod_of, self._all_pods, self.disruptions, self.queues)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
         self._reporter = Reporter(
             state, self._recorder, pod_of=self._pod_of, helped=lambda uid: self.holds.get(uid) is not None, clock=clock
@@ -109,7 +111,7 @@ class Preemption:
         self._evictor = Evictor(
             client, state, self._books, self.holds, self._starvation, self._recorder,
             pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock,
-            deadline_s=settings.preemption_deadline_s, slices=self.slices,
+            deadline_s=settings.preemption_deadline_s, slices=self.slices, queues=self.queues,
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Statistics]:
@@ -117,7 +119,8 @@ class Preemption:
         if not self.enabled:
             return {}
         remembered = {"preempted": self._remembering.statistics()} if self._remembering.enabled else {}
-        return {"budgets": self.budgets.statistics(), **remembered}
+        queues = self.queues.statistics() if self.queues else {}
+        return {"budgets": self.budgets.statistics(), **remembered, **queues}
 
     @property
     def remembered(self) -> int:
@@ -136,6 +139,8 @@ class Preemption:
             if self.enabled:
                 for part in (self.budgets.run(), self._evict(), self._remembering.run()):
                     group.create_task(part)
+            if self.queues is not None:
+                group.create_task(self.queues.run())
 
     async def _evict(self) -> None:
         await self.budgets.has_synced.wait()
@@ -280,8 +285,19 @@ class Preemption:
                 pod=choosing.pod.key,
             )
             return PreemptionResult()
+        if self.queues is not None:
+            await self.queues.read(choosing.touching(), self.slices, until_s)
         if not choosing.ask:
             return choosing.as_proposed()
+        found = await self._found(choosing, until_s)
+        if found is not None:
+            return choosing.answer(found)
+        if self.queues is not None:
+            self.queues.nobody_goes_on(args.nodes)
+        return PreemptionResult()
+
+    async def _found(self, choosing: Choosing, until_s: float) -> Eviction | None:
+        """The least eviction, proved; None where nobody is to be evicted."""
         for tries_left in reversed(range(TRIES)):
             if self._evicts_nobody(choosing.pod):
                 break
@@ -293,11 +309,9 @@ class Preemption:
                 break
             last = not (whole and tries_left) or self._clock() >= until_s
             found = self._proved(choosing, choosing.best, at_any_cost=last)
-            if found is not None:
-                return choosing.answer(found)
-            if last:
-                break
-        return PreemptionResult()
+            if found is not None or last:
+                return found
+        return None
 
     def _evicts_nobody(self, pod: Pod) -> bool:
         """Is nobody to be evicted for it by the scheduler, whatever there is?"""
@@ -353,6 +367,8 @@ class Preemption:
             del self._answered[uid]
         self._evictor.expire()
         self._reporter.expire()
+        if self.queues is not None and (node := self.queues.expire()):
+            self._state.on_lapse(node)
         for uid in self.holds.lapsed():
             hold = self.holds.drop(uid)
             if hold is not None:
@@ -369,12 +385,6 @@ class Preemption:
 
     def _all_pods(self) -> Sequence[Pod]:
         return list(self.pods.items()) if self.pods is not None else []
-
-
-def _small_budget(budget: Budget) -> Budget:
-    meta = budget.metadata
-    kept = type(meta)(meta.name, meta.namespace, meta.uid, meta.resource_version)
-    return msgspec.structs.replace(budget, metadata=kept)
 
 
 def _nowhere(result: FilterResult) -> bool:

@@ -81,7 +81,7 @@ class Extender:
             WholePod if settings.nominate_ahead_from_nodes else Pod,
             on_change=self._pod_changed,
             field_selector=UNFINISHED,
-            shrink=small_pod_of(names),
+            shrink=small_pod_of(names, controllers=settings.kueue),
         )
         self.nodes = Cache(client, NODES, Node, on_change=self._node_changed, shrink=small_node(names))
         self.metrics = Metrics(
@@ -90,6 +90,7 @@ class Extender:
             lambda: self.preemption.evicted,
             self.ahead.counts,
             gangs_failed=lambda: self.gangs.failures,
+            unread=lambda: self.preemption.queues.unread if self.preemption.queues else 0,
         )
         self._binder = Binder(
             self.state, client, timeout_s=settings.bind_timeout_s, making_way=self.preemption.making_way,

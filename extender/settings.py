@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,18 @@ from observe.options import ProgramSettings, config
 from vgpu.names import Names
 from vgpu.quantity import MEMORY_UNITS_MIB
 from vgpu.reservations import STAGES
+
+KUEUE_CONTROLLERS: Final = ",".join(
+    (
+        "pods", "replicationcontrollers", "replicasets.apps", "deployments.apps", "statefulsets.apps", "daemonsets.apps",
+        "jobs.batch", "cronjobs.batch", "jobsets.jobset.x-k8s.io", "leaderworkersets.leaderworkerset.x-k8s.io",
+        "rayclusters.ray.io", "rayjobs.ray.io", "rayservices.ray.io", "trainjobs.trainer.kubeflow.org",
+        "mpijobs.kubeflow.org", "pytorchjobs.kubeflow.org", "tfjobs.kubeflow.org", "jaxjobs.kubeflow.org",
+        "xgboostjobs.kubeflow.org", "paddlejobs.kubeflow.org", "appwrappers.workload.codeflare.dev",
+        "sparkapplications.sparkoperator.k8s.io",
+    )
+)  # fmt: skip
+"""Those that Kueue 0.19 knows, and what stands between them and pods."""
 
 
 class Settings(ProgramSettings):
@@ -66,6 +78,16 @@ class Settings(ProgramSettings):
         "",
         pattern=r"^([a-z0-9.-]+/[a-z0-9.-]+)?$",
         description="ConfigMap, as namespace/name, in which preemptions are remembered over restarts. Empty: in memory only.",
+    )
+    kueue: bool = Field(
+        False,
+        description="Whether pods that belong to a Workload of Kueue are never evicted. Needs preemption, and Kueue's API.",
+    )
+    kueue_controllers: str = Field(
+        KUEUE_CONTROLLERS,
+        max_length=16_384,
+        pattern=r"^([a-z0-9]+(\.[a-z0-9.-]+)?(,[a-z0-9]+(\.[a-z0-9.-]+)?)*)?$",
+        description="Resources that may stand between a pod and the owner of its Workload, by comma, each as kubectl names it (jobs.batch): their metadata are read. A pod with a controller of another kind is not evicted where its namespace has Workloads.",
     )
     scheduler_name: str = Field(
         "tangram-scheduler",

@@ -9,7 +9,7 @@ import msgspec
 
 from extender.nominating import unplaced
 from kube.needs import WholeSpec, needs_of
-from kube.objects import Metadata, Node, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus
+from kube.objects import Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
 from kube.pod_requests import CPU, requests_of, shared
 from vgpu.names import Names
 from vgpu.request import asks_for_ours
@@ -33,10 +33,10 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
     return shrink
 
 
-def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
+def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], Pod]:
     """As `small_pod`, with what matters for evicting: of all pods priority and deletion, of those that ask for ours the rest.
 
-    Of a pod of a PodGroup also whether kube-scheduler found no place for it (`gangs`).
+    Of a pod of a PodGroup also whether kube-scheduler found no place for it (`gangs`). With `controllers` also whose each pod is.
     """
     shrink = small_pod(names)
 
@@ -53,7 +53,7 @@ def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
                 small.metadata,
                 deletion_timestamp=meta.deletion_timestamp,
                 labels=meta.labels if ours else None,
-                owner_references=meta.owner_references if ours else (),
+                owner_references=meta.owner_references if ours else _controllers(meta) if controllers else (),
             ),
             spec=change(
                 small.spec,
@@ -71,6 +71,10 @@ def small_pod_of(names: Names) -> Callable[[Pod], Pod]:
         )
 
     return keep
+
+
+def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
+    return tuple(one for one in meta.owner_references if one.controller)
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:

@@ -28,7 +28,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import structlog
 
-from kube.client import Client
+from kube.client import JSON, METADATA, METADATA_LIST, Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Slim
 from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
@@ -99,7 +99,8 @@ class Statistics:
 
 
 class Cache(Generic[T]):
-    """See the module. `path` is a collection, such as `/api/v1/pods`; `shrink` may drop what the user of the cache never reads."""
+    """See the module. `path` is a collection, such as `/api/v1/pods`; `shrink` may drop what the user of the cache never reads;
+    with `metadata_only` the API server sends nothing but the metadata of each object."""
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class Cache(Generic[T]):
         label_selector: str = "",
         field_selector: str = "",
         shrink: Callable[[T], T] | None = None,
+        metadata_only: bool = False,
         page: int = PAGE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -123,6 +125,7 @@ class Cache(Generic[T]):
         self._client, self._on_change, self._shrink, self._page = client, on_change, shrink, page
         self._clock, self._sleep, self._jitter = clock, sleep, jitter
         self._decoder = msgspec.json.Decoder(kind)
+        self._accept_list, self._accept = (METADATA_LIST, METADATA) if metadata_only else (JSON, JSON)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self._selectors = {name: value for name, value in selectors.items() if value}
         self._items: dict[str, T] = {}
@@ -213,7 +216,7 @@ class Cache(Generic[T]):
         began_s, seen = self._clock(), set[str]()
         params = {**self._selectors, "limit": str(self._page)}
         while True:
-            body = await self._client.get(self.path, params)
+            body = await self._client.get(self.path, params, accept=self._accept_list)
             self._heard()
             try:
                 page = msgspec.json.decode(body, type=_List)
@@ -243,7 +246,7 @@ class Cache(Generic[T]):
         }  # fmt: skip
         self._watches += 1
         told = False
-        async with aclosing(self._client.stream(self.path, params)) as lines:
+        async with aclosing(self._client.stream(self.path, params, accept=self._accept)) as lines:
             async for line in lines:
                 self._heard()
                 told = True

@@ -29,6 +29,9 @@ from kube.errors import ApiError, NoClusterError, api_error
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""What `accept` says to be answered the metadata of an object, or of each of a list, and nothing else of it."""
 
 CREDENTIALS_AGE_LIMIT_S: Final = 60.0
 """Token, certificates and CA are read again after this. The kubelet rotates projected tokens at 80 % of their life, an hour by default,
@@ -61,9 +64,11 @@ class Client:
         """Where the API server is."""
         return self._access.server
 
-    async def get(self, path: str, params: Params | None = None, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
+    async def get(
+        self, path: str, params: Params | None = None, *, timeout_s: float = CALL_TIMEOUT_S, accept: str = JSON
+    ) -> bytes:
         """The body of a GET. Raises ApiError."""
-        return await self._call("GET", path, None, JSON, params, timeout_s)
+        return await self._call("GET", path, None, JSON, params, timeout_s, accept)
 
     async def send(
         self,
@@ -79,13 +84,15 @@ class Client:
         raw = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
         return await self._call(method, path, raw, content_type, params, timeout_s)
 
-    async def stream(self, path: str, params: Params | None = None) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, path: str, params: Params | None = None, *, accept: str = JSON
+    ) -> AsyncGenerator[bytes, None]:
         """The lines of an answer as they come, without their ends. Raises ApiError, also when the stream breaks or falls silent."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_LIMIT_S)
         rest = b""
         try:
             async with self._session.request(
-                "GET", self.server + path, params=params, timeout=timeout, **await self._options()
+                "GET", self.server + path, params=params, timeout=timeout, **await self._options(accept)
             ) as answer:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     self._read_at = float("-inf")  # it may be the token
@@ -99,22 +106,36 @@ class Client:
             raise self._no_answer(error, "WATCH", path) from error
 
     async def _call(
-        self, verb: str, path: str, body: bytes | None, content_type: str, params: Params | None, timeout_s: float
+        self,
+        verb: str,
+        path: str,
+        body: bytes | None,
+        content_type: str,
+        params: Params | None,
+        timeout_s: float,
+        accept: str = JSON,
     ) -> bytes:
         try:
-            return await self._once(verb, path, body, content_type, params, timeout_s)
+            return await self._once(verb, path, body, content_type, params, timeout_s, accept)
         except ApiError as error:
             if not error.unauthorized:
                 raise
         self._read_at = float("-inf")
-        return await self._once(verb, path, body, content_type, params, timeout_s)
+        return await self._once(verb, path, body, content_type, params, timeout_s, accept)
 
     async def _once(
-        self, verb: str, path: str, body: bytes | None, content_type: str, params: Params | None, timeout_s: float
+        self,
+        verb: str,
+        path: str,
+        body: bytes | None,
+        content_type: str,
+        params: Params | None,
+        timeout_s: float,
+        accept: str,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            options = await self._options()
+            options = await self._options(accept)
             if body is not None:
                 options["headers"]["Content-Type"] = content_type
             async with self._session.request(
@@ -127,11 +148,11 @@ class Client:
             raise _refusal(answer, content, verb, path)
         return content
 
-    async def _options(self) -> dict[str, Any]:
+    async def _options(self, accept: str) -> dict[str, Any]:
         if self._clock() - self._read_at > CREDENTIALS_AGE_LIMIT_S:
             self._read_at = self._clock()
             self._access = await self._load()
-        headers = {"Accept": JSON}
+        headers = {"Accept": accept}
         if self._access.token:
             headers["Authorization"] = self._access.token
         options: dict[str, Any] = {"headers": headers}

@@ -23,6 +23,8 @@ class OwnerReference(Slim, frozen=True):
     name: str = ""
     uid: str = ""
     controller: bool = False
+    api_version: str = ""
+    """Group and version of the kind, as `batch/v1`."""
 
 
 class Metadata(Slim, frozen=True):
@@ -356,6 +358,12 @@ class Budget(Slim, frozen=True):
             return False
         under_way = self.status.disrupted_pods or {}
         return pod.metadata.name not in under_way and self.spec.selector.matches(pod.metadata.labels or {})
+
+
+class MetadataOnly(Slim, frozen=True):
+    """PartialObjectMetadata: what is asked for of an object of which only its metadata matter."""
+
+    metadata: Metadata = Metadata()
 
 
 class ConfigMap(Slim, frozen=True):

@@ -9,6 +9,8 @@ PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
 BUDGETS: Final = "/apis/policy/v1/poddisruptionbudgets"
 
+KUEUE: Final = "/apis/kueue.x-k8s.io"
+
 
 def _name(name: str) -> str:
     return quote(name, safe="")
@@ -42,6 +44,18 @@ def config_map(namespace: str, name: str = "") -> str:
 def events(namespace: str, name: str = "") -> str:
     """Events of a namespace, in the API group that has series."""
     return f"/apis/events.k8s.io/v1/namespaces/{_name(namespace)}/events" + (f"/{_name(name)}" if name else "")
+
+
+def workloads(version: str) -> str:
+    """All of Kueue's Workloads."""
+    return f"{KUEUE}/{_name(version)}/workloads"
+
+
+def of_kind(api_version: str, resource: str, namespace: str, name: str) -> str:
+    """An object of any kind that lives in a namespace, by the `apiVersion` of its kind (`v1`, `batch/v1`) and its resource (`jobs`)."""
+    group, _, version = api_version.rpartition("/")
+    of = f"/apis/{_name(group)}/{_name(version)}" if group else f"/api/{_name(version)}"
+    return f"{of}/namespaces/{_name(namespace)}/{_name(resource)}/{_name(name)}"
 
 
 def webhook_configuration(name: str) -> str:

@@ -47,6 +47,18 @@ def share(of: Card, mib: int, core: int = 0) -> Slice:
     return Slice(of.uuid, of.index, mib, core)
 
 
+def owner(kind: str, name: str, api_version: str = "batch/v1") -> dict[str, Any]:
+    """An owner reference to a controller; the UID is `uid-` and the name."""
+    return {"apiVersion": api_version, "kind": kind, "name": name, "uid": f"uid-{name}", "controller": True}
+
+
+def workload(name: str, *owners: str, namespace: str = "default") -> dict[str, Any]:
+    """Kueue's, whose owners have these UIDs."""
+    refs = [{"apiVersion": "batch/v1", "kind": "Job", "name": uid, "uid": uid} for uid in owners]
+    meta = {"name": name, "namespace": namespace, "uid": f"uid-{namespace}-{name}", "ownerReferences": refs}
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": meta, "spec": {"active": True}}
+
+
 @dataclass(frozen=True)
 class PodBuilder:
     """A pod in the making."""
@@ -69,6 +81,7 @@ class PodBuilder:
     labels: dict[str, str] = field(default_factory=dict)
     nominated: str = ""
     group: str = ""
+    owners: tuple[dict[str, Any], ...] = ()
 
     def asking(
         self, mib: int = 0, core: int = 0, gpus: int = 0, mig: str = "", count: int = 1, container: str = "main",
@@ -101,6 +114,10 @@ class PodBuilder:
     def labelled(self, **labels: str) -> PodBuilder:
         """Its labels."""
         return replace(self, labels=labels)
+
+    def controlled_by(self, kind: str, name: str, api_version: str = "batch/v1") -> PodBuilder:
+        """Whose it is; the UID is `uid-` and the name."""
+        return replace(self, owners=(owner(kind, name, api_version),))
 
     def nominated_to(self, node: str) -> PodBuilder:
         """A scheduler has evicted others for it there."""
@@ -139,6 +156,8 @@ class PodBuilder:
         }  # fmt: skip
         if self.labels:
             metadata["labels"] = self.labels
+        if self.owners:
+            metadata["ownerReferences"] = list(self.owners)
         if self.deleting:
             metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         containers = self.containers or ({"name": "main", "image": "busybox"},)

@@ -5,7 +5,7 @@
         async with api.client() as client: ...
         api.faults.append(lose_reply("POST", "/binding"))
 
-Knows pods, nodes and disruption budgets: list in pages, watch, get, bind, evict, patch a pod's status; Events are kept as they come. What real servers do beyond that is tested on a real one (tests/e2e).
+Knows pods, nodes, disruption budgets and, once served (`serve_kueue`), Kueue's Workloads: list in pages, watch, get, bind, evict, patch a pod's status; Events are kept as they come. What real servers do beyond that is tested on a real one (tests/e2e).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiohttp import web
 
 from kube.auth import Access
 from kube.client import Client, connect
-from kube.paths import BUDGETS
+from kube.paths import BUDGETS, KUEUE, workloads
 
 Object = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -54,6 +54,8 @@ class FakeApi:
         self.evictions: list[str] = []
         """Pods whose eviction was granted, in order: each is leaving until it is removed."""
         self.events: list[Object] = []
+        self.documents: dict[str, Object] = {}
+        """Path -> what a GET answers: objects that nobody lists or watches."""
         self.tokens: dict[str, str] = {}
         """Bearer token -> user name, for TokenReviews."""
         self.may: dict[str, set[str]] = {}
@@ -110,6 +112,12 @@ class FakeApi:
         if told:
             self._tell(path, "DELETED", gone)
 
+    def serve_kueue(self, *versions: str) -> None:
+        """Workloads, in these versions."""
+        self.documents[KUEUE] = {"kind": "APIGroup", "versions": [{"version": version} for version in versions]}
+        for version in versions:
+            self.objects.setdefault(workloads(version), {})
+
     def pod(self, key: str) -> Object | None:
         """A pod as it is now."""
         return self.objects["/api/v1/pods"].get(key)
@@ -148,6 +156,8 @@ class FakeApi:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
+        if path in self.documents:
+            return web.json_response(self.documents[path])
         if path in self.objects:
             return await self._watch(request) if "watch" in request.query else self._list(request)
         parts = path.strip("/").split("/")
@@ -263,6 +273,8 @@ class FakeApi:
 
     def _place(self, thing: Object) -> tuple[str, str]:
         meta = thing["metadata"]
+        if thing.get("kind") == "Workload":
+            return workloads(thing["apiVersion"].partition("/")[2]), f"{meta['namespace']}/{meta['name']}"
         if "disruptionsAllowed" in thing.get("status", {}):
             return BUDGETS, f"{meta['namespace']}/{meta['name']}"
         if thing["kind"] == "Pod" if "kind" in thing else "namespace" in meta:

@@ -48,7 +48,7 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     budgets: frozenset[str] = frozenset()
     """Disruption budgets that it counts in."""
     spared: bool = False
-    """Never to be evicted: it leaves already, is only promised its place, or was evicted too often lately."""
+    """Never to be evicted: it leaves already, is only promised its place, was evicted too often lately, or is part of a whole (a queue's)."""
     requests: dict[str, int] = {}
     """What its end frees of each resource (`kube.pod_requests`)."""
 

@@ -332,6 +332,36 @@ def test_kube_scheduler_has_the_feature_gates_that_are_chosen_and_no_others(helm
         assert [one for one in command["command"] if "gates" in one] == flags
 
 
+def test_the_scheduler_may_read_workloads_and_controllers_only_where_it_heeds_kueue(helm: Helm) -> None:
+    kueue = {"enabled": True, "controllers": ["pods", "jobsets.jobset.x-k8s.io"]}
+    wanted = {
+        ("kueue.x-k8s.io", "workloads", "get,list,watch"),
+        ("jobset.x-k8s.io", "jobsets", "get"),
+        ("", "pods", "get"),
+    }
+    for values, more in (
+        ({"queues": {"kueue": kueue}}, wanted),
+        ({"queues": {"kueue": kueue | {"enabled": False}}}, set()),
+        ({"queues": {"kueue": kueue}, "scheduler": {"preemption": {"enabled": False}}}, set()),
+    ):
+        rules = helm.objects(values).one("ClusterRole", "tangram-scheduler")["rules"]
+        may = {
+            (group, resource, ",".join(rule["verbs"]))
+            for rule in rules
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+        }
+        assert may & wanted == more
+        assert {group for group, _, _ in may} <= {
+            "",
+            "policy",
+            "events.k8s.io",
+            "scheduling.k8s.io",
+            "kueue.x-k8s.io",
+            "jobset.x-k8s.io",
+        }
+
+
 def test_a_change_of_the_schedulers_configuration_restarts_it_and_nothing_else(helm: Helm) -> None:
     before, after = helm.objects(), helm.objects({"migProfiles": ["1g.5gb"]})
     changed = {

@@ -13,6 +13,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from arbiter.settings import ArbiterSettings
+from extender.settings import KUEUE_CONTROLLERS
 from tests.contract.chart.rendering import CHART, EXAMPLES, Helm, Refused, env
 
 COMPONENTS = {"plugin": "deviceplugin", "arbiter": "arbiter", "extender": "extender", "webhook": "webhook"}
@@ -114,3 +115,15 @@ def test_the_ports_that_are_named_are_those_that_are_listened_on(helm: Helm) -> 
 def test_the_commands_are_the_projects_entry_points(helm: Helm, component: str, command: str, module: str) -> None:
     assert helm.objects().container(component)["command"] == [command]
     assert callable(importlib.import_module(module).main)
+
+
+def test_kueue_is_off_and_its_controllers_are_those_that_the_extender_knows_by_itself(helm: Helm) -> None:
+    assert not [name for name in env(helm.objects().container("extender")) if "KUEUE" in name]
+    rendered = env(helm.objects({"queues": {"kueue": {"enabled": True}}}).container("extender"))
+    assert rendered["TANGRAM_EXTENDER_KUEUE"] == "true"
+    assert rendered["TANGRAM_EXTENDER_KUEUE_CONTROLLERS"] == KUEUE_CONTROLLERS
+
+
+def test_to_evict_whole_workloads_is_refused_with_the_reason(helm: Helm) -> None:
+    with pytest.raises(Refused, match=r"queues.kueue.evict is whole: Tangram cannot evict all pods .* must be never"):
+        helm.objects({"queues": {"kueue": {"evict": "whole"}}})

@@ -37,7 +37,9 @@ def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
     documented = {row.key for row in reference.value_rows()}
     listed = schema_keys(SCHEMA) - free
     inside = {key for key in listed | default_keys(DEFAULTS) if any(key.startswith(f"{row}.") for row in documented)}
-    sections = {key.rpartition(".")[0] for key in documented} | {"scheduler", "scheduler.kubeScheduler"} - {""}
+    sections = {key.rpartition(".")[0] for key in documented} | {"scheduler", "scheduler.kubeScheduler", "queues"} - {
+        ""
+    }
     assert listed - inside - sections == documented
     assert default_keys(DEFAULTS) - inside - sections == documented
 
@@ -84,6 +86,8 @@ def test_a_misspelt_neighbour_of_a_value_is_refused(helm: Helm, key: str) -> Non
         ({"policy": {"trustedUsers": ["o'hara"]}}, "trustedUsers"),
         ({"scheduler": {"extender": {"httpTimeoutSeconds": 1}}}, "httpTimeoutSeconds"),
         ({"scheduler": {"preemption": {"deadlineSeconds": 56}}}, "deadlineSeconds"),
+        ({"queues": {"kueue": {"evict": "some"}}}, "evict"),
+        ({"queues": {"kueue": {"controllers": ["jobs.batch,pods"]}}}, "controllers"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_name(helm: Helm, values: dict[str, Any], named: str) -> None:

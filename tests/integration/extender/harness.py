@@ -86,7 +86,10 @@ class Proxy:
         return await self._pass_on(request)
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        body, headers = await request.read(), {"Content-Type": request.content_type, "Accept": "application/json"}
+        body, headers = (
+            await request.read(),
+            {"Content-Type": request.content_type, "Accept": request.headers["Accept"]},
+        )
         try:
             async with self._session.request(request.method, request.path_qs, data=body, headers=headers) as answer:
                 if "watch" in request.query:
@@ -219,11 +222,21 @@ class Cluster:
         self.api, self.proxy, self._http = api, proxy, http
         self._extenders: list[Extender] = []
 
-    async def extender(self) -> Extender:
-        """One more, which knows all there is."""
+    async def extender(self, *more: str) -> Extender:
+        """One more, which knows all there is. `more`: further flags."""
         port, metrics_port = free_port(), free_port()
         flags = ["--kubeconfig", str(self.proxy.kubeconfig), "--port", str(port), "--metrics-port", str(metrics_port)]
-        command = [sys.executable, "-m", "extender", *flags, "--metrics-host", "127.0.0.1", "--bind-timeout-s", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "extender",
+            *flags,
+            "--metrics-host",
+            "127.0.0.1",
+            "--bind-timeout-s",
+            "2",
+            *more,
+        ]
         started = Extender(await asyncio.create_subprocess_exec(*command, stderr=PIPE), port, metrics_port, self._http)
         self._extenders.append(started)
         await started.synced()

@@ -87,9 +87,9 @@ class Server(Client):
 
 
 class World:
-    """`gpus` says how many cards each node has."""
+    """`gpus` says how many cards each node has. With `settings` other than the default ones."""
 
-    def __init__(self, **gpus: int) -> None:
+    def __init__(self, settings: Settings | None = None, /, **gpus: int) -> None:
         self.now_s = 0.0
         self.pods, self.server = Pods(), Server()
         self.state = State(lambda: self.now_s, names=DEFAULT)
@@ -102,7 +102,7 @@ class World:
             scheduler="tangram-scheduler",
             from_nodes=1,
         )
-        chosen = Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
+        chosen = settings or Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
         self.preemption = Preemption(self.server, self.state, chosen, self.ahead, clock=lambda: self.now_s)
         self.preemption.pods = cast("Any", self.pods)
         self.preemption.budgets.has_synced.set()

@@ -229,10 +229,10 @@ class Scripted:
             for at, (kind, thing) in enumerate(events, 2)
         ]
 
-    async def get(self, *_: object) -> bytes:
+    async def get(self, *_: object, **__: object) -> bytes:
         return b'{"metadata":{"resourceVersion":"1"}}'
 
-    async def stream(self, *_: object) -> AsyncGenerator[bytes, None]:
+    async def stream(self, *_: object, **__: object) -> AsyncGenerator[bytes, None]:
         for line in self._lines:
             yield line.encode()
             await asyncio.sleep(0)

@@ -1,0 +1,118 @@
+"""Which pods run as part of a whole that a queue (Kueue) admitted: none of them is evicted alone.
+
+A pod does if a Workload of its namespace names as its owner the pod, the pod's controller, or a controller above that one: the Job of
+a JobSet, the RayCluster of a RayJob. Labels do not count, for whoever makes a pod may set them. Where there is doubt the pod counts as
+part of a whole: Kueue's Workloads are not known, or a controller cannot be read. In a namespace without Workloads there is no doubt.
+
+`alone` asks nobody and never waits: what is not known yet is being read by then (`controllers`). Whoever looks for whom to evict may have it read
+first (`read`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Final
+
+from extender.controllers import Controllers, Unread, controller_of
+from extender.slices import Slices
+from extender.workloads import Workloads
+from kube.cache import Statistics
+from kube.client import Client
+from kube.objects import Pod
+
+LONGEST: Final = 8
+"""Controllers one above the other; longer chains are in doubt. Guessed: a pod of a RayJob has two, of a TrainJob three."""
+
+NAMESPACES: Final = 65_536
+"""Whose changes are counted each by itself; with more, a change in one counts as one in all. Guessed."""
+
+CHAINS_S: Final = 1.0
+"""For so long a search for whom to evict waits until controllers of pods are read. Guessed: hundreds are in that time."""
+
+Version = tuple[int, bool]
+
+
+class Queues:
+    """`resources` are the kinds of controllers that may be read."""
+
+    def __init__(self, client: Client, resources: Iterable[str], clock: Callable[[], float]) -> None:
+        self.workloads = Workloads(client, clock, self._changed)
+        self.controllers = Controllers(client, resources, clock, self._changed)
+        self.doubts = 0
+        """Answers that were careful because a controller was not read yet: another may follow without any change in the cluster."""
+        self._clock, self._kept_back = clock, ""
+        self._changes, self._before, self._versions = count(1), 0, dict[str, int]()
+
+    def alone(self, pod: Pod) -> bool:
+        """May this pod be evicted by itself?"""
+        namespace = pod.metadata.namespace
+        if self.workloads.unsure(namespace):
+            return False
+        owners = self.workloads.owners(namespace)
+        if not owners:
+            return True
+        if pod.uid in owners:
+            return False
+        one = controller_of(pod.metadata.owner_references)
+        for _ in range(LONGEST):
+            if one is None:
+                return True
+            if one.uid in owners:
+                return False
+            above = self.controllers.above(namespace, one)
+            if isinstance(above, Unread):
+                self.doubts += above is Unread.YET
+                return False
+            one = above
+        return False
+
+    @property
+    def unread(self) -> int:
+        """Controllers that are not read yet, or could not be."""
+        return self.controllers.waiting + self.controllers.unreadable
+
+    async def read(self, touching: Iterator[None], slices: Slices, until_s: float) -> None:
+        """Look at pods, in steps, and wait for what is to be read of them; for half of the time there is at most."""
+        await slices.do(touching, until_s=until_s)
+        if self.controllers.waiting:
+            left_s = max(0.0, until_s - self._clock())
+            await self.controllers.settled(min(CHAINS_S, left_s / 2))
+
+    def nobody_goes_on(self, nodes: Iterable[str]) -> None:
+        """No set of pods was found there to be evicted. If there is doubt, it may be why: `expire` tells when there is none any more."""
+        if self._in_doubt():
+            self._kept_back = next(iter(nodes), "")
+
+    def _in_doubt(self) -> bool:
+        return bool(self.unread or self.workloads.unsure(""))
+
+    def version(self, namespace: str) -> Version:
+        """Another value whenever pods there may have another answer than before."""
+        return self._versions.get(namespace, self._before), self.workloads.unsure(namespace)
+
+    def statistics(self) -> dict[str, Statistics]:
+        """What its caches have seen, by name."""
+        return {"workloads": self.workloads.statistics()}
+
+    def expire(self) -> str:
+        """Once a second: forget what is old. Answers a node where pods may be evicted that were kept while there was doubt; empty for none."""
+        self.controllers.expire()
+        if self._in_doubt():
+            return ""
+        node, self._kept_back = self._kept_back, ""
+        return node
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.workloads.run())
+            group.create_task(self.controllers.run())
+
+    def _changed(self, namespace: str) -> None:
+        change = next(self._changes)
+        if namespace not in self._versions and len(self._versions) >= NAMESPACES:
+            self._versions.clear()
+            self._before = change
+        self._versions[namespace] = change

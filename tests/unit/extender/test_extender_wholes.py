@@ -1,0 +1,108 @@
+"""Evicting where Kueue's Workloads are watched: what was made of a node follows what is known of queues, and doubt ends by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from extender.controllers import AGAIN_S
+from extender.queues import Queues
+from extender.settings import Settings
+from extender.workloads import SILENT_S
+from kube.objects import MetadataOnly
+from tests.builders import PodBuilder, card, pod, share, workload
+from tests.unit.extender.world import FULL_MIB, World
+
+WITH_KUEUE = Settings(_cli_parse_args=False, kueue=True)  # type: ignore[call-arg]  # settings of the base class
+
+
+def running(name: str, job: str = "") -> PodBuilder:
+    built = pod(name).asking(mib=FULL_MIB).on("n1").with_phase("Running").assigned(share(card(0), FULL_MIB))
+    return built.controlled_by("Job", job) if job else built
+
+
+def urgent() -> PodBuilder:
+    return pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
+
+
+def known(world: World) -> Queues:
+    """All Workloads are: there are none."""
+    queues = world.preemption.queues
+    assert queues is not None
+    queues.workloads._cache.has_synced.set()
+    queues.workloads._cache.heard_s = world.now_s
+    return queues
+
+
+def tell(queues: Queues, *owners: str) -> None:
+    thing: dict[str, Any] = workload("w", *owners)
+    queues.workloads._changed(None, msgspec.convert(thing, MetadataOnly))
+
+
+def spared(world: World) -> bool:
+    view = world.preemption._books.view("n1")
+    assert view is not None
+    (one,) = view.pods
+    return one.spared
+
+
+def test_a_workload_that_comes_is_noticed_on_every_node_where_its_namespace_has_pods() -> None:
+    world = World(WITH_KUEUE, n1=1)
+    queues = known(world)
+    world.tell(running("a", "j"))
+    assert not spared(world)
+    tell(queues, "uid-j")
+    assert spared(world)
+
+
+def test_a_watch_that_falls_silent_is_noticed_and_that_it_speaks_again() -> None:
+    world = World(WITH_KUEUE, n1=1)
+    known(world)
+    world.tell(running("a"))
+    assert not spared(world)
+    world.now_s += SILENT_S + 1
+    assert spared(world)
+    known(world)
+    assert not spared(world)
+
+
+def test_a_node_with_an_unread_controller_is_looked_at_anew_each_time() -> None:
+    """Nothing in the cluster has to change before the controller is read again."""
+    world = World(WITH_KUEUE, n1=1)
+    queues = known(world)
+    tell(queues, "uid-other")
+    world.tell(running("a", "j"))
+    assert spared(world)
+    (uid,) = queues.controllers._waiting
+    queues.controllers._waiting.clear()
+    queues.controllers._failed[uid] = world.now_s
+    assert spared(world)
+    assert queues.controllers.waiting == 0
+    world.now_s += AGAIN_S
+    known(world)
+    world.preemption.expire()
+    assert spared(world)
+    assert queues.controllers.waiting == 1
+
+
+def test_pods_that_wait_are_tried_again_when_there_is_no_doubt_any_more() -> None:
+    world = World(WITH_KUEUE, n1=1)
+    told = list[str]()
+    world.state.on_lapse = told.append
+    world.tell(running("a"))
+    world.tell(urgent())
+    assert world.preempt(urgent(), n1=["a"]).nodes == {}, "no Workload is known yet"
+    world.preemption.expire()
+    assert told == []
+    known(world)
+    world.preemption.expire()
+    assert told == ["n1"]
+    assert list(world.preempt(urgent(), n1=["a"]).nodes) == ["n1"]
+
+
+def test_who_evicts_nobody_reads_no_workloads() -> None:
+    chosen = Settings(_cli_parse_args=False, kueue=True, preemption=False)  # type: ignore[call-arg]
+    world = World(chosen, n1=1)
+    assert world.preemption.queues is None
+    assert world.preemption.statistics() == {}
