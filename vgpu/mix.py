@@ -15,14 +15,16 @@ scarce their model is (`displacement`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from vgpu.displacement import Demand, Need
+from vgpu.recall import Recall
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Mix:
     _due: bool = False
     _models: dict[str, int] = field(default_factory=dict)
     _models_then: dict[str, int] = field(default_factory=dict)
+    _recall: Recall = field(default_factory=Recall, compare=False)
 
     def saw(self, ask: PodAsk, models: dict[str, int]) -> None:
         """Count a pod. `models` is the fleet's own table of codes."""
@@ -110,6 +113,7 @@ class Mix:
         if self._due or self._models_then != self._models:
             self._models_then, self._due = dict(self._models), False
             self._tables = _tables(self.typical(), self._demand(), self._models_then) if self.pods else None
+            self._recall.forget()
         return self._tables
 
     def typical(self) -> dict[Typical, float]:
@@ -138,32 +142,46 @@ class Mix:
         taken: Floats = ((before.free_mib - after.free_mib) * by_model[before.model]).sum(axis=0)
         return taken
 
-    def unusable(self, cards: Cards) -> Floats:
-        """(nodes,) GPUs that are idle and of no use to the next ask, expected."""
-        known = self._known()
-        if known is None:
-            return np.zeros(cards.free_mib.shape[1], np.float32)
-        cpu = np.searchsorted(known.cpu, cards.cpu_milli, side="right")
-        level = _level(known, cards)
-        idle = np.maximum(cards.free_mib, 0) / np.maximum(cards.total_mib, 1).astype(np.float32)
-        wasted: Floats = (idle * known.useless[cpu, cards.model, level]).sum(axis=0)
-        for wanted, probable, usable in known.sets:
-            can = usable[level]
-            too_few = np.count_nonzero(can & (cards.total_mib > 0), axis=0) < wanted
-            wasted += (idle * can).sum(axis=0) * too_few * probable[cpu, cards.model[0]]
-        return wasted
+    def unusable(self, cards: Cards, kind: Hashable = None) -> Floats:
+        """(nodes,) GPUs that are idle and of no use to the next ask, expected. Not to be written to. `kind`: as in `Recall.of`."""
+        return self.wasted(cards, kind)[0]
 
-    def stranded(self, cards: Cards) -> Floats:
-        """(nodes,) GPUs that are idle and that the node's CPU will not suffice for. 0 where nobody told of the CPU."""
+    def wasted(self, cards: Cards, kind: Hashable = None) -> tuple[Floats, Floats]:
+        """(nodes,) twice: `unusable`, and stranded: GPUs that are idle and that the node's CPU will not suffice for, 0 where nobody told of
+        the CPU."""
         known = self._known()
-        if known is None or not known.asked_cpu_milli:
-            return np.zeros(cards.free_mib.shape[1], np.float32)
+        nothing = np.zeros(cards.free_mib.shape[1], np.float32)
+        if known is None:
+            return nothing, nothing
+        unusable, idle = self._recall.of(kind, cards, partial(_judge, known))
+        if not known.asked_cpu_milli:
+            return unusable, nothing
         there = cards.total_mib > 0
         card_mib = float(cards.total_mib.sum()) / int(np.count_nonzero(there)) if there.any() else 1.0
         milli_per_gpu = known.asked_cpu_milli / (known.asked_mib / card_mib + known.asked_whole)
-        idle = (np.maximum(cards.free_mib, 0) / np.maximum(cards.total_mib, 1).astype(np.float32)).sum(axis=0)
-        short: Floats = np.maximum(0, idle - cards.cpu_milli / np.float32(milli_per_gpu))
-        return short
+        return unusable, np.maximum(0, idle - cards.cpu_milli / np.float32(milli_per_gpu))
+
+
+def _judge(known: _Tables, cards: Cards) -> Floats:
+    """(2, nodes) GPUs that are idle and of no use to the next ask, expected; and GPUs that are idle."""
+    cpu = np.searchsorted(known.cpu, cards.cpu_milli, side="right")
+    level = _level(known, cards)
+    idle = np.maximum(cards.free_mib, 0) / np.maximum(cards.total_mib, 1).astype(np.float32)
+    wasted = _over_cards(idle * known.useless[cpu, cards.model, level])
+    for wanted, probable, usable in known.sets:
+        can = usable[level]
+        too_few = np.count_nonzero(can & (cards.total_mib > 0), axis=0) < wanted
+        wasted += _over_cards(idle * can) * too_few * probable[cpu, cards.model[0]]
+    judged: Floats = np.stack((wasted, _over_cards(idle)))
+    return judged
+
+
+def _over_cards(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(nodes,) sums, added up card by card: numpy's own order, and with it the last digit, may differ with the number of nodes."""
+    total: npt.NDArray[Any] = np.zeros_like(values[0])
+    for row in values:
+        total += row
+    return total
 
 
 def typical(ask: PodAsk) -> Typical:

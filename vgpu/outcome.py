@@ -5,7 +5,7 @@ What it says of a node that does not fit means nothing. Units and shapes as in `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -39,6 +39,8 @@ class Cards:
 class Outcome:
     """How the nodes would look after the pod is placed on them."""
 
+    kind: Hashable
+    """Equal for pods that take the same GPUs of the same nodes: what a policy works out for one may serve the next."""
     loosest_mib: Ints
     """(nodes,) left after the pod on the roomiest card that it would take; a card taken whole counts with its size."""
     node_free_mib: Ints

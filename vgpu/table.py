@@ -106,7 +106,7 @@ class Table:
             need = self._bundles[0].need
             node_free = _node_free(self._books) - np.int32(need.mib * need.cards)
         return Outcome(
-            self._loosest_mib, node_free, self.fleet.mix, self.fleet.capacity, self._link_cost, self._look
+            self.ask, self._loosest_mib, node_free, self.fleet.mix, self.fleet.capacity, self._link_cost, self._look
         )  # fmt: skip
 
     def assignment(self, at: int) -> Assignment:

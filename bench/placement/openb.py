@@ -41,7 +41,7 @@ def best_fit(outcome: Outcome) -> Scores:
 def fgd(outcome: Outcome) -> Scores:
     """The drop of fragmentation as the paper scores it."""
     before, after = outcome.cards
-    drop = outcome.mix.unusable(before) - outcome.mix.unusable(after)
+    drop = outcome.mix.unusable(before) - outcome.mix.unusable(after, outcome.kind)
     return (-(100 / (1 + np.exp(-drop))).astype(int),)
 
 

@@ -1,7 +1,8 @@
 """What each policy costs: processor time of `place()` on fleets of 8-card nodes, and write `policies.csv`.
 
 Run: python -m bench.placement.policies. The cluster's pods were seen before, as the extender sees them, and nodes have labels, so that
-`fragmentation` judges by a mix and a pod's wishes have something to weigh. Processor time, since others may have the machine too.
+`fragmentation` judges by a mix and a pod's wishes have something to weigh. Between two pods `CHANGED` nodes change, as they do while others
+are placed. Pods are of one template, or in turn of `TEMPLATES`: more than any work is kept for. Processor time, since others may have the machine too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 
 from bench.placement.place import ASKS, fleet
@@ -23,6 +25,7 @@ from vgpu.policy import POLICIES
 from vgpu.wishes import Condition, Spread, Term, Wishes
 
 ROUNDS = 100
+CHANGED, TEMPLATES = 10, 40
 ZONE, DISK = "topology.kubernetes.io/zone", "disk"
 ASK = ASKS["one share"]
 
@@ -56,15 +59,19 @@ def runs(built: Fleet, liked: Wishes) -> dict[tuple[str, str], Callable[[], obje
         for what, with_ in (("place", None), ("place with wishes", liked))
         if not POLICIES[policy].lists
     }
+    requests = cycle([replace(ASK, policy="fragmentation", cpu_milli=1000 + at) for at in range(TEMPLATES)])
     return placing | {
+        ("fragmentation", f"place, {TEMPLATES} templates"): lambda: place(built, next(requests), names),
         ("scheduler", "filter"): partial(fitting, built, ASK, names),
         ("scheduler", "prioritize"): partial(rate, built, ASK, names),
     }
 
 
-def cpu_ms(work: Callable[[], object]) -> list[float]:
-    took = []
-    for _ in range(ROUNDS):
+def cpu_ms(work: Callable[[], object], built: Fleet) -> list[float]:
+    took, nodes = [], cycle(list(built.column))
+    for turn in range(ROUNDS):
+        for name in islice(nodes, CHANGED):
+            built.set_cpu(name, 32_000 + 1000 * (turn % 32))
         start = time.process_time()
         work()
         took.append(1000 * (time.process_time() - start))
@@ -74,9 +81,10 @@ def cpu_ms(work: Callable[[], object]) -> list[float]:
 def main() -> None:
     rows = []
     for nodes in (1_000, 10_000):
-        for (policy, what), work in runs(seen(nodes), wishes(nodes)).items():
+        built = seen(nodes)
+        for (policy, what), work in runs(built, wishes(nodes)).items():
             work()
-            cuts = statistics.quantiles(cpu_ms(work), n=100)
+            cuts = statistics.quantiles(cpu_ms(work, built), n=100)
             machine = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
             rows.append([nodes, 8, policy, what, f"{cuts[49]:.2f}", f"{cuts[98]:.2f}", machine])
             print(*rows[-1], flush=True)

@@ -27,6 +27,8 @@ def fragmentation(outcome: Outcome) -> Scores:
     """Keys: cost, in steps; then as `binpack`; then the least CPU left."""
     before, after = outcome.cards
     mix = outcome.mix
-    wasted = mix.unusable(after) - mix.unusable(before) + mix.stranded(after) - mix.stranded(before)
+    unusable, stranded = mix.wasted(after, outcome.kind)
+    unusable_before, stranded_before = mix.wasted(before)
+    wasted = unusable - unusable_before + stranded - stranded_before
     displaced = mix.displaced(before, after, outcome.capacity)
     return np.rint((wasted + displaced) / STEP_GPUS), outcome.loosest_mib, outcome.node_free_mib, after.cpu_milli
