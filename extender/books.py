@@ -39,6 +39,8 @@ class _Kept:
     version: int
     versions: tuple[tuple[str, _Version], ...]
     """Namespace of its pods -> version of what is known there."""
+    changes: int
+    """Of all budgets, when these versions were looked at last."""
     identities: frozenset[str]
 
 
@@ -101,7 +103,7 @@ class Books:
             kept is not None
             and kept.version == version
             and kept.view.inventory is inventory
-            and all(self._version(namespace) == seen for namespace, seen in kept.versions)
+            and self._is_known_so(kept)
             and kept.identities.isdisjoint(tired)
         ):
             return kept.view
@@ -116,7 +118,7 @@ class Books:
             if not identities.isdisjoint(tired) or self._doubts != doubts:
                 return view  # time alone may change who is spared there
             versions = tuple((one, self._version(one)) for one in {pod.metadata.namespace for pod in known})
-            self._kept[node] = _Kept(view, version, versions, identities)
+            self._kept[node] = _Kept(view, version, versions, self._budgets.changes, identities)
             self._holders += len(pods)
         return view
 
@@ -152,6 +154,13 @@ class Books:
     def requests(self, uids: Iterable[str]) -> dict[str, int]:
         """What pods that hold a GPU have of their node, also while they leave."""
         return total_of(requests_of(pod) for uid in uids if (pod := self.pod(uid)) is not None)
+
+    def _is_known_so(self, kept: _Kept) -> bool:
+        """Do its pods count in the same budgets and queues as then?"""
+        if self._queues is None and kept.changes == self._budgets.changes:
+            return True
+        kept.changes = self._budgets.changes
+        return all(self._version(namespace) == seen for namespace, seen in kept.versions)
 
     @property
     def _doubts(self) -> int:

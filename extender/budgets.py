@@ -26,6 +26,8 @@ class Budgets:
         self._by_label: dict[_Label, dict[str, Budget]] = {}
         self._headroom: dict[str, int] = {}
         self._versions: dict[str, int] = {}
+        self.changes = 0
+        """Of whom any of them counts."""
 
     def __len__(self) -> int:
         return len(self._headroom)
@@ -36,6 +38,7 @@ class Budgets:
             if one is not None and (old is None or new is None or _counted(old) != _counted(new)):
                 namespace = one.metadata.namespace
                 self._versions[namespace] = self.version(namespace) + 1
+                self.changes += 1
         if old is not None:
             label = _label(old)
             self._by_label.get(label, {}).pop(old.key, None)
