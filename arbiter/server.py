@@ -30,6 +30,7 @@ from arbiter.contexts import Measuring
 from arbiter.grant_file import same_place
 from arbiter.tracer import Suspect
 from arbiter.turns import Turns
+from arbiter.unlisted import Unlisting
 from arbiter.watch import Watch
 from vgpu.status import KillStatus
 
@@ -68,6 +69,7 @@ class Server:
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
         self.attributing = attributing if attributing is not None else Attributing()
+        self.unlisting = Unlisting()
         self.turns = turns
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else Limits()
@@ -160,6 +162,7 @@ class Server:
             for container in self.containers.values():
                 if container.take(reading):
                     self._settle(container)
+            self.unlisting.take(reading, self.containers)
             self._trace()
 
     def _trace(self) -> None:

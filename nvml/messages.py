@@ -122,7 +122,7 @@ class Answers(OfGpu, frozen=True, tag=True):
 
 
 class Processes(OfGpu, frozen=True, tag=True):
-    """Who holds memory there."""
+    """Who holds memory there, and how much is in use."""
 
     wants: ClassVar[str] = "its processes"
 
@@ -180,6 +180,9 @@ class Health(Reply, frozen=True, tag=True):
 
 class Held(Reply, frozen=True, tag=True):
     processes: tuple[ProcessUsage, ...]
+    used_bytes: int | None = None
+    """Of the GPU or MIG instance, as the driver counts it, without what it reserves for itself. None = the driver does not tell, or the list is not
+    whole."""
 
 
 class Computed(Reply, frozen=True, tag=True):

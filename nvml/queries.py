@@ -61,10 +61,9 @@ class Nvml:
         """Every process with a context on the card, by host pid."""
         return self._call(Processes(uuid), Held).processes
 
-    def processes_of(self, uuids: Iterable[str]) -> dict[str, tuple[ProcessUsage, ...] | NvmlError]:
-        """The same of several cards, each as if it was queried alone. Raises NvmlAway only."""
-        found = self._call_all({uuid: Processes(uuid) for uuid in uuids}, Held)
-        return {uuid: one if isinstance(one, NvmlError) else one.processes for uuid, one in found.items()}
+    def held_of(self, uuids: Iterable[str]) -> dict[str, Held | NvmlError]:
+        """The same of several cards, and the memory in use, each as if it was queried alone. Raises NvmlAway only."""
+        return self._call_all({uuid: Processes(uuid) for uuid in uuids}, Held)
 
     def busy(self, uuid: str, since_us: int, until_us: int) -> Busy:
         """Who computed on a card after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""

@@ -165,9 +165,9 @@ def test_a_client_has_the_reply_to_each_of_more_requests_than_are_carried_togeth
     asks.answer = lambda one: m.Held((m.ProcessUsage(int(one.key), one.key, 1),))
     client = Client(folder / "nvml.sock", 10)
     wanted = [str(number) for number in range(3 * m.TOGETHER + 1)]
-    found = client.nvml.processes_of(wanted)
+    found = client.nvml.held_of(wanted)
     client.close()
-    assert found == {name: (m.ProcessUsage(int(name), name, 1),) for name in wanted}
+    assert found == {name: m.Held((m.ProcessUsage(int(name), name, 1),)) for name in wanted}
 
 
 def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, server: Server) -> None:
