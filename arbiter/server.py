@@ -58,6 +58,7 @@ class Server:
         turns: Turns | None = None,
         sockets_dir: Path | None = None,
         attributing: Attributing | None = None,
+        unlisting: Unlisting | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
@@ -69,7 +70,7 @@ class Server:
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
         self.attributing = attributing if attributing is not None else Attributing()
-        self.unlisting = Unlisting()
+        self.unlisting = unlisting if unlisting is not None else Unlisting()
         self.turns = turns
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else Limits()

@@ -39,7 +39,6 @@ from vgpu.status import (
     TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
-    UnlistedStatus,
     encode_status,
 )
 
@@ -293,7 +292,7 @@ def status_of(server: Server, commands: Commands | None = None, *, brief: bool =
         containers = [_container(key, server.containers[key], turns.get(key), found[key]) for key in keys]
         kills = server.killed()
         ungranted = server.attributing.ungranted
-        unlisted = tuple(UnlistedStatus(one.uuid, one.bytes, one.used_bytes) for one in server.unlisting.found)
+        unlisted = server.unlisting.statuses(server.containers)
     commands = commands if commands is not None else Commands()
     known = [container for container in containers if container is not None]
     if not brief:

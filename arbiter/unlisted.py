@@ -5,7 +5,7 @@ Units: bytes, seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Final
 
@@ -13,6 +13,9 @@ import structlog
 
 from arbiter.container import Container
 from arbiter.meter import Reading
+from arbiter.openers import Opener, Openers, Wanted
+from vgpu.attribution import Owner, Owners
+from vgpu.status import UnlistedStatus
 from vgpu.unlisted import Holder, Lookout, Unlisted, difference, slack_bytes
 
 APART_S: Final = 0.5
@@ -24,9 +27,10 @@ _log = structlog.get_logger()
 
 
 class Unlisting:
-    """Of one node."""
+    """Of one node. `openers` finds the container that may hold it; None = nobody does, where the node's processes are not seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, openers: Openers | None = None) -> None:
+        self.openers = openers
         self.known: frozenset[str] = frozenset()
         """GPUs of the last readings of which it can be told."""
         self._lookout = Lookout()
@@ -37,6 +41,11 @@ class Unlisting:
     def found(self) -> tuple[Unlisted, ...]:
         """By GPU."""
         return tuple(one for _, one in sorted(self._lookout.found.items()))
+
+    def statuses(self, containers: Mapping[str, Container]) -> tuple[UnlistedStatus, ...]:
+        """As the status document has it."""
+        openers = self.openers.found if self.openers is not None else {}
+        return tuple(_status(one, openers.get(one.uuid), containers) for one in self.found)
 
     def take(self, reading: Reading, containers: Mapping[str, Container]) -> None:
         """A reading. A GPU that did not answer stays as it was, one that no grant names any more is forgotten."""
@@ -51,6 +60,8 @@ class Unlisting:
         self._lookout.look(reading.at_s, {uuid: _judged(uuid, reading, containers) for uuid in read})
         self._lookout.forget(but=wanted)
         self._tell(before, reading.at_s)
+        if self.openers is not None:
+            self.openers.want(_wanted(self._lookout.found, reading, containers) if self._lookout.found else Wanted())
 
     def _tell(self, before: frozenset[str], at_s: float) -> None:
         for one in self.found:
@@ -62,6 +73,26 @@ class Unlisting:
                 )  # fmt: skip
         for uuid in before - self._lookout.found.keys():
             _log.info("no GPU memory is unlisted any more", gpu=uuid)
+
+
+def _status(one: Unlisted, opener: Opener | None, containers: Mapping[str, Container]) -> UnlistedStatus:
+    grant = containers[opener.key].grant if opener is not None and opener.key in containers else None
+    if opener is None or grant is None:
+        return UnlistedStatus(one.uuid, one.bytes, one.used_bytes)
+    return UnlistedStatus(
+        one.uuid, one.bytes, one.used_bytes, grant.uid, f"{grant.namespace}/{grant.pod}", grant.container, opener.pids
+    )
+
+
+def _wanted(found: Collection[str], reading: Reading, containers: Mapping[str, Container]) -> Wanted:
+    granted = {key: one.grant for key, one in containers.items() if one.grant is not None}
+    keys = {
+        uuid: frozenset(key for key, grant in granted.items() if uuid in {card.uuid for card in grant.cards})
+        for uuid in found
+    }
+    owners = Owners(Owner(key, grant.uid, containers[key].container_id) for key, grant in granted.items())
+    connected = {connection.pid for one in containers.values() for connection in one.connections.values()}
+    return Wanted(keys, owners, frozenset(connected | reading.seen.keys()))
 
 
 def _left(uuid: str, reading: Reading) -> int | None:

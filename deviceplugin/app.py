@@ -227,9 +227,12 @@ class DevicePlugin:
         """Memory of a shared GPU belongs to no grant: tell the operator, on the node."""
         self._tell_on_node(UNGRANTED, note)
 
-    def unlisted(self, note: str) -> None:
-        """Memory of a shared GPU is in use and NVML lists it for no process: tell the operator, on the node."""
-        self._tell_on_node(UNLISTED, note)
+    def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
+        """Memory of a shared GPU is in use and NVML lists it for no process: tell the operator, on the node, or the user of the pod that may hold it."""
+        if pod is None:
+            self._tell_on_node(UNLISTED, note)
+        else:
+            self.recorder.event(about(pod, container), UNLISTED, note, "Warning")
 
     def misplaced(self, pod: Pod, container: str, note: str) -> None:
         """A container does not find its grant: tell the pod's user."""

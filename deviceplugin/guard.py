@@ -46,6 +46,8 @@ DEADLINE_S: Final = 2.0
 LARGEST_DOCUMENT: Final = 16 * 2**20
 """Bytes. A node of 110 pods with 64 processes each is some 2 MB."""
 MIB: Final = 2**20
+PIDS_NAMED: Final = 8
+"""In an Event."""
 COMMAND_LIMIT: Final = 80
 """Characters of a command line in an Event."""
 
@@ -185,6 +187,14 @@ def unlisted_note(found: UnlistedStatus) -> str:
     return (
         f"{found.held_bytes // MIB} MiB of {found.gpu}, which containers share, are in use and NVML lists them for no process: no limit counts "
         f"them, and a program may have taken them without CUDA; {found.used_bytes // MIB} MiB are in use in all"
+        + (f"; container {found.container} of pod {found.pod} may hold them: {_suspicion(found)}" if found.pod else "")
+    )
+
+
+def _suspicion(found: UnlistedStatus) -> str:
+    return (
+        f"it alone has processes there ({', '.join(map(str, found.pids[:PIDS_NAMED]))}) that have a GPU open and that NVML lists nowhere, "
+        "which is no proof"
     )
 
 
@@ -223,8 +233,8 @@ class Observer(Protocol):
     def ungranted(self, note: str) -> None:
         """Processes hold memory of a shared GPU and belong to no grant."""
 
-    def unlisted(self, note: str) -> None:
-        """Memory of a shared GPU is in use, and NVML lists it for no process."""
+    def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
+        """Memory of a shared GPU is in use, and NVML lists it for no process. `pod`: of the container that may hold it; None = of the node."""
 
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The status could not be had this time."""
@@ -242,7 +252,7 @@ class Guard:
     ) -> None:
         self._socket, self._pod, self._observer, self._clock = status, pod, observer, clock
         self._unenforced_s: dict[tuple[str, str, str], float] = {}
-        """When each reason of a container was told last, for as long as it is not told again."""
+        """When each reason of a container was told last, for as long as it is not told again; `UNLISTED` too."""
         self._ungranted_s: dict[str, float] = {}
         """When it was told of each GPU last; forgotten when nothing is ungranted there."""
         self._unlisted_s: dict[str, float] = {}
@@ -341,9 +351,15 @@ class Guard:
             self._observer.ungranted(note)
 
     def _tell_unlisted(self, found: Iterable[UnlistedStatus]) -> None:
-        for note in self._due({one.gpu: unlisted_note(one) for one in found}, self._unlisted_s):
+        there = list(found)
+        for note in self._due({one.gpu: unlisted_note(one) for one in there}, self._unlisted_s):
             log.warning("memory that NVML lists for no process", note=note)
             self._observer.unlisted(note)
+        for one in there:
+            key, pod = (one.uid, one.container, UNLISTED), self._pod(one.uid) if one.uid else None
+            if pod is not None and key not in self._unenforced_s:
+                self._unenforced_s[key] = self._clock()
+                self._observer.unlisted(unlisted_note(one), pod, one.container)
 
     def _due(self, notes: dict[str, str], told_s: dict[str, float]) -> list[str]:
         """Those of GPUs that were not told of for `AGAIN_S`. `told_s`: when each was, and forgotten when there is nothing to tell."""

@@ -36,6 +36,7 @@ from nvml.messages import (
     Computed,
     Computes,
     Count,
+    Descriptors,
     Failed,
     Health,
     Held,
@@ -129,8 +130,8 @@ class Session:
                 return Computed(utilisation.busy(uuid, since_us, until_us))
             case Xids(uuids):
                 return self._xids(uuids)
-            case Maps():
-                return Failed("the NVML process reads no maps: the program that serves does")
+            case Maps() | Descriptors():
+                return Failed("the NVML process looks at no processes: the program that serves does")
 
     def _opened(self, driver_root: Path) -> Opened:
         """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""

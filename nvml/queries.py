@@ -16,12 +16,14 @@ from nvml.messages import (
     Computes,
     Count,
     Counted,
+    Descriptors,
     Failed,
     Health,
     Held,
     Mapped,
     Maps,
     OneCard,
+    Opens,
     Processes,
     ProcessUsage,
     Xids,
@@ -72,6 +74,13 @@ class Nvml:
     def mapped(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
         """Which of these have the library in their memory, by host pid and start; None where nobody knows. At most `MOST_MAPS`."""
         found = self._call(Maps(processes), Mapped).mapped
+        if len(found) != len(processes):
+            raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
+        return found
+
+    def gpu_open(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
+        """Which of these have a GPU's device file open, by host pid and start; None where nobody knows. At most `MOST_MAPS`."""
+        found = self._call(Descriptors(processes), Opens).opens
         if len(found) != len(processes):
             raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
         return found

@@ -162,7 +162,9 @@ def ungranted_note(found: UngrantedStatus) -> str:
 
 def unlisted_note(found: UnlistedStatus) -> str:
     """What is said of memory for which no process is named."""
-    return f"! {found.held_bytes // 2**20} MiB of {found.gpu} are in use and NVML lists them for no process: no limit counts them"
+    processes = ", ".join(map(str, found.pids))
+    may = f"; {found.pod}/{found.container} may hold them (processes {processes})" if found.pod else ""
+    return f"! {found.held_bytes // 2**20} MiB of {found.gpu} are in use and NVML lists them for no process: no limit counts them{may}"
 
 
 def unenforced_limit(limit: Limit, found: Iterable[UnenforcedStatus]) -> bool:

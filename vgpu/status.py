@@ -188,6 +188,14 @@ class UnlistedStatus(msgspec.Struct, frozen=True):
     """At least so much."""
     used_bytes: int
     """Of the GPU, by all that use it, as the driver counts it."""
+    uid: str = ""
+    """Of the pod whose container may hold it: the only one there with processes that have a GPU open and that NVML lists nowhere. Empty = none can be
+    named."""
+    pod: str = ""
+    """`<namespace>/<name>`"""
+    container: str = ""
+    pids: tuple[int, ...] = ()
+    """Of the host: these processes."""
 
 
 class Status(msgspec.Struct, frozen=True):

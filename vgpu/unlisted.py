@@ -23,7 +23,7 @@ Units: bytes, seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,3 +96,18 @@ class Lookout:
         for uuid in (self.found.keys() | self._since_s.keys()) - kept:
             self.found.pop(uuid, None)
             self._since_s.pop(uuid, None)
+
+
+def suspected(looked: Iterable[tuple[Sequence[str], bool | None]]) -> str | None:
+    """The one container whose processes may hold it; None where there is none, where there are several, and where it cannot be told.
+
+    `looked`: of each process that NVML lists nowhere, the grants that it may belong to, by key, and whether it has a GPU open; None = nobody knows.
+    An open GPU is no proof of memory, so one container is named only where no other can be meant.
+    """
+    possible, sure = set[str](), set[str]()
+    for keys, opens in looked:
+        if opens is not False:
+            possible.update(keys)
+        if opens and len(keys) == 1:
+            sure.add(keys[0])
+    return sure.pop() if len(possible) == 1 and sure else None

@@ -140,6 +140,7 @@ def _unlisted(machine: Machine, book: Book) -> None:
         took = machine.wait_for(lambda: bool(found()), "the arbiter to say unlisted", 20)
         book.at_most("seconds until the arbiter says unlisted", SOON_S, round(took, 2))
         book.within("unlisted, MiB", held_mib - 256, held_mib + 64, found()[0]["held_bytes"] // MIB)
+        book.fact("the container that is named", found()[0]["container"] or "none: the arbiter sees no pods here")
         listed = [one["pid"] for one in status(machine, key)["processes"]]
         book.check("the program is listed for its container", False, program.process.pid in listed)
         book.check("lives on when it is only reported", True, program.process.poll() is None)

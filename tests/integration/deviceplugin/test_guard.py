@@ -202,21 +202,20 @@ async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(runnin
         assert made.api.deleted == []
 
 
-async def test_memory_that_is_listed_for_no_process_makes_an_event_on_the_node(running: Start) -> None:
+async def test_memory_that_is_listed_for_no_process_makes_an_event_on_the_node_and_on_the_pod_that_may_hold_it(
+    running: Start,
+) -> None:
     async with running() as made:
         uuid = await admitted(made, "a")
-        found = UnlistedStatus(uuid, 2560 * MIB, 3000 * MIB)
+        found = UnlistedStatus(uuid, 2560 * MIB, 3000 * MIB, "uid-default-a", "default/a", "main", (4711,))
         async with await made.arbiter_says(encode_status(Status((), unlisted=(found,)))):
-            (note,) = await told(made, 1)
+            (note, _) = await told(made, 2)
         assert note.startswith(
             f"2560 MiB of {uuid}, which containers share, are in use and NVML lists them for no process"
         )
-        (event,) = made.api.events
-        assert (event["reason"], event["regarding"]["kind"], event["regarding"]["name"]) == (
-            "UnlistedMemory",
-            "Node",
-            "n1",
-        )
+        regarding = {event["regarding"]["kind"]: event["regarding"]["name"] for event in made.api.events}
+        assert regarding == {"Node": "n1", "Pod": "a"}
+        assert {event["reason"] for event in made.api.events} == {"UnlistedMemory"}
         assert made.api.deleted == []
 
 

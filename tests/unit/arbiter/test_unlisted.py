@@ -10,10 +10,13 @@ import pytest
 
 from arbiter.meter import Reading, Seen
 from arbiter.metrics import LedgerCollector
+from arbiter.openers import Opener, Openers, Wanted
 from arbiter.server import Server
 from arbiter.status import status_of
-from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Node, Process, a_grant, wait_for
+from nvml.queries import Nvml
+from tests.unit.arbiter.conftest import CARD, MIB, OTHER_CARD, HandMeter, Nobody, Node, Process, a_grant, wait_for
 from vgpu import wire
+from vgpu.cgroup import Place
 
 LOST = 999_999
 """A pid that nobody has."""
@@ -157,3 +160,34 @@ def test_a_gpu_on_which_nobody_has_a_share_any_more_is_forgotten(node: Node, ser
     reads(server, meter, 0, {}, times=1, uuid=OTHER_CARD)
     assert found(server) == []
     assert metric(server) == {}
+
+
+class Seeing(Openers):
+    """Finds what a test says, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(Nvml(Nobody()))
+        self.wanted = Wanted()
+
+    def want(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+
+
+def test_the_container_that_may_hold_it_is_looked_for_and_in_the_status(
+    node: Node, server: Server, meter: HandMeter
+) -> None:
+    node.process("k")
+    seeing = server.unlisting.openers = Seeing()
+    reads(server, meter, 2560, {LOST: 1}, times=2)
+    assert seeing.wanted.keys == {}, "there is nothing to look for yet"
+    seeing.found = {CARD: Opener("k", (7, 8)), OTHER_CARD: Opener("gone", (9,))}
+    reads(server, meter, 2560, {LOST: 1}, times=1)
+    assert (dict(seeing.wanted.keys), seeing.wanted.known) == ({CARD: frozenset({"k"})}, {LOST, SELF})
+    assert seeing.wanted.owners.of(Place("uid-a"), None) == ("k",)
+    (one,) = status_of(server).unlisted
+    assert (one.uid, one.pod, one.container, one.pids) == ("uid-a", "default/a", "main", (7, 8))
+    seeing.found = {CARD: Opener("gone", (7,))}
+    (one,) = status_of(server).unlisted
+    assert (one.uid, one.pod, one.container, one.pids) == ("", "", "", ())
+    reads(server, meter, 0, {}, times=1)
+    assert seeing.wanted.keys == {}

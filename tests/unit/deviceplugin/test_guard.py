@@ -64,8 +64,8 @@ class Told:
     ungranted_notes: list[str] = field(default_factory=list)
     unlisted_notes: list[str] = field(default_factory=list)
 
-    def unlisted(self, note: str) -> None:
-        self.unlisted_notes.append(note)
+    def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
+        self.unlisted_notes.append(note if pod is None else f"{pod.uid} {container}: {note}")
 
     def ungranted(self, note: str) -> None:
         self.ungranted_notes.append(note)
@@ -434,3 +434,25 @@ async def test_memory_that_is_listed_for_no_process_is_told_of_once_for_each_gpu
     await looking.look_at()
     await looking.look_at(unlisted=found[:1])
     assert len(looking.told.unlisted_notes) == 5, "it had ended"
+
+
+async def test_the_pod_of_the_container_that_may_hold_it_is_told_once_in_ten_minutes(looking: Looking) -> None:
+    found = UnlistedStatus(uuid(0), 2560 * MIB, 3000 * MIB)
+    named = msgspec.structs.replace(
+        found, uid="uid-default-a", pod="default/a", container="main", pids=tuple(range(7, 27))
+    )
+    stranger = msgspec.structs.replace(named, uid="nobody-knows-it")
+    for one in (found, stranger, named, found, named):
+        looking.at_s += 1
+        await looking.look_at(unlisted=(one,))
+    of_node, of_pod = looking.told.unlisted_notes
+    assert "may hold" not in of_node
+    assert of_pod.startswith(f"uid-default-a main: 2560 MiB of {uuid(0)}, which containers share")
+    assert of_pod.endswith(
+        "; container main of pod default/a may hold them: it alone has processes there (7, 8, 9, 10, 11, 12, 13, 14) that"
+        " have a GPU open and that NVML lists nowhere, which is no proof"
+    )
+    looking.at_s = 2 * AGAIN_S
+    await looking.look_at(unlisted=(named,))
+    assert len(looking.told.unlisted_notes) == 4, "node and pod"
+    assert looking.told.offences == [], "nobody is killed or evicted for it"

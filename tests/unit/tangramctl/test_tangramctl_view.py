@@ -95,15 +95,19 @@ def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Mach
 
 def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine: Machine) -> None:
     book.write(machine, ("python", "x"), PIECE, TERMS)
-    of_run, of_pod = UnlistedStatus(UUID, 2560 * MIB, 3000 * MIB), UnlistedStatus(UUID, 700 * MIB, 700 * MIB)
+    of_run, of_pod = (
+        UnlistedStatus(UUID, 2560 * MIB, 3000 * MIB),
+        UnlistedStatus(UUID, 700 * MIB, 700 * MIB, "u", "default/a", "main", (7, 8)),
+    )
     cluster = machine.root / "cluster.sock"
     with (
         arbiter(machine.status_socket, encode_status(Status((), unlisted=(of_run,)))),
         arbiter(cluster, encode_status(Status((told("k"),), unlisted=(of_pod,)))),
     ):
         notes = view.look(machine, cluster).notes
-    for mib in (2560, 700):
-        assert f"! {mib} MiB of {UUID} are in use and NVML lists them for no process: no limit counts them" in notes
+    text = f"MiB of {UUID} are in use and NVML lists them for no process: no limit counts them"
+    assert f"! 2560 {text}" in notes
+    assert f"! 700 {text}; default/a/main may hold them (processes 7, 8)" in notes
 
 
 def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:

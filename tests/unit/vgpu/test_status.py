@@ -45,7 +45,7 @@ TEXT = """
  "kills": [{"id": "9-100", "uid": "u", "pod": "default/a", "container": "main", "gpu": "%s", "pid": 9, "command": "python train.py",
    "held_bytes": 150, "limit_bytes": 100, "bypass": true}],
  "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}],
- "unlisted": [{"gpu": "%s", "held_bytes": 70, "used_bytes": 170}]}
+ "unlisted": [{"gpu": "%s", "held_bytes": 70, "used_bytes": 170, "uid": "u", "pod": "default/a", "container": "main", "pids": [6]}]}
 """ % (UUID, UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
 STATUS = Status(
     (
@@ -61,7 +61,7 @@ STATUS = Status(
     ),
     kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True),),
     ungranted=(UngrantedStatus(UUID, 5, "python other.py", 60, "v"),),
-    unlisted=(UnlistedStatus(UUID, 70, 170),),
+    unlisted=(UnlistedStatus(UUID, 70, 170, "u", "default/a", "main", (6,)),),
 )  # fmt: skip
 
 

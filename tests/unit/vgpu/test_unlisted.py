@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.unlisted import SLACK_BYTES, STAYS_S, Holder, Lookout, Unlisted, difference, slack_bytes
+from vgpu.unlisted import SLACK_BYTES, STAYS_S, Holder, Lookout, Unlisted, difference, slack_bytes, suspected
 
 MIB = 2**20
 GPU, OTHER = "GPU-a", "GPU-b"
@@ -104,3 +106,24 @@ def test_it_takes_two_readings_at_least(apart_s: float) -> None:
     for number in range(1, 4):
         lookout.look(number * apart_s, {GPU: SOME})
     assert lookout.found == {GPU: SOME}
+
+
+OPENS = st.sampled_from([True, False, None])
+LOOKED = st.lists(st.tuples(st.lists(st.sampled_from("abc"), min_size=1, unique=True), OPENS), max_size=6)
+
+
+@given(LOOKED)
+def test_a_container_is_named_only_where_no_other_can_be_meant(looked: list[tuple[list[str], bool | None]]) -> None:
+    """In every world that fits: a process of which nobody knows has a GPU open or not, and belongs to any of its containers."""
+    ways = [[*(keys if opens is not False else []), *([] if opens else [""])] for keys, opens in looked]
+    worlds = [frozenset(world) - {""} for world in itertools.product(*ways)]
+    same = len(set(worlds)) == 1 and len(worlds[0]) == 1
+    assert suspected(looked) == (next(iter(worlds[0])) if same else None)
+
+
+def test_nobody_is_named_where_nobody_has_a_gpu_open() -> None:
+    assert suspected([]) is None
+    assert suspected([(["a"], False), (["b"], False)]) is None
+    assert suspected([(["a"], True), (["b"], False), (["a"], True)]) == "a"
+    assert suspected([(["a"], True), (["a"], None)]) == "a"
+    assert suspected([(["a"], True), (["b"], None)]) is None
