@@ -1,9 +1,8 @@
 /* raw.c - takes memory by the fake driver's own protocol, as a static program that makes the driver's ioctls itself would: no libcuda, and no loader
  * that preloads anything.
  *
- *     raw SOCKET MIB CARD [ROOT [ended|unlisted]]    with ROOT, unless that is empty, it changes its root to that directory between connecting
- *                                                    and allocating; with `ended` its first thread ends, and another one stays; with `unlisted`
- *                                                    it has no context, and NVML lists it nowhere
+ *     raw SOCKET MIB CARD [ROOT [ended]]    with ROOT, unless that is empty, it changes its root to that directory between connecting and
+ *                                           allocating; with `ended` its first thread ends, and another one stays
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -61,15 +60,14 @@ int main(int count, char **word)
         return 5;
     if (count > 4 && *word[4] && (chroot(word[4]) != 0 || chdir("/") != 0))
         return 6;
-    const int listed = count < 6 || strcmp(word[5], "unlisted") != 0;
     pthread_mutex_lock(&page->lock);
-    page->slot[in.slot].kind = listed ? FAKE_CUDA : FAKE_NVML;
-    page->slot[in.slot].contexts[card] = listed;
+    page->slot[in.slot].kind = FAKE_CUDA;
+    page->slot[in.slot].contexts[card] = 1;
     page->unit[card].used_bytes[in.slot] += mib * FAKE_MIB;
     pthread_mutex_unlock(&page->lock);
     say("holds", mib);
     pthread_t other;
-    if (count > 5 && listed && pthread_create(&other, NULL, stay, NULL) == 0)
+    if (count > 5 && pthread_create(&other, NULL, stay, NULL) == 0)
         syscall(SYS_exit, 0); /* of this thread alone: pthread_exit needs a shared library */
     for (;;)
         pause();
