@@ -23,12 +23,14 @@ from arbiter.files import connections_of, raise_limit
 from arbiter.meter import Meter
 from arbiter.metrics import pages
 from arbiter.nvml_source import nvml_source
+from arbiter.openers import Openers
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.supervisor import needed, notify_ready
 from arbiter.tracer import Tracer
 from arbiter.turns import Turns
+from arbiter.unlisted import Unlisting
 from arbiter.verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.witness import Witness
 from nvml.queries import Nvml
@@ -88,6 +90,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
         hold_untold=settings.hold_untold,
         processes=connections,
     )
+    openers = Openers(nvml()) if settings.processes_visible else None
     server = Server(
         settings.grants_dir,
         _limits(settings, connections),
@@ -95,6 +98,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
         turns=turns,
         sockets_dir=settings.sockets_dir,
         attributing=Attributing(visible=settings.processes_visible),
+        unlisting=Unlisting(openers),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
@@ -114,6 +118,11 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
         tracer.start()
     except RuntimeError as error:
         log.error("a process that goes around the library counts as unconnected", reason=str(error))
+    try:
+        if openers is not None:
+            openers.start()
+    except RuntimeError as error:
+        log.error("no container is named for memory that NVML lists for no process", reason=str(error))
     if settings.check_idle:
         witness.start()
     log.info(
@@ -127,6 +136,8 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     status.close()
     meter.close()
     tracer.close()
+    if openers is not None:
+        openers.close()
     log.info("stopped")
 
 

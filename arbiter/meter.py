@@ -69,6 +69,8 @@ class Reading:
     unchanged: frozenset[str] = frozenset()
     """Those of `cards` that were then as they are now: the processes and their bytes. Once they are attributed: and each belongs to the grant that it
     belonged to."""
+    used: Mapping[str, int | None] = field(default_factory=dict)
+    """UUID -> bytes of the card that are in use, whoever has them; None where the driver does not tell."""
 
     def after(self, before: Reading) -> Reading:
         """The same, compared with this one."""
@@ -177,20 +179,22 @@ class Meter:
     def _read(self, began_s: float) -> Reading:
         """Raises NvmlError when no card answers."""
         listed: dict[str, tuple[ProcessUsage, ...]] = {}
+        used: dict[str, int | None] = {}
         failed = None
         wanted = list(self._read_s)
-        for uuid, held in self._nvml.processes_of(wanted).items():
+        for uuid, held in self._nvml.held_of(wanted).items():
             if isinstance(held, NvmlError):
                 failed = held
             else:
-                listed[uuid] = held
+                listed[uuid], used[uuid] = held.processes, held.used_bytes
         if failed is not None and not listed:
             raise failed
         if not wanted:
             self._nvml.count()
         cards = {uuid: {process.pid: process.used_bytes for process in held} for uuid, held in listed.items()}
         clients = frozenset(process.pid for held in listed.values() for process in held if process.mps)
-        return Reading(began_s, cards, self._look_up(pid for held in cards.values() for pid in held), clients)
+        seen = self._look_up(pid for held in cards.values() for pid in held)
+        return Reading(began_s, cards, seen, clients, used=used)
 
     def _look_up(self, pids: Iterable[int]) -> dict[int, Seen]:
         """What the host knows of them; what was known of the same process is not asked again."""

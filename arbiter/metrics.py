@@ -122,7 +122,22 @@ def _ungranted(server: Server) -> list[Metric]:
     for uuid in sorted(uuids | {one.uuid for one in found}):
         held.add_metric([uuid], sum(one.held_bytes or 0 for one in found if one.uuid == uuid))
         count.add_metric([uuid], sum(one.uuid == uuid for one in found))
-    return [held, count]
+    return [held, count, _unlisted(server)]
+
+
+def _unlisted(server: Server) -> Metric:
+    """Of each GPU that has a grant and of which it can be told."""
+    held = GaugeMetricFamily(
+        "tangram_arbiter_unlisted_bytes",
+        "GPU memory in use that NVML lists for no process, where that is more than the slack; else 0. No sample: it cannot be told",
+        labels=["gpu_uuid"],
+    )
+    with server.lock:
+        found = {one.uuid: one.bytes for one in server.unlisting.found}
+        known = server.unlisting.known
+    for uuid in sorted(known | found.keys()):
+        held.add_metric([uuid], found.get(uuid, 0))
+    return held
 
 
 def stuck(server: Server, at_s: float) -> str:

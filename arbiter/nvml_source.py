@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from nvml.client import Client
-from nvml.mapped import Looks
+from nvml.local import Local
 from nvml.messages import AnyReply, AnyRequest
 from nvml.queries import Nvml
 from nvml.replacing import End
@@ -32,8 +32,8 @@ def nvml_source(socket: Path | None, driver_root: Path, limits: Limits) -> Itera
     supervisor = Supervisor(driver_root, limits, report=_report)
     supervisor.start()
     try:
-        looks = Looks()
-        yield lambda: Nvml(_Own(supervisor, looks))
+        local = Local()
+        yield lambda: Nvml(_Own(supervisor, local))
     finally:
         supervisor.close()
 
@@ -43,10 +43,10 @@ class _Own:
     """What a plugin's server answers, in this process."""
 
     supervisor: Supervisor
-    looks: Looks
+    local: Local
 
     def call_all(self, requests: Sequence[AnyRequest]) -> Sequence[AnyReply]:
-        return self.looks.answer_all(requests, lambda for_child: self.supervisor.call_all(for_child, READ_S))
+        return self.local.answer_all(requests, lambda for_child: self.supervisor.call_all(for_child, READ_S))
 
 
 def _report(end: End | None, text: str) -> None:

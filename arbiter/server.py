@@ -30,6 +30,7 @@ from arbiter.contexts import Measuring
 from arbiter.grant_file import same_place
 from arbiter.tracer import Suspect
 from arbiter.turns import Turns
+from arbiter.unlisted import Unlisting
 from arbiter.watch import Watch
 from vgpu.status import KillStatus
 
@@ -57,6 +58,7 @@ class Server:
         turns: Turns | None = None,
         sockets_dir: Path | None = None,
         attributing: Attributing | None = None,
+        unlisting: Unlisting | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
@@ -68,6 +70,7 @@ class Server:
         """Of directories that are gone, so that the counters never fall."""
         self.measuring = measuring if measuring is not None else Measuring()
         self.attributing = attributing if attributing is not None else Attributing()
+        self.unlisting = unlisting if unlisting is not None else Unlisting()
         self.turns = turns
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else Limits()
@@ -160,6 +163,7 @@ class Server:
             for container in self.containers.values():
                 if container.take(reading):
                     self._settle(container)
+            self.unlisting.take(reading, self.containers)
             self._trace()
 
     def _trace(self) -> None:

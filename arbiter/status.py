@@ -292,6 +292,7 @@ def status_of(server: Server, commands: Commands | None = None, *, brief: bool =
         containers = [_container(key, server.containers[key], turns.get(key), found[key]) for key in keys]
         kills = server.killed()
         ungranted = server.attributing.ungranted
+        unlisted = server.unlisting.statuses(server.containers)
     commands = commands if commands is not None else Commands()
     known = [container for container in containers if container is not None]
     if not brief:
@@ -300,6 +301,7 @@ def status_of(server: Server, commands: Commands | None = None, *, brief: bool =
         tuple(_with_commands(container, commands) for container in known),
         kills=kills,
         ungranted=tuple(map(_ungranted, ungranted)),
+        unlisted=unlisted,
     )
 
 

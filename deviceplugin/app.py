@@ -18,7 +18,7 @@ from deviceplugin.containerids import ContainerIds
 from deviceplugin.earlier import PreloadingPod, without_variables
 from deviceplugin.files import make_folder
 from deviceplugin.grants import Grants
-from deviceplugin.guard import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, Guard, Offence, Trouble
+from deviceplugin.guard import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, UNLISTED, Guard, Offence, Trouble
 from deviceplugin.kubelet import Kubelet
 from deviceplugin.ledger import Ledger
 from deviceplugin.machine import Machine
@@ -225,8 +225,14 @@ class DevicePlugin:
 
     def ungranted(self, note: str) -> None:
         """Memory of a shared GPU belongs to no grant: tell the operator, on the node."""
-        name = self.settings.node_name
-        self.recorder.event(ObjectReference(kind="Node", name=name, uid=name), UNGRANTED, note, "Warning")
+        self._tell_on_node(UNGRANTED, note)
+
+    def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
+        """Memory of a shared GPU is in use and NVML lists it for no process: tell the operator, on the node, or the user of the pod that may hold it."""
+        if pod is None:
+            self._tell_on_node(UNLISTED, note)
+        else:
+            self.recorder.event(about(pod, container), UNLISTED, note, "Warning")
 
     def misplaced(self, pod: Pod, container: str, note: str) -> None:
         """A container does not find its grant: tell the pod's user."""
@@ -239,6 +245,10 @@ class DevicePlugin:
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The arbiter did not say who is over its limit."""
         self.metrics.arbiter_silent.labels(trouble).inc()
+
+    def _tell_on_node(self, reason: str, note: str) -> None:
+        name = self.settings.node_name
+        self.recorder.event(ObjectReference(kind="Node", name=name, uid=name), reason, note, "Warning")
 
     def _orphans_changed(self, orphans: tuple[Orphan, ...]) -> None:
         self.metrics.set_orphans(orphans)

@@ -35,6 +35,7 @@ from vgpu.status import (
     Status,
     TurnStatus,
     UngrantedStatus,
+    UnlistedStatus,
     decode_status,
 )
 
@@ -45,12 +46,15 @@ DEADLINE_S: Final = 2.0
 LARGEST_DOCUMENT: Final = 16 * 2**20
 """Bytes. A node of 110 pods with 64 processes each is some 2 MB."""
 MIB: Final = 2**20
+PIDS_NAMED: Final = 8
+"""In an Event."""
 COMMAND_LIMIT: Final = 80
 """Characters of a command line in an Event."""
 
 REASON: Final = "OverMemoryLimit"
 BYPASSED: Final = "LimitBypassed"
 UNGRANTED: Final = "UngrantedMemory"
+UNLISTED: Final = "UnlistedMemory"
 KILL: Final = "kill"
 NOTICES: Final = {
     "UntoldWork": (
@@ -178,6 +182,22 @@ def _ungranted_note(gpu: str, processes: list[UngrantedStatus], pod: Callable[[s
     )
 
 
+def unlisted_note(found: UnlistedStatus) -> str:
+    """The sentence for a person."""
+    return (
+        f"{found.held_bytes // MIB} MiB of {found.gpu}, which containers share, are in use and NVML lists them for no process: no limit counts "
+        f"them, and a program may have taken them without CUDA; {found.used_bytes // MIB} MiB are in use in all"
+        + (f"; container {found.container} of pod {found.pod} may hold them: {_suspicion(found)}" if found.pod else "")
+    )
+
+
+def _suspicion(found: UnlistedStatus) -> str:
+    return (
+        f"it alone has processes there ({', '.join(map(str, found.pids[:PIDS_NAMED]))}) that have a GPU open and that NVML lists nowhere, "
+        "which is no proof"
+    )
+
+
 def notices(turn: TurnStatus | None) -> list[str]:
     """Which of `NOTICES` hold."""
     if turn is None:
@@ -213,6 +233,9 @@ class Observer(Protocol):
     def ungranted(self, note: str) -> None:
         """Processes hold memory of a shared GPU and belong to no grant."""
 
+    def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
+        """Memory of a shared GPU is in use, and NVML lists it for no process. `pod`: of the container that may hold it; None = of the node."""
+
     def arbiter_silent(self, trouble: Trouble) -> None:
         """The status could not be had this time."""
 
@@ -229,9 +252,11 @@ class Guard:
     ) -> None:
         self._socket, self._pod, self._observer, self._clock = status, pod, observer, clock
         self._unenforced_s: dict[tuple[str, str, str], float] = {}
-        """When each reason of a container was told last, for as long as it is not told again."""
+        """When each reason of a container was told last, for as long as it is not told again; `UNLISTED` too."""
         self._ungranted_s: dict[str, float] = {}
         """When it was told of each GPU last; forgotten when nothing is ungranted there."""
+        self._unlisted_s: dict[str, float] = {}
+        """The same of memory that is listed for no process."""
         self._told: frozenset[_Key] = frozenset()
         self._noticed: frozenset[tuple[str, str, str]] = frozenset()
         self._kills: frozenset[str] = frozenset()
@@ -265,6 +290,7 @@ class Guard:
         self._notice((c.uid, c.container, reason) for c in status.containers for reason in notices(c.turn))
         self._tell_unenforced(status.containers)
         self._tell_ungranted(status.ungranted)
+        self._tell_unlisted(status.unlisted)
 
     def _follow(self, found: list[Offence]) -> None:
         told = set()
@@ -319,13 +345,30 @@ class Guard:
                 self._observer.unenforced(pod, name, note)
 
     def _tell_ungranted(self, found: Iterable[UngrantedStatus]) -> None:
-        notes, now_s = ungranted_notes(found, self._pod), self._clock()
-        self._ungranted_s = {gpu: at_s for gpu, at_s in self._ungranted_s.items() if gpu in notes}
-        for gpu, note in notes.items():
-            if now_s - self._ungranted_s.get(gpu, -inf) >= AGAIN_S:
-                self._ungranted_s[gpu] = now_s
-                log.warning("memory that belongs to no grant", note=note)
-                self._observer.ungranted(note)
+        notes = ungranted_notes(found, self._pod)
+        for note in self._due(notes, self._ungranted_s):
+            log.warning("memory that belongs to no grant", note=note)
+            self._observer.ungranted(note)
+
+    def _tell_unlisted(self, found: Iterable[UnlistedStatus]) -> None:
+        there = list(found)
+        for note in self._due({one.gpu: unlisted_note(one) for one in there}, self._unlisted_s):
+            log.warning("memory that NVML lists for no process", note=note)
+            self._observer.unlisted(note)
+        for one in there:
+            key, pod = (one.uid, one.container, UNLISTED), self._pod(one.uid) if one.uid else None
+            if pod is not None and key not in self._unenforced_s:
+                self._unenforced_s[key] = self._clock()
+                self._observer.unlisted(unlisted_note(one), pod, one.container)
+
+    def _due(self, notes: dict[str, str], told_s: dict[str, float]) -> list[str]:
+        """Those of GPUs that were not told of for `AGAIN_S`. `told_s`: when each was, and forgotten when there is nothing to tell."""
+        now_s = self._clock()
+        due = [gpu for gpu in notes if now_s - told_s.get(gpu, -inf) >= AGAIN_S]
+        for gpu in told_s.keys() - notes.keys():
+            del told_s[gpu]
+        told_s |= dict.fromkeys(due, now_s)
+        return [notes[gpu] for gpu in due]
 
 
 _Key = tuple[str, str, str, str]

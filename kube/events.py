@@ -56,10 +56,11 @@ class ObjectReference(Slim, frozen=True):
 
 
 def about(thing: Pod | Node, container: str = "") -> ObjectReference:
-    """The reference to a pod (or one of its containers) or a node."""
+    """The reference to a pod (or one of its containers) or a node, also where a program decodes more of a pod than `Pod` has."""
+    kind = "Pod" if isinstance(thing, Pod) else "Node"
     meta = thing.metadata
     field = f"spec.containers{{{container}}}" if container else ""
-    return ObjectReference("v1", type(thing).__name__, meta.namespace, meta.name, meta.uid, "", field)
+    return ObjectReference("v1", kind, meta.namespace, meta.name, meta.uid, "", field)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from nvml.messages import (
     Computed,
     Computes,
     Count,
+    Descriptors,
     Failed,
     Health,
     Held,
@@ -124,13 +125,13 @@ class Session:
             case Answers(uuid):
                 return Health(probe.answers(uuid))
             case Processes(uuid):
-                return Held(usage.processes(uuid)[:MOST_PROCESSES])
+                return _held(uuid)
             case Computes(uuid, since_us, until_us):
                 return Computed(utilisation.busy(uuid, since_us, until_us))
             case Xids(uuids):
                 return self._xids(uuids)
-            case Maps():
-                return Failed("the NVML process reads no maps: the program that serves does")
+            case Maps() | Descriptors():
+                return Failed("the NVML process looks at no processes: the program that serves does")
 
     def _opened(self, driver_root: Path) -> Opened:
         """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""
@@ -146,6 +147,15 @@ class Session:
                 self._events.close()
             self._events, self._listens = Events(uuids), uuids
         return XidsSeen(self._events.seen(), self._events.deaf)
+
+
+def _held(uuid: str) -> Held:
+    """The memory is read before and after the list: a process that allocates or ends meanwhile is in the list or out of the smaller number."""
+    before = usage.used_bytes(uuid)
+    processes = usage.processes(uuid)
+    after = usage.used_bytes(uuid)
+    whole = len(processes) <= MOST_PROCESSES and before is not None and after is not None
+    return Held(processes[:MOST_PROCESSES], min(before or 0, after or 0) if whole else None)
 
 
 def mapped(library: str) -> str:

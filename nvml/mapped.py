@@ -12,12 +12,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, Failed, Mapped, Maps
 from vgpu.contract import LIBRARY
 from vgpu.process_stat import process_stat
 
@@ -95,20 +94,6 @@ class Looks:
         begun = [self._begin(process) for process in processes]
         return tuple(found.by(until_s) if found is not None else None for found in begun)
 
-    def answer(self, request: Maps) -> Mapped | Failed:
-        """As it goes over the socket."""
-        if len(request.processes) > MOST_MAPS:
-            return Failed(f"maps of {len(request.processes)} processes: at most {MOST_MAPS} are read")
-        return Mapped(self.of(request.processes))
-
-    def answer_all(
-        self, requests: Sequence[AnyRequest], carry: Callable[[Sequence[AnyRequest]], Sequence[AnyReply]]
-    ) -> list[AnyReply]:
-        """A reply for each. `carry` brings those that need NVML to the child, together; what it raises is raised."""
-        for_child = [request for request in requests if not isinstance(request, Maps)]
-        replies = iter(carry(for_child) if for_child else ())
-        return [self.answer(request) if isinstance(request, Maps) else next(replies) for request in requests]
-
     def _begin(self, process: Process) -> _Found | None:
         found = _Found()
         with self._lock:
@@ -116,7 +101,7 @@ class Looks:
                 return None
             self._looking.add(process)
         try:
-            threading.Thread(target=self._run, args=(process, found), name=f"maps-{process[0]}", daemon=True).start()
+            threading.Thread(target=self._run, args=(process, found), name=f"look-{process[0]}", daemon=True).start()
         except RuntimeError:
             self._end(process)
             return None

@@ -26,7 +26,7 @@ ENOUGH_BYTES: Final = 64 * 1024
 """Replies of this size together are not added to: with one of the largest they are below what a socket's buffer takes as one packet by
 default, 208 KiB."""
 MOST_MAPS: Final = 16
-"""Processes whose maps one request names. More are asked for one after the other."""
+"""Processes whose maps, or descriptors, one request names. More are asked for one after the other."""
 MOST_PROCESSES: Final = 3000
 """Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so no GPU has room for so many."""
 
@@ -122,7 +122,7 @@ class Answers(OfGpu, frozen=True, tag=True):
 
 
 class Processes(OfGpu, frozen=True, tag=True):
-    """Who holds memory there."""
+    """Who holds memory there, and how much is in use."""
 
     wants: ClassVar[str] = "its processes"
 
@@ -149,6 +149,14 @@ class Maps(Request, frozen=True, tag=True):
     `nvml.mapped` does, in the program that serves."""
 
     wants: ClassVar[str] = "the maps of processes"
+
+    processes: tuple[tuple[int, int], ...]
+
+
+class Descriptors(Request, frozen=True, tag=True):
+    """Which of these processes have a GPU's device file open. `processes`: as of `Maps`. `nvml.descriptors` answers it, no child."""
+
+    wants: ClassVar[str] = "the descriptors of processes"
 
     processes: tuple[tuple[int, int], ...]
 
@@ -180,6 +188,9 @@ class Health(Reply, frozen=True, tag=True):
 
 class Held(Reply, frozen=True, tag=True):
     processes: tuple[ProcessUsage, ...]
+    used_bytes: int | None = None
+    """Of the GPU or MIG instance, as the driver counts it, without what it reserves for itself. None = the driver does not tell, or the list is not
+    whole."""
 
 
 class Computed(Reply, frozen=True, tag=True):
@@ -196,6 +207,12 @@ class Mapped(Reply, frozen=True, tag=True):
     """One for each process that was named; None = nobody knows."""
 
     mapped: tuple[bool | None, ...]
+
+
+class Opens(Reply, frozen=True, tag=True):
+    """One for each process that was named; None = nobody knows."""
+
+    opens: tuple[bool | None, ...]
 
 
 Kind = Literal["opening", "away", "hung", "refused"]
@@ -225,9 +242,9 @@ class Failed(Reply, frozen=True, tag=True):
         return self.KINDS[self.kind](self.text, self.code)
 
 
-AnyRequest = Open | Count | CardAt | Answers | Processes | Computes | Xids | Maps
-AnyReply = Opened | Counted | OneCard | Health | Held | Computed | XidsSeen | Mapped | Failed
-Served = Count | Processes | Computes | Maps
+AnyRequest = Open | Count | CardAt | Answers | Processes | Computes | Xids | Maps | Descriptors
+AnyReply = Opened | Counted | OneCard | Health | Held | Computed | XidsSeen | Mapped | Opens | Failed
+Served = Count | Processes | Computes | Maps | Descriptors
 """What other programs may request. Each XID event is reported once, to the supervisor's program."""
 
 

@@ -16,12 +16,14 @@ from nvml.messages import (
     Computes,
     Count,
     Counted,
+    Descriptors,
     Failed,
     Health,
     Held,
     Mapped,
     Maps,
     OneCard,
+    Opens,
     Processes,
     ProcessUsage,
     Xids,
@@ -61,10 +63,9 @@ class Nvml:
         """Every process with a context on the card, by host pid."""
         return self._call(Processes(uuid), Held).processes
 
-    def processes_of(self, uuids: Iterable[str]) -> dict[str, tuple[ProcessUsage, ...] | NvmlError]:
-        """The same of several cards, each as if it was queried alone. Raises NvmlAway only."""
-        found = self._call_all({uuid: Processes(uuid) for uuid in uuids}, Held)
-        return {uuid: one if isinstance(one, NvmlError) else one.processes for uuid, one in found.items()}
+    def held_of(self, uuids: Iterable[str]) -> dict[str, Held | NvmlError]:
+        """The same of several cards, and the memory in use, each as if it was queried alone. Raises NvmlAway only."""
+        return self._call_all({uuid: Processes(uuid) for uuid in uuids}, Held)
 
     def busy(self, uuid: str, since_us: int, until_us: int) -> Busy:
         """Who computed on a card after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
@@ -73,6 +74,13 @@ class Nvml:
     def mapped(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
         """Which of these have the library in their memory, by host pid and start; None where nobody knows. At most `MOST_MAPS`."""
         found = self._call(Maps(processes), Mapped).mapped
+        if len(found) != len(processes):
+            raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
+        return found
+
+    def gpu_open(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
+        """Which of these have a GPU's device file open, by host pid and start; None where nobody knows. At most `MOST_MAPS`."""
+        found = self._call(Descriptors(processes), Opens).opens
         if len(found) != len(processes):
             raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
         return found

@@ -2,7 +2,7 @@
 
 Only processes of our own user are let in. Each connection has a thread; there are few, their messages are bounded. Requests that are there
 together are carried to the child together. A peer that does not read or sends garbage is disconnected, one that floods is slowed down. None of it
-reaches the child. What needs the rights of this program and no NVML, `Maps`, is answered here.
+reaches the child. What needs the rights of this program and no NVML is answered here (`nvml.local`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from nvml.errors import NvmlError
-from nvml.mapped import Looks
+from nvml.local import Local
 from nvml.messages import (
     MALFORMED,
     REQUEST_BYTES,
@@ -34,9 +34,9 @@ from nvml.messages import (
 )
 
 CONNECTIONS: Final = 8
-"""The arbiter has three; one that restarts has three more until its old ones are seen to end. Guessed."""
+"""The arbiter has four; one that restarts has four more until its old ones are seen to end. Guessed."""
 SILENT_S: Final = 30.0
-"""One that has sent nothing for so long makes room for another. The arbiter's three each send something every few seconds. Guessed."""
+"""One that has sent nothing for so long makes room for another. The arbiter's each send something every few seconds where they have something to ask, and connect anew. Guessed."""
 THREADS: Final = 2 * CONNECTIONS
 """Of connections, with those that were hung up on and still wait for the child."""
 SEND_S: Final = 2.0
@@ -75,7 +75,7 @@ class Server:
     ) -> None:
         self.refused = 0
         """Connections that were turned away or hung up on."""
-        self._path, self._supervisor, self._report, self._mapped = path, supervisor, report, Looks()
+        self._path, self._supervisor, self._report, self._local = path, supervisor, report, Local()
         self._user = os.geteuid() if user is None else user
         self._bind()
         self._lock = threading.Lock()
@@ -192,7 +192,7 @@ class Server:
         left, at_s = AT_ONCE, time.monotonic()
         while packets := _packets(sock):
             received = [decode_served(packet) for packet in packets]
-            replies = self._mapped.answer_all([one.request for one in received], self._carry)
+            replies = self._local.answer_all([one.request for one in received], self._carry)
             for one, reply in zip(received, replies, strict=True):
                 sock.send(encode(ReplyPacket(one.number, reply)), socket.MSG_NOSIGNAL)
             peer.heard_s = now_s = time.monotonic()

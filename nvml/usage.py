@@ -1,4 +1,4 @@
-"""Which processes hold memory of which card, as the driver counts it. Reads, and decides nothing."""
+"""How much memory of a card is in use, and which processes hold it, as the driver counts both. Reads, and decides nothing."""
 
 from __future__ import annotations
 
@@ -24,6 +24,31 @@ def processes(uuid: str) -> tuple[ProcessUsage, ...]:
                 held[process.pid] = used if before is None else max(before, used or 0)
     of_mps = {process.pid for process in clients}
     return tuple(ProcessUsage(pid, uuid, held[pid], pid in of_mps) for pid in sorted(held))
+
+
+def used_bytes(uuid: str) -> int | None:
+    """Memory of the card or MIG instance that is in use, without what the driver reserves for itself; None where the driver does not tell.
+
+    Version 2 of the call, which drivers have from R510 on, counts both apart; version 1 counts them as one on some drivers and not on others, so it is
+    not asked. Where the GPU's memory is a NUMA node of the machine (Grace Hopper), the kernel's own use of it is in the number: that is no answer
+    either.
+    """
+    with naming(f"used memory of card {uuid}"):
+        handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+    if _is_numa_node(handle):
+        return None
+    try:
+        return int(nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2).used)
+    except nv.NVMLError:
+        return None
+
+
+def _is_numa_node(handle: Any) -> bool:
+    try:
+        nv.nvmlDeviceGetNumaNodeId(handle)
+    except nv.NVMLError:
+        return False
+    return True
 
 
 def _listed(listing: Callable[[Any], list[Any]], handle: Any) -> list[Any]:

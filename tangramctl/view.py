@@ -20,7 +20,15 @@ from tangramctl.machine import Machine, default_root, found
 from tangramctl.proc import called_by_kubectl
 from vgpu.enforcement import Limit, row_of
 from vgpu.errors import BadDocument
-from vgpu.status import ContainerStatus, Status, TurnStatus, UnenforcedStatus, UngrantedStatus, decode_status
+from vgpu.status import (
+    ContainerStatus,
+    Status,
+    TurnStatus,
+    UnenforcedStatus,
+    UngrantedStatus,
+    UnlistedStatus,
+    decode_status,
+)
 
 VERSION: Final = 1
 CLUSTER_SOCKET: Final = Path("/var/lib/tangram/arbiter/status.sock")
@@ -114,6 +122,7 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
             told = asked(cluster_socket)
             entries += map(_container, told.containers)
             notes += map(ungranted_note, told.ungranted)
+            notes += map(unlisted_note, told.unlisted)
         except (OSError, BadDocument) as error:
             notes.append(f"the node's arbiter at {cluster_socket} does not tell of pods: {error}")
     return View(tuple(entries), (*notes, *map(_not_held, filter(_tells_nothing, entries))))
@@ -151,6 +160,13 @@ def ungranted_note(found: UngrantedStatus) -> str:
     return f"! process {found.pid} ({name}){where} holds {held} of {found.gpu} and belongs to no grant there"
 
 
+def unlisted_note(found: UnlistedStatus) -> str:
+    """What is said of memory for which no process is named."""
+    processes = ", ".join(map(str, found.pids))
+    may = f"; {found.pod}/{found.container} may hold them (processes {processes})" if found.pod else ""
+    return f"! {found.held_bytes // 2**20} MiB of {found.gpu} are in use and NVML lists them for no process: no limit counts them{may}"
+
+
 def unenforced_limit(limit: Limit, found: Iterable[UnenforcedStatus]) -> bool:
     """Is this one of those that are not enforced?"""
     return any(limit in one.limits for one in found)
@@ -168,6 +184,7 @@ def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], l
         status = asked(machine.status_socket)
         told = {one.key: one for one in status.containers}
         notes += map(ungranted_note, status.ungranted)
+        notes += map(unlisted_note, status.unlisted)
     except (OSError, BadDocument, Broken) as error:
         notes.append(f"the arbiter of {machine.root} does not tell what is used: {error}")
     return [_run(run, told.get(run.key), described) for run in there], notes

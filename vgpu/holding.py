@@ -19,6 +19,8 @@ class Part:
     context_bytes: int
     measured_bytes: int | None
     """NVML's last word; None before the first."""
+    made_bytes: int = 0
+    """What its contexts took when they were made, or may take; 0 = that is not known."""
 
 
 @dataclass(slots=True)

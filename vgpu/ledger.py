@@ -300,7 +300,7 @@ class Ledger:
         """What one process has of a card."""
         holding = self._cards[card].holdings[process]
         context = holding.context
-        return Part(holding.leased_bytes, holding.used_bytes, context.bytes, context.measured_bytes)
+        return Part(holding.leased_bytes, holding.used_bytes, context.bytes, context.measured_bytes, holding.made_bytes)
 
     def _holding(self, process: int, card: int) -> Holding:
         if card >= len(self._cards):

@@ -180,6 +180,24 @@ class UngrantedStatus(msgspec.Struct, frozen=True):
     """UID of its pod by its cgroup; empty = it is in none."""
 
 
+class UnlistedStatus(msgspec.Struct, frozen=True):
+    """A GPU that containers share, with memory in use that NVML lists for no process."""
+
+    gpu: str
+    held_bytes: int
+    """At least so much."""
+    used_bytes: int
+    """Of the GPU, by all that use it, as the driver counts it."""
+    uid: str = ""
+    """Of the pod whose container may hold it: the only one there with processes that have a GPU open and that NVML lists nowhere. Empty = none can be
+    named."""
+    pod: str = ""
+    """`<namespace>/<name>`"""
+    container: str = ""
+    pids: tuple[int, ...] = ()
+    """Of the host: these processes."""
+
+
 class Status(msgspec.Struct, frozen=True):
     """All containers of one arbiter, by key."""
 
@@ -189,6 +207,8 @@ class Status(msgspec.Struct, frozen=True):
     """Of the last minute: being over a limit ends with a kill, perhaps before anybody looks."""
     ungranted: tuple[UngrantedStatus, ...] = ()
     """Memory that no limit counts."""
+    unlisted: tuple[UnlistedStatus, ...] = ()
+    """Memory that no limit counts, of which nobody knows whose it is."""
 
 
 class _Version(msgspec.Struct):

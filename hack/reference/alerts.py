@@ -39,6 +39,7 @@ ALERTS: Final = {
     "tangram_arbiter_leased_bytes": "`... > tangram_arbiter_limit_bytes` for 5 min: processes held more than their limit when the arbiter came back",
     "tangram_arbiter_over_limit_bytes": "`> 0` for 1 min: a container goes around the library; the guard's policy says what becomes of it",
     "tangram_arbiter_ungranted_bytes": "`> 0` for 5 min: somebody uses a shared GPU without a grant",
+    "tangram_arbiter_unlisted_bytes": "`> 0` for 5 min: somebody holds memory of a shared GPU that NVML lists for no process",
     "tangram_arbiter_measures": "`== 0` for 10 min: contexts are not counted, and nobody is found over his limit",
     "tangram_arbiter_turns_trouble": "`> 0` for 10 min: its GPU time is not held, at the cost of those beside it",
     "tangram_arbiter_unenforced": "`> 0` for 10 min: a limit of a container is not enforced; the label says why",

@@ -64,13 +64,18 @@ class Inside:
         self.process.communicate()
 
 
-def status(machine: Machine, key: str) -> dict[str, Any]:
-    """What the arbiter says of one container."""
+def whole_status(machine: Machine) -> dict[str, Any]:
+    """All that the arbiter says."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(5)
         sock.connect(str(machine.status_socket))
-        document = b"".join(iter(lambda: sock.recv(65536), b""))
-    found = [one for one in json.loads(document)["containers"] if one["key"] == key]
+        document: dict[str, Any] = json.loads(b"".join(iter(lambda: sock.recv(65536), b"")))
+    return document
+
+
+def status(machine: Machine, key: str) -> dict[str, Any]:
+    """What the arbiter says of one container."""
+    found = [one for one in whole_status(machine)["containers"] if one["key"] == key]
     if len(found) != 1:
         raise LookupError(f"status document: {len(found)} containers with key {key}, expected 1")
     one: dict[str, Any] = found[0]
@@ -89,8 +94,7 @@ def stays(condition: Callable[[], bool], seconds: float) -> bool:
 
 def _reported(machine: Machine, book: Book, how: str) -> None:
     key = machine.grant(LIMIT_MIB, "guard report")
-    name = "raw_ioctl" if how == "raw ioctl" else "bypass"
-    words = [built(machine, name, static=how in ("static", "raw ioctl")), str(LIMIT_MIB + 512)]
+    words = [built(machine, "bypass", static=how == "static"), str(LIMIT_MIB + 512)]
     if how == "static launcher":
         words.insert(0, built(machine, "launcher", static=True))
     bypass = Inside(machine, key, *words, library=how != "LD_PRELOAD unset")
@@ -100,8 +104,6 @@ def _reported(machine: Machine, book: Book, how: str) -> None:
             raise NotRun(f"a static program that loads the driver ended with {bypass.process.wait(5)}")
         if said == "refused 304" and how == "static":
             raise NotRun("CUDA does not start in a static program here: 304, an error of the operating system")
-        if said == "refused: no device node":
-            raise NotRun("the kernel driver's own requests need a real driver")
         book.check("the program past its grant", f"held {LIMIT_MIB + 512}", said)
         if said.startswith("held"):
             took = machine.wait_for(lambda: status(machine, key)["over"], "the arbiter to say over", 20)
@@ -116,6 +118,36 @@ def _reported(machine: Machine, book: Book, how: str) -> None:
         return
     took = machine.wait_for(lambda: not status(machine, key)["over"], "the arbiter to say no more over", 20)
     book.at_most("seconds until it is over no more after the end", SOON_S, round(took, 2))
+
+
+def _unlisted(machine: Machine, book: Book) -> None:
+    """The kernel driver's own requests: memory without a context, which NVML lists for no process."""
+    key = machine.grant(LIMIT_MIB, "guard report")
+    held_mib = LIMIT_MIB + 512
+
+    def found() -> list[dict[str, Any]]:
+        return [one for one in whole_status(machine)["unlisted"] if one["gpu"] == machine.uuid]
+
+    book.check("unlisted before, MiB", [], [one["held_bytes"] // MIB for one in found()])
+    program = Inside(machine, key, built(machine, "raw_ioctl", static=True), str(held_mib))
+    try:
+        said = program.said()
+        if said == "refused: no device node":
+            raise NotRun("the kernel driver's own requests need a real driver")
+        book.check("the program past its grant", f"held {held_mib}", said)
+        if not said.startswith("held"):
+            return
+        took = machine.wait_for(lambda: bool(found()), "the arbiter to say unlisted", 20)
+        book.at_most("seconds until the arbiter says unlisted", SOON_S, round(took, 2))
+        book.within("unlisted, MiB", held_mib - 256, held_mib + 64, found()[0]["held_bytes"] // MIB)
+        book.fact("the container that is named", found()[0]["container"] or "none: the arbiter sees no pods here")
+        listed = [one["pid"] for one in status(machine, key)["processes"]]
+        book.check("the program is listed for its container", False, program.process.pid in listed)
+        book.check("lives on when it is only reported", True, program.process.poll() is None)
+    finally:
+        program.end()
+    took = machine.wait_for(lambda: not found(), "the arbiter to say no more unlisted", 20)
+    book.at_most("seconds until nothing is unlisted after the end", SOON_S, round(took, 2))
 
 
 def _killed(machine: Machine, book: Book) -> None:
@@ -190,7 +222,7 @@ CASES: dict[str, Callable[[Machine, Book, Watcher], None]] = {
     "bypass, static": lambda machine, book, _: _reported(machine, book, "static"),
     "bypass, static launcher": lambda machine, book, _: _reported(machine, book, "static launcher"),
     "bypass, LD_PRELOAD unset": lambda machine, book, _: _reported(machine, book, "LD_PRELOAD unset"),
-    "bypass, raw ioctl": lambda machine, book, _: _reported(machine, book, "raw ioctl"),
+    "bypass, raw ioctl": lambda machine, book, _: _unlisted(machine, book),
     "bypass, killed": lambda machine, book, _: _killed(machine, book),
     "bypass, killed by the arbiter's rule": lambda machine, book, _: _bypass_killed(machine, book),
     "at the brim with the library": _calm,

@@ -48,6 +48,10 @@ ATTACKS: Final = (
         Outcome.REPORTED, f"{SHIM}/test_bypass.py::test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s",
     ),
     _below(
+        "unlisted", "A program holds memory of a shared GPU without a context, so that NVML lists it for no process.",
+        Outcome.REPORTED, f"{SHIM}/test_unlisted.py::test_memory_that_nvml_lists_for_no_process_is_in_the_status_within_5_s",
+    ),
+    _below(
         "unreported-work", "A program launches kernels past the library and says that it is idle.",
         Outcome.REPORTED, f"{TURNS}/test_liars.py::test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_else_is_accused",
     ),

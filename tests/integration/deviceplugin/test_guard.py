@@ -22,6 +22,7 @@ from vgpu.status import (
     ProcessStatus,
     Status,
     UngrantedStatus,
+    UnlistedStatus,
     encode_status,
 )
 
@@ -198,6 +199,23 @@ async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(runnin
             "default",
         )
         assert (regarding["kind"], regarding["name"], regarding["uid"]) == ("Node", "n1", "n1")
+        assert made.api.deleted == []
+
+
+async def test_memory_that_is_listed_for_no_process_makes_an_event_on_the_node_and_on_the_pod_that_may_hold_it(
+    running: Start,
+) -> None:
+    async with running() as made:
+        uuid = await admitted(made, "a")
+        found = UnlistedStatus(uuid, 2560 * MIB, 3000 * MIB, "uid-default-a", "default/a", "main", (4711,))
+        async with await made.arbiter_says(encode_status(Status((), unlisted=(found,)))):
+            (note, _) = await told(made, 2)
+        assert note.startswith(
+            f"2560 MiB of {uuid}, which containers share, are in use and NVML lists them for no process"
+        )
+        regarding = {event["regarding"]["kind"]: event["regarding"]["name"] for event in made.api.events}
+        assert regarding == {"Node": "n1", "Pod": "a"}
+        assert {event["reason"] for event in made.api.events} == {"UnlistedMemory"}
         assert made.api.deleted == []
 
 

@@ -27,10 +27,11 @@ RAW = """
 #include <sys/un.h>
 #include <unistd.h>
 #include "wire.h"
-/* Speaks the fake driver's own protocol, as a program that makes the driver's ioctls itself would: no libcuda, no libc to preload. */
+/* raw SOCKET MIB [unlisted]: speaks the fake driver's own protocol, as a program that makes the driver's ioctls itself would: no libcuda, no libc to
+ * preload. With `unlisted` it has no context, and NVML lists it nowhere. */
 int main(int count, char **word)
 {
-    (void)count;
+    const int listed = count < 4;
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     strncpy(to.sun_path, word[1], sizeof to.sun_path - 1);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
@@ -47,8 +48,8 @@ int main(int count, char **word)
     struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     unsigned long long bytes = strtoull(word[2], NULL, 10) * FAKE_MIB;
     pthread_mutex_lock(&page->lock);
-    page->slot[in.slot].kind = FAKE_CUDA;
-    page->slot[in.slot].contexts[0] = 1;
+    page->slot[in.slot].kind = listed ? FAKE_CUDA : FAKE_NVML;
+    page->slot[in.slot].contexts[0] = listed;
     page->unit[0].used_bytes[in.slot] += bytes;
     pthread_mutex_unlock(&page->lock);
     puts("holds");

@@ -30,6 +30,7 @@ from vgpu.status import (
     TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
+    UnlistedStatus,
     encode_status,
 )
 
@@ -61,6 +62,10 @@ class Told:
     notices: list[str] = field(default_factory=list)
     unenforced_notes: list[str] = field(default_factory=list)
     ungranted_notes: list[str] = field(default_factory=list)
+    unlisted_notes: list[str] = field(default_factory=list)
+
+    def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
+        self.unlisted_notes.append(note if pod is None else f"{pod.uid} {container}: {note}")
 
     def ungranted(self, note: str) -> None:
         self.ungranted_notes.append(note)
@@ -115,8 +120,9 @@ class Looking:
         *containers: ContainerStatus,
         kills: tuple[KillStatus, ...] = (),
         ungranted: tuple[UngrantedStatus, ...] = (),
+        unlisted: tuple[UnlistedStatus, ...] = (),
     ) -> None:
-        await self.look(encode_status(Status(containers, kills=kills, ungranted=ungranted)))
+        await self.look(encode_status(Status(containers, kills=kills, ungranted=ungranted, unlisted=unlisted)))
 
 
 @pytest.fixture
@@ -403,3 +409,50 @@ async def test_memory_that_belongs_to_no_grant_is_told_of_once_for_each_gpu_and_
 def test_the_note_of_a_pod_that_nobody_knows_has_its_uid() -> None:
     (note,) = ungranted_notes([UngrantedStatus(uuid(0), 7, "x", 1, "a-uid")], lambda _: None).values()
     assert "process 7 (x) of pod a-uid holds 0 MiB" in note
+
+
+async def test_memory_that_is_listed_for_no_process_is_told_of_once_for_each_gpu_and_again_after_ten_minutes(
+    looking: Looking,
+) -> None:
+    found = (
+        UnlistedStatus(uuid(0), 2560 * MIB, 3000 * MIB),
+        UnlistedStatus(uuid(1), 300 * MIB, 300 * MIB),
+    )
+    for at_s in (0.0, 1.0, AGAIN_S - 1):
+        looking.at_s = at_s
+        await looking.look_at(unlisted=found)
+    assert looking.told.unlisted_notes == [
+        f"2560 MiB of {uuid(0)}, which containers share, are in use and NVML lists them for no process: no limit counts"
+        " them, and a program may have taken them without CUDA; 3000 MiB are in use in all",
+        f"300 MiB of {uuid(1)}, which containers share, are in use and NVML lists them for no process: no limit counts"
+        " them, and a program may have taken them without CUDA; 300 MiB are in use in all",
+    ]
+    assert looking.told.ungranted_notes == []
+    looking.at_s = AGAIN_S
+    await looking.look_at(unlisted=found)
+    assert len(looking.told.unlisted_notes) == 4
+    await looking.look_at()
+    await looking.look_at(unlisted=found[:1])
+    assert len(looking.told.unlisted_notes) == 5, "it had ended"
+
+
+async def test_the_pod_of_the_container_that_may_hold_it_is_told_once_in_ten_minutes(looking: Looking) -> None:
+    found = UnlistedStatus(uuid(0), 2560 * MIB, 3000 * MIB)
+    named = msgspec.structs.replace(
+        found, uid="uid-default-a", pod="default/a", container="main", pids=tuple(range(7, 27))
+    )
+    stranger = msgspec.structs.replace(named, uid="nobody-knows-it")
+    for one in (found, stranger, named, found, named):
+        looking.at_s += 1
+        await looking.look_at(unlisted=(one,))
+    of_node, of_pod = looking.told.unlisted_notes
+    assert "may hold" not in of_node
+    assert of_pod.startswith(f"uid-default-a main: 2560 MiB of {uuid(0)}, which containers share")
+    assert of_pod.endswith(
+        "; container main of pod default/a may hold them: it alone has processes there (7, 8, 9, 10, 11, 12, 13, 14) that"
+        " have a GPU open and that NVML lists nowhere, which is no proof"
+    )
+    looking.at_s = 2 * AGAIN_S
+    await looking.look_at(unlisted=(named,))
+    assert len(looking.told.unlisted_notes) == 4, "node and pod"
+    assert looking.told.offences == [], "nobody is killed or evicted for it"

@@ -12,6 +12,7 @@ import msgspec
 from kube.client import Client
 from kube.errors import ApiError
 from kube.events import BURST, QUEUE, REFILL_S, SERIES_S, Recorder, about
+from kube.objects import Pod
 from tests.builders import node, pod
 
 
@@ -41,6 +42,16 @@ async def recording(client: Sent, now: list[float]) -> AsyncIterator[Recorder]:
 
 
 A = about(pod("a", "team").build())
+
+
+class DetailedPod(Pod, frozen=True):
+    """Of a program that decodes more of a pod."""
+
+
+def test_a_pod_is_a_pod_whatever_a_program_decodes_of_it() -> None:
+    """`kubectl describe` looks for Events by the kind."""
+    assert about(msgspec.json.decode(pod("a", "team").json(), type=DetailedPod)) == A
+    assert (A.kind, about(node("n1").build()).kind) == ("Pod", "Node")
 
 
 async def test_an_event_has_what_the_api_requires() -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from nvml import mapped
+from nvml.local import Local
 from nvml.mapped import STUCK, Looks, mapped_in, started_at
-from nvml.messages import MOST_MAPS, Failed, Mapped, Maps
+from nvml.messages import MOST_MAPS, Descriptors, Failed, Mapped, Maps, Opens
 from vgpu.contract import LIBRARY
 from vgpu.process_stat import process_stat
 
@@ -132,6 +133,8 @@ def test_many_of_them_cost_a_few_threads(stuck: Stuck) -> None:
 
 
 def test_a_request_names_so_many_processes_at_most() -> None:
-    looks = Looks(lambda _: True, lambda _: 1)
-    assert looks.answer(Maps(((7, 1), (8, 2)))) == Mapped((True, None))
-    assert isinstance(looks.answer(Maps(((7, 1),) * (MOST_MAPS + 1))), Failed)
+    local = Local(Looks(lambda _: True, lambda _: 1), Looks(lambda _: False, lambda _: 1))
+    assert local.answer(Maps(((7, 1), (8, 2)))) == Mapped((True, None))
+    assert local.answer(Descriptors(((7, 1), (8, 2)))) == Opens((False, None))
+    for kind in (Maps, Descriptors):
+        assert isinstance(local.answer(kind(((7, 1),) * (MOST_MAPS + 1))), Failed)

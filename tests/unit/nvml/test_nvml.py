@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvml import utilisation
+from nvml import child, usage, utilisation
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.gather import probe
 from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, Health
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
-from nvml.messages import Busy, ProcessUsage, Xid, XidsSeen
+from nvml.messages import Busy, Held, Processes, ProcessUsage, Xid, XidsSeen
 from nvml.probe import profile_gb
 from nvml.supervisor import Supervisor
 from nvml.utilisation import busy
 from tests.fake import FakeDriver, fake_driver
+from tests.older import without
 from vgpu.inventory import Inventory
 
 __all__ = ["fake_driver"]
@@ -116,6 +117,84 @@ def test_processes_are_listed_with_their_memory(fake_driver: Drivers, supervisor
     driver.ctl("process", 0, 4242, 512, "stranger")
     uuid = driver.status()[0].uuid
     assert supervisor_of(driver).nvml.processes(uuid) == (ProcessUsage(4242, uuid, 512 * 2**20),)
+
+
+def held(supervisor: Supervisor, uuid: str) -> Held:
+    found = supervisor.nvml.held_of([uuid])[uuid]
+    assert isinstance(found, Held)
+    return found
+
+
+def test_the_memory_in_use_is_without_what_the_driver_reserves(
+    fake_driver: Drivers, supervisor_of: Supervisors
+) -> None:
+    driver = fake_driver("card h200\n")
+    uuid = driver.status()[0].uuid
+    supervisor = supervisor_of(driver)
+    assert held(supervisor, uuid) == Held((), 0)
+    driver.ctl("process", 0, 4242, 512, "stranger")
+    assert held(supervisor, uuid) == Held((ProcessUsage(4242, uuid, 512 * 2**20),), 512 * 2**20)
+
+
+def test_a_mig_instance_has_its_own_memory_in_use(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
+    driver = fake_driver("card a100-40\nmig 0 3g.20gb 1g.5gb\n")
+    supervisor = supervisor_of(driver)
+    first, second = (one.uuid for one in probed(supervisor).cards[0].instances)
+    instance = next(status for status in driver.status() if status.uuid == first).gi
+    driver.ctl("process", f"0:{instance}", 4242, 512, "stranger")
+    assert held(supervisor, first).used_bytes == 512 * 2**20
+    assert held(supervisor, second).used_bytes == 0
+
+
+def test_a_driver_without_version_2_of_the_call_does_not_tell(
+    fake_driver: Drivers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = fake_driver("card t4\n")
+    driver.ctl("process", 0, 4242, 512, "stranger")
+    uuid = driver.status()[0].uuid
+    (tmp_path / "lib").mkdir()
+    without(driver.libnvml, ["nvmlDeviceGetMemoryInfo_v2"], tmp_path / "lib" / "libnvidia-ml.so.1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    monkeypatch.setenv("TANGRAM_FAKE_DRIVER", str(driver.socket))
+    supervisor = Supervisor(tmp_path)
+    supervisor.start()
+    try:
+        supervisor.await_open(60)
+        assert held(supervisor, uuid) == Held((ProcessUsage(4242, uuid, 512 * 2**20),), None)
+    finally:
+        supervisor.close()
+
+
+@pytest.mark.parametrize(("numa", "used"), [(True, None), (False, 7)])
+def test_memory_that_is_a_numa_node_of_the_machine_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, numa: bool, used: int | None
+) -> None:
+    """The kernel's own use of it is in the number."""
+
+    def node(_: object) -> int:
+        if not numa:
+            raise nv.NVMLError(nv.NVML_ERROR_NOT_SUPPORTED)
+        return 1
+
+    monkeypatch.setattr(nv, "nvmlDeviceGetHandleByUUID", lambda _: None)
+    monkeypatch.setattr(nv, "nvmlDeviceGetNumaNodeId", node)
+    monkeypatch.setattr(nv, "nvmlDeviceGetMemoryInfo", lambda *_, **__: SimpleNamespace(used=7))
+    assert usage.used_bytes(CARD) == used
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "processes", "used"),
+    [(5, 7, 2, 5), (7, 5, 2, 5), (None, 5, 2, None), (5, None, 2, None), (5, 5, 4, None)],
+)
+def test_the_smaller_of_two_numbers_around_the_list_counts_and_none_beside_a_list_that_is_cut(
+    monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, processes: int, used: int | None
+) -> None:
+    numbers = iter([before, after])
+    listed = tuple(ProcessUsage(pid, CARD, 1) for pid in range(processes))
+    monkeypatch.setattr(usage, "used_bytes", lambda _: next(numbers))
+    monkeypatch.setattr(usage, "processes", lambda _: listed)
+    monkeypatch.setattr(child, "MOST_PROCESSES", 3)
+    assert child.Session().answer(Processes(CARD)) == Held(listed[:3], used)
 
 
 @pytest.mark.parametrize("folder", LIBRARY_FOLDERS)

@@ -165,9 +165,26 @@ def test_a_client_has_the_reply_to_each_of_more_requests_than_are_carried_togeth
     asks.answer = lambda one: m.Held((m.ProcessUsage(int(one.key), one.key, 1),))
     client = Client(folder / "nvml.sock", 10)
     wanted = [str(number) for number in range(3 * m.TOGETHER + 1)]
-    found = client.nvml.processes_of(wanted)
+    found = client.nvml.held_of(wanted)
     client.close()
-    assert found == {name: (m.ProcessUsage(int(name), name, 1),) for name in wanted}
+    assert found == {name: m.Held((m.ProcessUsage(int(name), name, 1),)) for name in wanted}
+
+
+def test_what_needs_the_rights_of_the_program_alone_is_answered_without_the_child(
+    folder: Path, asks: Asks, server: Server
+) -> None:
+    def refuses(request: m.AnyRequest) -> m.AnyReply:
+        raise AssertionError(request)
+
+    asks.answer = refuses
+    client = Client(folder / "nvml.sock", 10)
+    me = os.getpid(), started_at(os.getpid())
+    gone = me[0], me[1] + 1
+    assert client.nvml.gpu_open((me, gone)) == (False, None)
+    assert client.nvml.mapped((me, gone)) == (False, None)
+    with pytest.raises(NvmlError, match="the descriptors of processes: 17 processes, at most 16 are looked at"):
+        client.nvml.gpu_open((me,) * (m.MOST_MAPS + 1))
+    client.close()
 
 
 def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, server: Server) -> None:

@@ -93,28 +93,28 @@ def test_of_several_gpus_that_are_queried_together_only_the_one_whose_call_hangs
     nvml = stand.opened().nvml
     stand.does(**{f"Processes:{OTHER}": "hang"})
     with pytest.raises(NvmlAway, match=rf"^{OTHER}: a call of NVML for its processes did not return within 0.3 s"):
-        nvml.processes_of([GPU, OTHER, "GPU-3"])
+        nvml.held_of([GPU, OTHER, "GPU-3"])
     assert stand.supervisor.hangs == 1
     stand.back()
-    found = nvml.processes_of([GPU, OTHER, "GPU-3"])
-    assert [type(one).__name__ for one in found.values()] == ["tuple", "NvmlHung", "tuple"]
+    found = nvml.held_of([GPU, OTHER, "GPU-3"])
+    assert [type(one).__name__ for one in found.values()] == ["Held", "NvmlHung", "Held"]
     assert len(stand.children) == 2
 
 
 def test_each_of_several_calls_has_its_own_time(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="slow=0.2")
-    found = nvml.processes_of([GPU, OTHER, "GPU-3", "GPU-4"])
-    assert all(isinstance(one, tuple) for one in found.values()), "0.8 s, where a call may take 0.3"
+    found = nvml.held_of([GPU, OTHER, "GPU-3", "GPU-4"])
+    assert all(isinstance(one, m.Held) for one in found.values()), "0.8 s, where a call may take 0.3"
     assert len(stand.children) == 1
 
 
 def test_what_a_slow_child_left_over_is_requested_again(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="first")
-    found = nvml.processes_of([GPU, OTHER, "GPU-3"])
+    found = nvml.held_of([GPU, OTHER, "GPU-3"])
     assert list(found) == [GPU, OTHER, "GPU-3"]
-    assert all(isinstance(one, tuple) for one in found.values())
+    assert all(isinstance(one, m.Held) for one in found.values())
     assert len(stand.children) == 1
 
 

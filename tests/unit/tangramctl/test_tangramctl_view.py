@@ -31,6 +31,7 @@ from vgpu.status import (
     TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
+    UnlistedStatus,
     encode_status,
 )
 
@@ -90,6 +91,23 @@ def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Mach
         notes = view.look(machine, cluster).notes
     assert f"! process 8 (miner) holds 700 MiB of {UUID} and belongs to no grant there" in notes
     assert f"! process 9 (of unknown name) of pod a-uid holds memory of {UUID} and belongs to no grant there" in notes
+
+
+def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine: Machine) -> None:
+    book.write(machine, ("python", "x"), PIECE, TERMS)
+    of_run, of_pod = (
+        UnlistedStatus(UUID, 2560 * MIB, 3000 * MIB),
+        UnlistedStatus(UUID, 700 * MIB, 700 * MIB, "u", "default/a", "main", (7, 8)),
+    )
+    cluster = machine.root / "cluster.sock"
+    with (
+        arbiter(machine.status_socket, encode_status(Status((), unlisted=(of_run,)))),
+        arbiter(cluster, encode_status(Status((told("k"),), unlisted=(of_pod,)))),
+    ):
+        notes = view.look(machine, cluster).notes
+    text = f"MiB of {UUID} are in use and NVML lists them for no process: no limit counts them"
+    assert f"! 2560 {text}" in notes
+    assert f"! 700 {text}; default/a/main may hold them (processes 7, 8)" in notes
 
 
 def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:

@@ -22,6 +22,7 @@ from vgpu.status import (
     TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
+    UnlistedStatus,
     decode_status,
     encode_status,
 )
@@ -43,8 +44,9 @@ TEXT = """
  "version": 1,
  "kills": [{"id": "9-100", "uid": "u", "pod": "default/a", "container": "main", "gpu": "%s", "pid": 9, "command": "python train.py",
    "held_bytes": 150, "limit_bytes": 100, "bypass": true}],
- "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}]}
-""" % (UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
+ "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}],
+ "unlisted": [{"gpu": "%s", "held_bytes": 70, "used_bytes": 170, "uid": "u", "pod": "default/a", "container": "main", "pids": [6]}]}
+""" % (UUID, UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
 STATUS = Status(
     (
         ContainerStatus(
@@ -59,6 +61,7 @@ STATUS = Status(
     ),
     kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True),),
     ungranted=(UngrantedStatus(UUID, 5, "python other.py", 60, "v"),),
+    unlisted=(UnlistedStatus(UUID, 70, 170, "u", "default/a", "main", (6,)),),
 )  # fmt: skip
 
 

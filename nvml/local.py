@@ -1,0 +1,35 @@
+"""What needs the rights of this program and no NVML: it is answered here, and no child is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nvml.descriptors import gpu_open
+from nvml.mapped import Looks
+from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, Descriptors, Failed, Mapped, Maps, Opens
+
+LOCAL: Final = (Maps, Descriptors)
+
+
+class Local:
+    """Looks at processes of the node. Those whose maps hang cost no look at descriptors, and the other way round."""
+
+    def __init__(self, maps: Looks | None = None, descriptors: Looks | None = None) -> None:
+        self._maps, self._descriptors = maps or Looks(), descriptors or Looks(gpu_open)
+
+    def answer_all(
+        self, requests: Sequence[AnyRequest], carry: Callable[[Sequence[AnyRequest]], Sequence[AnyReply]]
+    ) -> list[AnyReply]:
+        """A reply for each. `carry` brings those that need NVML to the child, together; what it raises is raised."""
+        for_child = [request for request in requests if not isinstance(request, LOCAL)]
+        replies = iter(carry(for_child) if for_child else ())
+        return [self.answer(request) if isinstance(request, LOCAL) else next(replies) for request in requests]
+
+    def answer(self, request: Maps | Descriptors) -> Mapped | Opens | Failed:
+        """As it goes over the socket."""
+        if len(request.processes) > MOST_MAPS:
+            return Failed(f"{request.wants}: {len(request.processes)} processes, at most {MOST_MAPS} are looked at")
+        if isinstance(request, Maps):
+            return Mapped(self._maps.of(request.processes))
+        return Opens(self._descriptors.of(request.processes))

@@ -1,0 +1,91 @@
+"""Whether a process has a GPU open, by its descriptors. No machine of the tests has a GPU: /dev/null stands for one by its number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvml import descriptors
+from nvml.descriptors import MAJOR, NO_GPU, gpu_open
+from nvml.mapped import Looks, started_at
+from tests.unit.nvml.stand import wait_for
+from tests.unit.nvml.test_mapped import FIRST_ENDED
+from vgpu.process_stat import process_stat
+
+MEMORY = os.major(Path("/dev/null").stat().st_rdev)
+NOT_OPEN = 511
+"""A major number that nothing has."""
+PROGRAM = "import sys; file = open(sys.argv[1]); print('runs', flush=True); sys.stdin.read()"
+
+
+def started(*words: str) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen([sys.executable, "-c", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"runs\n"
+    return child
+
+
+def ended(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
+
+
+@pytest.mark.parametrize(("file", "has"), [("/dev/null", True), ("/etc/passwd", False)])
+def test_a_device_is_known_by_its_number_whatever_it_is_called(tmp_path: Path, file: str, *, has: bool) -> None:
+    named = tmp_path / "innocent"
+    named.symlink_to(file)
+    child = started(PROGRAM, str(named))
+    try:
+        assert gpu_open(child.pid, major=MEMORY) is has
+        assert gpu_open(child.pid, major=NOT_OPEN) is False
+        looks = Looks(lambda pid: gpu_open(pid, major=MEMORY))
+        since = started_at(child.pid)
+        assert looks.of([(child.pid, since), (child.pid, since + 1)]) == (has, None)
+    finally:
+        ended(child)
+    assert gpu_open(child.pid, major=MEMORY) is None, "it is gone"
+
+
+def test_the_control_device_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    (tmp_path / "7" / "fd" / "0").symlink_to("/dev/null")
+    assert gpu_open(7, tmp_path, MEMORY) is True
+    assert gpu_open(7, tmp_path) is False
+    monkeypatch.setattr(descriptors, "NO_GPU", os.minor(Path("/dev/null").stat().st_rdev))
+    assert gpu_open(7, tmp_path, MEMORY) is False
+    assert (MAJOR, NO_GPU) == (195, 254)
+
+
+def test_of_more_descriptors_than_are_looked_at_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "MOST", 3)
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / "7" / "fd" / str(number)).symlink_to("/etc/passwd")
+    assert gpu_open(7, tmp_path, MEMORY) is False
+    (tmp_path / "7" / "fd" / "3").symlink_to("/etc/passwd")
+    assert gpu_open(7, tmp_path, MEMORY) is None
+
+
+def test_a_descriptor_that_is_closed_meanwhile_is_passed_over_and_a_process_without_any_is_unknown(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    assert gpu_open(7, tmp_path, MEMORY) is None
+    (tmp_path / "7" / "fd" / "0").symlink_to(tmp_path / "gone")
+    assert gpu_open(7, tmp_path, MEMORY) is False
+    (tmp_path / "7" / "fd" / "1").symlink_to("/dev/null")
+    assert gpu_open(7, tmp_path, MEMORY) is True
+
+
+def test_a_process_whose_first_thread_has_ended_is_looked_at_by_the_others() -> None:
+    child = started(FIRST_ENDED, "file = open('/dev/null')")
+    try:
+        wait_for(lambda: (of := process_stat(Path(f"/proc/{child.pid}/stat").read_bytes())) and of.ended)
+        assert gpu_open(child.pid, major=MEMORY) is True
+        assert gpu_open(child.pid, major=NOT_OPEN) is False
+    finally:
+        ended(child)
