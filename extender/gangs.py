@@ -94,9 +94,9 @@ class GangKeeper:
 
     def next_pod(self, pod: Pod) -> None:
         """Before filter: kube-scheduler has come to this pod."""
-        group = group_of(pod)
-        failed = self.gangs.next_pod(pod.uid, group, self._reserved)
-        if failed is not None:
+        group, reservation = group_of(pod), self._state.reservations.get(pod.uid)
+        again = reservation is not None and not reservation.firm
+        for failed in self.gangs.next_pod(pod.uid, group, self._reserved, again=again):
             self._end(failed)
         if group:
             self.gangs.called(pod.uid, group, self._clock())

@@ -12,7 +12,7 @@ from extender.small import small_pod_of
 from extender.wire import FilterArgs, FilterResult
 from kube.objects import Pod
 from kube.pod_groups import API, POD_GROUPS, PodGroup
-from tests.builders import PodBuilder, pod
+from tests.builders import PodBuilder, card, pod, share
 from tests.fake_api import FakeApi
 from tests.unit.extender.test_extender_preemption import turned_down
 from tests.unit.extender.world import FULL_MIB, World
@@ -129,9 +129,17 @@ def test_a_pod_that_was_refused_for_a_gang_is_tried_again_when_the_gang_fails() 
 
 def test_a_refused_pod_ends_its_own_reservation_alone() -> None:
     ganging = Ganging(group(min_count=2))
-    ganging.cycle(GPUS)
-    assert not ganging.filter(ganging.pods[0], "n2").node_names
+    ganging.cycle()
+    assert not ganging.filter(ganging.pods[2], "n2").node_names
     assert ganging.stages() == ["in gang"] * 2
+
+
+def test_one_that_is_tried_again_after_enough_are_bound_is_a_pod_like_others() -> None:
+    ganging = Ganging(group(min_count=1))
+    ganging.cycle()
+    ganging.tell(ganging.pods[2].at_version(2).on("n1").assigned(share(card(2), FULL_MIB)))
+    assert not ganging.filter(ganging.pods[0], "n2").node_names
+    assert ganging.stages() == ["in gang"]
 
 
 def test_with_a_pod_that_is_not_bound_all_end_and_who_waits_is_tried_again() -> None:
