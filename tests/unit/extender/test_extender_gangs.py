@@ -134,6 +134,28 @@ def test_a_refused_pod_ends_its_own_reservation_alone() -> None:
     assert ganging.stages() == ["in gang"] * 2
 
 
+def test_a_gang_that_is_tried_again_though_all_seemed_to_have_room_fails() -> None:
+    """Its launcher has scheduling gates, say: of that the extender is told nothing."""
+    ganging = Ganging(group(min_count=GPUS + 1))
+    ganging.tell(pod("launcher").in_group("gang"))
+    for at_s in (0.0, 10.0):
+        ganging.world.now_s = at_s
+        ganging.cycle(GPUS)
+        ganging.world.now_s += QUIET_S
+        ganging.keeper.expire()
+        assert ganging.stages() == (["in gang"] * GPUS if at_s == 0 else [])
+    assert ganging.woken == ["n1"], "others may have been refused since"
+
+
+def test_one_that_may_be_bound_is_not_tried_again_because_its_gang_failed() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    ganging.world.state.on("bind", ganging.pods[0].build().uid)
+    ganging.keeper.expire()
+    assert ganging.filter(ganging.pods[0]).node_names == ["n1"]
+    assert ganging.stages() == ["binding", "in gang", "in gang"]
+
+
 def test_one_that_is_tried_again_after_enough_are_bound_is_a_pod_like_others() -> None:
     ganging = Ganging(group(min_count=1))
     ganging.cycle()

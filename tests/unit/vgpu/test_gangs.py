@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -262,6 +263,28 @@ def test_a_gang_that_is_tried_again_was_not_scheduled_whatever_was_counted() -> 
     cycle(gangs, uids, held(*uids), 10.0)
     assert gangs.next_pod("other", "", reserved) == [], "it may have a node this time"
     assert [one.group for one in gangs.quiet(10.0 + QUIET_S, reserved)] == ["g"], "it would be bound by now"
+
+
+@pytest.mark.parametrize("what", ["nothing", "a pod of it is bound", "its group is another", "its pods are others"])
+def test_a_gang_is_doubted_until_it_is_another(what: str) -> None:
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "asks nothing")
+    reserved = held(*uids).__contains__
+    cycle(gangs, uids, held(*uids))
+    assert len(gangs.next_pod("g0", "g", reserved, again=True)) == 1
+    if what == "a pod of it is bound":
+        gangs.see("g0", "g", "bound")
+    elif what == "its group is another":
+        gangs.set_min_count("g", None)
+        gangs.set_min_count("g", 3)
+    elif what == "its pods are others":
+        for uid in [*uids, "launcher"]:
+            gangs.gone(uid)
+        for uid in uids:
+            gangs.see(uid, "g", "waits")
+        gangs.see("launcher", "g", "asks nothing")
+    cycle(gangs, uids, held(*uids), 10.0)
+    assert len(list(gangs.quiet(10.0 + QUIET_S, reserved))) == (what == "nothing")
 
 
 def test_two_calls_in_a_row_for_one_pod_are_of_one_cycle() -> None:
