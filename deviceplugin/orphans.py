@@ -23,7 +23,7 @@ from vgpu.inventory import Orphan
 
 LOOK_S: Final = 0.25
 """Between looks while the API lacks a pod that has a book. Each costs some 20 us for each process that was seen, once a pod."""
-REST_S: Final = 0.1
+REST_S: Final = 0.5
 """At least so long between looks, unless a call of the kubelet waits: pods that go together are looked at together. Guessed."""
 RETRY_S: Final = 1.0
 

@@ -52,6 +52,9 @@ class Acceptor:
         )
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
+        with suppress(OSError):  # a socket of another family has no such option
+            # for each client: else an answer's body waits 40 ms for the client's ACK of its head
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if config.ssl:  # a TLS client speaks first: the kernel tells of it once it has
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(bounds.request_s))
             if bounds.read_bytes:
@@ -93,10 +96,6 @@ class Acceptor:
                 )
                 return
             client.setblocking(False)
-            with suppress(OSError):  # it hung up; a socket of another family has no such option
-                client.setsockopt(
-                    socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-                )  # else an answer's body waits 40 ms for the client's ACK of its head
             one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic())
             evicted = self.connections.add(one)
             if evicted is not None:

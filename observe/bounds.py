@@ -61,9 +61,9 @@ class Bounds:
 
 
 ADMISSION: Final = Bounds(
-    body_bytes=10 * MIB, connections=768, read_bytes=16 * KIB, handshakes_per_s=200, handshakes_at_once=600
+    body_bytes=10 * MIB, connections=640, read_bytes=16 * KIB, handshakes_per_s=200, handshakes_at_once=600
 )
-"""A connection with TLS takes 44 KiB, a handshake 1 to 2 ms of a processor (measured). The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
+"""A connection with TLS takes 44 to 80 KiB, a handshake 1 to 2 ms of a processor (measured). The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
 frame around it."""
 
 VERBS: Final = Bounds(body_bytes=64 * MIB, held_bytes=256 * MIB, read_bytes=0, long_bytes=64 * MIB)
@@ -130,7 +130,11 @@ Ordered = dict[Connection, None]
 """Oldest phase first."""
 
 
-@dataclass(slots=True)
+Place = tuple[int, int]
+"""Among addresses, the greatest first: what its connections weigh together, and how little the first of them to go is worth."""
+
+
+@dataclass(eq=False, slots=True)
 class OfAddress:
     """The connections of one address."""
 
@@ -138,10 +142,16 @@ class OfAddress:
     count: int = 0
     each: int = ORDINARY
     """What each of them weighs against those of other addresses."""
+    filed: Place | None = None
+    """Where `Connections` has it."""
 
     @property
     def weight(self) -> int:
         return self.count * self.each
+
+    @property
+    def place(self) -> Place:
+        return self.weight, -next(rank for rank, ordered in enumerate(self.by_rank) if ordered)
 
     def oldest(self) -> Connection:
         """Of the first rank that it has."""
@@ -157,6 +167,8 @@ class Connections:
     _open: Ordered = field(default_factory=dict)
     _unserved: Ordered = field(default_factory=dict)
     _addresses: dict[str, OfAddress] = field(default_factory=dict)
+    _alike: dict[Place, dict[OfAddress, None]] = field(default_factory=dict)
+    """Addresses by their places: a flood has a choice made for each of its connections, and there are few places."""
     _weight: int = 0
     """Of all addresses."""
     _answered_well_s: dict[str, float] = field(default_factory=dict)
@@ -202,6 +214,7 @@ class Connections:
         self._weight -= of_address.each
         if of_address.count == 0:
             del self._addresses[one.address]
+        self._file(of_address)
         self.held_bytes -= one.held_bytes
         one.held_bytes = 0
 
@@ -258,7 +271,9 @@ class Connections:
         self._order += 1
         one.order = self._order
         self._open[one] = None
-        self._addresses[one.address].by_rank[one.rank][one] = None
+        of_address = self._addresses[one.address]
+        of_address.by_rank[one.rank][one] = None
+        self._file(of_address)
         if one.rank is Rank.UNSERVED:
             self._unserved[one] = None
 
@@ -266,6 +281,20 @@ class Connections:
         del self._open[one]
         del self._addresses[one.address].by_rank[one.rank][one]
         self._unserved.pop(one, None)
+
+    def _file(self, of_address: OfAddress) -> None:
+        """Where it belongs now; nowhere when it has no connection."""
+        place = of_address.place if of_address.count else None
+        if place == of_address.filed:
+            return
+        if of_address.filed is not None:
+            alike = self._alike[of_address.filed]
+            del alike[of_address]
+            if not alike:
+                del self._alike[of_address.filed]
+        if place is not None:
+            self._alike.setdefault(place, {})[of_address] = None
+        of_address.filed = place
 
     def _forget(self, address: str) -> None:
         """That it was answered well."""
@@ -277,12 +306,13 @@ class Connections:
         if of_address is not None:
             self._weight += of_address.count * (each - of_address.each)
             of_address.each = each
+            self._file(of_address)
 
     def _choose(self, at_s: float) -> Connection:
         """Whom to close for another: the oldest without a whole request, if it is older than a second and its address has its part of all connections; one
-        of an address that has less has all the time that a request has. Where there is none, the client with the most connections loses one: without a
-        whole request, else idle, else with a request under way. A flood makes this choice for each of its connections, so it goes through those of
-        one second at most, and once through the addresses."""
+        of an address that has less has all the time that a request has. Where there is none, the client with the most connections loses its oldest without a
+        whole request, else idle, else with a request under way. Of several with as many the one loses that has nothing better, and then the one that has
+        been so the longest. A flood makes this choice for each of its connections, so it goes through those of one second at most."""
         return self._choose_late(self._unserved, at_s) or self._choose_of_most()
 
     def _choose_late(self, unserved: Iterable[Connection], at_s: float) -> Connection | None:
@@ -296,9 +326,7 @@ class Connections:
         return None
 
     def _choose_of_most(self) -> Connection:
-        most = max(of_address.weight for of_address in self._addresses.values())
-        heads = (of_address.oldest() for of_address in self._addresses.values() if of_address.weight == most)
-        return min(heads, key=_rank_and_age)
+        return next(iter(self._alike[max(self._alike)])).oldest()
 
     def _choose_holder(self, asking: Connection) -> Connection | None:
         """As `_choose`, among those that hold memory and whose answer is not being made."""

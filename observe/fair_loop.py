@@ -1,6 +1,6 @@
 """An event loop that reads from clients fairly: in each round a few of those that are ready, of the addresses that had least of late first.
 
-asyncio by itself attends to every ready socket in each round. 768 connections of a flood then make a round of some hundred milliseconds, which a
+asyncio by itself attends to every ready socket in each round. 640 connections of a flood then make a round of some hundred milliseconds, which a
 client with one connection waits for at each step of its TLS handshake. What is not attended to waits in the kernel, which tells of it again.
 """
 

@@ -36,6 +36,8 @@ PATHS = (
     "graph memory node", "captured allocation",
 )  # fmt: skip
 CONTEXTS = ("primary", "primary, reset", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4", "green")
+BEFORE = ("libc.so.6", "libcuda.so.1", "libdl.so.2", "libc.so.6:libcuda.so.1")
+"""In LD_PRELOAD, as tests/integration/shim/test_preload.py has it on the fake driver."""
 
 
 def room_mib(limit_mib: int, contexts: int) -> float:
@@ -238,13 +240,17 @@ def case_too_small(stage: Stage) -> None:
     stage.book.at_most("in the driver's books, MiB", 64, used)
 
 
-def case_route(stage: Stage, route: str) -> None:
-    """A C program that reaches the driver by this route: 9 x 1 GiB by each of five paths, fewer than 8 fit beside a context."""
+def case_route(stage: Stage, route: str, before: str = "") -> None:
+    """A C program that reaches the driver by this route: 9 x 1 GiB by each of five paths, fewer than 8 fit beside a context.
+
+    `before` is what LD_PRELOAD names before the library, as the image of a container may.
+    """
     key = stage.machine.grant(LIMIT_MIB)
+    preload = ":".join(filter(None, (before, stage.machine.preload)))
     program = stage.machine.probe(route)
     for path in ("alloc", "async", "pool", "create", "managed"):
         lines = ["use 0", *[f"{path} {1024 * MIB} 0"] * 9, "info", "total 0", "free 123456"]
-        said = stage.machine.output([str(program)], key, "\n".join(lines) + "\n").splitlines()
+        said = stage.machine.output([str(program)], key, "\n".join(lines) + "\n", LD_PRELOAD=preload).splitlines()
         codes = [int(line.split()[0]) for line in said[:10]]
         stage.book.check(f"{path}: CUresults", [0] * 8 + [OUT_OF_MEMORY] * 2, codes)
         stage.book.check(f"{path}: cuMemGetInfo total, bytes", str(LIMIT_MIB * MIB), said[10].split()[2])
@@ -260,6 +266,8 @@ def cases() -> Iterator[tuple[str, Callable[[Stage], None]]]:
         yield f"context {way}", lambda stage, way=way: case_context(stage, way)  # type: ignore[misc]
     for route in ("direct", "dlsym", "procaddr"):
         yield f"route {route}", lambda stage, route=route: case_route(stage, route)  # type: ignore[misc]
+    for before in BEFORE:
+        yield f"{before} named before the library", lambda stage, before=before: case_route(stage, "dlsym", before)  # type: ignore[misc]
     yield "a pool keeps what is freed", case_pool_keeps
     yield "eight processes race", case_racers
     yield "killed while it holds all", case_killed

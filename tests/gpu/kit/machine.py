@@ -231,10 +231,10 @@ class Machine:
         self._running.append(made)
         return made
 
-    def output(self, words: list[str], key: str, text: str) -> str:
+    def output(self, words: list[str], key: str, text: str, **env: str) -> str:
         """What a program that reads `text` and ends printed. RuntimeError when it fails."""
         done = subprocess.run(
-            words, env=self.env(key), input=text, capture_output=True, text=True, check=False, timeout=ANSWER_S
+            words, env=self.env(key, **env), input=text, capture_output=True, text=True, check=False, timeout=ANSWER_S
         )
         if done.returncode:
             raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr[-400:]}")

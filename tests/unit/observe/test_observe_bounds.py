@@ -165,8 +165,10 @@ def test_whatever_clients_do_the_bounds_hold_and_the_counts_are_those_of_the_ope
         assert connections.held_bytes <= BOUNDS.held_bytes + working
 
 
-def slow_choice(among: list[Connection], everybody: list[Connection], well: set[str], at_s: float) -> Connection | None:
-    """Whom to close, by a look at all connections, oldest phase first."""
+def slow_choices(
+    among: list[Connection], everybody: list[Connection], well: set[str], at_s: float
+) -> list[Connection | None]:
+    """Who may be closed, by a look at all connections, oldest phase first: the oldest of each address that has the most."""
     count = Counter(one.address for one in everybody)
     weight = {address: count[address] * (1 if address in well else ORDINARY) for address in count}
     part = sum(weight.values()) / max(1, len(weight))
@@ -174,11 +176,13 @@ def slow_choice(among: list[Connection], everybody: list[Connection], well: set[
     for one in unserved:
         age_s = at_s - one.since_s
         if age_s > YOUNG_S and (weight[one.address] >= part or age_s > BOUNDS.request_s):
-            return one
+            return [one]
     most = max((weight[one.address] for one in among), default=0)
     heaviest = [one for one in among if weight[one.address] == most]
     idle = [one for one in heaviest if one.phase is Phase.IDLE]
-    return next((one for one in [*(one for one in heaviest if one in unserved), *idle, *heaviest]), None)
+    first = next(filter(None, ([one for one in heaviest if one in unserved], idle, heaviest)), [])
+    heads = {one.address: one for one in reversed(first)}
+    return [*sorted(heads.values(), key=first.index)] or [None]
 
 
 CHANGES = st.lists(
@@ -202,9 +206,9 @@ def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_fin
             new = Connection("aaabbbcccdddeefghijk"[number], at_s)
             same = [other for other in alive if other.address == new.address]
             among = same if len(same) == BOUNDS.per_address else alive if len(alive) == BOUNDS.connections else []
-            expected = slow_choice(among, alive, set(well), at_s)
-            assert connections.add(new) is expected
-            alive = [other for other in alive if other is not expected] + [new]
+            closed = connections.add(new)
+            assert closed in slow_choices(among, alive, set(well), at_s)
+            alive = [other for other in alive if other is not closed] + [new]
         elif change == "expire":
             late = connections.expired(at_s)
             alive = [other for other in alive if other not in late]
@@ -223,7 +227,7 @@ def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_fin
             ]
             expected = None
             if connections.held_bytes + amount > BOUNDS.held_bytes:
-                expected = slow_choice(others, alive, set(well), one.since_s) or one
+                expected = slow_choices(others, alive, set(well), one.since_s)[0] or one
             assert connections.hold(one, amount) is expected
             alive = [other for other in alive if other is not expected]
         else:
