@@ -22,7 +22,7 @@ from extender.wire import FilterResult
 from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.errors import ApiError
-from kube.objects import Pod
+from kube.objects import Metadata, Pod
 from kube.pod_groups import API, POD_GROUPS, PodGroup
 from vgpu.gangs import Failed, Gangs, Standing
 
@@ -50,7 +50,7 @@ class GangKeeper:
         self.failures = 0
         """Times that a gang's reservations were given up."""
         self._client, self._state, self._clock, self._sleep = client, state, clock, sleep
-        self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed)
+        self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed, shrink=_small_group)
         self._served, self._logged_s = False, float("-inf")
 
     def statistics(self) -> Mapping[str, Statistics]:
@@ -94,9 +94,9 @@ class GangKeeper:
 
     def next_pod(self, pod: Pod) -> None:
         """Before filter: kube-scheduler has come to this pod."""
-        group = group_of(pod)
-        failed = self.gangs.next_pod(pod.uid, group, self._reserved)
-        if failed is not None:
+        group, reservation = group_of(pod), self._state.reservations.get(pod.uid)
+        again = reservation is not None and not reservation.firm
+        for failed in self.gangs.next_pod(pod.uid, group, self._reserved, again=again):
             self._end(failed)
         if group:
             self.gangs.called(pod.uid, group, self._clock())
@@ -149,6 +149,11 @@ def group_of(pod: Pod) -> str:
     """The PodGroup of a pod, as `namespace/name`; empty for a pod of none."""
     group = pod.spec.scheduling_group
     return f"{pod.metadata.namespace}/{group.pod_group_name}" if group is not None and group.pod_group_name else ""
+
+
+def _small_group(group: PodGroup) -> PodGroup:
+    meta = group.metadata
+    return PodGroup(Metadata(meta.name, meta.namespace, meta.uid, meta.resource_version), group.spec)
 
 
 def _standing(pod: Pod) -> Standing:

@@ -43,8 +43,12 @@ def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], 
     def keep(pod: Pod) -> Pod:
         small, meta, spec, status = shrink(pod), pod.metadata, pod.spec, pod.status
         ours = bool(small.spec.containers or small.spec.init_containers)
-        member = spec.scheduling_group is not None
-        told = tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
+        followed = ours or spec.scheduling_group is not None
+        told = (
+            tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
+            if followed
+            else ()
+        )
         waits = ours and not spec.node_name and isinstance(spec, WholeSpec)
         change = msgspec.structs.replace
         return change(
@@ -64,9 +68,7 @@ def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], 
                 needs=needs_of(spec, names.ours) if waits and isinstance(spec, WholeSpec) else None,
             ),
             status=change(
-                small.status,
-                nominated_node_name=status.nominated_node_name if ours or member else "",
-                conditions=told if ours or member else (),
+                small.status, nominated_node_name=status.nominated_node_name if followed else "", conditions=told
             ),
         )
 

@@ -8,11 +8,16 @@ neither how a cycle ended nor of a pod that kube-scheduler's own filters refused
 A pod of a gang counts
     bound                 always
     not bound, with a request of ours     if room is reserved for it, or if filter left the choice of its node to kube-scheduler
-    not bound, without a request of ours  always at the end of a cycle; later unless kube-scheduler says that it is unschedulable
+    not bound, without a request of ours  always at the end of a cycle; later unless kube-scheduler says that it is unschedulable, and unless the gang
+                                          was tried again though it seemed to be scheduled
+
+A pod for which room is reserved is tried again only if its cycle failed, whatever was counted. While fewer than minCount pods are bound, that ends
+the gang's reservations as well.
 
 Reservations of a gang's pods that are not bound end when fewer than minCount count
     at the end of its cycle    kube-scheduler never tries two groups at a time, nor a pod twice in a cycle. So the cycle is over when filter is called
-                               for a pod of no group or of another one, or for a pod for which it was called already
+                               for a pod of no group or of another one, or for a pod for which it was called before the last one. (For one pod it
+                               may be called twice in a row: with its nominated node, and with all nodes.)
     `QUIET_S` after its last call
 and when one of its pods that is not bound is deleted.
 
@@ -67,8 +72,10 @@ class Gangs:
         """Group -> its pods, as the watch shows them."""
         self._group: dict[str, str] = {}
         self._attempts: dict[str, _Attempt] = {}
-        self._current = ""
-        """The group of the last pod that kube-scheduler called filter for; empty for a pod of none."""
+        self._last = "", ""
+        """Group and UID of the last pod that kube-scheduler called filter for; a pod of no group has an empty one."""
+        self._doubted: set[str] = set()
+        """Gangs that were tried again though they seemed to be scheduled: of their pods that request nothing of ours, some have no node."""
 
     def __len__(self) -> int:
         return len(self._min_count)
@@ -83,11 +90,14 @@ class Gangs:
         """So many pods are scheduled together, or none; None: it is no gang, or gone."""
         if pods is None:
             self._min_count.pop(group, None)
+            self._doubted.discard(group)
         else:
             self._min_count[group] = pods
 
     def see(self, uid: str, group: str, standing: Standing) -> None:
         """A pod of a group came or changed. A pod never changes its group."""
+        if standing == "bound" and self._pods.get(group, {}).get(uid) != "bound":
+            self._doubted.discard(group)
         self._group[uid] = group
         self._pods.setdefault(group, {})[uid] = standing
 
@@ -99,6 +109,7 @@ class Gangs:
         uids, standing = self._uids(group), self._pods[group].pop(uid)
         if not self._pods[group]:
             del self._pods[group]
+            self._doubted.discard(group)
         attempt = self._attempts.get(group)
         if attempt is not None:
             attempt.called.pop(uid, None)
@@ -108,21 +119,36 @@ class Gangs:
 
     # --- what kube-scheduler calls ---
 
-    def next_pod(self, uid: str, group: str, reserved: Reserved) -> Failed | None:
-        """kube-scheduler calls filter for a pod of this group (empty: of none). Did the cycle of a gang end now, and without success?
+    def next_pod(self, uid: str, group: str, reserved: Reserved, *, again: bool = False) -> list[Failed]:
+        """kube-scheduler calls filter for a pod of this group (empty: of none). Which gangs' cycles ended now, and without success?
 
-        Not answered where the watch shows fewer than minCount pods: kube-scheduler knew of that many, so the watch is behind.
+        `again`: room is reserved for the pod since an earlier call, and no bind call has come.
         """
-        before, self._current = self._current, group
-        attempt = self._attempts.get(before)
-        if attempt is None or before not in self._min_count or (before == group and uid not in attempt.called):
-            return None
-        if len(self._pods.get(before, ())) < self._min_count[before]:
-            return None
-        failed = self._judge(before, reserved, cycle_ended_now=True)
-        if failed is None and before == group:
-            attempt.called.clear()
-        return failed
+        (before, last), self._last = self._last, (group, uid)
+        found = []
+        if again and self._lacks_bound(group):
+            self._doubted.add(group)
+            uids, attempt = self._uids(group), self._attempts.pop(group, None)
+            found.append(Failed(group, uids, others_wait=attempt is None or attempt.others_wait))
+        if before != group:
+            found += self._cycle_ended(before, reserved)
+        elif uid != last and group in self._attempts and uid in self._attempts[group].called:
+            found += self._cycle_ended(group, reserved)
+            if group in self._attempts:
+                self._attempts[group].called.clear()
+        return found
+
+    def _lacks_bound(self, group: str) -> bool:
+        """Are fewer than minCount of its pods bound?"""
+        bound = sum(standing == "bound" for standing in self._pods.get(group, {}).values())
+        return bound < self._min_count.get(group, 0)
+
+    def _cycle_ended(self, group: str, reserved: Reserved) -> list[Failed]:
+        """Not judged where the watch shows fewer than minCount pods: kube-scheduler knew of that many, so the watch is behind."""
+        if group not in self._attempts or len(self._pods.get(group, ())) < self._min_count.get(group, 0):
+            return []
+        failed = self._judge(group, reserved, cycle_ended_now=True) if group in self._min_count else None
+        return [failed] if failed is not None else []
 
     def called(self, uid: str, group: str, at_s: float) -> None:
         """kube-scheduler calls about this pod. A call that takes a while is told of with the time until which it may take."""
@@ -149,12 +175,13 @@ class Gangs:
 
     def _judge(self, group: str, reserved: Reserved, *, cycle_ended_now: bool) -> Failed | None:
         attempt, uids = self._attempts[group], self._uids(group)
-        shown = self._pods.get(group, {})
+        shown, trusted = self._pods.get(group, {}), cycle_ended_now or group not in self._doubted
         least, count = self._min_count[group], 0
         for uid in uids:
             standing = shown.get(uid, "waits")
             count += (
-                standing in ("bound", "asks nothing")
+                standing == "bound"
+                or (standing == "asks nothing" and trusted)
                 or (standing == "unschedulable" and cycle_ended_now)
                 or (standing == "waits" and (reserved(uid) or attempt.called.get(uid, False)))
             )

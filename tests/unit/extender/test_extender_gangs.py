@@ -12,7 +12,7 @@ from extender.small import small_pod_of
 from extender.wire import FilterArgs, FilterResult
 from kube.objects import Pod
 from kube.pod_groups import API, POD_GROUPS, PodGroup
-from tests.builders import PodBuilder, pod
+from tests.builders import PodBuilder, card, pod, share
 from tests.fake_api import FakeApi
 from tests.unit.extender.test_extender_preemption import turned_down
 from tests.unit.extender.world import FULL_MIB, World
@@ -129,9 +129,39 @@ def test_a_pod_that_was_refused_for_a_gang_is_tried_again_when_the_gang_fails() 
 
 def test_a_refused_pod_ends_its_own_reservation_alone() -> None:
     ganging = Ganging(group(min_count=2))
-    ganging.cycle(GPUS)
-    assert not ganging.filter(ganging.pods[0], "n2").node_names
+    ganging.cycle()
+    assert not ganging.filter(ganging.pods[2], "n2").node_names
     assert ganging.stages() == ["in gang"] * 2
+
+
+def test_a_gang_that_is_tried_again_though_all_seemed_to_have_room_fails() -> None:
+    """Its launcher has scheduling gates, say: of that the extender is told nothing."""
+    ganging = Ganging(group(min_count=GPUS + 1))
+    ganging.tell(pod("launcher").in_group("gang"))
+    for at_s in (0.0, 10.0):
+        ganging.world.now_s = at_s
+        ganging.cycle(GPUS)
+        ganging.world.now_s += QUIET_S
+        ganging.keeper.expire()
+        assert ganging.stages() == (["in gang"] * GPUS if at_s == 0 else [])
+    assert ganging.woken == ["n1"], "others may have been refused since"
+
+
+def test_one_that_may_be_bound_is_not_tried_again_because_its_gang_failed() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    ganging.world.state.on("bind", ganging.pods[0].build().uid)
+    ganging.keeper.expire()
+    assert ganging.filter(ganging.pods[0]).node_names == ["n1"]
+    assert ganging.stages() == ["binding", "in gang", "in gang"]
+
+
+def test_one_that_is_tried_again_after_enough_are_bound_is_a_pod_like_others() -> None:
+    ganging = Ganging(group(min_count=1))
+    ganging.cycle()
+    ganging.tell(ganging.pods[2].at_version(2).on("n1").assigned(share(card(2), FULL_MIB)))
+    assert not ganging.filter(ganging.pods[0], "n2").node_names
+    assert ganging.stages() == ["in gang"]
 
 
 def test_with_a_pod_that_is_not_bound_all_end_and_who_waits_is_tried_again() -> None:

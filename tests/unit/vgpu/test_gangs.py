@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -36,15 +37,18 @@ class Slow:
     """Of all groups: calls since their attempt began."""
     last_s: dict[str, float] = field(default_factory=dict)
     others_wait: dict[str, bool] = field(default_factory=dict)
-    current: str = ""
+    last: tuple[str, str] = "", ""
+    doubted: set[str] = field(default_factory=set)
 
     def pods(self, group: str) -> set[str]:
         return {uid for uid in (*self.shown, *(one.uid for one in self.cycle)) if uid[0] == group}
 
     def counts(self, uid: str, at_the_end: bool) -> bool:
         match self.shown.get(uid, "waits"):
-            case "bound" | "asks nothing":
+            case "bound":
                 return True
+            case "asks nothing":
+                return at_the_end or uid[0] not in self.doubted
             case "unschedulable":
                 return at_the_end
         return uid in self.reserved or any(one.listed for one in self.cycle if one.uid == uid)
@@ -58,14 +62,13 @@ class Slow:
         self.others_wait.pop(group, None)
 
     def cycle_ends(self, uid: str, group: str) -> str:
-        """The gang whose cycle ended when filter was called for this pod, and failed."""
-        before, self.current = self.current, group
-        if before not in self.last_s or before not in self.min_count:
+        """The gang whose cycle ended when filter was called for this pod, and failed by the count."""
+        (before, last), self.last = self.last, (group, uid)
+        over = before != group or (uid != last and any(one.uid == uid for one in self.cycle))
+        if not over or before not in self.last_s:
             return ""
-        again = any(one.uid == uid for one in self.cycle)
-        if (before == group and not again) or sum(one[0] == before for one in self.shown) < self.min_count[before]:
-            return ""
-        if self.lacks(before, at_the_end=True):
+        known = before in self.min_count and sum(one[0] == before for one in self.shown) >= self.min_count[before]
+        if known and self.lacks(before, at_the_end=True):
             return before
         if before == group:
             self.cycle = [one for one in self.cycle if one.uid[0] != group]
@@ -79,13 +82,11 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.gangs, self.slow, self.now_s = Gangs(), Slow(), 100.0
 
-    def _failed(self, failed: Failed | None, group: str) -> None:
-        assert (failed.group if failed else "") == group
-        if failed is None:
-            return
+    def _failed(self, failed: Failed) -> None:
+        group = failed.group
         assert set(failed.uids) == self.slow.pods(group)
         assert len(failed.uids) == len(set(failed.uids))
-        assert failed.others_wait is self.slow.others_wait[group]
+        assert failed.others_wait is self.slow.others_wait.get(group, True)
         self.slow.reserved -= {uid for uid in failed.uids if self.slow.shown.get(uid) != "bound"}
         self.slow.forget(group)
 
@@ -94,6 +95,7 @@ class Machine(RuleBasedStateMachine):
         self.gangs.set_min_count(group, pods)
         if pods is None:
             self.slow.min_count.pop(group, None)
+            self.slow.doubted.discard(group)
         else:
             self.slow.min_count[group] = pods
 
@@ -103,6 +105,8 @@ class Machine(RuleBasedStateMachine):
     )
     def the_watch_shows(self, uid: str, standing: Standing) -> None:
         self.gangs.see(uid, uid[0], standing)
+        if standing == "bound" and self.slow.shown.get(uid) != "bound":
+            self.slow.doubted.discard(uid[0])
         self.slow.shown[uid] = standing
 
     @rule(group=st.sampled_from(GROUPS))
@@ -115,7 +119,17 @@ class Machine(RuleBasedStateMachine):
     @rule(uid=st.sampled_from([*UIDS, "p"]), answer=st.sampled_from(["reserved", "reserved", "listed", "refused"]))
     def filter_is_called(self, uid: str, answer: str) -> None:
         group = "" if uid == "p" else uid[0]
-        self._failed(self.gangs.next_pod(uid, group, self.slow.reserved.__contains__), self.slow.cycle_ends(uid, group))
+        again = uid in self.slow.reserved
+        found = self.gangs.next_pod(uid, group, self.slow.reserved.__contains__, again=again)
+        bound = [one for one, standing in self.slow.shown.items() if one[0] == group and standing == "bound"]
+        if again and len(bound) < self.slow.min_count.get(group, 0):
+            self.slow.doubted.add(group)
+            assert found[0].group == group
+            self._failed(found.pop(0))
+        ended = self.slow.cycle_ends(uid, group)
+        assert [one.group for one in found] == ([ended] if ended else [])
+        for failed in found:
+            self._failed(failed)
         self.slow.reserved.discard(uid)
         if answer == "reserved":
             self.slow.reserved.add(uid)
@@ -145,6 +159,8 @@ class Machine(RuleBasedStateMachine):
     def is_deleted(self, uid: str) -> None:
         group, standing = uid[0], self.slow.shown.pop(uid, None)
         failed = self.gangs.gone(uid)
+        if standing is not None and not any(one[0] == group for one in self.slow.shown):
+            self.slow.doubted.discard(group)
         if standing is not None:
             self.slow.cycle = [one for one in self.slow.cycle if one.uid != uid]
         self.slow.reserved.discard(uid)
@@ -165,7 +181,7 @@ class Machine(RuleBasedStateMachine):
         over = {group for group in due if group in self.slow.min_count and self.slow.lacks(group, at_the_end=False)}
         assert {one.group for one in found} == over
         for failed in found:
-            self._failed(failed, failed.group)
+            self._failed(failed)
         for group in due:
             self.slow.forget(group)
 
@@ -195,19 +211,19 @@ def a_gang_of(pods: int, *, min_count: int | None = None) -> tuple[Gangs, list[s
 
 def cycle(gangs: Gangs, uids: list[str], reserved: set[str], now_s: float = 0.0) -> list[Failed]:
     """Filter is called for each of the gang; it answers a node where room is reserved."""
-    failed = []
+    failed: list[Failed] = []
     for uid in uids:
-        failed.append(gangs.next_pod(uid, "g", reserved.__contains__))
+        failed += gangs.next_pod(uid, "g", reserved.__contains__)
         gangs.called(uid, "g", now_s)
         gangs.answered(uid, "g", fits=uid in reserved, reserved=uid in reserved)
-    return [one for one in failed if one is not None]
+    return failed
 
 
 def test_the_next_pod_of_others_ends_what_a_failed_gang_has() -> None:
     gangs, uids = a_gang_of(3)
     assert cycle(gangs, uids, held("g0", "g1")) == []
-    assert gangs.next_pod("other", "", held("g0", "g1").__contains__) == Failed("g", ("g0", "g1", "g2"), False)
-    assert gangs.next_pod("more", "", held().__contains__) is None
+    assert gangs.next_pod("other", "", held("g0", "g1").__contains__) == [Failed("g", ("g0", "g1", "g2"), False)]
+    assert gangs.next_pod("more", "", held().__contains__) == []
 
 
 def test_the_next_try_of_a_failed_gang_begins_with_nothing() -> None:
@@ -220,7 +236,7 @@ def test_a_gang_that_is_scheduled_keeps_its_room_until_it_is_bound() -> None:
     gangs, uids = a_gang_of(3, min_count=2)
     reserved = held("g0", "g2").__contains__
     cycle(gangs, uids, held("g0", "g2"))
-    assert gangs.next_pod("other", "", reserved) is None
+    assert gangs.next_pod("other", "", reserved) == []
     assert list(gangs.quiet(QUIET_S, reserved)) == []
 
 
@@ -229,18 +245,59 @@ def test_pods_that_request_nothing_of_ours_count_unless_kube_scheduler_refused_t
     gangs.see("launcher", "g", "asks nothing")
     reserved = held(*uids).__contains__
     cycle(gangs, uids, held(*uids))
-    assert gangs.next_pod("other", "", reserved) is None
+    assert gangs.next_pod("other", "", reserved) == []
     gangs.see("launcher", "g", "unschedulable")
     gangs.called("g0", "g", 1.0)
-    assert gangs.next_pod("g0", "g", reserved) is None, "at its second try it is refused until the watch shows it bound"
+    assert gangs.next_pod("g0", "g", reserved) == [], "at its second try it is refused until the watch shows it bound"
     assert [one.group for one in gangs.quiet(1.0 + QUIET_S, reserved)] == ["g"]
+
+
+def test_a_gang_that_is_tried_again_was_not_scheduled_whatever_was_counted() -> None:
+    """Its launcher requests nothing of ours, and waits for another scheduler."""
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "asks nothing")
+    reserved = held(*uids).__contains__
+    cycle(gangs, uids, held(*uids))
+    assert list(gangs.quiet(QUIET_S, reserved)) == []
+    assert gangs.next_pod("g0", "g", reserved, again=True) == [Failed("g", ("g0", "g1", "launcher"), True)]
+    cycle(gangs, uids, held(*uids), 10.0)
+    assert gangs.next_pod("other", "", reserved) == [], "it may have a node this time"
+    assert [one.group for one in gangs.quiet(10.0 + QUIET_S, reserved)] == ["g"], "it would be bound by now"
+
+
+@pytest.mark.parametrize("what", ["nothing", "a pod of it is bound", "its group is another", "its pods are others"])
+def test_a_gang_is_doubted_until_it_is_another(what: str) -> None:
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "asks nothing")
+    reserved = held(*uids).__contains__
+    cycle(gangs, uids, held(*uids))
+    assert len(gangs.next_pod("g0", "g", reserved, again=True)) == 1
+    if what == "a pod of it is bound":
+        gangs.see("g0", "g", "bound")
+    elif what == "its group is another":
+        gangs.set_min_count("g", None)
+        gangs.set_min_count("g", 3)
+    elif what == "its pods are others":
+        for uid in [*uids, "launcher"]:
+            gangs.gone(uid)
+        for uid in uids:
+            gangs.see(uid, "g", "waits")
+        gangs.see("launcher", "g", "asks nothing")
+    cycle(gangs, uids, held(*uids), 10.0)
+    assert len(list(gangs.quiet(10.0 + QUIET_S, reserved))) == (what == "nothing")
+
+
+def test_two_calls_in_a_row_for_one_pod_are_of_one_cycle() -> None:
+    gangs, uids = a_gang_of(3)
+    assert cycle(gangs, [uids[0], uids[1], uids[1], uids[2]], held("g0", "g2")) == []
+    assert gangs.next_pod("g1", "g", held("g0", "g2").__contains__) == [Failed("g", tuple(uids), False)]
 
 
 def test_while_the_watch_is_behind_no_cycle_is_judged() -> None:
     gangs = Gangs()
     gangs.set_min_count("g", 2)
     cycle(gangs, ["g0"], held("g0"))
-    assert gangs.next_pod("other", "", held("g0").__contains__) is None
+    assert gangs.next_pod("other", "", held("g0").__contains__) == []
     assert [one.uids for one in gangs.quiet(QUIET_S, held("g0").__contains__)] == [("g0",)]
 
 
