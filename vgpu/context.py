@@ -8,6 +8,9 @@ around it for `CALM_S`: a change before it would have been stated by then.
 The lower end of the range is always charged. With it, lease and context together are never less than what NVML saw, whatever
 a process says of itself.
 
+Managed memory is stated as allocated, and NVML lists it for no process (measured, H200 and H100 with driver 580). So a process may have allocated
+more than is listed, which says nothing of its contexts: they are charged what they took when they were made at least, as long as they are there.
+
 Before a call whose cost nobody knows yet (code that is loaded late, a stream) a bound is charged in its place. The first reading after the
 last such call settles it: what is charged falls to what NVML counts, as far as the statements explain it.
 
@@ -71,12 +74,13 @@ class ContextMeasure:
         exact: bool = False,
         opened_bytes: int = 0,
         orphaned_bytes: int = 0,
+        made_bytes: int = 0,
     ) -> None:
         """NVML counted `measured_bytes` at `at_s`. `exact`: the process is known to have allocated nothing meanwhile.
 
         Memory of another process, `opened_bytes`, NVML counts for its maker, and for one of those that have it open when there is
         no maker: that is `orphaned_bytes`, which may be in the measure or not. Then the measure is a range, and inside it what is
-        charged stays.
+        charged stays. `made_bytes`: its contexts are there, and took so much when they were made; 0 = there are none, or that is not known.
         """
         self.measured_bytes = measured_bytes
         least = max(0, measured_bytes - max(*self._most_leased, leased_bytes) - opened_bytes)
@@ -89,7 +93,7 @@ class ContextMeasure:
         self._calm.append(_Reading(measured_bytes, used_bytes, at_s))
         sure = [reading for reading in self._calm if exact or at_s - reading.at_s >= CALM_S]
         if sure:
-            most = sure[-1].measured_bytes - sure[-1].used_bytes
+            most = max(sure[-1].measured_bytes - sure[-1].used_bytes, min(made_bytes, sure[-1].measured_bytes))
             self.bytes = min(max(self.bytes, most - orphaned_bytes), most)
             self._calm = self._calm[len(sure) :]
         self.bytes = min(max(self.bytes, least), measured_bytes)

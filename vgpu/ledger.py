@@ -182,10 +182,12 @@ class Ledger:
         opened_bytes, orphaned_bytes = self._cards[card].shared.opened_bytes(process)
         context.read(
             measured_bytes, holding.used_bytes, holding.leased_bytes, at_s,
-            exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes,
+            exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes, made_bytes=holding.made_bytes,
         )  # fmt: skip
         if exact and holding.made_bytes == 0:
             holding.made_bytes = context.bytes
+        elif 0 < measured_bytes < holding.made_bytes and at_s >= context.counts_from_s:
+            holding.made_bytes = measured_bytes  # others' took more: that was an estimate
         self._cards[card].put_back(holding)
         return self._decide(card, now_s) if context.bytes < before_bytes else []
 

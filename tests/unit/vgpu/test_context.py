@@ -62,6 +62,21 @@ def test_what_is_held_for_a_context_that_is_being_made_stays() -> None:
     assert measure.bytes == 35
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_managed_memory_which_nvml_does_not_list_is_not_taken_for_a_smaller_context(exact: bool) -> None:
+    measure = ContextMeasure(bytes=518)
+    measure.moved(3000)
+    for second in range(5):
+        measure.read(518 + 100, used_bytes=3100, leased_bytes=3100, at_s=second, exact=exact, made_bytes=518)
+        assert measure.bytes == 518
+
+
+def test_contexts_are_never_charged_more_than_nvml_counts_of_the_process() -> None:
+    measure = ContextMeasure(bytes=518)
+    measure.read(400, used_bytes=3000, leased_bytes=3000, at_s=1, exact=True, made_bytes=518)
+    assert measure.bytes == 400
+
+
 def test_a_context_that_is_gone_costs_nothing() -> None:
     measure = ContextMeasure(bytes=30)
     measure.read(0, used_bytes=0, leased_bytes=100, at_s=1)

@@ -186,6 +186,24 @@ def test_a_context_that_grew_past_the_limit_stands_and_nothing_more_is_leased() 
     assert book.unleased_bytes(0) == 1000
 
 
+@pytest.mark.parametrize("estimate", [0, 300, 450])
+def test_managed_memory_does_not_hide_what_a_context_takes(estimate: int) -> None:
+    """NVML lists none of it."""
+    book = ledger(2000, ONE)
+    book.begin_context(ONE, 0, 1, estimate, 0)
+    book.end_context(ONE, 0, 1)
+    book.measure(ONE, 0, 300, at_s=1, now_s=1, exact=estimate == 0)
+    book.ask(ONE, 0, 2, 1000, 1000, 2)
+    book.state(ONE, 0, 1000, 1000)
+    for at_s in range(3, 9):
+        book.measure(ONE, 0, 300, at_s=at_s, now_s=at_s)
+        assert (book.context_bytes(0), book.unleased_bytes(0)) == (300, 700)
+    book.end_context(ONE, 0, 9, made=False)
+    book.measure(ONE, 0, 1, at_s=9, now_s=9)
+    book.measure(ONE, 0, 1, at_s=11, now_s=11)
+    assert book.context_bytes(0) <= 1
+
+
 def test_one_lease_and_one_context_may_be_asked_for_at_once() -> None:
     book = ledger(1000, ONE, TWO)
     book.ask(ONE, 0, 1, 900, 900, 0)
