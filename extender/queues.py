@@ -68,6 +68,11 @@ class Queues:
             one = above
         return False
 
+    def is_doubted(self, pod: Pod) -> bool:
+        """Is it kept only because something is not known yet?"""
+        doubts = self.doubts
+        return not self.alone(pod) and (self.workloads.unsure(pod.metadata.namespace) or self.doubts != doubts)
+
     @property
     def unread(self) -> int:
         """Controllers that are not read yet, or could not be."""
