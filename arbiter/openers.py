@@ -98,6 +98,7 @@ class Openers:
         """From now on it is about these; about no GPU = there is nothing to look for."""
         with self._changed:
             self._wanted = wanted
+            self._last = {uuid: key for uuid, key in self._last.items() if uuid in wanted.keys}
             self.found = {uuid: one for uuid, one in self.found.items() if one.key in wanted.keys.get(uuid, ())}
             self._changed.notify()
 
@@ -113,9 +114,9 @@ class Openers:
             key = suspected((keys, opens[pid]) for pid, keys in here.items())
             if key is not None:
                 now[uuid] = Opener(key, tuple(sorted(pid for pid in here if opens[pid])))
-        before, self._last = self._last, {uuid: one.key for uuid, one in now.items()}
         with self._changed:
             asked = self._wanted.keys
+            before, self._last = self._last, {uuid: one.key for uuid, one in now.items() if uuid in asked}
             self.found = {
                 uuid: one for uuid, one in now.items() if before.get(uuid) == one.key and one.key in asked.get(uuid, ())
             }

@@ -356,7 +356,7 @@ class Guard:
             log.warning("memory that NVML lists for no process", note=note)
             self._observer.unlisted(note)
         for one in there:
-            key, pod = (one.uid, one.container, UNLISTED), self._pod(one.uid) if one.uid else None
+            key, pod = (one.uid, one.container, f"{UNLISTED} {one.gpu}"), self._pod(one.uid) if one.uid else None
             if pod is not None and key not in self._unenforced_s:
                 self._unenforced_s[key] = self._clock()
                 self._observer.unlisted(unlisted_note(one), pod, one.container)

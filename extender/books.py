@@ -126,6 +126,10 @@ class Books:
         """May it be evicted by itself, as far as queues are concerned? None: a pod that is not known."""
         return self._queues is None or (pod is not None and self._queues.alone(pod))
 
+    def is_doubted(self, pod: Pod | None) -> bool:
+        """May it be evicted by itself once more is known of queues?"""
+        return self._queues is not None and pod is not None and self._queues.is_doubted(pod)
+
     def touching(self, nodes: Iterable[str]) -> Iterator[None]:
         """Look at all that hold something there, in steps: whose controllers are to be read, theirs are from then on."""
         for node in nodes:

@@ -41,7 +41,7 @@ MOST_KNOWN: Final = 65_536
 MOST_WAITING: Final = 4_096
 """Controllers that wait to be read, or to be read again after a failure; others are not noted, and are when they are asked for again. Guessed."""
 
-VERSION: Final = re.compile(r"v[0-9]+((alpha|beta)[0-9]+)?")
+VERSION: Final = re.compile(r"v[0-9]{1,9}((alpha|beta)[0-9]{1,9})?")
 """Versions of an API, as Kubernetes names them: a path is made of it, and who makes a pod writes it."""
 
 LONGEST_NAME: Final = 253
@@ -64,6 +64,10 @@ Above = OwnerReference | Unread | None
 """The controller above one; None: there is none."""
 
 
+_Key = tuple[str, str]
+"""Namespace and UID. Who makes a pod writes the UID: with one of another namespace it says nothing about that namespace's pods."""
+
+
 class Controllers:
     """`resources` are those that may be read, as kubectl names them (`jobs.batch`, `pods`). `on_read` is told of each namespace in which
     a controller is known, or is not known any more."""
@@ -79,11 +83,11 @@ class Controllers:
     ) -> None:
         self._client, self._clock, self._on_read, self._sleep = client, clock, on_read, sleep
         self._resources = frozenset(resources)
-        self._known: dict[str, tuple[float, str, OwnerReference | None]] = {}
-        """UID -> when it was read, its namespace, and whose it is; in the order of reading."""
-        self._failed: dict[str, float] = {}
-        """UID -> when reading it failed, in that order."""
-        self._waiting: dict[str, tuple[str, OwnerReference]] = {}
+        self._known: dict[_Key, tuple[float, OwnerReference | None]] = {}
+        """When it was read, and whose it is; in the order of reading."""
+        self._failed: dict[_Key, float] = {}
+        """When reading it failed, in that order."""
+        self._waiting: dict[_Key, OwnerReference] = {}
         self._reading = 0
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -103,13 +107,14 @@ class Controllers:
 
     def above(self, namespace: str, one: OwnerReference) -> Above:
         """Whose this controller is. Where that is not known yet, it is read from now on."""
-        known = self._known.get(one.uid)
+        key = namespace, one.uid
+        known = self._known.get(key)
         if known is not None:
-            return known[2]
+            return known[1]
         if self._resource(one) is None:
             return Unread.EVER
-        if one.uid not in self._failed and len(self._waiting) < MOST_WAITING:
-            self._waiting.setdefault(one.uid, (namespace, one))
+        if key not in self._failed and len(self._waiting) < MOST_WAITING:
+            self._waiting.setdefault(key, one)
             self._idle.clear()
             self._wake.set()
         return Unread.YET
@@ -125,11 +130,11 @@ class Controllers:
     def expire(self) -> None:
         """Once a second: forget what is old."""
         now_s = self._clock()
-        for uid, _ in list(takewhile(lambda one: one[1] <= now_s - AGAIN_S, self._failed.items())):
-            del self._failed[uid]
-        for uid, (_, namespace, _) in list(takewhile(lambda one: one[1][0] <= now_s - AGE_S, self._known.items())):
-            del self._known[uid]
-            self._on_read(namespace)
+        for key, _ in list(takewhile(lambda one: one[1] <= now_s - AGAIN_S, self._failed.items())):
+            del self._failed[key]
+        for key, _ in list(takewhile(lambda one: one[1][0] <= now_s - AGE_S, self._known.items())):
+            del self._known[key]
+            self._on_read(key[0])
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -142,41 +147,43 @@ class Controllers:
             while not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
-            uid = next(iter(self._waiting))
-            namespace, one = self._waiting.pop(uid)
+            key = next(iter(self._waiting))
+            one = self._waiting.pop(key)
             self._reading += 1
             try:
-                await self._read(namespace, one)
+                await self._read(key, one)
             finally:
                 self._reading -= 1
                 if not self.waiting:
                     self._idle.set()
 
-    async def _read(self, namespace: str, one: OwnerReference) -> None:
+    async def _read(self, key: _Key, one: OwnerReference) -> None:
         resource = self._resource(one)
         if resource is None:
             return
-        path = of_kind(one.api_version, resource, namespace, one.name)
+        path = of_kind(one.api_version, resource, key[0], one.name)
         try:
             body = await self._client.get(path, timeout_s=READ_S, accept=METADATA)
             found = msgspec.json.decode(body, type=MetadataOnly).metadata
         except (ApiError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._fail(one, path, str(error))
+            self._fail(key, path, str(error))
             if isinstance(error, ApiError) and error.transient:
                 await self._sleep(max(1.0, min(error.retry_after_s, AGAIN_S)))
             return
         if found.uid != one.uid:
-            self._fail(one, path, "another object has its name")
+            self._fail(key, path, "another object has its name")
             return
-        self._failed.pop(one.uid, None)
-        self._known[one.uid] = self._clock(), namespace, controller_of(found.owner_references)
+        self._failed.pop(key, None)
+        self._known[key] = self._clock(), controller_of(found.owner_references)
         if len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._on_read(namespace)
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._on_read(oldest[0])
+        self._on_read(key[0])
 
-    def _fail(self, one: OwnerReference, path: str, why: str) -> None:
+    def _fail(self, key: _Key, path: str, why: str) -> None:
         log.warning("a controller cannot be read: its pods are not evicted", path=path[:300], error=why[:300])
-        self._failed[one.uid] = self._clock()
+        self._failed[key] = self._clock()
         if len(self._failed) > MOST_WAITING:
             del self._failed[next(iter(self._failed))]
 

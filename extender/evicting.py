@@ -298,6 +298,8 @@ class Evictor:
             if not self._needed(uid, ask, begun.plan, victim, staying):
                 staying.add(victim)
                 continue
+            if self._books.is_doubted(self._books.pod(victim)):
+                return  # later, if the room is still kept by then
             if (
                 self._goes_elsewhere(begun, ask)
                 or not self._leads_anywhere(uid, ask, begun.plan, staying)

@@ -85,8 +85,12 @@ class GangKeeper:
         """A pod came, changed or went."""
         if new is None or new.finished or (leaving(new) and not new.spec.node_name):
             for pod in (old, new):
-                if pod is not None and (failed := self.gangs.gone(pod.uid)) is not None:
+                if pod is None or not group_of(pod):
+                    continue
+                if (failed := self.gangs.gone(pod.uid, self._reserved)) is not None:
                     self._end(failed)
+                else:
+                    self._end_own(pod.uid)
         elif group := group_of(new):
             self.gangs.see(new.uid, group, _standing(new))
 
@@ -129,6 +133,13 @@ class GangKeeper:
         """Also room that is kept for it while others are evicted."""
         reservations = self._state.reservations
         return reservations.get(uid) is not None or reservations.get(uid, "preemption") is not None
+
+    def _end_own(self, uid: str) -> None:
+        """The pod goes, and its gang stays."""
+        own = self._state.reservations.get(uid)
+        if own is not None and not own.firm:
+            self._state.cancel(uid)
+            self._state.on_lapse(own.node)
 
     def _end(self, failed: Failed) -> None:
         ended = [one for uid in failed.uids if (one := self._state.reservations.get(uid)) is not None and not one.firm]

@@ -68,17 +68,22 @@ class Queues:
             one = above
         return False
 
+    def is_doubted(self, pod: Pod) -> bool:
+        """Is it kept only because something is not known yet?"""
+        doubts = self.doubts
+        return not self.alone(pod) and (self.workloads.unsure(pod.metadata.namespace) or self.doubts != doubts)
+
     @property
     def unread(self) -> int:
         """Controllers that are not read yet, or could not be."""
         return self.controllers.waiting + self.controllers.unreadable
 
     async def read(self, touching: Iterator[None], slices: Slices, until_s: float) -> None:
-        """Look at pods, in steps, and wait for what is to be read of them; for half of the time there is at most."""
-        await slices.do(touching, until_s=until_s)
+        """Look at pods, in steps, and wait for what is to be read of them; for half of the time there is at most: the search has the rest."""
+        half_s = (self._clock() + until_s) / 2
+        await slices.do(touching, until_s=half_s)
         if self.controllers.waiting:
-            left_s = max(0.0, until_s - self._clock())
-            await self.controllers.settled(min(CHAINS_S, left_s / 2))
+            await self.controllers.settled(min(CHAINS_S, max(0.0, half_s - self._clock())))
 
     def nobody_goes_on(self, nodes: Iterable[str]) -> None:
         """No set of pods was found there to be evicted. If there is doubt, it may be why: `expire` tells when there is none any more."""

@@ -19,7 +19,7 @@ Reservations of a gang's pods that are not bound end when fewer than minCount co
                                for a pod of no group or of another one, or for a pod for which it was called before the last one. (For one pod it
                                may be called twice in a row: with its nominated node, and with all nodes.)
     `QUIET_S` after its last call
-and when one of its pods that is not bound is deleted.
+    when one of its pods that is not bound is deleted
 
 Pure: a group is a text, the caller says what time it is and for which pods room is reserved. A group without a minCount (policy Basic, or not
 known) is no gang: nothing here ends its reservations.
@@ -101,8 +101,8 @@ class Gangs:
         self._group[uid] = group
         self._pods.setdefault(group, {})[uid] = standing
 
-    def gone(self, uid: str) -> Failed | None:
-        """A pod is deleted, or has ended. Its gang fails if it was not bound."""
+    def gone(self, uid: str, reserved: Reserved) -> Failed | None:
+        """A pod is deleted, or has ended. Its gang fails if it was not bound and too few of the others count."""
         group = self._group.pop(uid, None)
         if group is None:
             return None
@@ -114,6 +114,8 @@ class Gangs:
         if attempt is not None:
             attempt.called.pop(uid, None)
         if standing == "bound" or group not in self._min_count:
+            return None
+        if self._count(group, reserved, cycle_ended_now=False) >= self._min_count[group]:
             return None
         return Failed(group, uids, others_wait=True)
 
@@ -174,21 +176,25 @@ class Gangs:
                 yield failed
 
     def _judge(self, group: str, reserved: Reserved, *, cycle_ended_now: bool) -> Failed | None:
-        attempt, uids = self._attempts[group], self._uids(group)
-        shown, trusted = self._pods.get(group, {}), cycle_ended_now or group not in self._doubted
-        least, count = self._min_count[group], 0
-        for uid in uids:
+        if self._count(group, reserved, cycle_ended_now=cycle_ended_now) >= self._min_count[group]:
+            return None
+        uids, attempt = self._uids(group), self._attempts.pop(group)
+        return Failed(group, uids, attempt.others_wait)
+
+    def _count(self, group: str, reserved: Reserved, *, cycle_ended_now: bool) -> int:
+        """Pods of it that count."""
+        attempt, shown = self._attempts.get(group), self._pods.get(group, {})
+        called = attempt.called if attempt is not None else {}
+        trusted, count = cycle_ended_now or group not in self._doubted, 0
+        for uid in self._uids(group):
             standing = shown.get(uid, "waits")
             count += (
                 standing == "bound"
                 or (standing == "asks nothing" and trusted)
                 or (standing == "unschedulable" and cycle_ended_now)
-                or (standing == "waits" and (reserved(uid) or attempt.called.get(uid, False)))
+                or (standing == "waits" and (reserved(uid) or called.get(uid, False)))
             )
-        if count >= least:
-            return None
-        del self._attempts[group]
-        return Failed(group, uids, attempt.others_wait)
+        return count
 
     def _uids(self, group: str) -> tuple[str, ...]:
         """Of its pods: those that the watch shows, and those that kube-scheduler called about."""

@@ -76,7 +76,9 @@ class Recall:
             total, model = last.cards.total_mib, last.cards.model
         else:
             model = model.copy()
-        return replace(cards, total_mib=total, model=model, cpu_milli=cards.cpu_milli.copy())
+        return replace(
+            cards, free_percent=cards.free_percent.copy(), total_mib=total, model=model, cpu_milli=cards.cpu_milli.copy()
+        )  # fmt: skip
 
 
 def _differ(one: Cards, other: Cards) -> npt.NDArray[np.bool_]:

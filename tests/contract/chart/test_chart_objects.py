@@ -335,7 +335,7 @@ def test_kube_scheduler_has_the_feature_gates_that_are_chosen_and_no_others(helm
 def test_the_scheduler_may_read_workloads_and_controllers_only_where_it_heeds_kueue(helm: Helm) -> None:
     kueue = {"enabled": True, "controllers": ["pods", "jobsets.jobset.x-k8s.io"]}
     wanted = {
-        ("kueue.x-k8s.io", "workloads", "get,list,watch"),
+        ("kueue.x-k8s.io", "workloads", "list,watch"),
         ("jobset.x-k8s.io", "jobsets", "get"),
         ("", "pods", "get"),
     }

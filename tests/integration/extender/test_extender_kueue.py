@@ -133,6 +133,29 @@ async def test_a_victim_that_becomes_part_of_a_whole_before_it_goes_stays(api: F
         assert api.evictions == []
 
 
+async def test_an_eviction_goes_on_once_a_controller_that_was_forgotten_meanwhile_is_read_again(api: FakeApi) -> None:
+    """Others may have been evicted for the same pod by then."""
+    api.put(workload("w", "uid-other"))
+    api.put(bound("a", "n1", 0, HALF_MIB).of_priority(2000).plain())
+    api.put(bound("b", "n1", 1, HALF_MIB).controlled_by("Job", "j").plain())
+    job(api, "j")
+    api.put(urgent().plain())
+    async with running(api, kueue=True) as scheduler:
+        await knows(scheduler)
+        preemption = scheduler.extender.preemption
+        assert preemption.queues is not None
+        api.faults.extend(answer_with("POST", "/eviction", 429, "TooManyRequests") for _ in range(1000))
+        assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
+        await scheduler.comes_to_hold(lambda: "uid-default-urgent" in preemption._evictor._plans)
+        preemption.queues.controllers._known.clear()
+        async with asyncio.timeout(10):
+            while not preemption.queues.controllers._known:  # noqa: ASYNC110 - no event tells that it was read
+                await asyncio.sleep(0.01)
+        api.faults.clear()
+        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        assert api.evictions == ["default/b"]
+
+
 async def test_where_kueue_is_not_served_nobody_is_evicted(api: FakeApi) -> None:
     del api.documents[KUEUE]
     api.put(bound("a", "n1", 0, FULL_MIB).plain())

@@ -84,6 +84,14 @@ def looking(tmp_path: Path) -> Looking:
     return Looking(tmp_path)
 
 
+def test_a_look_at_memory_that_went_is_none_at_memory_that_comes(looking: Looking) -> None:
+    looking.plugin.opens = {11: True}
+    assert looking.look(1) == {}
+    looking.openers.want(Wanted())
+    assert looking.look(1) == {}
+    assert looking.look(1) == {CARD: Opener("a", (11,))}
+
+
 def test_the_only_container_with_such_processes_is_named_after_two_looks(looking: Looking) -> None:
     looking.plugin.opens = {11: True, 12: True, 21: False}
     assert looking.look(1) == {}

@@ -436,6 +436,13 @@ async def test_memory_that_is_listed_for_no_process_is_told_of_once_for_each_gpu
     assert len(looking.told.unlisted_notes) == 5, "it had ended"
 
 
+async def test_the_pod_is_told_of_each_gpu(looking: Looking) -> None:
+    named = UnlistedStatus(uuid(0), 2560 * MIB, 3000 * MIB, "uid-default-a", "default/a", "main", (7,))
+    await looking.look_at(unlisted=(named, msgspec.structs.replace(named, gpu=uuid(1))))
+    of_pod = [note for note in looking.told.unlisted_notes if note.startswith("uid-default-a main: ")]
+    assert [gpu in note for gpu, note in zip((uuid(0), uuid(1)), of_pod, strict=True)] == [True, True]
+
+
 async def test_the_pod_of_the_container_that_may_hold_it_is_told_once_in_ten_minutes(looking: Looking) -> None:
     found = UnlistedStatus(uuid(0), 2560 * MIB, 3000 * MIB)
     named = msgspec.structs.replace(

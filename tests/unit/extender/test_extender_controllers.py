@@ -101,6 +101,20 @@ async def test_what_cannot_be_read_stays_unread_and_is_read_again_later(body: by
         assert reading.all.unreadable == 0
 
 
+async def test_an_owner_reference_of_another_namespace_says_nothing_about_a_controller() -> None:
+    """Who makes a pod writes the UID, also one of a Job that is somebody else's."""
+    reading = Reading()
+    good, reading.server.answer = reading.server.answer, lambda *_: b"garbage"
+    async with reading.going_on():
+        reading.all.above("theirs", JOB)
+        await reading.all.settled(10)
+        reading.server.answer = good
+        reading.all.above("default", JOB)
+        await reading.all.settled(10)
+        assert isinstance(reading.all.above("default", JOB), OwnerReference)
+        assert reading.all.above("theirs", JOB) is Unread.YET
+
+
 async def test_an_api_server_that_is_busy_is_asked_more_slowly() -> None:
     reading = Reading()
 

@@ -179,6 +179,15 @@ def test_so_it_is_with_a_pod_that_is_deleted_and_kept_by_a_finalizer() -> None:
     assert ganging.stages() == []
 
 
+def test_a_pod_beyond_min_count_that_is_deleted_ends_its_own_reservation_alone() -> None:
+    ganging = Ganging(group(min_count=GPUS - 1))
+    ganging.cycle(GPUS)
+    ganging.tell(ganging.pods[1].at_version(2).terminating())
+    left = {one.uid for one in ganging.world.state.reservations}
+    assert left == {ganging.pods[at].build().uid for at in (0, 2)}
+    assert ganging.woken == ["n1"], "its room is free"
+
+
 def test_a_pod_counts_for_which_room_is_kept_while_others_are_evicted() -> None:
     ganging = Ganging()
     ganging.cycle()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from typing import Any
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender import queues
+from extender import queues, slices
 from extender.queues import LONGEST, Queues
 from extender.workloads import SILENT_S
 from kube.objects import MetadataOnly, Pod
@@ -194,6 +195,20 @@ def test_versions_of_many_namespaces_are_bounded(monkeypatch: Any) -> None:
         known.tell(None, workload("w", "uid-j", namespace=name))
     assert len(known.queues._versions) <= 2
     assert known.queues.version("d") != before, "rather one change too many"
+
+
+async def test_however_many_pods_there_are_half_of_the_time_is_left_for_the_search(monkeypatch: Any) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    known = Known({}, workload("w", "uid-other"))
+
+    def touching() -> Iterator[None]:
+        for at in count():
+            known.queues.alone(of(f"j{at}"))
+            known.now_s += 0.25
+            yield
+
+    await known.queues.read(touching(), slices.Slices(lambda: known.now_s), until_s=10.0)
+    assert known.now_s == 5.0
 
 
 def test_who_was_kept_while_there_was_doubt_may_be_evicted_after_it() -> None:

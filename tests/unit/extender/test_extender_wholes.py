@@ -74,9 +74,9 @@ def test_a_node_with_an_unread_controller_is_looked_at_anew_each_time() -> None:
     tell(queues, "uid-other")
     world.tell(running("a", "j"))
     assert spared(world)
-    (uid,) = queues.controllers._waiting
+    (key,) = queues.controllers._waiting
     queues.controllers._waiting.clear()
-    queues.controllers._failed[uid] = world.now_s
+    queues.controllers._failed[key] = world.now_s
     assert spared(world)
     assert queues.controllers.waiting == 0
     world.now_s += AGAIN_S

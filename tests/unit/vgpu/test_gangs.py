@@ -158,13 +158,17 @@ class Machine(RuleBasedStateMachine):
     @rule(uid=st.sampled_from(UIDS))
     def is_deleted(self, uid: str) -> None:
         group, standing = uid[0], self.slow.shown.pop(uid, None)
-        failed = self.gangs.gone(uid)
+        failed = self.gangs.gone(uid, self.slow.reserved.__contains__)
         if standing is not None and not any(one[0] == group for one in self.slow.shown):
             self.slow.doubted.discard(group)
         if standing is not None:
             self.slow.cycle = [one for one in self.slow.cycle if one.uid != uid]
         self.slow.reserved.discard(uid)
-        fails = standing not in (None, "bound") and group in self.slow.min_count
+        fails = (
+            standing not in (None, "bound")
+            and group in self.slow.min_count
+            and self.slow.lacks(group, at_the_end=False)
+        )
         assert (failed is not None) is fails
         if failed is not None:
             assert set(failed.uids) == self.slow.pods(group) | {uid}
@@ -279,7 +283,7 @@ def test_a_gang_is_doubted_until_it_is_another(what: str) -> None:
         gangs.set_min_count("g", 3)
     elif what == "its pods are others":
         for uid in [*uids, "launcher"]:
-            gangs.gone(uid)
+            gangs.gone(uid, reserved)
         for uid in uids:
             gangs.see(uid, "g", "waits")
         gangs.see("launcher", "g", "asks nothing")
@@ -311,7 +315,15 @@ def test_a_call_that_takes_a_while_is_no_silence() -> None:
 
 def test_a_gang_ends_with_a_pod_that_is_not_bound_and_not_with_one_that_is() -> None:
     gangs, _ = a_gang_of(3)
+    reserved = held("g2").__contains__
     gangs.see("g0", "g", "bound")
-    assert gangs.gone("g0") is None
-    assert gangs.gone("g1") == Failed("g", ("g1", "g2"), others_wait=True)
-    assert gangs.gone("g1") is None
+    assert gangs.gone("g0", reserved) is None
+    assert gangs.gone("g1", reserved) == Failed("g", ("g1", "g2"), others_wait=True)
+    assert gangs.gone("g1", reserved) is None
+
+
+def test_a_pod_beyond_min_count_that_is_deleted_costs_those_that_are_to_be_bound_nothing() -> None:
+    gangs, uids = a_gang_of(3, min_count=2)
+    cycle(gangs, uids, held("g0", "g1"))
+    assert gangs.gone("g2", held("g0", "g1").__contains__) is None
+    assert gangs.gone("g1", held("g0").__contains__) == Failed("g", ("g0", "g1"), others_wait=True)

@@ -133,14 +133,32 @@ def test_every_array_counts(change: Callable[[Cards], None]) -> None:
     assert work.nodes == [3, 1]
 
 
-@pytest.mark.parametrize("change", [_model, _cpu])
+@pytest.mark.parametrize("change", [_free_percent, _model, _cpu])
 def test_an_array_of_the_fleet_that_is_written_to_later_is_no_memory(change: Callable[[Cards], None]) -> None:
-    """Models and processors are read where the fleet keeps them."""
+    """Models, compute time and processors are read where the fleet keeps them."""
     recall, work, seen = Recall(), Counting(), cards(1, 2, 3)
     recall.of("a", seen, work)
     change(seen)
     recall.of("a", seen, work)
     assert work.nodes == [3, 1]
+
+
+def test_a_pod_that_takes_the_place_of_one_with_as_much_memory_and_less_compute_time_is_noticed() -> None:
+    fleet = Fleet()
+    for number in range(3):
+        fleet.set_node(f"n{number}", inventory(f"n{number}", 1))
+    for ask in ASKS:
+        fleet.saw(ask)
+    columns = sorted(fleet.column.values())
+    first = fleet.inventory["n1"].cards[0]
+    fleet.debit("n1", Slice(first.uuid, 0, 4096, 10))
+    scores(fleet, ASKS[0], columns)
+    fleet.credit("n1", Slice(first.uuid, 0, 4096, 10))
+    fleet.debit("n1", Slice(first.uuid, 0, 4096, 90))
+    _, told = scores(fleet, ASKS[1], columns)
+    fleet.mix._recall.forget()
+    _, fresh = scores(fleet, ASKS[1], columns)
+    assert told[0].tolist() == fresh[0].tolist()
 
 
 def test_few_kinds_are_kept_and_equal_arrays_once() -> None:
