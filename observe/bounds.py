@@ -61,7 +61,7 @@ class Bounds:
 
 
 ADMISSION: Final = Bounds(
-    body_bytes=10 * MIB, connections=640, read_bytes=16 * KIB, handshakes_per_s=200, handshakes_at_once=600
+    body_bytes=10 * MIB, connections=640, read_bytes=16 * KIB, handshakes_per_s=100, handshakes_at_once=300
 )
 """A connection with TLS takes 44 to 80 KiB, a handshake 1 to 2 ms of a processor (measured). The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
 frame around it."""
