@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from nvml.mapped import THREADS
+from nvml.mapped import in_any_thread
 
 MAJOR: Final = 195
 """Of NVIDIA's devices. Source: NV_MAJOR_DEVICE_NUMBER of the open kernel modules."""
@@ -27,15 +27,7 @@ MOST: Final = 4096
 
 def gpu_open(pid: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool | None:
     """Has any of its first `MOST` descriptors a GPU open? Where the first thread has ended and others run, they have the descriptors."""
-    found = _open_in(proc / str(pid) / "fd", major)
-    if found is not None:
-        return found
-    try:
-        with os.scandir(proc / str(pid) / "task") as tasks:
-            threads = [proc / str(pid) / "task" / task.name for task in islice(tasks, THREADS) if task.name != str(pid)]
-    except OSError:
-        return None
-    return next((has for thread in threads if (has := _open_in(thread / "fd", major)) is not None), None)
+    return in_any_thread(proc / str(pid), lambda folder: _open_in(folder / "fd", major))
 
 
 def _open_in(folder: Path, major: int) -> bool | None:
