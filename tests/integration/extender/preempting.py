@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import pytest
+
+from extender import evicting
 from tests.builders import PodBuilder, card, node, pod, share
 from tests.fake_api import FakeApi
 from tests.integration.extender.scheduler import Scheduler
@@ -22,6 +25,14 @@ async def two_nodes() -> AsyncIterator[FakeApi]:
         for name in ("n1", "n2"):
             server.put(node(name).with_gpus(2).plain())
         yield server
+
+
+def evict_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extender's own evictions begin without a wait: nothing else comes in the way here."""
+    defaults = evicting.Evictor.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "grace_s", 0.0)
+    monkeypatch.setitem(defaults, "retry_s", 0.01)
 
 
 def bound(name: str, at: str, row: int, mib: int, **annotations: str) -> PodBuilder:

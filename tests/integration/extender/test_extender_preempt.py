@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from extender import evicting, slices
+from extender import slices
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
-from tests.integration.extender.preempting import FULL_MIB, HALF_MIB, bound, preempt, two_nodes, uids, urgent
+from tests.integration.extender.preempting import (
+    FULL_MIB,
+    HALF_MIB,
+    bound,
+    evict_at_once,
+    preempt,
+    two_nodes,
+    uids,
+    urgent,
+)
 from tests.integration.extender.scheduler import Scheduler, running
 from vgpu.preemption import Search
 from vgpu.snapshot import snapshot_from_json
@@ -20,11 +29,7 @@ from vgpu.snapshot import snapshot_from_json
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else comes in the way here, so there is no need to wait for it."""
-    defaults = evicting.Evictor.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "grace_s", 0.0)
-    monkeypatch.setitem(defaults, "retry_s", 0.01)
+    evict_at_once(monkeypatch)
 
 
 @pytest.fixture
