@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
-from extender.verbs import Verbs
+from extender.verbs import Answer, Verbs
+from observe.protocol import UNREADABLE
 from observe.serving import App, Message
 
 _JSON: Final = b"application/json"
@@ -20,7 +21,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 def scheduler_app(verbs: Verbs) -> App:
     """POST /filter, /prioritize, /spare, /preempt and /bind, and GET /snapshot."""
 
-    async def answer(method: str, path: str, body: bytes) -> tuple[HTTPStatus, bytes, bytes]:
+    async def answer(method: str, path: str, body: bytes) -> tuple[HTTPStatus, bytes, Answer]:
         match method, path:
             case "POST", "/filter":
                 return HTTPStatus.OK, _JSON, await verbs.filter(body)
@@ -33,15 +34,12 @@ def scheduler_app(verbs: Verbs) -> App:
             case "POST", "/bind":
                 return HTTPStatus.OK, _JSON, await verbs.bind(body)
             case "GET", "/snapshot":
-                return HTTPStatus.OK, _JSON, await verbs.snapshot()
+                return HTTPStatus.OK, _JSON, Answer(await verbs.snapshot())
             case _, "/filter" | "/prioritize" | "/spare" | "/preempt" | "/bind" | "/snapshot":
-                return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, f"{path} does not answer {method}\n".encode()
+                return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, Answer(f"{path} does not answer {method}\n".encode())
             case _:
-                return (
-                    HTTPStatus.NOT_FOUND,
-                    _TEXT,
-                    b"there are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n",
-                )
+                said = b"there are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"
+                return HTTPStatus.NOT_FOUND, _TEXT, Answer(said)
 
     async def app(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
@@ -50,9 +48,10 @@ def scheduler_app(verbs: Verbs) -> App:
         if body is None:
             return
         status, content_type, said = await answer(scope["method"], scope["path"], body)
-        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(said))]
+        scope[UNREADABLE] = said.unreadable
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(said.body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": said})
+        await send({"type": "http.response.body", "body": said.body})
 
     return app
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -25,6 +26,15 @@ from vgpu.errors import TangramError
 from vgpu.snapshot import snapshot_to_json
 
 log = structlog.get_logger("extender")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one call."""
+
+    body: bytes
+    unreadable: bool = False
+    """Was the request no call of a scheduler's?"""
 
 
 class Verbs:
@@ -46,9 +56,9 @@ class Verbs:
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
 
-    async def filter(self, body: bytes) -> bytes:
+    async def filter(self, body: bytes) -> Answer:
         """ExtenderArgs -> ExtenderFilterResult."""
-        started = time.perf_counter()
+        started, unreadable = time.perf_counter(), False
         try:
             missing = self._not_ready()
             if missing:
@@ -61,16 +71,16 @@ class Verbs:
                     result = self._preemption.filter(args)
                 self._gangs.answered(args.pod, result)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            result = FilterResult(error=f"filter: the request cannot be read: {error}")
+            unreadable, result = True, FilterResult(error=f"filter: the request cannot be read: {error}")
         except Exception as error:
             log.exception("filter failed")
             result = FilterResult(error=f"filter failed: {type(error).__name__}: {error}")
         answer = result.to_json()
         outcome = "error" if result.error else "fits" if result.node_names else "no_room"
         self._metrics.count("filter", outcome, time.perf_counter() - started)
-        return answer
+        return Answer(answer, unreadable)
 
-    def prioritize(self, body: bytes) -> bytes:
+    def prioritize(self, body: bytes) -> Answer:
         """ExtenderArgs -> HostPriorityList, for a pod with a share whose node kube-scheduler chooses."""
 
         def rated(args: FilterArgs) -> dict[str, int]:
@@ -79,13 +89,13 @@ class Verbs:
 
         return self._rate("prioritize", body, rated)
 
-    def spare(self, body: bytes) -> bytes:
+    def spare(self, body: bytes) -> Answer:
         """ExtenderArgs -> HostPriorityList, for a pod without one."""
         return self._rate("spare", body, lambda args: spare_nodes(self._state, args))
 
-    def _rate(self, verb: str, body: bytes, how: Callable[[FilterArgs], dict[str, int]]) -> bytes:
+    def _rate(self, verb: str, body: bytes, how: Callable[[FilterArgs], dict[str, int]]) -> Answer:
         """HostPriorityList has no Error: in trouble no node is rated, and the log says why."""
-        started, outcome, rated = time.perf_counter(), "error", dict[str, int]()
+        started, outcome, rated, unreadable = time.perf_counter(), "error", dict[str, int](), False
         try:
             missing = self._not_ready()
             if missing:
@@ -94,17 +104,18 @@ class Verbs:
                 rated = how(self._filter_args.read(body))
                 outcome = "rated"
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+            unreadable = True
             log.warning(f"{verb}: the request cannot be read", error=str(wrong))
         except TangramError as refused:
             log.warning("no node is rated", reason=str(refused))
         except Exception:
             log.exception(f"{verb} failed")
         self._metrics.count(verb, outcome, time.perf_counter() - started)
-        return self._encoder.encode([HostPriority(node, score) for node, score in rated.items()])
+        return Answer(self._encoder.encode([HostPriority(node, score) for node, score in rated.items()]), unreadable)
 
-    async def bind(self, body: bytes) -> bytes:
+    async def bind(self, body: bytes) -> Answer:
         """ExtenderBindingArgs -> ExtenderBindingResult."""
-        started, outcome, error = time.perf_counter(), "error", ""
+        started, outcome, error, unreadable = time.perf_counter(), "error", "", False
         try:
             missing = self._not_ready()
             if missing:
@@ -114,7 +125,7 @@ class Verbs:
                 with self._preemption.slices.waiting():
                     outcome = (await self._binder.bind(args)).replace(" ", "_")
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-            error = f"bind: the request cannot be read: {wrong}"
+            unreadable, error = True, f"bind: the request cannot be read: {wrong}"
         except TangramError as refused:
             log.warning("bind refused", error=str(refused))
             outcome, error = "refused", str(refused)
@@ -122,11 +133,11 @@ class Verbs:
             log.exception("bind failed")
             error = f"bind failed: {type(wrong).__name__}: {wrong}"
         self._metrics.count("bind", outcome, time.perf_counter() - started)
-        return self._encoder.encode(BindingResult(error))
+        return Answer(self._encoder.encode(BindingResult(error)), unreadable)
 
-    async def preempt(self, body: bytes) -> bytes:
+    async def preempt(self, body: bytes) -> Answer:
         """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: in trouble nobody is evicted, and the log says why."""
-        started, result, outcome = time.perf_counter(), PreemptionResult(), "error"
+        started, result, outcome, unreadable = time.perf_counter(), PreemptionResult(), "error", False
         until_s = self._preemption.deadline()
         try:
             missing = self._not_ready()
@@ -140,13 +151,14 @@ class Verbs:
                     result = await self._preemption.preempt(args, until_s)
                 outcome = "victims" if result.nodes else "nobody"
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+            unreadable = True
             log.warning("preempt: the request cannot be read", error=str(wrong))
         except TangramError as refused:
             log.warning("nobody is evicted", reason=str(refused))
         except Exception:
             log.exception("preempt failed")
         self._metrics.count("preempt", outcome, time.perf_counter() - started)
-        return self._encoder.encode(result)
+        return Answer(self._encoder.encode(result), unreadable)
 
     async def snapshot(self) -> bytes:
         """The state, to be kept or replayed (`vgpu.snapshot`). Written beside the event loop, so that the scheduler waits little."""

@@ -60,33 +60,38 @@ class FairQueue:
         self._per_s, self._at_once = per_s, at_once
         self._left, self._filled_s = at_once, self._loop.time()
         self._waiting: dict[str, dict[int, Callable[[], object]]] = {}
-        self._number = 0
+        self._number = self._count = 0
         self._attained = Attained(self._loop.time())
         self._due = False
 
     def submit(self, address: str, begin: Callable[[], object]) -> Callable[[], None]:
         """Call `begin` when it is this address's turn, never at once. Returns what to call if nobody wants it any more; it then costs nothing."""
         self._number += 1
+        self._count += 1
         self._waiting.setdefault(address, {})[self._number] = begin
         self._arrange()
         return partial(self._withdraw, address, self._number)
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._count
 
     def _withdraw(self, address: str, number: int) -> None:
         pieces = self._waiting.get(address, {})
-        pieces.pop(number, None)
+        if pieces.pop(number, None) is None:
+            return
+        self._count -= 1
         if not pieces:
-            self._waiting.pop(address, None)
+            del self._waiting[address]
 
-    def refund(self, address: str) -> None:
-        """The last piece of this address was worth it: it counts a hundredth."""
+    def refund(self, address: str, *, piece: bool = False) -> None:
+        """The last piece of this address was worth it: it counts a hundredth. `piece`: nor does it count among those of a second."""
         self._attained.refund(address)
+        if piece:
+            self._left = min(self._at_once, self._left + 1)
 
     def begin_all(self) -> None:
         """What waits, whoever's turn it is."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting, self._count = self._waiting, {}, 0
         for pieces in waiting.values():
             for begin in pieces.values():
                 begin()
@@ -109,6 +114,7 @@ class FairQueue:
         address = min(self._waiting, key=self._attained.of)
         pieces = self._waiting[address]
         begin = pieces.pop(next(iter(pieces)))
+        self._count -= 1
         if not pieces:
             del self._waiting[address]
         self._attained.charge(address)

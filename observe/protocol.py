@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -33,10 +34,19 @@ REASONS: Final = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body",
     HTTPStatus.TOO_MANY_REQUESTS: "pipelined",
 }
-"""As refusals are counted."""
+"""As refusals are counted. `Connections` counts those for memory, which are answered 503."""
 
 STATUS: Final = "tangram.status"
 """Of the answer, in the scope of its request: `serving` sets it."""
+
+UNREADABLE: Final = "tangram.unreadable"
+"""In the scope of a request: an application sets it to True where it could not read the request and answers 200 all the same, as its protocol has it."""
+
+PIECE_BYTES: Final = 64 * 2**10
+"""A body is kept in pieces of at least this until it is complete, and copied once: one that grows is copied again and again."""
+
+ROUND_BYTES: Final = 64 * 2**10
+"""After so much of a request in one piece other connections have their turn. uvloop by itself reads 8 MiB from one connection that sends fast."""
 
 SMALL_S: Final = 0.5
 """So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
@@ -133,11 +143,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={})
         self._one, self._listener = one, listener
         self._connections, self._bounds = listener.connections, listener.connections.bounds
-        self._in_body = self._refused = self._unread = False
+        self._in_body = self._refused = False
+        self._unread_bytes = self._answering_bytes = 0
+        """Of the answer that the client has not read, and of the body of the request that is answered."""
         self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
         self._rest_s = REFUSED_S
+        self._body: list[bytearray] = []
+        """Of the request that arrives."""
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
         self._answering: RequestResponseCycle | None = None
+        """The request that waits for its turn, or whose answer is being made."""
+        self._withdraw: Callable[[], None] = closed
+        """Takes it out of the queue in which it waits."""
+        one.shed = self.shed
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -154,11 +172,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._drop_answers()
         self.flow.end()
         super().connection_lost(exc)
+        self._drop_body()
         self.pipeline.clear()
         if self.cycle is not None:
             self.cycle.body = bytearray()
         # these objects refer to each other, for which Python may not look for a minute (`collecting`): with TLS each connection has 44 KiB
-        self._one.close = closed
+        self._one.close = self._one.shed = self._withdraw = closed
         self._incomplete = self._answering = None
         self.cycle = self.parser = None  # type: ignore[assignment]
 
@@ -166,6 +185,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection at once. What the program still answers is dropped."""
         self._drop_answers()
         cast(Any, self.transport).abort()
+
+    def shed(self) -> None:
+        """Drop what is in memory for this connection, which others need: a request that arrives is answered 503, any other connection is closed."""
+        if self._in_body and not self._refused:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, self._memory_sentence())
+        else:
+            self._connections.remove(self._one)
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
@@ -179,6 +206,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._small_pieces += len(data) < self._bounds.small_bytes
         if self._small_pieces > self._bounds.small_pieces:
             self.flow.rest(SMALL_S)
+        elif len(data) >= ROUND_BYTES:
+            self.flow.rest(0)
         if self._in_body and self._wire_bytes > self._bounds.header_bytes + CHUNKED * self._bounds.body_bytes:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         elif not self._in_body and self._wire_bytes > self._bounds.header_bytes:
@@ -213,13 +242,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._body_bytes > self._bounds.body_bytes:
             raise self._refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         self._hold(len(body))
-        self.cycle.body += body
-        if self._body_bytes > self._bounds.long_bytes:
+        if self._refused:
+            raise httptools.HttpParserError(self._memory_sentence())
+        if self._body and len(self._body[-1]) < PIECE_BYTES:
+            self._body[-1] += body
+        else:
+            self._body.append(bytearray(body))
+        if self._body_bytes > self._bounds.long_bytes and not self._one.well:
             self.flow.rest(self._listener.pace.wait_s(len(body)))
 
     def on_message_complete(self) -> None:
         self._in_body = False
         self._wire_bytes = self._small_pieces = 0
+        self.cycle.body = b"".join(self._body)  # type: ignore[assignment]
+        self._drop_body()
         if self._one.phase is Phase.REQUEST:
             self._enter(Phase.WORK)
         super().on_message_complete()
@@ -230,24 +266,34 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self._answering is not None:
-            self._judge(self._answering.scope.get(STATUS, 0))
+            self._judge(self._answering.scope)
+            self._connections.release(self._one, self._answering_bytes)
+            self._answering = None
         super().on_response_complete()
         self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
-        self._unread = self.transport.get_write_buffer_size() > 0
-        if self._unread or self.transport.is_closing():
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        if self._unread_bytes > 0 or self.transport.is_closing():
             self._enter(Phase.ANSWER)
-            self._hold(self.transport.get_write_buffer_size())
+            self._hold(self._unread_bytes)
         else:
-            self._enter(Phase.WORK if self.pipeline else Phase.IDLE)
+            self._enter(self._phase())
 
-    def _judge(self, status: object) -> None:
+    def _phase(self) -> Phase:
+        """Once an answer was read."""
+        if self._answering is not None:
+            return Phase.WORK
+        return Phase.REQUEST if self._incomplete is not None else Phase.IDLE
+
+    def _judge(self, scope: Mapping[str, Any]) -> None:
         """Who makes requests that are answered well comes before those who do not, however many it makes. Who makes others waits longer each time."""
-        if status == HTTPStatus.OK:
+        status = scope.get(STATUS, 0)
+        self._one.well = False
+        if status == HTTPStatus.OK and not scope.get(UNREADABLE):
             self._connections.answered_well(self._one, time.monotonic())
             self._listener.queue.refund(self._one.address)
             self._listener.reading.refund(self._one.fd)
             if not self._one.served:
-                self._listener.new.refund(self._one.address)
+                self._listener.new.refund(self._one.address, piece=self._bounds.well_begun_are_free)
             self._rest_s = REFUSED_S
         elif isinstance(status, int) and 400 <= status < 500:
             self.flow.rest(self._rest_s)
@@ -255,9 +301,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread:
-            self._unread = False
-            self._enter(Phase.IDLE)
+        if self._unread_bytes > 0:
+            self._connections.release(self._one, self._unread_bytes)
+            self._unread_bytes = 0
+            self._enter(self._phase())
 
     def send_400_response(self, _msg: str) -> None:
         if not self._refused and not self.transport.is_closing():
@@ -267,15 +314,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.more_body:
             self._incomplete = cycle, app
         else:
-            self._listener.queue.submit(self._one.address, partial(self._start, cycle, app))
+            self._answering, self._answering_bytes = cycle, len(cycle.body)
+            self._withdraw = self._listener.queue.submit(self._one.address, partial(self._start, cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if not cycle.disconnected:
-            self._answering = cycle
-            super()._start_asgi_task(cycle, app)
+        self._withdraw = closed
+        super()._start_asgi_task(cycle, app)
 
     def _drop_answers(self) -> None:
-        """What the program still answers is sent to nobody. uvicorn by itself forgets the request that is answered while another waits behind it."""
+        """What the program still answers is sent to nobody, and what waits for its turn loses it. uvicorn by itself forgets both while another request
+        waits behind them."""
+        self._withdraw()
         for cycle in (self._answering, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None:
                 cycle.disconnected = True
@@ -284,9 +333,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.enter(self._one, phase, time.monotonic())
 
     def _hold(self, more_bytes: int) -> None:
-        found = self._connections.hold(self._one, more_bytes)
-        if found is not None:
-            found.close()
+        for found in self._connections.hold(self._one, more_bytes):
+            found.shed()
+
+    def _drop_body(self) -> None:
+        self._body = []
+
+    def _memory_sentence(self) -> str:
+        return f"the requests of all clients together are larger than {self._bounds.held_bytes} bytes: retry"
 
     def _count_header(self, more_bytes: int) -> None:
         self._header_bytes += more_bytes
@@ -297,11 +351,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(status)
         return httptools.HttpParserError(status.phrase)
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def _refuse(self, status: HTTPStatus, sentence: str = "") -> None:
         """Answer so, and close once the client had time to read it: closed at once, what it still sends would reset the connection first."""
         self._refused = True
-        self._connections.refused(REASONS[status])
-        said = f"{status.value} {status.phrase}\n".encode()
+        if status in REASONS:
+            self._connections.refused(REASONS[status])
+        self._drop_body()
+        said = f"{status.value} {sentence or status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
         self._drop_answers()
         self.transport.write(

@@ -61,8 +61,9 @@ from extender.server import scheduler_app
 from observe.bounds import VERBS
 from observe.ports import listen
 from observe.serving import Server
+from extender.verbs import Answer
 class Nothing:
-    async def filter(self, body): return b'{"Error":""}'
+    async def filter(self, body): return Answer(b'{"Error":""}')
 uvloop.run(Server(scheduler_app(Nothing()), VERBS).serve([listen("127.0.0.1", int(sys.argv[1]))]))
 """
 

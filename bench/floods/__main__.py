@@ -11,7 +11,8 @@ processes. The last columns compare that with the goals: p99 at most twice the c
 
 Each listener has a control of its own, just before its attacks: what earlier ones left in memory counts on both sides. Of attacks that the same code meets in the same way, one listener
 has all: endless headers and an endless request line, bodies with and without a length. --every runs all on all. 65 runs of 60 s take about 70 min (111 with
---every). Parts (--only, --listener, --attack) go into the same CSV: a row takes the place of an earlier one of its listener and attack.
+--every). Parts (--only, --listener, --attack) go into the same CSV: a row takes the place of an earlier one of its listener, attack and commit.
+`commit` is that of the tree, or TANGRAM_COMMIT; "+" says that the tree had changes beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import csv
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -93,21 +95,38 @@ def chosen(listener: Listener, name: str | None, *, every: bool) -> list[Attack]
 
 
 class Table:
-    """The CSV. A row takes the place of an earlier one of its listener and attack; it is written at once, so a run may be made in parts."""
+    """The CSV. A row takes the place of an earlier one of its listener, attack and commit; it is written at once, so a run may be made in parts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows: dict[tuple[str, str], dict[str, Any]] = {}
+        self._rows: dict[tuple[str, str, str], dict[str, Any]] = {}
         if path.exists():
             with path.open(newline="") as file:
-                self._rows = {(row["listener"], row["attack"]): row for row in csv.DictReader(file)}
+                self._rows = {_key(row): row for row in csv.DictReader(file)}
 
     def put(self, row: dict[str, Any]) -> None:
-        self._rows[row["listener"], row["attack"]] = row
+        self._rows[_key(row)] = row
         with self._path.open("w", newline="") as file:
             written = csv.DictWriter(file, row, restval="", extrasaction="ignore")
             written.writeheader()
             written.writerows(self._rows.values())
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["listener"], row["attack"], row["commit"]
+
+
+def commit_of_tree() -> str:
+    """TANGRAM_COMMIT where it is set, as where there is no git."""
+    if said := os.environ.get("TANGRAM_COMMIT"):
+        return said
+    git = ("git", "-C", HERE)
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!floods.csv"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    return commit.strip() + ("+" if changed.strip() else "")
 
 
 def main() -> None:
@@ -124,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     program, cgroup, table = build_flooder(), cgroup_of_half_a_processor(), Table(options.csv)
     about = {
-        "seconds": options.seconds, "machine": f"{os.cpu_count()} cores {platform.machine()}", "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "seconds": options.seconds, "machine": f"{os.cpu_count()} cores {platform.machine()}", "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit_of_tree(),
     }  # fmt: skip
     for name, start in PROGRAMS.items():
         if options.only not in (None, name):

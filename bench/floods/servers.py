@@ -23,6 +23,9 @@ from bench.extender.filter import NAME, bodies, start_extender
 from bench.extender.filter import ready as extender_ready
 from bench.floods.flood import Attack, Listener, Second
 from bench.webhook.admission import MUTATE, request
+from observe.bounds import ADMISSION as ADMISSION_BOUNDS
+from observe.bounds import OPERATIONS, Bounds
+from observe.bounds import VERBS as VERBS_BOUNDS
 from tests.builders import node, pod
 from tests.fake import start_fake_driver
 from tests.fake_api import FakeApi
@@ -69,9 +72,10 @@ WAIT_S: Final = 10.0
 """For an answer: what takes longer has failed."""
 
 
-def at_port(port: int, path: str, *, tls: bool = False) -> tuple[str, ...]:
-    """Flags of the flooder."""
-    return ("-address", f"127.0.0.1:{port}", "-path", path, *(["-tls"] if tls else []))
+def at_port(port: int, path: str, *, tls: bool = False, bounds: Bounds = OPERATIONS) -> tuple[str, ...]:
+    """Flags of the flooder. Its large bodies are the largest within these bounds."""
+    size = ("-size", str(bounds.body_bytes)) if bounds.body_bytes else ()
+    return ("-address", f"127.0.0.1:{port}", "-path", path, *(["-tls"] if tls else []), *size)
 
 
 class ApiServer:
@@ -116,7 +120,13 @@ def webhook() -> Iterator[list[Listener]]:
             wait_for(port)
             call = ApiServer(port, files[CA_CERT])
             yield [
-                listener("webhook 8443", process.pid, at_port(port, MUTATE, tls=True), ADMISSION, call),
+                listener(
+                    "webhook 8443",
+                    process.pid,
+                    at_port(port, MUTATE, tls=True, bounds=ADMISSION_BOUNDS),
+                    ADMISSION,
+                    call,
+                ),
                 listener("webhook 8080", process.pid, at_port(metrics_port, "/metrics"), METRICS, call),
             ]
             assert process.poll() is None, "the webhook ended"
@@ -200,7 +210,7 @@ def extender() -> Iterator[list[Listener]]:
         call, bind = Scheduler(port), Second("bind", 0.1, Binding(port, apis[0], loop))
         yield [
             listener("extender 8889", process.pid, at_port(metrics_port, "/metrics"), METRICS, call, bind),
-            listener("extender 8888", process.pid, at_port(port, "/filter"), VERBS, call, bind),
+            listener("extender 8888", process.pid, at_port(port, "/filter", bounds=VERBS_BOUNDS), VERBS, call, bind),
         ]
         assert process.poll() is None, "the extender ended"
     finally:

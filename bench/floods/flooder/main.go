@@ -29,6 +29,7 @@ var (
 	attack  = flag.String("attack", "burn", "what to do, see the source")
 	clients = flag.Int("clients", 50, "at once")
 	seconds = flag.Int("seconds", 60, "how long")
+	size    = flag.Int("size", 8<<20, "bytes of a large body")
 
 	connections, failures, sent atomic.Int64
 	end                         time.Time
@@ -189,11 +190,10 @@ func flood(client int) {
 	case "large": // bodies that are just allowed, complete, and no JSON
 		once(client, func(conn net.Conn) bool {
 			drop(conn)
-			size := 8 << 20
-			if !write(conn, start("POST", size)) {
+			if !write(conn, start("POST", *size)) {
 				return false
 			}
-			for i := 0; i < size/len(zeros); i++ {
+			for i := 0; i < *size/len(zeros); i++ {
 				if !write(conn, zeros) {
 					return false
 				}

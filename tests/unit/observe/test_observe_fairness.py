@@ -44,3 +44,18 @@ async def test_a_queue_that_ends_begins_what_waits_at_once() -> None:
     assert len(queue) == 0
     await asyncio.sleep(0)
     assert begun == ["a", "b", "c"]
+
+
+async def test_a_piece_that_was_worth_it_does_not_count_among_those_of_a_second() -> None:
+    queue, begun = FairQueue(per_s=0.001, at_once=1), list[str]()
+    for name in "abc":
+        queue.submit(name, partial(begun.append, name))
+    for number in range(1, 4):
+        async with asyncio.timeout(10):
+            while len(begun) < number:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        queue.refund(begun[-1], piece=True)
+        if queue._due:  # it waits for a thousand seconds to pass
+            queue._due = False
+            queue._arrange()
+    assert begun == ["a", "b", "c"]

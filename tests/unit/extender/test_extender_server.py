@@ -1,0 +1,37 @@
+"""The extender's HTTP application: what it tells the server of a request."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, cast
+
+import pytest
+
+from extender.server import scheduler_app
+from extender.verbs import Answer, Verbs
+from observe.protocol import UNREADABLE
+from observe.serving import Message
+
+
+class Says:
+    """Verbs that read a request or do not."""
+
+    async def filter(self, body: bytes) -> Answer:
+        return Answer(b"{}", unreadable=body != b"{}")
+
+
+@pytest.mark.parametrize(("body", "unreadable"), [(b"{}", False), (b"\0\0", True)])
+async def test_a_request_that_is_no_schedulers_is_answered_200_and_counts_as_of_no_use(
+    body: bytes, unreadable: bool
+) -> None:
+    scope: Message = {"method": "POST", "path": "/filter"}
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await scheduler_app(cast(Verbs, cast(Any, Says())))(scope, receive, send)
+    assert [sent[0]["status"], sent[1]["body"], scope[UNREADABLE]] == [HTTPStatus.OK, b"{}", unreadable]
