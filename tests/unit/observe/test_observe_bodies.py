@@ -125,6 +125,19 @@ async def test_a_stranger_waits_for_what_is_long_and_a_client_that_was_answered_
         writer.close()
 
 
+async def test_what_an_answered_request_had_in_memory_is_free_while_the_next_one_waits() -> None:
+    async with running(LARGE) as one:
+        queue: Any = acceptor_of(one)._listener.queue
+        queue._per_s, queue._left, queue._at_once = 1e-6, 1, 1
+        reader, writer = await one.connect()
+        writer.write(post(b"a" * 200_000) + post(b"b" * 10_000))
+        assert await first_line(reader) == b"HTTP/1.1 200 OK"
+        connections = acceptor_of(one).connections
+        await until(lambda: connections.held_bytes == 10_000 and len(queue) == 1)
+        writer.transport.abort()
+        await until(lambda: connections.held_bytes == 0)
+
+
 async def test_after_a_large_piece_of_a_request_other_connections_have_their_turn(rests: list[float]) -> None:
     async with running(LARGE) as one:
         assert await one.send(post(b"a" * 8 * ROUND_BYTES)) == b"HTTP/1.1 200 OK"
