@@ -44,6 +44,21 @@ class Second:
     """As a listener's."""
 
 
+def twice(control_ms: float) -> float:
+    """Goal for those who decide for the cluster: admission, filter and bind."""
+    return 2 * control_ms
+
+
+def beside(control_ms: float) -> float:
+    """Goal for another container's allocations."""
+    return control_ms + 50
+
+
+def half_a_second(_control_ms: float) -> float:
+    """Goal for a new connection to the listener that is flooded: half of what the kubelet waits for a probe by default."""
+    return 500
+
+
 @dataclass(frozen=True)
 class Listener:
     """Something to attack, and who needs it. `pid` is the program's; its children count as its memory."""
@@ -56,6 +71,8 @@ class Listener:
     call: Callable[[], float | None]
     """One call of the honest client. Answers how long it took in ms, where it knows better than who calls. Raises OSError, AssertionError or ValueError when it failed."""
     second: Second | None = None
+    goal_ms: Callable[[float], float] = twice
+    """From the control's p99 to the most that p99 may be."""
     others: tuple[Attack, ...] = ()
     """Attacks that the code meets as it does one of `attacks`, here or on a listener of the same kind."""
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from bench.calls import Kept, connect, posted, read_answer, wait_for
 from bench.extender.filter import NAME, bodies, start_extender
 from bench.extender.filter import ready as extender_ready
-from bench.floods.flood import Attack, Listener, Second
+from bench.floods.flood import Attack, Listener, Second, half_a_second, twice
 from bench.webhook.admission import MUTATE, request
 from observe.bounds import ADMISSION as ADMISSION_BOUNDS
 from observe.bounds import OPERATIONS, Bounds
@@ -53,6 +53,7 @@ def listener(
     attacks: Sequence[str],
     call: Callable[[], float | None],
     second: Second | None = None,
+    goal_ms: Callable[[float], float] = twice,
 ) -> Listener:
     """Of HTTP."""
     others = [one for one in EVERY if one not in attacks]
@@ -63,6 +64,7 @@ def listener(
         tuple(Attack(one, one) for one in attacks),
         call,
         second,
+        goal_ms,
         others=tuple(Attack(one, one) for one in others),
     )
 
@@ -278,8 +280,15 @@ def plugin() -> Iterator[list[Listener]]:
         assert process is not None
         where = at_port(port, "/metrics")
         yield [
-            listener("plugin 9402 probes", process.pid, where, (*METRICS_OF_NODE, "tokens"), Kubelet(port, "/readyz")),
-            listener("plugin 9402 scrapes", process.pid, where, SCRAPES, Prometheus(port)),
+            listener(
+                "plugin 9402 probes",
+                process.pid,
+                where,
+                (*METRICS_OF_NODE, "tokens"),
+                Kubelet(port, "/readyz"),
+                goal_ms=half_a_second,
+            ),
+            listener("plugin 9402 scrapes", process.pid, where, SCRAPES, Prometheus(port), goal_ms=half_a_second),
         ]
         assert process.returncode is None, "the plugin ended"
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from bench.floods.flood import Attack, Listener, Second
+from bench.floods.flood import Attack, Listener, Second, beside, half_a_second
 from bench.floods.servers import METRICS_OF_NODE, Kubelet, at_port, listener
 from tests.built import shim_build
 from tests.integration.shim.conftest import Worker
@@ -154,11 +154,13 @@ def arbiter() -> Iterator[list[Listener]]:
             where = ("-network", "unixpacket", "-address", str(node.socket("a")))
             pid, another = node.arbiter.pid, Second("start", 1.0, lambda: start_another(node))
             yield [
-                Listener("arbiter.sock", pid, where, ATTACKS, neighbour, another),
-                listener("arbiter 9403", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE, neighbour),
+                Listener("arbiter.sock", pid, where, ATTACKS, neighbour, another, beside),
+                listener(
+                    "arbiter 9403", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE, neighbour, goal_ms=beside
+                ),
                 listener(
                     "arbiter 9403 probes", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE,
-                    Kubelet(node.metrics_port, "/healthz"),
+                    Kubelet(node.metrics_port, "/healthz"), goal_ms=half_a_second,
                 ),
             ]  # fmt: skip
             assert node.arbiter.poll() is None, "the arbiter ended"
