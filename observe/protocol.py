@@ -46,7 +46,8 @@ PIECE_BYTES: Final = 64 * 2**10
 """A body is kept in pieces of at least this until it is complete, and copied once: one that grows is copied again and again."""
 
 ROUND_BYTES: Final = 64 * 2**10
-"""After so much of a request in one piece other connections have their turn. uvloop by itself reads 8 MiB from one connection that sends fast."""
+"""After so much of a request in one piece other connections have their turn, unless the last request was answered well: it costs a call with the names of 10,000
+nodes 0.4 ms (measured). uvloop by itself reads 8 MiB from one connection that sends fast."""
 
 SMALL_S: Final = 0.5
 """So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
@@ -148,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Of the answer that the client has not read, and of the body of the request that is answered."""
         self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
         self._rest_s = REFUSED_S
-        self._body: list[bytearray] = []
+        self._body: list[bytes | bytearray] = []
         """Of the request that arrives."""
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
         self._answering: RequestResponseCycle | None = None
@@ -206,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._small_pieces += len(data) < self._bounds.small_bytes
         if self._small_pieces > self._bounds.small_pieces:
             self.flow.rest(SMALL_S)
-        elif len(data) >= ROUND_BYTES:
+        elif len(data) >= ROUND_BYTES and not self._one.well:
             self.flow.rest(0)
         if self._in_body and self._wire_bytes > self._bounds.header_bytes + CHUNKED * self._bounds.body_bytes:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -244,8 +245,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._hold(len(body))
         if self._refused:
             raise httptools.HttpParserError(self._memory_sentence())
-        if self._body and len(self._body[-1]) < PIECE_BYTES:
-            self._body[-1] += body
+        if len(body) >= PIECE_BYTES:
+            self._body.append(body)
+        elif self._body and isinstance(last := self._body[-1], bytearray) and len(last) < PIECE_BYTES:
+            last += body
         else:
             self._body.append(bytearray(body))
         if self._body_bytes > self._bounds.long_bytes and not self._one.well:
