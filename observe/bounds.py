@@ -50,7 +50,7 @@ class Bounds:
     read_bytes: int = 32 * KIB
     """From one connection before others have their turn; asyncio's own 256 KiB are also what TLS has in memory for each. 0 = as the event loop does."""
     long_bytes: int = 128 * KIB
-    """What a request has beyond that is read at `long_bytes_per_s`, all connections together. A connection whose last request was answered well is read at once."""
+    """What a request has beyond that is read at `long_bytes_per_s`, all connections together."""
     long_bytes_per_s: float = 16 * MIB
     small_bytes: int = 1 * KIB
     """A piece of a request that is smaller and not its last. After `small_pieces` of one request its connection is read at most twice a second."""
@@ -61,8 +61,9 @@ class Bounds:
     handshakes_per_s: float = inf
     """New connections that are begun, all addresses together; the one that had least of late comes first."""
     handshakes_at_once: float = inf
-    well_begun_are_free: bool = False
-    """A connection whose first request is answered well does not count there any more."""
+    trusted: bool = False
+    """For a listener that only one program calls: a connection whose last request was answered well is read at once, has memory before others, and does not count
+    among new ones. Where others can have answers too, an API server's new connection must not come after theirs."""
 
 
 ADMISSION: Final = Bounds(
@@ -78,7 +79,7 @@ VERBS: Final = Bounds(
     accepted_at_once=8,
     handshakes_per_s=100,
     handshakes_at_once=256,
-    well_begun_are_free=True,
+    trusted=True,
 )
 """kube-scheduler's calls on 127.0.0.1 (`nodeCacheCapable`). A pod is at most 9 MiB, as for `ADMISSION`. /filter adds the name of each node, 256 bytes at most with quotes
 and comma: 2.5 MiB for 10,000 nodes. /preempt adds 48 bytes for each victim on the nodes that kube-scheduler tries, a tenth of them or 100: 5.3 MiB for 1,000 nodes
@@ -127,7 +128,7 @@ class Connection:
     served: bool = False
     """Was a whole request answered on it?"""
     well: bool = False
-    """Was the last request on it answered well?"""
+    """Was the last request on it answered well, on a listener that trusts such a connection?"""
     held_bytes: int = 0
     fd: int = -1
     close: Callable[[], object] = lambda: None
@@ -253,7 +254,7 @@ class Connections:
 
     def answered_well(self, one: Connection, at_s: float) -> None:
         """A request on it was answered 200."""
-        one.well = True
+        one.well = self.bounds.trusted
         self._answered_well_s.pop(one.address, None)
         self._answered_well_s[one.address] = at_s
         self._weigh(one.address, 1)

@@ -296,7 +296,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._listener.queue.refund(self._one.address)
             self._listener.reading.refund(self._one.fd)
             if not self._one.served:
-                self._listener.new.refund(self._one.address, piece=self._bounds.well_begun_are_free)
+                self._listener.new.refund(self._one.address, piece=self._bounds.trusted)
             self._rest_s = REFUSED_S
         elif isinstance(status, int) and 400 <= status < 500:
             self.flow.rest(self._rest_s)

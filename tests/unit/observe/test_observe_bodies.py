@@ -14,7 +14,9 @@ from observe.acceptor import Acceptor
 from observe.protocol import ROUND_BYTES, RestingFlow
 from tests.unit.observe.test_observe_serving import BOUNDS, Running, first_line, post, running
 
-LARGE = replace(BOUNDS, body_bytes=1_000_000, held_bytes=1_000_000, read_bytes=0, request_s=60, answer_s=60)
+LARGE = replace(
+    BOUNDS, body_bytes=1_000_000, held_bytes=1_000_000, read_bytes=0, request_s=60, answer_s=60, trusted=True
+)
 
 
 def acceptor_of(one: Running) -> Acceptor:
@@ -136,6 +138,17 @@ async def test_what_an_answered_request_had_in_memory_is_free_while_the_next_one
         await until(lambda: connections.held_bytes == 10_000 and len(queue) == 1)
         writer.transport.abort()
         await until(lambda: connections.held_bytes == 0)
+
+
+async def test_where_anybody_may_have_answers_a_long_request_waits_after_one_too(rests: list[float]) -> None:
+    async with running(replace(LARGE, long_bytes=10_000, trusted=False)) as one:
+        reader, writer = await one.connect()
+        for body in (b"a", b"a" * 50_000):
+            writer.write(post(body))
+            assert await first_line(reader) == b"HTTP/1.1 200 OK"
+            await reader.readuntil(b"ok")
+        assert max(rests) > 0
+        writer.close()
 
 
 async def test_after_a_large_piece_of_a_request_other_connections_have_their_turn(rests: list[float]) -> None:

@@ -119,7 +119,7 @@ def test_memory_is_dropped_until_what_is_left_fits() -> None:
 
 
 def test_memory_of_a_connection_that_was_answered_well_is_dropped_for_no_stranger_and_after_all_strangers() -> None:
-    connections = Connections(BOUNDS)
+    connections = Connections(replace(BOUNDS, trusted=True))
     scheduler, stranger, another = opened(connections, ("s", 0), ("a", 50), ("b", 51))
     serve(connections, scheduler, 1)
     connections.answered_well(scheduler, 1)
@@ -221,11 +221,12 @@ CHANGES = st.lists(
 )  # fmt: skip
 
 
-@given(CHANGES)
+@given(CHANGES, st.booleans())
 def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_finds(
-    changes: list[tuple[str, int, int]],
+    changes: list[tuple[str, int, int]], trusted: bool
 ) -> None:
-    connections = Connections(BOUNDS)
+    connections = Connections(replace(BOUNDS, trusted=trusted))
+    trust = set[Connection]()
     alive: list[Connection] = []
     well: dict[str, float] = {}
     at_s = 0.0
@@ -251,6 +252,8 @@ def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_fin
         elif change == "well":
             connections.answered_well(one, at_s)
             well[one.address] = at_s
+            if trusted:
+                trust.add(one)
         elif change == "hold":
             others = [
                 other for other in alive if other.held_bytes and other.phase is not Phase.WORK and other is not one
@@ -259,8 +262,8 @@ def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_fin
             held[one] += amount
             expected = list[Connection]()
             while sum(held.values()) > BOUNDS.held_bytes and one not in expected:
-                strangers = [other for other in others if not other.well]
-                among = strangers or (others if one.well else [])
+                strangers = [other for other in others if other not in trust]
+                among = strangers or (others if one in trust or not trusted else [])
                 expected.append(slow_choices(among, alive, set(well), one.since_s)[0] or one)
                 held[expected[-1]] = 0
                 others = [other for other in others if other not in expected]
