@@ -12,6 +12,7 @@ processes. The last columns compare that with the goals: p99 of admission, filte
 Each listener has a control of its own, just before its attacks: what earlier ones left in memory counts on both sides. Of attacks that the same code meets in the same way, one listener
 has all: endless headers and an endless request line, bodies with and without a length. --every runs all on all. 65 runs of 60 s take about 70 min (111 with
 --every). Parts (--only, --listener, --attack) go into the same CSV: a row takes the place of an earlier one of its listener, attack and commit.
+`load` is that of the last minute, before the run: the last flood's own, and what else the machine did.
 `commit` is that of the tree, or TANGRAM_COMMIT; "+" says that the tree had changes beside it.
 """
 
@@ -146,10 +147,11 @@ def main() -> None:
             for listener in [one for one in listeners if (options.listener or "") in one.name]:
                 attacks, control = chosen(listener, options.attack, every=options.every), dict[str, Any]()
                 for attack in (Attack(CONTROL, CONTROL), *attacks) if attacks else ():
+                    load = {"load": round(os.getloadavg()[0], 1)}
                     said = described(listener, attack, flood(program, cgroup, listener, attack, options.seconds))
                     control = control or said
                     row = compared(listener, said, control)
-                    table.put(row | about)
+                    table.put(row | about | load)
                     print(row, flush=True)
 
 
