@@ -45,7 +45,7 @@ class Acceptor:
         self._reading: Reading = self._loop.clients if isinstance(self._loop, FairLoop) else AsReady()
         self._closing = FairQueue()
         self._listener = Listener(
-            self.connections, FairQueue(), new, self._closing, Pace(bounds.long_bytes_per_s), self._reading
+            self.connections, FairQueue(), new, self._closing, FairQueue(), Pace(bounds.long_bytes_per_s), self._reading
         )
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
