@@ -32,8 +32,8 @@ NAMED_LOOKED_AT: Final = 4
 """Of a process's threads that have the library's name. It starts one; a program can call any number so."""
 READ_BYTES: Final = 2**20
 """Of one file of a process, whose length the process decides: it may have 100,000 mounts. What is behind that is not seen: a grant whose mount stands there is not mounted."""
-MOST_PIDS: Final = 65_536
-"""Processes of the node that are looked at for those of one container: 1.3 s at worst, a process takes 0.02 ms. Guessed: nodes have hundreds."""
+MOST_PIDS: Final = 16_384
+"""Processes of the node that are looked at for those of one container: some 1 s at worst, a process takes 0.07 ms. Guessed: nodes have hundreds."""
 KILL_LOOKS: Final = 4
 """While a container's processes are ended, they may start others. Guessed: its first process ends with the first look, and all others with it."""
 COMMAND_CHARACTERS: Final = 200
