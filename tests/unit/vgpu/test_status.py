@@ -34,7 +34,7 @@ TEXT = """
   "cards": [{"uuid": "%s", "limit_bytes": 100, "core_percent": 30, "leased_bytes": 50, "used_bytes": 40, "context_bytes": 9,
     "shared_bytes": 0}],
   "processes": [{"pid": 7, "pid_in_container": 1, "command": "python train.py",
-    "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
+    "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 39, "managed_bytes": 10}]}],
   "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
     "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0, "clearing_s": 0.0,
     "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null, "resumes": 0},
@@ -52,7 +52,7 @@ STATUS = Status(
         ContainerStatus(
             key="0a", pod="default/a", uid="u", container="main", klass="standard", level=2, guard="kill", over=True,
             cards=(CardStatus(UUID, 100, 30, 50, 40, 9),),
-            processes=(ProcessStatus(7, 1, "python train.py", (ProcessCard(UUID, 40, 9, 49),)),),
+            processes=(ProcessStatus(7, 1, "python train.py", (ProcessCard(UUID, 40, 9, 39, 10),)),),
             turn=TurnStatus(True, True, 1, 30, 1.5, 0.25, 3.0, 40, ""),
             gpu_time_state="unenforced",
             unenforced=(UnenforcedStatus("no-channels", ("gpu-time",), (7,)),),
