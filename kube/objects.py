@@ -221,6 +221,7 @@ class Condition(Slim, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
+    message: str = ""
 
 
 class ContainerStatus(Slim, frozen=True):
