@@ -160,6 +160,10 @@ class Evictor:
             self._withdrawn.append(hold)
             self._wake.set()
 
+    def try_again(self) -> None:
+        """More pods may be evicted than before: an eviction that helps may be found now."""
+        self._in_vain.clear()
+
     def expire(self) -> None:
         """Once a second: forget what matters no more."""
         long_ago_s = self._clock() - VAIN_S
@@ -221,6 +225,8 @@ class Evictor:
             return
         if plan is None:
             self._in_vain[one.uid] = self._clock()
+            if self._queues is not None:
+                self._queues.nobody_goes_on(one.nodes)
             return
         self._holds.put(one.uid, pod.key, plan.node, plan.assignment, nominated=bool(plan.victims))
         if not plan.victims:

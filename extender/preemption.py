@@ -368,6 +368,7 @@ class Preemption:
         self._evictor.expire()
         self._reporter.expire()
         if self.queues is not None and (node := self.queues.expire()):
+            self._evictor.try_again()
             self._state.on_lapse(node)
         for uid in self.holds.lapsed():
             hold = self.holds.drop(uid)

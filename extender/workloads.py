@@ -76,10 +76,16 @@ class Workloads:
 
     def unsure(self, namespace: str) -> bool:
         """Might there be a Workload in this namespace that is not known?"""
-        cache = self._cache
-        if not cache.has_synced.is_set() or self._clock() - cache.heard_s > SILENT_S:
+        if self._is_silent():
             return True
-        return any(key in ("", namespace) or key.startswith(f"{namespace}/") for key in cache.unknown)
+        return any(key in ("", namespace) or key.startswith(f"{namespace}/") for key in self._cache.unknown)
+
+    def doubts(self) -> frozenset[str]:
+        """Namespaces in which there might be a Workload that is not known; an empty name stands for all."""
+        return frozenset(key.partition("/")[0] for key in self._cache.unknown) | ({""} if self._is_silent() else set())
+
+    def _is_silent(self) -> bool:
+        return not self.has_synced or self._clock() - self._cache.heard_s > SILENT_S
 
     async def run(self) -> None:
         """Until cancelled."""

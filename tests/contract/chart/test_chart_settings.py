@@ -13,7 +13,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from arbiter.settings import ArbiterSettings
-from extender.settings import KUEUE_CONTROLLERS
+from extender.settings import KUEUE_CONTROLLERS, Settings
 from tests.contract.chart.rendering import CHART, EXAMPLES, Helm, Refused, env
 
 COMPONENTS = {"plugin": "deviceplugin", "arbiter": "arbiter", "extender": "extender", "webhook": "webhook"}
@@ -122,6 +122,16 @@ def test_kueue_is_off_and_its_controllers_are_those_that_the_extender_knows_by_i
     rendered = env(helm.objects({"queues": {"kueue": {"enabled": True}}}).container("extender"))
     assert rendered["TANGRAM_EXTENDER_KUEUE"] == "true"
     assert rendered["TANGRAM_EXTENDER_KUEUE_CONTROLLERS"] == KUEUE_CONTROLLERS
+
+
+def test_the_longest_list_of_controllers_that_the_chart_takes_is_one_that_the_extender_takes(helm: Helm) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    of = schema["properties"]["queues"]["properties"]["kueue"]["properties"]["controllers"]
+    longest = [f"k{at}".ljust(of["items"]["maxLength"], "s") for at in range(of["maxItems"])]
+    rendered = env(helm.objects({"queues": {"kueue": {"enabled": True, "controllers": longest}}}).container("extender"))
+    text = rendered["TANGRAM_EXTENDER_KUEUE_CONTROLLERS"]
+    assert text == ",".join(longest)
+    assert Settings(_cli_parse_args=False, kueue_controllers=text).kueue_controllers == text
 
 
 def test_to_evict_whole_workloads_is_refused_with_the_reason(helm: Helm) -> None:

@@ -10,6 +10,7 @@ import pytest
 from extender.gangs import LOOK_S, GangKeeper
 from extender.reasons import GANG_PAUSED
 from extender.small import small_pod_of
+from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from kube.objects import Pod
 from kube.pod_groups import API, POD_GROUPS, PodGroup
@@ -117,6 +118,20 @@ def test_a_gang_of_which_all_have_room_keeps_it_for_as_long_as_permit_waits() ->
     ganging.world.now_s = STAGES["in gang"].life_s
     ganging.world.state.expire()
     assert ganging.stages() == []
+
+
+@pytest.mark.parametrize(("reservation_s", "gang_s"), [(60.0, 300.0), (600.0, 600.0)])
+def test_room_of_a_gang_is_never_reserved_for_less_than_other_room(reservation_s: float, gang_s: float) -> None:
+    now_s = 0.0
+    state = State(lambda: now_s, names=DEFAULT, reservation_life_s=reservation_s)
+    state.reservations.put("scheduling", "u", "default/a", "n1", now_s)
+    state.on("gang", "u")
+    now_s = gang_s - 1
+    state.expire()
+    assert "u" in state.reservations
+    now_s = gang_s
+    state.expire()
+    assert "u" not in state.reservations
 
 
 def test_a_gang_that_nobody_tries_any_more_gives_its_room_back() -> None:
