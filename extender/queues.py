@@ -11,7 +11,7 @@ first (`read`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import count
 from typing import Final
 
@@ -50,26 +50,30 @@ class Queues:
 
     def alone(self, pod: Pod) -> bool:
         """May this pod be evicted by itself?"""
+        return self.whole_of(pod) == ""
+
+    def whole_of(self, pod: Pod) -> str | None:
+        """The Workload of this pod, as `namespace/name`; empty: it is part of none; None: that is in doubt, also where there are several."""
         namespace = pod.metadata.namespace
         if self.workloads.unsure(namespace):
-            return False
+            return None
         owners = self.workloads.owners(namespace)
         if not owners:
-            return True
+            return ""
         if pod.uid in owners:
-            return False
+            return _the_one(namespace, owners[pod.uid])
         one = controller_of(pod.metadata.owner_references)
         for _ in range(LONGEST):
             if one is None:
-                return True
+                return ""
             if one.uid in owners:
-                return False
+                return _the_one(namespace, owners[one.uid])
             above = self.controllers.above(namespace, one)
             if isinstance(above, Unread):
                 self.doubts += above is Unread.YET
-                return False
+                return None
             one = above
-        return False
+        return None
 
     def is_doubted(self, pod: Pod) -> bool:
         """Is it kept only because something is not known yet?"""
@@ -124,3 +128,7 @@ class Queues:
             self._versions.clear()
             self._before = change
         self._versions[namespace] = change
+
+
+def _the_one(namespace: str, names: Set[str]) -> str | None:
+    return f"{namespace}/{next(iter(names))}" if len(names) == 1 else None

@@ -353,7 +353,9 @@ def test_the_scheduler_may_read_workloads_and_controllers_only_where_it_heeds_ku
     }
     for values, more in (
         ({"queues": {"kueue": kueue}}, wanted),
-        ({"queues": {"kueue": kueue | {"enabled": False}}}, set()),
+        ({"queues": {"kueue": kueue | {"evict": "never"}}}, wanted),
+        ({"queues": {"kueue": kueue | {"evict": "whole"}}}, wanted | {("kueue.x-k8s.io", "workloads", "patch")}),
+        ({"queues": {"kueue": kueue | {"enabled": False, "evict": "whole"}}}, set()),
         ({"queues": {"kueue": kueue}, "scheduler": {"preemption": {"enabled": False}}}, set()),
     ):
         rules = helm.objects(values).one("ClusterRole", "tangram-scheduler")["rules"]

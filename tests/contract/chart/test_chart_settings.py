@@ -134,6 +134,7 @@ def test_the_longest_list_of_controllers_that_the_chart_takes_is_one_that_the_ex
     assert Settings(_cli_parse_args=False, kueue_controllers=text).kueue_controllers == text
 
 
-def test_to_evict_whole_workloads_is_refused_with_the_reason(helm: Helm) -> None:
-    with pytest.raises(Refused, match=r"queues.kueue.evict is whole: Tangram cannot evict all pods .* must be never"):
-        helm.objects({"queues": {"kueue": {"evict": "whole"}}})
+@pytest.mark.parametrize("evict", ["never", "whole"])
+def test_what_is_evicted_of_a_workload_is_as_it_is_set(helm: Helm, evict: str) -> None:
+    rendered = env(helm.objects({"queues": {"kueue": {"enabled": True, "evict": evict}}}).container("extender"))
+    assert rendered["TANGRAM_EXTENDER_KUEUE_EVICT"] == evict

@@ -176,7 +176,7 @@ def test_a_workload_that_changes_its_owners_or_goes_is_noticed() -> None:
     known = Known({}, first, workload("other", "uid-k"))
     seen = [known.queues.version("default")]
     known.tell(first, second)
-    assert known.queues.workloads.owners("default") == {"uid-k": 2}
+    assert known.queues.workloads.owners("default") == {"uid-k": {"w", "other"}}
     seen.append(known.queues.version("default"))
     known.tell(second, second)
     assert known.queues.version("default") == seen[-1], "nothing changed"
