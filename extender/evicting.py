@@ -199,7 +199,7 @@ class Evictor:
         except ApiError:
             self._holds.drop(one.uid)
             raise
-        self._plans[one.uid] = Begun(one, plan, pod.status.nominated_node_name, list(wholes))
+        self._plans[one.uid] = Begun(one, plan, pod.status.nominated_node_name, wholes)
         await self._carry_on(one.uid)
 
     def _is_ours_to_help(self, one: Wanting, ask: PodAsk) -> bool:
@@ -282,14 +282,16 @@ class Evictor:
             if not await self._evictions.evict(pod, begun.plan.node, victim):
                 return  # later: the plan stays
             begun.evicted = True
-        while begun is not None and begun.wholes:
-            if not await self._end_whole(uid, begun, staying):
+        for planned in begun.wholes if begun is not None else ():
+            if begun is None or not (
+                planned.key in begun.deactivated or await self._end_whole(uid, begun, planned, staying)
+            ):
                 return
         self._plans.pop(uid, None)
 
-    async def _end_whole(self, uid: str, begun: Begun, staying: set[str]) -> bool:
-        """Deactivate the next Workload of a plan. Is there more to do, or is all done? Else it is given up, or for later."""
-        planned, known = begun.wholes[0], dict[str, Whole]()
+    async def _end_whole(self, uid: str, begun: Begun, planned: Whole, staying: set[str]) -> bool:
+        """Deactivate a Workload of a plan. Does the plan go on? Else it is given up, or for later."""
+        known: dict[str, Whole] = {}
 
         def renew() -> Iterator[None]:
             if self._wholes is not None:
@@ -304,7 +306,6 @@ class Evictor:
         here = {one for one in begun.plan.victims if one in planned.uids}
         if not self._needed(uid, ask, begun.plan, here, staying):
             staying |= here
-            begun.wholes.pop(0)
             return True
         whole = known.get(planned.key)
         if not whole_known or (whole is None and self._in_doubt(here)):
@@ -320,7 +321,7 @@ class Evictor:
         if not await self._evictions.deactivate(pod, begun.plan.node, whole):
             return False
         begun.evicted = True
-        begun.wholes.pop(0)
+        begun.deactivated.add(planned.key)
         self._ending.add(uid)
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extender.wholes import WholeSearch
 from kube.objects import Pod
@@ -32,8 +32,10 @@ class Begun:
     plan: Eviction
     before: str
     """Where the pod was nominated to before we did; the watch may say so for a while."""
-    wholes: list[Whole]
-    """Workloads that are still to be deactivated: their pods on the node are among the victims of the plan."""
+    wholes: Sequence[Whole]
+    """Workloads that go, too: their pods on the node are among the victims of the plan."""
+    deactivated: set[str] = field(default_factory=set)
+    """Keys of those that are done with."""
     evicted: bool = False
     """Has anybody gone yet?"""
 

@@ -195,6 +195,27 @@ async def test_one_that_the_api_server_cannot_take_now_is_deactivated_later(monk
     assert queued.deactivated == ["two"]
 
 
+async def test_a_plan_goes_on_with_the_second_when_only_the_first_could_be_deactivated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued = Queued()
+    plans = queued.world.preemption._evictor._plans
+    answer = queued.answer
+
+    def once(method: str, path: str, body: Any) -> bytes:
+        queued.refusal = ApiError(503, "Unavailable", "") if len(queued.patches) == 1 and not queued.refused else None
+        return answer(method, path, body)
+
+    queued.world.server.answer = once
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants(pod("urgent").asking(gpus=2).of_priority(1000))
+        await until(task, lambda: len(queued.patches) == 2 and not plans)
+    assert (queued.deactivated, queued.refused) == (["one", "two"], 1)
+    hold = queued.world.preemption.holds.get("uid-default-urgent")
+    assert hold is not None
+    assert hold.nominated
+
+
 async def test_one_that_has_a_pod_of_a_high_priority_by_now_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     queued.refusal = ApiError(503, "Unavailable", "")
