@@ -8,8 +8,9 @@ from collections.abc import Callable
 import msgspec
 
 from extender.nominating import unplaced
+from extender.reasons import GANG_PAUSED
 from kube.needs import WholeSpec, needs_of
-from kube.objects import Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
+from kube.objects import Condition, Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
 from kube.pod_requests import CPU, requests_of, shared
 from vgpu.names import Names
 from vgpu.request import asks_for_ours
@@ -45,7 +46,7 @@ def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], 
         ours = bool(small.spec.containers or small.spec.init_containers)
         followed = ours or spec.scheduling_group is not None
         told = (
-            tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
+            tuple(_told(one) for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
             if followed
             else ()
         )
@@ -73,6 +74,13 @@ def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], 
         )
 
     return keep
+
+
+def _told(one: Condition) -> Condition:
+    """Of its message no more than that we refused a pod for its gang."""
+    if not one.message:
+        return one
+    return msgspec.structs.replace(one, message=GANG_PAUSED if GANG_PAUSED in one.message else "")
 
 
 def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:

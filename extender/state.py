@@ -58,7 +58,8 @@ class State:
     ) -> None:
         self.names, self.unit_mib = names, unit_mib
         self.claims = Claims()
-        self.reservations = Reservations({"reserved": reservation_life_s, "kept": hold_s})
+        in_gang_s = max(STAGES["in gang"].life_s, reservation_life_s)
+        self.reservations = Reservations({"reserved": reservation_life_s, "in gang": in_gang_s, "kept": hold_s})
         self.expired = self.repaired = 0
         """Reservations that nobody bound; nodes whose books had to be mended."""
         self.unassigned: set[str] = set()

@@ -16,6 +16,11 @@ class Slim(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=F
     """Base of all: decodes camelCase, encodes only what is set."""
 
 
+def key_of(namespace: str, name: str) -> str:
+    """`namespace/name`, or `name` where there are no namespaces."""
+    return f"{namespace}/{name}" if namespace else name
+
+
 class OwnerReference(Slim, frozen=True):
     """Whose object this is."""
 
@@ -43,7 +48,7 @@ class Metadata(Slim, frozen=True):
     @property
     def key(self) -> str:
         """`namespace/name`, or `name` where there are no namespaces."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return key_of(self.namespace, self.name)
 
     def annotation(self, key: str) -> str | None:
         """The value of an annotation, None when it is not there."""
@@ -221,6 +226,7 @@ class Condition(Slim, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
+    message: str = ""
 
 
 class ContainerStatus(Slim, frozen=True):
