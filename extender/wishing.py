@@ -14,7 +14,8 @@ import msgspec
 
 from extender.peers import Peers
 from kube.objects import NodeTerm, Pod, PodSpec, Requirement, Selector, SpreadConstraint
-from vgpu.wishes import Condition, Spread, Term, Wishes
+from vgpu.node_terms import Condition, Term
+from vgpu.wishes import Spread, Wishes
 
 SOFT = "ScheduleAnyway"
 NOTHING = Wishes()

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.capacity import Capacity
 from vgpu.fleet import Ints
 from vgpu.mix import Mix
 
@@ -47,8 +46,9 @@ class Outcome:
     """(nodes,) left after the pod on all cards that it may use."""
     mix: Mix
     """What the cluster's pods ask for."""
-    capacity: Capacity
-    """What the whole fleet has free, before the pod."""
+    displace: Callable[[tuple[Cards, Cards]], npt.NDArray[np.float64]]
+    """(nodes,) GPUs, and MIG instances, of room for the requests to come that the pod takes with it (`scarcity`), of the cards before and
+    after."""
     link_cost: Callable[[], npt.NDArray[np.int64]]
     """(nodes,) how badly the cards taken are linked, or how much their loss hurts the others: see `links`."""
     look: Callable[[], tuple[Cards, Cards]]

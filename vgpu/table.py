@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from vgpu import scarcity
 from vgpu.fleet import Bools, Candidates, Columns, Fleet, Ints
 from vgpu.grant import Assignment, Slice
 from vgpu.instances import choose
@@ -77,7 +78,7 @@ class Table:
         self._bundles = _bundles([part for part in ask.containers if part.kind == "share"])
         self._wholes = [part for part in ask.containers if part.kind == "whole"]
         self._profiles = {
-            part.profile: peak(_of_profile(ask, part.profile), lambda one: one.cards)
+            part.profile: peak(ask.of_profile(part.profile), lambda one: one.cards)
             for part in ask.containers
             if part.kind == "mig"
         }
@@ -93,6 +94,8 @@ class Table:
         """Nodes in view that other pods were tried on."""
         self._rows: list[Columns] = []
         """Per bundle, then for the whole GPUs: (cards taken, live nodes)."""
+        self._instances: dict[str, Ints] = {}
+        """(cards, live nodes) MIG instances taken, by profile."""
         self._books = self.view.books(untouched=bool(self._wholes))
         if len(self._bundles) == 1 and not self._wholes and not self._profiles:
             self.fits = self._place_one(self._books, self._bundles[0].need)
@@ -106,7 +109,7 @@ class Table:
             need = self._bundles[0].need
             node_free = _node_free(self._books) - np.int32(need.mib * need.cards)
         return Outcome(
-            self.ask, self._loosest_mib, node_free, self.fleet.mix, self.fleet.capacity, self._link_cost, self._look
+            self.ask, self._loosest_mib, node_free, self.fleet.mix, self._displaced, self._link_cost, self._look
         )  # fmt: skip
 
     def assignment(self, at: int) -> Assignment:
@@ -130,7 +133,7 @@ class Table:
                 Slice(instance.uuid, card.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
                 for card, instance in choose(self.view.instances_on(self.names[at], profile), wanted)
             ]
-            given |= _dealt(pieces, _of_profile(self.ask, profile))
+            given |= _dealt(pieces, self.ask.of_profile(profile))
         ordered = {ask.container: given[ask.container] for ask in self.ask.containers}
         init = frozenset(ask.container for ask in self.ask.containers if ask.init)
         return Assignment(ordered, init, self.ask.klass, self.ask.level)
@@ -194,6 +197,18 @@ class Table:
                 _debit(after, need_or_whole, rows, self._live)
         return before, Cards(mib, percent, total, model, cpu - np.int32(self.ask.cpu_milli))
 
+    def _displaced(self, cards: tuple[Cards, Cards]) -> npt.NDArray[np.float64]:
+        """(nodes,) GPUs, and MIG instances, of room for the requests to come that the pod takes with it."""
+        (before, after), columns = cards, self.view.columns
+        displaced: npt.NDArray[np.float64] = np.zeros(len(self.asked))
+        if self._bundles or self._wholes:
+            weights = scarcity.of_gpus(self.fleet)[self.fleet.pool[:, columns]]
+            displaced = ((before.free_mib - after.free_mib) * weights).sum(axis=0)
+        for profile, taken in self._instances.items():
+            weights = scarcity.of_instances(self.fleet, profile)[self.fleet.pool[:, columns][:, self._live]]
+            displaced[self._live] += (taken * weights).sum(axis=0)
+        return displaced
+
     def _place_several(self, before: Books) -> Bools:
         """Shares, whole GPUs and MIG instances, on the nodes that no sum rules out. Returns (nodes,) whether all fit."""
         needs = [bundle.need for bundle in self._bundles]
@@ -208,6 +223,7 @@ class Table:
         loosest, node_free = self._loosest(after), _node_free(after)
         for profile, wanted in self._profiles.items():
             taken, left_mib = self._counts[profile].at(live).take(wanted)
+            self._instances[profile] = taken
             np.maximum(loosest, np.where(taken > 0, left_mib, 0).max(axis=0, initial=0), out=loosest)
             node_free += left_mib.sum(axis=0, dtype=np.int32)
         fits: Bools = np.zeros(len(self.asked), np.bool_)
@@ -322,10 +338,6 @@ def _bundles(shares: Sequence[Ask]) -> list[_Bundle]:
         for group in groups
     ]
     return sorted(bundles, key=lambda bundle: (-bundle.need.mib, -bundle.need.percent))
-
-
-def _of_profile(ask: PodAsk, profile: str) -> list[Ask]:
-    return [part for part in ask.containers if part.kind == "mig" and part.profile == profile]
 
 
 def _dealt(pieces: Sequence[Slice], asks: Sequence[Ask]) -> dict[str, tuple[Slice, ...]]:

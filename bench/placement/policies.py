@@ -20,9 +20,10 @@ from pathlib import Path
 
 from bench.placement.place import ASKS, fleet
 from vgpu.fleet import Fleet
+from vgpu.node_terms import Condition, Term
 from vgpu.placement import fitting, place, rate
 from vgpu.policy import POLICIES
-from vgpu.wishes import Condition, Spread, Term, Wishes
+from vgpu.wishes import Spread, Wishes
 
 ROUNDS = 100
 CHANGED, TEMPLATES = 10, 40
