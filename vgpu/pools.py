@@ -107,7 +107,6 @@ class Pools:
     def leave(self, at: int) -> None:
         """A column is empty."""
         self._changed.discard(at)
-        self.class_of[at] = 0
 
     def grew(self, size: int) -> None:
         """There are so many columns now."""
@@ -191,14 +190,20 @@ class Pools:
         admitted: Bools = by_class[self._classes]
         return admitted
 
+    def meets(self, constraints: Sequence[NodeConstraints], columns: Columns) -> Bools:
+        """(constraints, columns) whether labels and taints of each node meet each of these."""
+        taints, number = self._tainted(columns)
+        met: Bools = np.ones((len(constraints), len(columns)), np.bool_)
+        for at, one in enumerate(constraints):
+            met[at] = np.array([_tolerates(one.tolerations, each) for each in taints], np.bool_)[number]
+            for group in one.required:
+                met[at] &= _one_holds(group, self._labels, columns)
+        return met
+
     def _masks_of(self, columns: Columns, gpus: Offers) -> Masks:
         """(columns,) which of the chosen constraints admit each node, a bit each."""
-        taints, number = self._tainted(columns)
         masks = np.zeros(len(columns), np.uint64)
-        for one, bit in self._chosen.items():
-            admitted = np.array([_tolerates(one.tolerations, each) for each in taints], np.bool_)[number]
-            for group in one.required:
-                admitted &= _one_holds(group, self._labels, columns)
+        for (one, bit), admitted in zip(self._chosen.items(), self.meets(list(self._chosen), columns), strict=True):
             for profile in one.profiles:
                 admitted &= gpus.offers(profile, columns)
             if one.shared:

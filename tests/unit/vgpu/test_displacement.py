@@ -113,3 +113,12 @@ def test_only_so_many_requests_count_and_those_for_most_gpus_do() -> None:
     seen = {Need(mib, 0, ()): mib for mib in range(1, 1001)}
     demand = demand_of(seen, "a")
     assert demand.gpus.tolist() == list(range(1000, 488, -1))
+
+
+def test_gpus_of_another_size_are_weighed_anew() -> None:
+    seen = {Need(100, 0, ()): 4, Need(200, 0, ()): 1}
+    demand = demand_of(seen, ("small", "large"))
+    for mib in ({"small": 100, "large": 100}, {"small": 100, "large": 200}):
+        capacity = capacity_of({"small": [100] * 4, "large": [mib["large"]] * 4}, mib)
+        fresh = demand_of(seen, ("small", "large"))
+        assert demand.displaced(capacity).tolist() == fresh.displaced(capacity).tolist()

@@ -43,9 +43,14 @@ tolerations = st.builds(
     Toleration, st.sampled_from(("", "team", "gpu")), st.sampled_from(("", "Equal", "Exists", "Unknown")), st.sampled_from(("", "x")),
     st.sampled_from(("", "NoSchedule", "NoExecute")),
 )  # fmt: skip
-constraints = st.just(ANYWHERE) | st.builds(
+plain = st.builds(
+    lambda key, value, tolerations: NodeConstraints(((Term((Condition(key, "In", (value,)),)),),), tuple(tolerations)),
+    st.sampled_from(KEYS), st.sampled_from(VALUES), st.lists(tolerations, max_size=1),
+)  # fmt: skip
+odd = st.builds(
     NodeConstraints, st.lists(st.lists(terms, max_size=2).map(tuple), max_size=2).map(tuple), st.lists(tolerations, max_size=2).map(tuple)
 )  # fmt: skip
+constraints = st.just(ANYWHERE) | plain | plain | odd
 shares = st.builds(
     lambda cards, mib: Ask("s", "share", cards, mib=mib), st.integers(1, 2), st.sampled_from((1, 10, 40, 80))
 )
@@ -63,17 +68,19 @@ fleets = st.lists(cards, min_size=7, max_size=7).map(
 )
 saw = st.tuples(st.just("saw"), requests, constraints)
 say = st.tuples(st.just("say"), names, st.tuples(labels, st.lists(taints, max_size=1)))
+use = st.tuples(st.just("use"), names, st.integers(1, 40))
 changes = st.one_of(
     say,
     say,
     st.tuples(st.just("node"), names, cards),
     st.tuples(st.just("gone"), names, st.none()),
     saw,
-    st.tuples(st.just("use"), names, st.integers(1, 40)),
+    use,
 )
 told = st.builds(
-    lambda *parts: [*chain(*parts)], fleets, st.lists(say, max_size=5), st.lists(saw, min_size=2, max_size=5)
-)
+    lambda *parts: [*chain(*parts)],
+    fleets, st.lists(say, max_size=5), st.lists(use, max_size=5), st.lists(saw, min_size=2, max_size=5),
+)  # fmt: skip
 later = st.lists(changes, min_size=3, max_size=12)
 
 
@@ -94,6 +101,8 @@ class Slow:
     fleet: Fleet = field(default_factory=Fleet)
     said: dict[str, tuple[Mapping[str, str], list[Taint]]] = field(default_factory=dict)
     seen: list[tuple[PodAsk, NodeConstraints]] = field(default_factory=list)
+    learnt: int = 0
+    """How many of these the fleet has made tables of."""
 
     def do(self, what: str, one: object, other: object) -> None:
         fleet = self.fleet
@@ -194,7 +203,9 @@ def true(one: Condition, node: str, of_node: Mapping[str, str]) -> bool:
 
 def compare(slow: Slow) -> None:
     fleet = slow.fleet
-    fleet.mix.renew()
+    if len(slow.seen) > slow.learnt:
+        slow.learnt = len(slow.seen)
+        fleet.mix.renew()
     of_gpus = scarcity.of_gpus(fleet)
     if not slow.seen:
         return
