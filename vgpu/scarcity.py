@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from vgpu.capacity import Capacity
 from vgpu.mix import Weights
@@ -17,11 +18,22 @@ from vgpu.node_terms import Bools, Columns
 if TYPE_CHECKING:
     from vgpu.fleet import Fleet
 
+Tenths = npt.NDArray[np.int64]
 
-def of_gpus(fleet: Fleet) -> Weights:
-    """(pools + 1,) GPUs displaced by each MiB of a GPU, by its pool; the last is 0, for rows without a GPU."""
+
+def of_gpus(fleet: Fleet) -> tuple[Weights, Tenths | None]:
+    """(pools + 1,) twice: GPUs displaced by each MiB of a GPU, by its pool; and the same in tenths of its model's average, None where each
+    model is one pool. The last is 0, for rows without a GPU.
+    """
     regroup(fleet)
-    return fleet.mix.displaced(fleet.pools, fleet.capacity)
+    weights = fleet.mix.displaced(fleet.pools, fleet.capacity)
+    models = np.array(fleet.pools.models, np.intp)
+    if len(np.unique(models)) == len(models):
+        return weights, None
+    free = np.maximum(np.array(fleet.capacity.free_mib, float), 0)
+    average = np.bincount(models, free * weights[:-1]) / np.maximum(np.bincount(models, free), 1)
+    tenths = np.rint(10 * weights[:-1] / np.where(average > 0, average, 1)[models])
+    return weights, np.append(tenths, 0).astype(np.int64)
 
 
 def of_instances(fleet: Fleet, profile: str) -> Weights:

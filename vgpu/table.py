@@ -29,7 +29,7 @@ from vgpu.fleet import Bools, Candidates, Columns, Fleet, Ints
 from vgpu.grant import Assignment, Slice
 from vgpu.instances import choose
 from vgpu.links import nearest
-from vgpu.outcome import Cards, Outcome
+from vgpu.outcome import Cards, Displaced, Outcome
 from vgpu.packing import Books, Need, pack
 from vgpu.policy import Order
 from vgpu.quantity import LARGEST_CARD_MIB
@@ -197,17 +197,20 @@ class Table:
                 _debit(after, need_or_whole, rows, self._live)
         return before, Cards(mib, percent, total, model, cpu - np.int32(self.ask.cpu_milli))
 
-    def _displaced(self, cards: tuple[Cards, Cards]) -> npt.NDArray[np.float64]:
-        """(nodes,) GPUs, and MIG instances, of room for the requests to come that the pod takes with it."""
+    def _displaced(self, cards: tuple[Cards, Cards]) -> Displaced:
+        """What the pod takes with it, by the cards before and after it."""
         (before, after), columns = cards, self.view.columns
-        displaced: npt.NDArray[np.float64] = np.zeros(len(self.asked))
+        gpus, beyond = np.zeros(len(self.asked)), np.zeros(len(self.asked), np.int64)
         if self._bundles or self._wholes:
-            weights = scarcity.of_gpus(self.fleet)[self.fleet.pool[:, columns]]
-            displaced = ((before.free_mib - after.free_mib) * weights).sum(axis=0)
-        for profile, taken in self._instances.items():
+            weights, tenths = scarcity.of_gpus(self.fleet)
+            pool, taken = self.fleet.pool[:, columns], before.free_mib - after.free_mib
+            gpus = (taken * weights[pool]).sum(axis=0)
+            if tenths is not None:
+                beyond = ((taken > 0) * tenths[pool]).sum(axis=0)
+        for profile, instances in self._instances.items():
             weights = scarcity.of_instances(self.fleet, profile)[self.fleet.pool[:, columns][:, self._live]]
-            displaced[self._live] += (taken * weights).sum(axis=0)
-        return displaced
+            gpus[self._live] += (instances * weights).sum(axis=0)
+        return Displaced(gpus, beyond)
 
     def _place_several(self, before: Books) -> Bools:
         """Shares, whole GPUs and MIG instances, on the nodes that no sum rules out. Returns (nodes,) whether all fit."""

@@ -187,6 +187,17 @@ class Slow:
             (node, row): lost[node, row] * free / total / size if total else 1 / size for node, row, _, size, _ in rooms
         }
 
+    def beyond(self, chosen: tuple[NodeConstraints, ...]) -> dict[tuple[str, int], float]:
+        """What each MiB displaces, in tenths of the average of its model's free ones."""
+        displaced, found = self.displaced("", chosen), {}
+        for node, row, model, *_ in self.rooms(""):
+            same = [
+                (displaced[one, at], size * free) for one, at, other, size, free in self.rooms("") if other == model
+            ]
+            average = sum(each * mib for each, mib in same) / max(sum(mib for _, mib in same), 1)
+            found[node, row] = 10 * displaced[node, row] / (average if average > 0 else 1)
+        return found
+
 
 def true(one: Condition, node: str, of_node: Mapping[str, str]) -> bool:
     value = node if one.by_name else of_node.get(one.key)
@@ -206,7 +217,7 @@ def compare(slow: Slow) -> None:
     if len(slow.seen) > slow.learnt:
         slow.learnt = len(slow.seen)
         fleet.mix.renew()
-    of_gpus = scarcity.of_gpus(fleet)
+    of_gpus, tenths = scarcity.of_gpus(fleet)
     if not slow.seen:
         return
     chosen = fleet.pools.constraints
@@ -217,6 +228,9 @@ def compare(slow: Slow) -> None:
         for (node, row), expected in slow.displaced(profile, chosen).items():
             found = weights[fleet.pool[row, fleet.column[node]]]
             assert found == pytest.approx(expected, rel=1e-4), (profile, node, row)
+    if tenths is not None:
+        for (node, row), expected in slow.beyond(chosen).items():
+            assert tenths[fleet.pool[row, fleet.column[node]]] == pytest.approx(expected, abs=0.51), (node, row)
 
 
 def tell(slow: Slow, told: list[Step], later: list[Step]) -> Iterator[None]:
@@ -289,7 +303,7 @@ def test_a_fleet_whose_requests_name_nothing_is_never_classified() -> None:
     fleet.say("a", {"zone": "c"})
     fleet.set_node("c", inventory("c", [("small", [])]))
     assert not fleet.pools._changed
-    assert scarcity.of_gpus(fleet)[:-1].tolist() == pytest.approx([1 / 80] * 2, rel=1e-3), "each MiB is as good"
+    assert scarcity.of_gpus(fleet)[0][:-1].tolist() == pytest.approx([1 / 80] * 2, rel=1e-3), "each MiB is as good"
 
 
 def test_taints_of_a_nodes_condition_make_no_pool() -> None:
