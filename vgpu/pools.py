@@ -147,7 +147,6 @@ class Pools:
                     return self._all(_few(ranked), gpus)
                 known[mask] = len(self._masks)
                 self._masks.append(mask)
-                self.version += 1
             if self.class_of[at] != known[mask]:
                 self.class_of[at] = known[mask]
                 moved.append(at)

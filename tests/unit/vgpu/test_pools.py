@@ -245,7 +245,7 @@ def tell(slow: Slow, told: list[Step], later: list[Step]) -> Iterator[None]:
             yield
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(told, later)
 def test_each_gpu_is_as_scarce_as_asking_each_node_finds(told: list[Step], later: list[Step]) -> None:
     slow = Slow()
@@ -255,7 +255,7 @@ def test_each_gpu_is_as_scarce_as_asking_each_node_finds(told: list[Step], later
         )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(told, later, st.tuples(*[st.integers(1, 3)] * 3))
 def test_constraints_beyond_the_bounds_keep_requests_off_no_node(
     told: list[Step], later: list[Step], most: tuple[int, int, int]
@@ -304,6 +304,24 @@ def test_a_fleet_whose_requests_name_nothing_is_never_classified() -> None:
     fleet.set_node("c", inventory("c", [("small", [])]))
     assert not fleet.pools._changed
     assert scarcity.of_gpus(fleet)[0][:-1].tolist() == pytest.approx([1 / 80] * 2, rel=1e-3), "each MiB is as good"
+
+
+def test_a_node_whose_labels_or_taints_alone_change_is_judged_anew() -> None:
+    fleet = Fleet()
+    of_labels(fleet, **{name: {"zone": "a"} for name in "abcdefgh"})
+    fleet.saw(SHARE, on(zone="a"))
+    scarcity.of_gpus(fleet)
+    a, b = fleet.column["a"], fleet.column["b"]
+    fleet.say("a", {"zone": "a"}, [Taint("team")])
+    scarcity.of_gpus(fleet)
+    assert fleet.pool[0, a] != fleet.pool[0, b]
+    fleet.say("a", {"zone": "a"})
+    fleet.say("b", {"zone": "b"})
+    scarcity.of_gpus(fleet)
+    assert fleet.pool[0, a] != fleet.pool[0, b]
+    fleet.say("b", {"zone": "a"})
+    scarcity.of_gpus(fleet)
+    assert fleet.pool[0, a] == fleet.pool[0, b]
 
 
 def test_taints_of_a_nodes_condition_make_no_pool() -> None:
