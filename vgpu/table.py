@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -180,6 +181,15 @@ class Table:
         """Leftovers as numbers of which the smallest are taken first."""
         return np.where(left == NEVER, left, -left) if self._order == "roomiest" else left
 
+    @cached_property
+    def _share_rows(self) -> Columns:
+        """(cards taken, nodes) ascending, of a pod that is one share; none where a node has too few cards."""
+        left, wanted = self._left, self._bundles[0].need.cards
+        if left is None or wanted > len(left):
+            return np.zeros((0, len(self.asked)), np.intp)
+        rows: Columns = np.sort(_first(self._ranked(left), wanted), axis=0)
+        return rows
+
     def _look(self) -> tuple[Cards, Cards]:
         """The cards before and after the pod, for a policy that judges them."""
         fleet, view = self.fleet, self.view.columns
@@ -189,9 +199,7 @@ class Table:
         mib, percent = before.free_mib.copy(), before.free_percent.copy()
         after = Books(mib, percent, shared, shared)
         if self._left is not None:
-            need = self._bundles[0].need
-            if need.cards <= len(self._left):
-                _debit(after, need, _first(self._ranked(self._left), need.cards), np.arange(mib.shape[1]))
+            _debit(after, self._bundles[0].need, self._share_rows, np.arange(mib.shape[1]))
         else:
             for rows, need_or_whole in zip(self._rows, [*(b.need for b in self._bundles), None], strict=False):
                 _debit(after, need_or_whole, rows, self._live)
@@ -203,10 +211,13 @@ class Table:
         gpus, beyond = np.zeros(len(self.asked)), np.zeros(len(self.asked), np.int64)
         if self._bundles or self._wholes:
             weights, tenths = scarcity.of_gpus(self.fleet)
-            pool, taken = self.fleet.pool[:, columns], before.free_mib - after.free_mib
-            gpus = (taken * weights[pool]).sum(axis=0)
+            mib, pool = before.free_mib - after.free_mib, self.fleet.pool[:, columns]
+            if self._left is not None:  # of one share only the cards that it takes are looked up
+                rows, every = self._share_rows, np.arange(pool.shape[1])
+                mib, pool = mib[rows, every], pool[rows, every]
+            gpus = (mib * weights[pool]).sum(axis=0)
             if tenths is not None:
-                beyond = ((taken > 0) * tenths[pool]).sum(axis=0)
+                beyond = ((mib > 0) * tenths[pool]).sum(axis=0)
         for profile, instances in self._instances.items():
             weights = scarcity.of_instances(self.fleet, profile)[self.fleet.pool[:, columns][:, self._live]]
             gpus[self._live] += (instances * weights).sum(axis=0)
