@@ -17,6 +17,7 @@ MOST_VALUES: Final = 256
 """In the conditions of one pod together, likewise."""
 MOST_TOLERATIONS: Final = 64
 """Of one pod, likewise."""
+PLAIN: Final = NodeConstraints()
 TEMPLATES: Final = 1024
 """Whose constraints are kept once for all pods. Guessed."""
 
@@ -28,6 +29,8 @@ def constraints_of(spec: PodSpec) -> NodeConstraints:
         for one in spec.tolerations
         if not one.key.startswith(PASSING) and (not one.effect or one.effect in REPELS)
     }
+    if not (tolerations or spec.node_selector or spec.affinity):
+        return PLAIN  # most pods
     required = tuple(required_of(spec))
     conditions = [one for group in required for term in group for one in term.conditions]
     values = sum(len(one.values) for one in conditions)

@@ -14,7 +14,7 @@ import msgspec
 
 from extender.peers import Peers
 from kube.objects import NodeTerm, Pod, PodSpec, Requirement, Selector, SpreadConstraint
-from vgpu.node_terms import Condition, Term
+from vgpu.constraints import Condition, Term
 from vgpu.wishes import Spread, Wishes
 
 SOFT = "ScheduleAnyway"

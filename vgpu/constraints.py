@@ -9,10 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from vgpu.node_terms import Term
-
 REPELS: Final = frozenset({"NoSchedule", "NoExecute"})
 """Effects of a taint that keep a pod off. Specified by Kubernetes; PreferNoSchedule does not."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Condition:
+    """On a label of the node, or on its name. An operator of a later release holds for no node."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+    by_name: bool = False
+    """On the field metadata.name, the only one there is."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Term:
+    """All its conditions hold. One without conditions holds for no node."""
+
+    conditions: tuple[Condition, ...]
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -6,37 +6,18 @@ Operators are judged as Kubernetes 1.36 judges them (pkg/scheduler/framework/plu
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.constraints import Condition, Term
 from vgpu.labels import Labels
 
 Bools = npt.NDArray[np.bool_]
 Columns = npt.NDArray[np.intp]
 
 WHOLE: Final = re.compile("[+-]?[0-9]+")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Condition:
-    """On a label of the node, or on its name. An operator of a later release holds for no node."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...] = ()
-    by_name: bool = False
-    """On the field metadata.name, the only one there is."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Term:
-    """All its conditions hold. One without conditions holds for no node."""
-
-    conditions: tuple[Condition, ...]
-    weight: int = 0
 
 
 def holds(term: Term, labels: Labels, columns: Columns) -> Bools:

@@ -21,9 +21,9 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.constraints import ANYWHERE, REPELS, NodeConstraints, Taint, Toleration
+from vgpu.constraints import ANYWHERE, REPELS, NodeConstraints, Taint, Term, Toleration
 from vgpu.labels import Labels
-from vgpu.node_terms import Bools, Columns, Term, holds
+from vgpu.node_terms import Bools, Columns, holds
 
 Ints = npt.NDArray[np.int32]
 Masks = npt.NDArray[np.uint64]

@@ -19,13 +19,12 @@ from typing import Any, Final
 import msgspec
 
 from vgpu.codec import assignment_from_json, assignment_to_json, inventory_from_json, inventory_to_json
-from vgpu.constraints import ANYWHERE, NodeConstraints
+from vgpu.constraints import ANYWHERE, Condition, NodeConstraints, Term
 from vgpu.errors import BadDocument, NewerVersion
 from vgpu.fleet import Fleet
 from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
 from vgpu.mix import Typical
-from vgpu.node_terms import Condition, Term
 from vgpu.pools import MOST_CONSTRAINTS
 from vgpu.quantity import LARGEST_CARD_MIB, LARGEST_CPU_MILLI, MEMORY_UNITS_MIB
 from vgpu.request import FULL_CORE_PERCENT, MOST_CARDS

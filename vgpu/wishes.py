@@ -19,8 +19,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.constraints import Term
 from vgpu.fleet import Bools, Columns, Fleet
-from vgpu.node_terms import Term, holds
+from vgpu.node_terms import holds
 
 Liking = npt.NDArray[np.int64]
 

@@ -19,8 +19,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from bench.placement.place import ASKS, fleet
+from vgpu.constraints import Condition, Term
 from vgpu.fleet import Fleet
-from vgpu.node_terms import Condition, Term
 from vgpu.placement import fitting, place, rate
 from vgpu.policy import POLICIES
 from vgpu.wishes import Spread, Wishes

@@ -18,10 +18,9 @@ from typing import Final
 
 import numpy as np
 
-from vgpu.constraints import ANYWHERE, NodeConstraints, Taint, Toleration
+from vgpu.constraints import ANYWHERE, Condition, NodeConstraints, Taint, Term, Toleration
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card, Inventory, MigInstance
-from vgpu.node_terms import Condition, Term
 from vgpu.placement import Placement, place
 from vgpu.request import Ask, PodAsk
 

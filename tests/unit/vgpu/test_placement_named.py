@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.vgpu.test_placement_views import NODES, asks, fleets
+from vgpu.constraints import Condition, Term
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card, Inventory
-from vgpu.node_terms import Condition, Term
 from vgpu.placement import GUESSES, Placement, place
 from vgpu.policy import POLICIES
 from vgpu.request import Ask, PodAsk

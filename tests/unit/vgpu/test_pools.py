@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from vgpu import pools, scarcity
-from vgpu.constraints import ANYWHERE, NodeConstraints, Taint, Toleration
+from vgpu.constraints import ANYWHERE, Condition, NodeConstraints, Taint, Term, Toleration
 from vgpu.displacement import Need
 from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory, MigInstance
-from vgpu.node_terms import Condition, Term
 from vgpu.request import Ask, PodAsk
 
 Step = tuple[str, object, object]

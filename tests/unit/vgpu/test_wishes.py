@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from vgpu.constraints import Condition, Term
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card, Inventory
 from vgpu.labels import MOST_KEYS, Labels
-from vgpu.node_terms import Condition, Term
 from vgpu.placement import Placement, fitting, place, rate
 from vgpu.request import Ask, PodAsk
 from vgpu.wishes import Spread, Wishes, liking
