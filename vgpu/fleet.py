@@ -186,7 +186,7 @@ class Fleet:
             self._set_card(row, at, card)
             for profile in {instance.profile for instance in card.instances}:
                 self._count_instances(name, row, profile)
-        self.pools.change(at)
+        self.pools.change(name)
         for piece in held:
             self.debit(name, piece)
 
@@ -231,7 +231,7 @@ class Fleet:
     def say(self, node: str, labels: Mapping[str, str] | None, taints: Iterable[Taint] = ()) -> None:
         """A node has these labels and taints; None: it is gone. Kept when its inventory changes."""
         if self.labels.say(node, labels) and node in self.column:
-            self.pools.change(self.column[node])
+            self.pools.change(node)
         self.pools.taint(node, taints)
 
     def saw(self, ask: PodAsk, constraints: NodeConstraints = ANYWHERE) -> None:

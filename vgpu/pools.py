@@ -75,7 +75,11 @@ class Pools:
         self._changed: set[int] = set()
         """Columns."""
         self._taints: dict[str, tuple[Taint, ...]] = {}
-        """Of nodes that have some."""
+        """Of nodes that have some, in the fleet or not."""
+        self._sets: dict[tuple[Taint, ...], int] = {(): 0}
+        """Different sets of taints -> number."""
+        self._set_of: Ints = np.zeros(size, np.int32)
+        """(columns,) number of the node's taints."""
 
     def __len__(self) -> int:
         return len(self.models)
@@ -97,20 +101,37 @@ class Pools:
         else:
             del self._taints[node]
         if node in self._column:
-            self.change(self._column[node])
+            self.change(node)
 
-    def change(self, at: int) -> None:
-        """A node came to this column, or has other labels or GPUs."""
-        if self._chosen or self._taints:
-            self._changed.add(at)
+    def change(self, node: str) -> None:
+        """A node came to its column, or has other labels, taints or GPUs."""
+        taints = self._taints.get(node, ())
+        if taints not in self._sets and len(self._sets) == MOST_TAINTS:
+            self._forget_sets()
+        self._tainted(node, taints)
 
     def leave(self, at: int) -> None:
         """A column is empty."""
         self._changed.discard(at)
+        self._set_of[at] = 0
+
+    def _tainted(self, node: str, taints: tuple[Taint, ...]) -> None:
+        at, known = self._column[node], taints in self._sets or len(self._sets) < MOST_TAINTS
+        self._set_of[at] = self._sets.setdefault(taints, len(self._sets)) if known else 0
+        if self._chosen or self._taints:
+            self._changed.add(at)
+
+    def _forget_sets(self) -> None:
+        """Number the sets of taints anew: some are of no node any more."""
+        self._sets = {(): 0}
+        for node in sorted(self._taints):
+            if node in self._column:
+                self._tainted(node, self._taints[node])
 
     def grew(self, size: int) -> None:
         """There are so many columns now."""
-        self.class_of = np.concatenate([self.class_of, np.zeros(size - len(self.class_of), np.int32)])
+        more = np.zeros(size - len(self.class_of), np.int32)
+        self.class_of, self._set_of = np.concatenate([self.class_of, more]), np.concatenate([self._set_of, more])
 
     def pool(self, model: int, at: int) -> int:
         """The pool of a GPU of this model on the node in this column."""
@@ -191,7 +212,7 @@ class Pools:
 
     def meets(self, constraints: Sequence[NodeConstraints], columns: Columns) -> Bools:
         """(constraints, columns) whether labels and taints of each node meet each of these."""
-        taints, number = self._tainted(columns)
+        taints, number = list(self._sets), self._set_of[columns]
         met: Bools = np.ones((len(constraints), len(columns)), np.bool_)
         for at, one in enumerate(constraints):
             met[at] = np.array([_tolerates(one.tolerations, each) for each in taints], np.bool_)[number]
@@ -209,16 +230,6 @@ class Pools:
                 admitted &= gpus.shares(columns)
             masks |= admitted.astype(np.uint64) << np.uint64(bit)
         return masks
-
-    def _tainted(self, columns: Columns) -> tuple[list[tuple[Taint, ...]], Columns]:
-        """Different sets of taints, none of them first; and (columns,) which of these each node has."""
-        numbers: dict[tuple[Taint, ...], int] = {(): 0}
-        number = np.zeros(len(self.class_of), np.intp)
-        for node in sorted(self._taints):
-            at, taints = self._column.get(node), self._taints[node]
-            if at is not None and (taints in numbers or len(numbers) < MOST_TAINTS):
-                number[at] = numbers.setdefault(taints, len(numbers))
-        return list(numbers), number[columns]
 
 
 def _few(ranked: Iterable[NodeConstraints]) -> list[NodeConstraints]:

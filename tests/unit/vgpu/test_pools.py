@@ -344,6 +344,14 @@ def test_nodes_with_a_set_of_taints_beyond_the_bound_count_as_without(monkeypatc
     a, b, c, d = (int(fleet.pool[0, fleet.column[name]]) for name in "abcd")
     assert len({a, b, d}) == 3
     assert c == d
+    fleet.say("a", {})
+    fleet.say("c", {}, [Taint("team", "c")])
+    fleet.say("c", {})
+    fleet.say("c", {}, [Taint("team", "c")])
+    scarcity.of_gpus(fleet)
+    a, b, c, d = (int(fleet.pool[0, fleet.column[name]]) for name in "abcd")
+    assert a == d != b, "a has no taints any more"
+    assert c == b, "and c's count: nobody tolerates them, or b's"
 
 
 def test_only_so_many_different_constraints_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
