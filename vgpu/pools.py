@@ -113,7 +113,6 @@ class Pools:
     def leave(self, at: int) -> None:
         """A column is empty."""
         self._changed.discard(at)
-        self._set_of[at] = 0
 
     def _tainted(self, node: str, taints: tuple[Taint, ...]) -> None:
         at, known = self._column[node], taints in self._sets or len(self._sets) < MOST_TAINTS

@@ -21,6 +21,7 @@ from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory, MigInstance
 from vgpu.request import Ask, PodAsk
+from vgpu.table import Table
 
 Step = tuple[str, object, object]
 
@@ -362,3 +363,19 @@ def test_only_so_many_different_constraints_are_counted(monkeypatch: pytest.Monk
     assert Counter({one.constraints: times for one, times in fleet.mix.seen.items()}) == {
         on(zone="a"): 2, on(zone="b"): 1, ANYWHERE: 1,
     }  # fmt: skip
+
+
+def test_a_share_is_weighed_by_the_pools_of_the_gpus_that_it_takes() -> None:
+    fleet = Fleet()
+    fleet.set_node("a", inventory("a", [("small", []), ("large", []), ("large", [])]))
+    fleet.set_node("b", inventory("b", [("small", []), ("small", []), ("small", [])]))
+    large = PodAsk((Ask("s", "share", 2, mib=80),))
+    for ask in (SHARE, large):
+        fleet.saw(ask)
+    for ask in (SHARE, large):
+        outcome = Table(fleet, ask, fleet.look_up(["a", "b"])).outcome()
+        before, after = outcome.cards
+        weights, _ = scarcity.of_gpus(fleet)
+        expected = ((before.free_mib - after.free_mib) * weights[fleet.pool[:, : fleet.width]]).sum(axis=0)
+        assert outcome.displace(outcome.cards).gpus[0] == pytest.approx(expected[0])
+        assert expected[0] > 0
