@@ -166,6 +166,8 @@ class KillStatus(msgspec.Struct, frozen=True):
     limit_bytes: int
     bypass: bool = False
     """It went around the library, and `arbiter.bypass` decided; else the container's `guard` did."""
+    whole: bool = False
+    """With it all processes of its container, as processes like it were started again and again."""
 
 
 class UngrantedStatus(msgspec.Struct, frozen=True):

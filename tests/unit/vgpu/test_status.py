@@ -43,7 +43,7 @@ TEXT = """
   "bypasses": [{"gpu": "%s", "pids": [8], "held_bytes": 150, "limit_bytes": 100, "policy": "kill"}]}],
  "version": 1,
  "kills": [{"id": "9-100", "uid": "u", "pod": "default/a", "container": "main", "gpu": "%s", "pid": 9, "command": "python train.py",
-   "held_bytes": 150, "limit_bytes": 100, "bypass": true}],
+   "held_bytes": 150, "limit_bytes": 100, "bypass": true, "whole": true}],
  "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}],
  "unlisted": [{"gpu": "%s", "held_bytes": 70, "used_bytes": 170, "uid": "u", "pod": "default/a", "container": "main", "pids": [6]}]}
 """ % (UUID, UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
@@ -59,7 +59,7 @@ STATUS = Status(
             bypasses=(BypassStatus(UUID, (8,), 150, 100, "kill"),),
         ),
     ),
-    kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True),),
+    kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True, whole=True),),
     ungranted=(UngrantedStatus(UUID, 5, "python other.py", 60, "v"),),
     unlisted=(UnlistedStatus(UUID, 70, 170, "u", "default/a", "main", (6,)),),
 )  # fmt: skip
