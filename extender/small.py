@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from extender.constraints import constraints_of
 from extender.nominating import unplaced
 from extender.reasons import GANG_PAUSED
 from kube.needs import WholeSpec, needs_of
@@ -29,7 +30,9 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
         containers = (spec.containers, spec.init_containers) if asks else ((), ())
         status = PodStatus(pod.status.phase, pod.status.start_time)
         requests = {resource: amount for resource, amount in requests_of(pod).items() if asks or resource == CPU}
-        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, requests=shared(requests)), status)
+        constraints = constraints_of(spec) if asks else None
+        small = PodSpec(spec.node_name, "", None, *containers, requests=shared(requests), constraints=constraints)
+        return Pod(kept, small, status)
 
     return shrink
 

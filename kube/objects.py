@@ -11,6 +11,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from vgpu.constraints import NodeConstraints
+
 
 class Slim(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """Base of all: decodes camelCase, encodes only what is set."""
@@ -216,6 +218,9 @@ class PodSpec(Slim, frozen=True):
     """What its RuntimeClass takes beside its containers."""
     requests: dict[str, int] | None = None
     """Not Kubernetes' own: of a pod that is kept small, what it requests altogether (`kube.pod_requests`)."""
+    tolerations: tuple[Toleration, ...] = ()
+    constraints: NodeConstraints | None = None
+    """Not Kubernetes' own: of a pod that is kept small, what it requires of its node, for policies. None: not known."""
     needs: Needs | None = None
     """Not Kubernetes' own: of a pod that waits, what it must find on a node (`kube.needs`). None: not known."""
 
