@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from arbiter import host
 from arbiter.meter import Reading
-from vgpu.bypass import QUIET_S, Bypass, Patience, Policy, Share, Traces, action, bypassing
+from vgpu.bypass import QUIET_S, Bypass, Patience, Policy, Returns, Share, Traces, action, bypassing
+from vgpu.cgroup import NOWHERE, Place
 from vgpu.grant import Grant
 from vgpu.guard import Held
 from vgpu.status import BypassStatus, KillStatus
@@ -64,13 +66,15 @@ class _Last:
     held: Mapping[str, Sequence[Held]]
     strangers: frozenset[int]
     """Pids of those that are not connected."""
+    place: Place
+    """Of the container; without an ID = nobody knows it yet."""
 
 
 class Bypassing:
     """Of one container."""
 
     def __init__(self, rules: Rules) -> None:
-        self._rules, self._patience = rules, Patience(rules.beyond_bytes)
+        self._rules, self._patience, self._returns = rules, Patience(rules.beyond_bytes), Returns()
         self._last: _Last | None = None
         self._found: dict[str, Bypass] = {}
         self._policy: Policy = "report"
@@ -85,11 +89,12 @@ class Bypassing:
         held: Mapping[str, Sequence[Held]],
         strangers: Collection[int],
         at_s: float,
+        place: Place = NOWHERE,
     ) -> list[KillStatus]:
-        """A reading, and who in it is not connected. Which processes were killed."""
+        """A reading, and who in it is not connected. Which processes were killed. `place`: the container's cgroup."""
         if not held:  # its GPUs did not answer: what was found stands
             return []
-        self._last = _Last(grant, reading, held, frozenset(strangers))
+        self._last = _Last(grant, reading, held, frozenset(strangers), place)
         return self._judge(self._last, at_s)
 
     def again(self, at_s: float) -> list[KillStatus]:
@@ -120,7 +125,13 @@ class Bypassing:
         self._ended &= listed
         if self._policy != "kill":
             return []
-        return [kill for one in found for pid in one.pids if (kill := self._kill(grant, one, pid, reading)) is not None]
+        kills = [
+            kill for one in found for pid in one.pids if (kill := self._kill(grant, one, pid, reading)) is not None
+        ]
+        if kills and self._returns.ended(reading.at_s) and last.place.container:
+            _end(grant, last.place)
+            return [msgspec.structs.replace(kill, whole=True) for kill in kills]
+        return kills
 
     def status(self) -> tuple[BypassStatus, ...]:
         """GPUs on which the container is over its limit in this way now."""
@@ -149,3 +160,12 @@ class Bypassing:
             f"{pid}-{seen.started}", grant.uid, pod, grant.container, found.uuid, pid, command, found.held_bytes,
             found.limit_bytes, bypass=True,
         )  # fmt: skip
+
+
+def _end(grant: Grant, place: Place) -> None:
+    """What starts these processes again and again is in the same container."""
+    count = host.kill_all(place)
+    _log.error(
+        "killed all processes of a container that starts processes that go around the library again and again",
+        pod=f"{grant.namespace}/{grant.pod}", container=grant.container, processes=count,
+    )  # fmt: skip

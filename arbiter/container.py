@@ -39,6 +39,7 @@ from arbiter.page import Page
 from arbiter.spared import Spared
 from arbiter.stillness import Stillness
 from vgpu import wire
+from vgpu.cgroup import Place
 from vgpu.contract import CONTAINER_ID, GRANT, SOCKET
 from vgpu.enforcement import Reason, reported
 from vgpu.errors import BadDocument
@@ -241,7 +242,8 @@ class Container:
         held = self.memory.measure(reading)
         self.spared.take(uuids, reading)
         kills = overlimit.look(self.lookout, self.grant, reading, held)
-        kills += self.bypassing.take(self.grant, reading, held, self.contexts.suspects(), self._clock())
+        place = Place(self.grant.uid, self.container_id)
+        kills += self.bypassing.take(self.grant, reading, held, self.contexts.suspects(), self._clock(), place)
         self._remember(kills)
         self.memory.show()
         return True

@@ -102,8 +102,8 @@ class Memory:
             case wire.Return(card, amount):
                 given = self.ledger.give_back(process, card, amount, seq, now_s)
                 self._tell(given if seq & RECALLS else [*given, Granted(process, card, seq, 0)])
-            case wire.Usage(card, used, leased):
-                self.ledger.state(process, card, used, leased)
+            case wire.Usage(card, used, leased, managed_mib):
+                self.ledger.state(process, card, used, leased, managed_mib * MIB)
             case wire.Context(card, step, estimate):
                 self._context(connection, card, step, estimate, seq)
             case wire.Hold():

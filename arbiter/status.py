@@ -360,7 +360,7 @@ def _container(key: str, container: Container, turn: TurnStatus | None, found: E
 def _connected(connection: Connection, ledger: Ledger, uuids: list[str]) -> ProcessStatus:
     parts = [ledger.part_of(connection.number, number) for number in range(len(uuids))]
     cards = (
-        ProcessCard(uuid, part.used_bytes, part.context_bytes, part.measured_bytes)
+        ProcessCard(uuid, part.used_bytes, part.context_bytes, part.measured_bytes, part.managed_bytes)
         for uuid, part in zip(uuids, parts, strict=True)
     )
     return ProcessStatus(connection.pid, connection.pid_in_container, "", tuple(cards))

@@ -15,6 +15,7 @@ from arbiter.container import Container
 from arbiter.meter import Reading
 from arbiter.openers import Opener, Openers, Wanted
 from vgpu.attribution import Owner, Owners
+from vgpu.holding import Part
 from vgpu.status import UnlistedStatus
 from vgpu.unlisted import Holder, Lookout, Unlisted, difference, slack_bytes
 
@@ -106,15 +107,29 @@ def _judged(uuid: str, reading: Reading, containers: Mapping[str, Container]) ->
     if used_bytes is None or left_bytes is None or left_bytes <= slack_bytes(len(listed)):
         return None
     charged, of_nobody_bytes = _charged(uuid, containers)
-    holders = {pid: Holder(listed.get(pid, 0), charged.get(pid, 0)) for pid in listed.keys() | charged.keys()}
+    holders = {pid: _holder(listed.get(pid, 0), charged.get(pid, ())) for pid in listed.keys() | charged.keys()}
     left_bytes = difference(used_bytes, holders.values(), of_nobody_bytes)
     beyond = left_bytes is not None and left_bytes > slack_bytes(len(holders))
     return Unlisted(uuid, left_bytes or 0, used_bytes) if beyond else None
 
 
-def _charged(uuid: str, containers: Mapping[str, Container]) -> tuple[dict[int, int], int]:
-    """Host pid -> what its connections lease and their contexts take; beside it, what is charged to no process that is known."""
-    charged: dict[int, int] = {}
+def _holder(listed_bytes: int | None, parts: Collection[Part]) -> Holder:
+    return Holder(
+        listed_bytes,
+        charged_bytes=sum(map(_charge_bytes, parts)),
+        managed_bytes=sum(part.managed_bytes for part in parts),
+        unused_bytes=sum(max(0, part.leased_bytes - part.used_bytes) for part in parts),
+        still=all(part.still for part in parts),
+    )
+
+
+def _charge_bytes(part: Part) -> int:
+    return part.leased_bytes + max(part.context_bytes, part.made_bytes)
+
+
+def _charged(uuid: str, containers: Mapping[str, Container]) -> tuple[dict[int, list[Part]], int]:
+    """Host pid -> what each of its connections has; beside it, the bytes that are charged to no process that is known."""
+    charged: dict[int, list[Part]] = {}
     of_nobody_bytes = 0
     for container in containers.values():
         for number, card in enumerate(container.grant.cards if container.grant is not None else ()):
@@ -125,9 +140,8 @@ def _charged(uuid: str, containers: Mapping[str, Container]) -> tuple[dict[int, 
                 if not connection.welcomed:
                     continue
                 part = container.ledger.part_of(connection.number, number)
-                held_bytes = part.leased_bytes + max(part.context_bytes, part.made_bytes)
                 if connection.pid:
-                    charged[connection.pid] = charged.get(connection.pid, 0) + held_bytes
+                    charged.setdefault(connection.pid, []).append(part)
                 else:
-                    of_nobody_bytes += held_bytes
+                    of_nobody_bytes += _charge_bytes(part)
     return charged, of_nobody_bytes

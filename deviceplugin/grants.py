@@ -325,13 +325,12 @@ class Grants:
             return 0.0
 
     def remove(self, key: str) -> None:
-        """An allocation that no container has any longer."""
+        """An allocation that no container has any longer. Who calls this in a thread tells `settling`, on the event loop."""
         folder = self.folder(key)
         self._damaged.pop(key, None)
         self._later.discard(key)
         self._known.forget(key)
         self._granted.forget(key)
-        self.settling.forget(key)
         leftover = folder.with_name(f"{LEFTOVER}{key}")
         with suppress(FileNotFoundError):
             folder.rename(leftover)

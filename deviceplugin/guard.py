@@ -73,6 +73,7 @@ _FOLLOWS: Final = {
     "report": "nothing more is done",
 }
 
+_WHOLE: Final = ", and with it all processes of the container, which starts such processes again and again"
 UNENFORCED: Final = "LimitNotEnforced"
 AGAIN_S: Final = 600.0
 """A reason that comes and goes makes an Event this often at most, for each container. Guessed: as long as an Event is worth reading."""
@@ -158,6 +159,7 @@ def kill_offence(kill: KillStatus) -> Offence:
         f"container {kill.container} held {kill.held_bytes // MIB} MiB of {kill.gpu} and was granted "
         f"{kill.limit_bytes // MIB} MiB; {'arbiter.bypass' if kill.bypass else 'policy'} kill: process {kill.pid} "
         f"({kill.command[:COMMAND_LIMIT] or 'of unknown name'}) {'went around the library and ' * kill.bypass}was killed"
+        f"{_WHOLE * kill.whole}"
     )
     return Offence(kill.uid, kill.container, KILL, note, BYPASSED if kill.bypass else REASON, killed=True)
 

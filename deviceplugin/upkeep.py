@@ -194,8 +194,11 @@ class Upkeep:
         await asyncio.to_thread(self._podbooks.forget, finished - living)
         kept = needed(holdings, self._pods, self._ledger, self._grants, self._names, living)
         soon = () if self._orphans.blind else over
-        gone = self._grants.collect(
-            kept, now=self._now(), older_than_s=GARBAGE_AGE_S, ended=soon, ended_older_than_s=ENDED_AGE_S
-        )
+        gone = await asyncio.to_thread(
+            self._grants.collect, kept, now=self._now(),
+            older_than_s=GARBAGE_AGE_S, ended=soon, ended_older_than_s=ENDED_AGE_S,
+        )  # fmt: skip
+        for key in gone:
+            self._grants.settling.forget(key)
         if gone:
             log.info("removed grant folders that no container has", keys=gone)

@@ -181,6 +181,14 @@ class Books:
         pod = self.pod(uid)
         return None if pod is None or uid in self._state.reservations or leaving(pod) else pod
 
+    def member(self, pod: Pod) -> Holder:
+        """A bound pod of a Workload, with or without a GPU: what its end costs, as one of all of the Workload's."""
+        klass = pod.metadata.annotation(self._state.names.klass) or DEFAULT_CLASS
+        return Holder(
+            pod.uid, (), priority_of(pod), klass, started_at(pod.status.start_time or ""), self._budgets.of(pod),
+            self._starvation.spared(pod, self._alike.__getitem__),
+        )  # fmt: skip
+
     def _holder(self, uid: str, held: tuple[Slice, ...], pod: Pod | None) -> Holder:
         if pod is None:
             return Holder(uid, held, spared=True)

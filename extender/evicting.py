@@ -13,23 +13,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Final
 
 import structlog
 
 from extender.books import Books, leaving, priority_of
+from extender.evictions import Evictions
 from extender.holds import Holds
 from extender.queues import Queues
 from extender.slices import Slices
-from extender.starvation import Starvation
 from extender.state import State
-from kube import paths
+from extender.wanting import Begun, Looking, Wanting
+from extender.wholes import Wholes, WholeSearch
 from kube.client import Client
 from kube.errors import ApiError
-from kube.events import Recorder, about
 from kube.objects import Pod
 from kube.patch import nominate
 from kube.pod_requests import CPU
@@ -41,6 +39,7 @@ from vgpu.preemption import Search, least_eviction
 from vgpu.request import PodAsk
 from vgpu.reservations import Reservation
 from vgpu.victim_bounds import Rules, Terms
+from vgpu.wholes import Whole
 
 GRACE_S: Final = 1.0
 """From filter's no to our own look: the scheduler's preemption comes within milliseconds, and goes first. Guessed."""
@@ -59,46 +58,6 @@ LONG_AGO: Final = float("-inf")
 log = structlog.get_logger("extender.evicting")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanting:
-    """A pod that found no room."""
-
-    key: str
-    uid: str
-    nodes: Sequence[str]
-    """Those that passed the scheduler's own filters, as far as they were known."""
-    since_s: float
-
-
-@dataclass(slots=True)
-class _Begun:
-    """Evictions that are not all done."""
-
-    wanting: Wanting
-    plan: Eviction
-    before: str
-    """Where the pod was nominated to before we did; the watch may say so for a while."""
-    evicted: bool = False
-    """Has anybody gone yet?"""
-
-
-@dataclass(slots=True)
-class _Looking:
-    """For whom to evict for a pod."""
-
-    wanting: Wanting
-    pod: Pod
-    ask: PodAsk
-    found: Eviction | None = None
-    """Nobody has to be."""
-    search: Search | None = None
-
-    @property
-    def best(self) -> Eviction | None:
-        """So far."""
-        return self.found or (self.search.best if self.search is not None else None)
-
-
 class Evictor:
     """`pod_of` finds a pod by `namespace/name`; `asked` says when the scheduler was last told victims for a UID; `active` says whether
     the scheduler beside us is the one that schedules."""
@@ -109,8 +68,7 @@ class Evictor:
         state: State,
         books: Books,
         holds: Holds,
-        starvation: Starvation,
-        recorder: Recorder,
+        evictions: Evictions,
         *,
         pod_of: Callable[[str], Pod | None],
         asked: Callable[[str], float],
@@ -119,16 +77,17 @@ class Evictor:
         deadline_s: float,
         slices: Slices,
         queues: Queues | None = None,
+        wholes: Wholes | None = None,
         grace_s: float = GRACE_S,
         retry_s: float = RETRY_S,
     ) -> None:
         self._client, self._state, self._books, self._holds = client, state, books, holds
-        self._starvation, self._recorder, self._pod_of, self._asked = starvation, recorder, pod_of, asked
+        self._evictions, self._wholes, self._pod_of, self._asked = evictions, wholes, pod_of, asked
         self._active = active
         self._clock, self._grace_s, self._retry_s = clock, grace_s, retry_s
         self._deadline_s, self._slices, self._queues = deadline_s, slices, queues
         self._wanting: dict[str, Wanting] = {}
-        self._plans: dict[str, _Begun] = {}
+        self._plans: dict[str, Begun] = {}
         self._waited: set[str] = set()
         """UIDs for which room was kept in vain while others left by themselves."""
         self._in_vain: dict[str, float] = {}
@@ -136,8 +95,8 @@ class Evictor:
         self._withdrawn: list[Reservation] = []
         """Holds that lapsed, whose pods are still nominated."""
         self._wake = asyncio.Event()
-        self.evicted = 0
-        """Pods evicted so far."""
+        self._ending: set[str] = set()
+        """UIDs of pods for which a Workload was deactivated: until its pods leave, nothing shows that they will."""
 
     def no_room(self, pod: Pod, nodes: Sequence[str]) -> None:
         """Filter has turned a pod away."""
@@ -152,13 +111,19 @@ class Evictor:
         self._wanting.pop(uid, None)
         self._plans.pop(uid, None)
         self._waited.discard(uid)
+        self._ending.discard(uid)
         self._in_vain.pop(uid, None)
 
     def lapsed(self, hold: Reservation) -> None:
         """Room was kept for long enough: the pod is no longer nominated by us."""
+        self._ending.discard(hold.uid)
         if hold.nominated:
             self._withdrawn.append(hold)
             self._wake.set()
+
+    def try_again(self) -> None:
+        """More pods may be evicted than before: an eviction that helps may be found now."""
+        self._in_vain.clear()
 
     def expire(self) -> None:
         """Once a second: forget what matters no more."""
@@ -214,14 +179,17 @@ class Evictor:
             return
         pod, ask = found
         hold = self._holds.get(one.uid)
-        if hold is not None and self._books.terminating(hold.node):
+        if hold is not None and (one.uid in self._ending or self._books.terminating(hold.node)):
             return
-        plan = await self._plan(one, pod, ask)
+        found_plan = await self._plan(one, pod, ask)
         if self._waiting(one.key, one.uid) is None or not self._is_ours_to_help(one, ask):
             return
-        if plan is None:
+        if found_plan is None:
             self._in_vain[one.uid] = self._clock()
+            if self._queues is not None:
+                self._queues.nobody_goes_on(one.nodes)
             return
+        plan, wholes = found_plan
         self._holds.put(one.uid, pod.key, plan.node, plan.assignment, nominated=bool(plan.victims))
         if not plan.victims:
             self._waited.add(one.uid)
@@ -231,7 +199,7 @@ class Evictor:
         except ApiError:
             self._holds.drop(one.uid)
             raise
-        self._plans[one.uid] = _Begun(one, plan, pod.status.nominated_node_name)
+        self._plans[one.uid] = Begun(one, plan, pod.status.nominated_node_name, wholes)
         await self._carry_on(one.uid)
 
     def _is_ours_to_help(self, one: Wanting, ask: PodAsk) -> bool:
@@ -247,15 +215,15 @@ class Evictor:
                 found = self._state.place(ask, [name for name in nodes if not self._state.lacking_cpu_milli(name, ask)])
             return isinstance(found, Placement)
 
-    async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> Eviction | None:
+    async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> tuple[Eviction, Sequence[Whole]] | None:
         """The least eviction over all nodes, or over those that there was time for; none needed where those who leave by themselves make room."""
-        looking, until_s = _Looking(one, pod, ask), self._clock() + self._deadline_s
+        looking, until_s = Looking(one, pod, ask), self._clock() + self._deadline_s
         if self._queues is not None:
             await self._queues.read(self._books.touching(one.nodes), self._slices, until_s)
         await self._slices.do(self._steps(looking), until_s=until_s)
         return looking.best
 
-    def _steps(self, looking: _Looking) -> Iterator[None]:
+    def _steps(self, looking: Looking) -> Iterator[None]:
         one, ask = looking.wanting, looking.ask
         if one.uid not in self._waited:
             for node in one.nodes:
@@ -269,6 +237,10 @@ class Evictor:
         only = self._state.claims.only(ask, self._state.names)
         looking.search = Search(ask, nodes, self._books.view, rules, only)
         yield from looking.search.steps()
+        if self._wholes is not None:
+            terms_of = partial(self._terms, one.uid, ask)
+            looking.wholes = WholeSearch(self._wholes, self._books, looking.pod, ask, one.nodes, terms_of, only)
+            yield from looking.wholes.steps(looking.single.cost if looking.single is not None else None)
 
     def _with_terms(self, one: Wanting, ask: PodAsk, terms: dict[str, Terms]) -> Iterator[str]:
         for node in one.nodes:
@@ -289,13 +261,13 @@ class Evictor:
     async def _carry_on(self, uid: str) -> None:
         """Evict what is left of a plan, one by one, as long as it leads anywhere."""
         begun, staying = self._plans.get(uid), set[str]()
-        for victim in begun.plan.victims if begun is not None else ():
+        for victim in begun.singles if begun is not None else ():
             found = self._still_wanted(uid)
             if begun is None or found is None:
                 self._plans.pop(uid, None)
                 return
             pod, ask = found
-            if not self._needed(uid, ask, begun.plan, victim, staying):
+            if not self._needed(uid, ask, begun.plan, {victim}, staying):
                 staying.add(victim)
                 continue
             if self._books.is_doubted(self._books.pod(victim)):
@@ -305,15 +277,62 @@ class Evictor:
                 or not self._leads_anywhere(uid, ask, begun.plan, staying)
                 or not self._books.alone(self._books.pod(victim))
             ):
-                log.info("an eviction is given up: it would not help any more", pod=pod.key, node=begun.plan.node)
-                self._plans.pop(uid, None)
-                self._holds.drop(uid)
-                await nominate(self._client, pod.metadata, None)
+                await self._give_up(uid, pod, begun)
                 return
-            if not await self._evict(pod, begun.plan, victim):
+            if not await self._evictions.evict(pod, begun.plan.node, victim):
                 return  # later: the plan stays
             begun.evicted = True
+        for planned in begun.wholes if begun is not None else ():
+            if begun is None or not (
+                planned.key in begun.deactivated or await self._end_whole(uid, begun, planned, staying)
+            ):
+                return
         self._plans.pop(uid, None)
+
+    async def _end_whole(self, uid: str, begun: Begun, planned: Whole, staying: set[str]) -> bool:
+        """Deactivate a Workload of a plan. Does the plan go on? Else it is given up, or for later."""
+        known: dict[str, Whole] = {}
+
+        def renew() -> Iterator[None]:
+            if self._wholes is not None:
+                known.update((yield from self._wholes.known({planned.key})))
+
+        whole_known = await self._slices.do(renew(), until_s=self._clock() + self._deadline_s)
+        found = self._still_wanted(uid)
+        if found is None or self._plans.get(uid) is not begun:
+            self._plans.pop(uid, None)
+            return False
+        pod, ask = found
+        here = {one for one in begun.plan.victims if one in planned.uids}
+        if not self._needed(uid, ask, begun.plan, here, staying):
+            staying |= here
+            return True
+        whole = known.get(planned.key)
+        if not whole_known or (whole is None and self._in_doubt(here)):
+            return False  # later, if the room is still kept by then
+        if (
+            whole is None
+            or not whole.may_go(priority_of(pod), self._books.headroom())
+            or self._goes_elsewhere(begun, ask)
+            or not self._leads_anywhere(uid, ask, begun.plan, staying | (here - whole.uids))
+        ):
+            await self._give_up(uid, pod, begun)
+            return False
+        if not await self._evictions.deactivate(pod, begun.plan.node, whole):
+            return False
+        begun.evicted = True
+        begun.deactivated.add(planned.key)
+        self._ending.add(uid)
+        return True
+
+    def _in_doubt(self, uids: Set[str]) -> bool:
+        return any(self._books.is_doubted(self._books.pod(uid)) for uid in uids)
+
+    async def _give_up(self, uid: str, pod: Pod, begun: Begun) -> None:
+        log.info("an eviction is given up: it would not help any more", pod=pod.key, node=begun.plan.node)
+        self._plans.pop(uid, None)
+        self._holds.drop(uid)
+        await nominate(self._client, pod.metadata, None)
 
     def _still_wanted(self, uid: str) -> tuple[Pod, PodAsk] | None:
         """The pod that others are evicted for, if it still waits for that: its room is kept, and nobody nominated it elsewhere."""
@@ -328,7 +347,7 @@ class Evictor:
             return None
         return found
 
-    def _goes_elsewhere(self, begun: _Begun, ask: PodAsk) -> bool:
+    def _goes_elsewhere(self, begun: Begun, ask: PodAsk) -> bool:
         """Did room come free on another node before the first was evicted?"""
         pods = map(self._books.pod, begun.plan.victims)
         nobody_went = not begun.evicted and all(pod is not None and not leaving(pod) for pod in pods)
@@ -338,52 +357,10 @@ class Evictor:
         gone = (frozenset(plan.victims) - staying) | self._books.terminating(plan.node)
         return self._after(uid, ask, plan.node, gone) is not None
 
-    def _needed(self, uid: str, ask: PodAsk, plan: Eviction, victim: str, staying: Set[str]) -> bool:
-        """Is the victim still there to stay, and would the pod not fit with it? `staying`: those of whom that was answered no."""
-        pod = self._books.pod(victim)
-        if pod is None or leaving(pod):
+    def _needed(self, uid: str, ask: PodAsk, plan: Eviction, victims: Set[str], staying: Set[str]) -> bool:
+        """Is one of these victims still there to stay, and would the pod not fit with them? `staying`: those of whom that was answered no."""
+        pods = [self._books.pod(victim) for victim in victims]
+        if all(pod is None or leaving(pod) for pod in pods):
             return False
-        gone = (frozenset(plan.victims) - staying - {victim}) | self._books.terminating(plan.node)
+        gone = (frozenset(plan.victims) - staying - victims) | self._books.terminating(plan.node)
         return self._after(uid, ask, plan.node, gone) is None
-
-    async def _evict(self, pod: Pod, plan: Eviction, uid: str) -> bool:
-        """Whether this eviction is done with. Raises ApiError when the API server refuses for good."""
-        victim = self._books.pod(uid)
-        if victim is None:
-            return True
-        meta = victim.metadata
-        body = {
-            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta.name, "namespace": meta.namespace},
-            "deleteOptions": {"preconditions": {"uid": uid}},
-        }  # fmt: skip
-        try:
-            await self._client.send("POST", paths.pod(meta.namespace, meta.name, "eviction"), body)
-        except ApiError as error:
-            if error.not_found or error.conflict:
-                return True
-            if error.transient:
-                budget = error.status == HTTPStatus.TOO_MANY_REQUESTS
-                log.info("an eviction has to wait", pod=meta.key, budget=budget, error=str(error))
-                return False
-            raise
-        self.evicted += 1
-        self._starvation.preempted(victim)
-        self._tell(pod, victim, plan.node)
-        return True
-
-    def _tell(self, pod: Pod, victim: Pod, node: str) -> None:
-        log.info("evicted a pod for another", pod=victim.key, node=node, preemptor=pod.key)
-        why = f"no single GPU of node {node} had room for it, though all together had"
-        self._recorder.event(
-            about(victim),
-            "Preempted",
-            f"Evicted for pod {pod.key} of priority {priority_of(pod)} (this one has {priority_of(victim)}): {why}",
-            "Warning",
-            action="Evicting",
-        )
-        self._recorder.event(
-            about(pod),
-            "Preempting",
-            f"Evicted pod {victim.key} of priority {priority_of(victim)}: {why}",
-            action="Evicting",
-        )

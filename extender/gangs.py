@@ -17,8 +17,9 @@ import structlog
 
 from extender.books import leaving
 from extender.nominating import turned_down
+from extender.reasons import GANG_PAUSED
 from extender.state import State
-from extender.wire import FilterResult
+from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.errors import ApiError
@@ -52,6 +53,8 @@ class GangKeeper:
         self._client, self._state, self._clock, self._sleep = client, state, clock, sleep
         self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed, shrink=_small_group)
         self._served, self._logged_s = False, float("-inf")
+        self._node = ""
+        """On which a gang's reservation ended last."""
 
     def statistics(self) -> Mapping[str, Statistics]:
         """What its cache has seen, by name; nothing where PodGroups are not served."""
@@ -80,6 +83,9 @@ class GangKeeper:
         known = new if new is not None else old
         if known is not None:
             self.gangs.set_min_count(known.key, new.min_count if new is not None else None)
+            if old is not None and not old.scheduled and new is not None and new.scheduled:
+                self.gangs.fitted(known.key, self._reserved)
+            self._wake()
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         """A pod came, changed or went."""
@@ -93,8 +99,23 @@ class GangKeeper:
                     self._end_own(pod.uid)
         elif group := group_of(new):
             self.gangs.see(new.uid, group, _standing(new))
+            if any(one.message == GANG_PAUSED for one in new.status.conditions):
+                self.gangs.refusal_shown(new.uid, group)
+                self._wake()
 
     # --- what kube-scheduler calls ---
+
+    def refuses(self, args: FilterArgs) -> FilterResult | None:
+        """Before all else in filter: the answer for a pod whose gang has lost reservations in a cycle that goes on; else None."""
+        pod, reservation = args.pod, self._state.reservations.get(args.pod.uid)
+        if reservation is not None and reservation.firm:
+            return None
+        refused = self.gangs.refuses(pod.uid, group_of(pod), self._clock())
+        self._wake()
+        if not refused:
+            return None
+        self._state.cancel(pod.uid)
+        return FilterResult(unresolvable={GANG_PAUSED: list(dict.fromkeys(args.node_names or ()))})
 
     def next_pod(self, pod: Pod) -> None:
         """Before filter: kube-scheduler has come to this pod."""
@@ -128,6 +149,7 @@ class GangKeeper:
         """Once a second."""
         for failed in self.gangs.quiet(self._clock(), self._reserved):
             self._end(failed)
+        self._wake()
 
     def _reserved(self, uid: str) -> bool:
         """Also room that is kept for it while others are evicted."""
@@ -148,12 +170,18 @@ class GangKeeper:
         if not ended:
             return
         self.failures += 1
+        self._node = ended[-1].node
         now_s = self._clock()
         if now_s >= self._logged_s + LOG_S:  # a gang may be tried hundreds of times a second
             self._logged_s = now_s
             log.info("a gang is not scheduled: its reservations end", group=failed.group, reservations=len(ended))
         if failed.others_wait:
-            self._state.on_lapse(ended[-1].node)
+            self._state.on_lapse(self._node)
+
+    def _wake(self) -> None:
+        """Have pods tried again that were refused for their gang, where nobody else would."""
+        if self.gangs.wakes():
+            self._state.on_lapse(self._node)
 
 
 def group_of(pod: Pod) -> str:
@@ -164,7 +192,7 @@ def group_of(pod: Pod) -> str:
 
 def _small_group(group: PodGroup) -> PodGroup:
     meta = group.metadata
-    return PodGroup(Metadata(meta.name, meta.namespace, meta.uid, meta.resource_version), group.spec)
+    return PodGroup(Metadata(meta.name, meta.namespace, meta.uid, meta.resource_version), group.spec, group.status)
 
 
 def _standing(pod: Pod) -> Standing:

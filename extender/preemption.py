@@ -21,6 +21,7 @@ import structlog
 from extender.books import Books, leaving, priority_of
 from extender.budgets import Budgets, small_budget
 from extender.evicting import Evictor
+from extender.evictions import Evictions
 from extender.filtering import filter_nodes
 from extender.holds import Holds
 from extender.nominating import Nominator, fits_nowhere, turned_down
@@ -32,6 +33,7 @@ from extender.settings import Settings
 from extender.slices import Slices
 from extender.starvation import Starvation
 from extender.state import State
+from extender.wholes import Wholes
 from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
 from kube.client import Client
@@ -94,8 +96,7 @@ class Preemption:
         """Was a call answered before that? kube-scheduler does not ask again."""
         self._state, self._clock, self._hold_s = state, clock, settings.hold_s
         self._deadline_s = settings.preemption_deadline_s
-        self.slices = Slices(clock)
-        self.holds = Holds(state)
+        self.slices, self.holds = Slices(clock), Holds(state)
         self._starvation = Starvation(time.time, times=settings.preempted_times, period_s=settings.preempted_period_s)
         self._remembering = Remembering(client, self._starvation, settings.preempted_config_map)
         resources = filter(None, settings.kueue_controllers.split(","))
@@ -108,10 +109,12 @@ class Preemption:
         self._known_before, self._read_s = False, read_s
         self._answered: dict[str, tuple[float, dict[str, Eviction]]] = {}
         """UID of a preemptor -> when the verb last named victims, and the plan for each node."""
+        self._evictions = Evictions(client, self._books, self._starvation, self._recorder, self.queues)
         self._evictor = Evictor(
-            client, state, self._books, self.holds, self._starvation, self._recorder,
+            client, state, self._books, self.holds, self._evictions,
             pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock,
             deadline_s=settings.preemption_deadline_s, slices=self.slices, queues=self.queues,
+            wholes=Wholes(self._books, self.queues, self._all_pods) if settings.kueue_evict == "whole" else None,
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Statistics]:
@@ -130,7 +133,7 @@ class Preemption:
     @property
     def evicted(self) -> int:
         """Pods that were evicted on our own way."""
-        return self._evictor.evicted
+        return self._evictions.evicted
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -368,6 +371,7 @@ class Preemption:
         self._evictor.expire()
         self._reporter.expire()
         if self.queues is not None and (node := self.queues.expire()):
+            self._evictor.try_again()
             self._state.on_lapse(node)
         for uid in self.holds.lapsed():
             hold = self.holds.drop(uid)

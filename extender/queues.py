@@ -11,7 +11,7 @@ first (`read`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import count
 from typing import Final
 
@@ -31,6 +31,9 @@ NAMESPACES: Final = 65_536
 CHAINS_S: Final = 1.0
 """For so long a search for whom to evict waits until controllers of pods are read. Guessed: hundreds are in that time."""
 
+CONTROLLERS: Final = "/controllers"
+"""Stands for controllers that are not read, among the names of namespaces."""
+
 Version = tuple[int, bool]
 
 
@@ -42,31 +45,35 @@ class Queues:
         self.controllers = Controllers(client, resources, clock, self._changed)
         self.doubts = 0
         """Answers that were careful because a controller was not read yet: another may follow without any change in the cluster."""
-        self._clock, self._kept_back = clock, ""
+        self._clock, self._kept_back, self._kept_for = clock, "", frozenset[str]()
         self._changes, self._before, self._versions = count(1), 0, dict[str, int]()
 
     def alone(self, pod: Pod) -> bool:
         """May this pod be evicted by itself?"""
+        return self.whole_of(pod) == ""
+
+    def whole_of(self, pod: Pod) -> str | None:
+        """The Workload of this pod, as `namespace/name`; empty: it is part of none; None: that is in doubt, also where there are several."""
         namespace = pod.metadata.namespace
         if self.workloads.unsure(namespace):
-            return False
+            return None
         owners = self.workloads.owners(namespace)
         if not owners:
-            return True
+            return ""
         if pod.uid in owners:
-            return False
+            return _the_one(namespace, owners[pod.uid])
         one = controller_of(pod.metadata.owner_references)
         for _ in range(LONGEST):
             if one is None:
-                return True
+                return ""
             if one.uid in owners:
-                return False
+                return _the_one(namespace, owners[one.uid])
             above = self.controllers.above(namespace, one)
             if isinstance(above, Unread):
                 self.doubts += above is Unread.YET
-                return False
+                return None
             one = above
-        return False
+        return None
 
     def is_doubted(self, pod: Pod) -> bool:
         """Is it kept only because something is not known yet?"""
@@ -86,12 +93,14 @@ class Queues:
             await self.controllers.settled(min(CHAINS_S, max(0.0, half_s - self._clock())))
 
     def nobody_goes_on(self, nodes: Iterable[str]) -> None:
-        """No set of pods was found there to be evicted. If there is doubt, it may be why: `expire` tells when there is none any more."""
-        if self._in_doubt():
+        """No set of pods was found there to be evicted. If there is doubt, it may be why: `expire` tells when less is doubted."""
+        if doubts := self._doubts():
             self._kept_back = next(iter(nodes), "")
+            self._kept_for |= doubts
 
-    def _in_doubt(self) -> bool:
-        return bool(self.unread or self.workloads.unsure(""))
+    def _doubts(self) -> frozenset[str]:
+        """What is not known, each by a name."""
+        return self.workloads.doubts() | ({CONTROLLERS} if self.unread else set())
 
     def version(self, namespace: str) -> Version:
         """Another value whenever pods there may have another answer than before."""
@@ -102,12 +111,10 @@ class Queues:
         return {"workloads": self.workloads.statistics()}
 
     def expire(self) -> str:
-        """Once a second: forget what is old. Answers a node where pods may be evicted that were kept while there was doubt; empty for none."""
+        """Once a second: forget what is old. Answers a node where pods may be evicted that were kept while there was a doubt; empty for none."""
         self.controllers.expire()
-        if self._in_doubt():
-            return ""
-        node, self._kept_back = self._kept_back, ""
-        return node
+        before, self._kept_for = self._kept_for, self._kept_for & self._doubts()
+        return self._kept_back if before != self._kept_for else ""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -121,3 +128,7 @@ class Queues:
             self._versions.clear()
             self._before = change
         self._versions[namespace] = change
+
+
+def _the_one(namespace: str, names: Set[str]) -> str | None:
+    return f"{namespace}/{next(iter(names))}" if len(names) == 1 else None

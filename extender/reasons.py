@@ -16,8 +16,10 @@ OTHER_UNIT: Final = "node counts GPU memory in another unit than the cluster"
 UNREADABLE_ASSIGNMENT: Final = "a pod on the node has a GPU assignment that cannot be read"
 BINDING: Final = "the pod is being bound to another node"
 BOUND: Final = "the pod is bound to another node"
+GANG_PAUSED: Final = "kube-scheduler paused within the pod's gang: the gang is tried again as a whole"
 
 NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
     SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, OTHER_UNIT, UNREADABLE_ASSIGNMENT, BINDING, BOUND,
+    GANG_PAUSED,
 }  # fmt: skip
 """Waiting or mending helps against these; the scheduler must not kill pods because of them."""

@@ -83,6 +83,10 @@ class Settings(ProgramSettings):
         False,
         description="Whether pods that belong to a Workload of Kueue are never evicted. Needs preemption, and Kueue's API.",
     )
+    kueue_evict: Literal["never", "whole"] = Field(
+        "never",
+        description="With kueue: never evicts nothing of a Workload. whole deactivates a Workload (spec.active: false), with all its pods, where that is the extender's own least eviction; /preempt evicts nothing of it.",
+    )
     kueue_controllers: str = Field(
         KUEUE_CONTROLLERS,
         max_length=16_384,

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from extender.constraints import constraints_of
 from extender.nominating import unplaced
+from extender.reasons import GANG_PAUSED
 from kube.needs import WholeSpec, needs_of
-from kube.objects import Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
+from kube.objects import Condition, Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
 from kube.pod_requests import CPU, requests_of, shared
 from vgpu.names import Names
 from vgpu.request import asks_for_ours
@@ -28,7 +30,9 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
         containers = (spec.containers, spec.init_containers) if asks else ((), ())
         status = PodStatus(pod.status.phase, pod.status.start_time)
         requests = {resource: amount for resource, amount in requests_of(pod).items() if asks or resource == CPU}
-        return Pod(kept, PodSpec(spec.node_name, "", None, *containers, requests=shared(requests)), status)
+        constraints = constraints_of(spec) if asks else None
+        small = PodSpec(spec.node_name, "", None, *containers, requests=shared(requests), constraints=constraints)
+        return Pod(kept, small, status)
 
     return shrink
 
@@ -45,7 +49,7 @@ def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], 
         ours = bool(small.spec.containers or small.spec.init_containers)
         followed = ours or spec.scheduling_group is not None
         told = (
-            tuple(one for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
+            tuple(_told(one) for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
             if followed
             else ()
         )
@@ -73,6 +77,13 @@ def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], 
         )
 
     return keep
+
+
+def _told(one: Condition) -> Condition:
+    """Of its message no more than that we refused a pod for its gang."""
+    if not one.message:
+        return one
+    return msgspec.structs.replace(one, message=GANG_PAUSED if GANG_PAUSED in one.message else "")
 
 
 def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:

@@ -65,10 +65,7 @@ class Verbs:
                 result = FilterResult(error=missing)
             else:
                 args = self._filter_args.read(body)
-                self._gangs.next_pod(args.pod)
-                result = self._preemption.filter(args)
-                if await self._preemption.hears_more(args, result):
-                    result = self._preemption.filter(args)
+                result = self._gangs.refuses(args) or await self._placed(args)
                 self._gangs.answered(args.pod, result)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             unreadable, result = True, FilterResult(error=f"filter: the request cannot be read: {error}")
@@ -79,6 +76,13 @@ class Verbs:
         outcome = "error" if result.error else "fits" if result.node_names else "no_room"
         self._metrics.count("filter", outcome, time.perf_counter() - started)
         return Answer(answer, unreadable)
+
+    async def _placed(self, args: FilterArgs) -> FilterResult:
+        self._gangs.next_pod(args.pod)
+        result = self._preemption.filter(args)
+        if await self._preemption.hears_more(args, result):
+            result = self._preemption.filter(args)
+        return result
 
     def prioritize(self, body: bytes) -> Answer:
         """ExtenderArgs -> HostPriorityList, for a pod with a share whose node kube-scheduler chooses."""

@@ -14,7 +14,8 @@ import msgspec
 
 from extender.peers import Peers
 from kube.objects import NodeTerm, Pod, PodSpec, Requirement, Selector, SpreadConstraint
-from vgpu.wishes import Condition, Spread, Term, Wishes
+from vgpu.constraints import Condition, Term
+from vgpu.wishes import Spread, Wishes
 
 SOFT = "ScheduleAnyway"
 NOTHING = Wishes()
@@ -55,7 +56,7 @@ def wishes_of(pod: Pod, peers: Peers) -> Wishes:
     return Wishes(
         tuple(_few((_term(one.preference, one.weight) for one in preferred), keys)),
         tuple(_spread(one, pod, peers) for one in soft if one.topology_key in keys),
-        tuple(group for group in _required(spec) if len([*_few(group, keys)]) == len(group)) if soft else (),
+        tuple(group for group in required_of(spec) if len([*_few(group, keys)]) == len(group)) if soft else (),
     )
 
 
@@ -84,7 +85,8 @@ def _selector(constraint: SpreadConstraint, labels: dict[str, str]) -> Selector 
     return msgspec.structs.replace(selector, match_expressions=(*selector.match_expressions, *own))
 
 
-def _required(spec: PodSpec) -> Iterator[tuple[Term, ...]]:
+def required_of(spec: PodSpec) -> Iterator[tuple[Term, ...]]:
+    """What a pod's node must have: of each group one term."""
     if spec.node_selector:
         yield (Term(tuple(Condition(key, "In", (value,)) for key, value in spec.node_selector.items())),)
     affinity = spec.affinity.node_affinity if spec.affinity else None

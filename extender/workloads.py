@@ -8,8 +8,7 @@ said (`unsure`) whoever asks has to be careful: the list is not complete yet, th
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Final
 
@@ -19,8 +18,9 @@ import structlog
 from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.errors import ApiError
+from kube.events import ObjectReference
 from kube.objects import Metadata, MetadataOnly, OwnerReference
-from kube.paths import KUEUE, workloads
+from kube.paths import KUEUE, KUEUE_GROUP, of_kind, workloads
 
 VERSIONS: Final = ("v1beta2", "v1beta1")
 """In which the resource may be served, the preferred one first. Each has the same metadata."""
@@ -31,7 +31,7 @@ SILENT_S: Final = 180.0
 LOOK_S: Final = 10.0
 """Between looks whether the watch is silent for half of that, and between tries to find out which version is served. Guessed."""
 
-NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
+NOBODY: Final[Mapping[str, Set[str]]] = MappingProxyType({})
 
 log = structlog.get_logger("extender.workloads")
 
@@ -58,7 +58,8 @@ class Workloads:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._client, self._clock, self._on_change, self._sleep = client, clock, on_change, sleep
-        self._owners: dict[str, Counter[str]] = {}
+        self._owners: dict[str, dict[str, set[str]]] = {}
+        """Namespace -> UID of an owner -> names of its Workloads."""
         self._version, self._cache = VERSIONS[0], self._cache_of(VERSIONS[0])
 
     @property
@@ -70,16 +71,35 @@ class Workloads:
         """What the cache has seen, since the version that is served now is watched."""
         return self._cache.statistics()
 
-    def owners(self, namespace: str) -> Mapping[str, int]:
-        """UIDs that Workloads of a namespace name as their owners."""
+    def owners(self, namespace: str) -> Mapping[str, Set[str]]:
+        """UIDs that Workloads of a namespace name as their owners -> names of these Workloads."""
         return self._owners.get(namespace, NOBODY)
+
+    def find(self, key: str) -> Metadata | None:
+        """Of the Workload `namespace/name`; None when it is not known."""
+        found = self._cache.get(key)
+        return found.metadata if found is not None else None
+
+    def reference(self, one: Metadata) -> ObjectReference:
+        """What an Event about a Workload names."""
+        return ObjectReference(f"{KUEUE_GROUP}/{self._version}", "Workload", one.namespace, one.name, one.uid)
+
+    def path(self, one: Metadata) -> str:
+        """Of a Workload, in the version that is served."""
+        return of_kind(f"{KUEUE_GROUP}/{self._version}", "workloads", one.namespace, one.name)
 
     def unsure(self, namespace: str) -> bool:
         """Might there be a Workload in this namespace that is not known?"""
-        cache = self._cache
-        if not cache.has_synced.is_set() or self._clock() - cache.heard_s > SILENT_S:
+        if self._is_silent():
             return True
-        return any(key in ("", namespace) or key.startswith(f"{namespace}/") for key in cache.unknown)
+        return any(key in ("", namespace) or key.startswith(f"{namespace}/") for key in self._cache.unknown)
+
+    def doubts(self) -> frozenset[str]:
+        """Namespaces in which there might be a Workload that is not known; an empty name stands for all."""
+        return frozenset(key.partition("/")[0] for key in self._cache.unknown) | ({""} if self._is_silent() else set())
+
+    def _is_silent(self) -> bool:
+        return not self.has_synced or self._clock() - self._cache.heard_s > SILENT_S
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -148,16 +168,20 @@ class Workloads:
     def _changed(self, old: MetadataOnly | None, new: MetadataOnly | None) -> None:
         if old is not None and new is not None and old.metadata.owner_references == new.metadata.owner_references:
             return
-        for one, more in ((old, -1), (new, 1)):
+        for one, is_there in ((old, False), (new, True)):
             if one is not None:
-                self._count(one.metadata, more)
+                self._note(one.metadata, is_there=is_there)
                 self._on_change(one.metadata.namespace)
 
-    def _count(self, one: Metadata, more: int) -> None:
-        owners = self._owners.setdefault(one.namespace, Counter())
+    def _note(self, one: Metadata, *, is_there: bool) -> None:
+        owners = self._owners.setdefault(one.namespace, {})
         for owner in one.owner_references:
-            owners[owner.uid] += more
-            if owners[owner.uid] <= 0:
+            names = owners.setdefault(owner.uid, set())
+            if is_there:
+                names.add(one.name)
+            else:
+                names.discard(one.name)
+            if not names:
                 del owners[owner.uid]
         if not owners:
             del self._owners[one.namespace]

@@ -30,7 +30,7 @@ import structlog
 
 from kube.client import JSON, METADATA, METADATA_LIST, Client
 from kube.errors import ApiError
-from kube.objects import Metadata, Slim
+from kube.objects import Slim, key_of
 from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
 
 PAGE: Final = 500
@@ -64,10 +64,18 @@ class _Event(msgspec.Struct, gc=False):
     object: msgspec.Raw
 
 
-class _Anonymous(msgspec.Struct, gc=False):
-    """Any object: enough to say which one it is."""
+class _Name(Slim, frozen=True):
+    """Of an object's metadata."""
 
-    metadata: Metadata = Metadata()
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class _Anonymous(msgspec.Struct, gc=False):
+    """Any object: enough to say which one it is, also where the rest of its metadata cannot be decoded."""
+
+    metadata: _Name = _Name()
     code: int = 0
     message: str = ""
 
@@ -272,7 +280,7 @@ class Cache(Generic[T]):
             return
         self._events += 1
         if event.type == "DELETED":
-            key = about.metadata.key
+            key = key_of(about.metadata.namespace, about.metadata.name)
             self._drop(key, self._items.get(key))
         else:
             self._take(event.object)
@@ -298,7 +306,8 @@ class Cache(Generic[T]):
     def _take_unknown(self, raw: msgspec.Raw, why: str) -> str:
         self._undecodable += 1
         try:
-            key = msgspec.json.decode(raw, type=_Anonymous).metadata.key
+            meta = msgspec.json.decode(raw, type=_Anonymous).metadata
+            key = key_of(meta.namespace, meta.name)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             key = ""
         log.error("an object cannot be decoded; what was known of it stands", path=self.path, object=key, error=why)

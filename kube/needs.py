@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from kube.objects import Affinity, Container, Needs, NodeAffinity, Pod, PodSpec, Slim, Taint, Toleration
+from kube.objects import Affinity, Container, Needs, NodeAffinity, Pod, PodSpec, Slim, Taint
 from kube.pod_requests import applicant_requests
 
 OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
@@ -49,7 +49,6 @@ class WholeSpec(PodSpec, frozen=True):
     containers: tuple[WholeContainer, ...] = ()
     init_containers: tuple[WholeContainer, ...] = ()
     affinity: _Affinity | None = None
-    tolerations: tuple[Toleration, ...] = ()
     volumes: tuple[_Volume, ...] = ()
     scheduling_gates: tuple[Any, ...] = ()
     resource_claims: tuple[Any, ...] = ()

@@ -11,9 +11,16 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from vgpu.constraints import NodeConstraints
+
 
 class Slim(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """Base of all: decodes camelCase, encodes only what is set."""
+
+
+def key_of(namespace: str, name: str) -> str:
+    """`namespace/name`, or `name` where there are no namespaces."""
+    return f"{namespace}/{name}" if namespace else name
 
 
 class OwnerReference(Slim, frozen=True):
@@ -43,7 +50,7 @@ class Metadata(Slim, frozen=True):
     @property
     def key(self) -> str:
         """`namespace/name`, or `name` where there are no namespaces."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return key_of(self.namespace, self.name)
 
     def annotation(self, key: str) -> str | None:
         """The value of an annotation, None when it is not there."""
@@ -211,6 +218,9 @@ class PodSpec(Slim, frozen=True):
     """What its RuntimeClass takes beside its containers."""
     requests: dict[str, int] | None = None
     """Not Kubernetes' own: of a pod that is kept small, what it requests altogether (`kube.pod_requests`)."""
+    tolerations: tuple[Toleration, ...] = ()
+    constraints: NodeConstraints | None = None
+    """Not Kubernetes' own: of a pod that is kept small, what it requires of its node, for policies. None: not known."""
     needs: Needs | None = None
     """Not Kubernetes' own: of a pod that waits, what it must find on a node (`kube.needs`). None: not known."""
 
@@ -221,6 +231,7 @@ class Condition(Slim, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
+    message: str = ""
 
 
 class ContainerStatus(Slim, frozen=True):

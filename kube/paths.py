@@ -9,7 +9,8 @@ PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
 BUDGETS: Final = "/apis/policy/v1/poddisruptionbudgets"
 
-KUEUE: Final = "/apis/kueue.x-k8s.io"
+KUEUE_GROUP: Final = "kueue.x-k8s.io"
+KUEUE: Final = f"/apis/{KUEUE_GROUP}"
 
 
 def _name(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kube.objects import Metadata, Slim
+from kube.objects import Condition, Metadata, Slim
 
 API: Final = "/apis/scheduling.k8s.io/v1alpha2"
 POD_GROUPS: Final = f"{API}/podgroups"
@@ -28,11 +28,18 @@ class PodGroupSpec(Slim, frozen=True):
     scheduling_policy: GroupPolicy = GroupPolicy()
 
 
+class PodGroupStatus(Slim, frozen=True):
+    """What of its status matters."""
+
+    conditions: tuple[Condition, ...] = ()
+
+
 class PodGroup(Slim, frozen=True):
     """A PodGroup."""
 
     metadata: Metadata = Metadata()
     spec: PodGroupSpec = PodGroupSpec()
+    status: PodGroupStatus = PodGroupStatus()
 
     @property
     def key(self) -> str:
@@ -44,3 +51,8 @@ class PodGroup(Slim, frozen=True):
         """Pods that are scheduled together or not at all; None where they are scheduled one by one."""
         gang = self.spec.scheduling_policy.gang
         return gang.min_count if gang is not None else None
+
+    @property
+    def scheduled(self) -> bool:
+        """Did it ever fit? kube-scheduler 1.36 never withdraws that (updatePodGroupCondition)."""
+        return any(one.type == "PodGroupScheduled" and one.status == "True" for one in self.status.conditions)

@@ -4,42 +4,52 @@ Whoever uses a GPU has its device file open, with memory there or without: a pro
 program. So an open file is no proof of memory. It is looked for by the device's number: a container may call the file what it likes. None = nobody knows,
 as for maps (`nvml.mapped`).
 
-To ask for the number of a file can wait for whoever serves its file system. `nvml.mapped.Looks` bounds that wait.
+A thread may have descriptors of its own (`unshare(CLONE_FILES)`), and the first thread may have ended: so each thread's are looked at, though they are the same
+in nearly every program. To ask for the number of a file can wait for whoever serves its file system. `nvml.mapped.Looks` bounds that wait.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-
-from nvml.mapped import in_any_thread
 
 MAJOR: Final = 195
 """Of NVIDIA's devices. Source: NV_MAJOR_DEVICE_NUMBER of the open kernel modules."""
 NO_GPU: Final = 254
 """Minor numbers from there on are the modeset and the control device. Source: the same."""
-MOST: Final = 4096
-"""Descriptors of one process. Guessed: of one that has more and no GPU among these, nobody knows."""
+MOST: Final = 16_384
+"""Threads and their descriptors of one process: some 0.1 s. Guessed: of one that has more and no GPU among these, nobody knows."""
 
 
 def gpu_open(pid: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool | None:
-    """Has any of its first `MOST` descriptors a GPU open? Where the first thread has ended and others run, they have the descriptors."""
-    return in_any_thread(proc / str(pid), lambda folder: _open_in(folder / "fd", major))
-
-
-def _open_in(folder: Path, major: int) -> bool | None:
-    """None also where there is no descriptor at all: of a thread that has ended the kernel shows none."""
+    """Has any of its threads a GPU open, among the first `MOST` descriptors? None also where no descriptor is seen: of a thread that has ended the kernel shows none."""
+    any_seen = False
     try:
-        with os.scandir(folder) as entries:
-            paths = [entry.path for entry in islice(entries, MOST + 1)]
+        for count, path in enumerate(_descriptors(proc / str(pid) / "task")):
+            if count >= MOST:
+                return None
+            if path is not None:
+                any_seen = True
+                if _is_gpu(path, major):
+                    return True
     except OSError:
         return None
-    if any(_is_gpu(path, major) for path in paths[:MOST]):
-        return True
-    return False if 0 < len(paths) <= MOST else None
+    return False if any_seen else None
+
+
+def _descriptors(tasks: Path) -> Iterator[str | None]:
+    """Of each thread; None at the end of each. Raises OSError where the process is gone, or may not be looked at."""
+    with os.scandir(tasks) as threads:
+        for thread in threads:
+            try:
+                with os.scandir(f"{thread.path}/fd") as entries:
+                    yield from (entry.path for entry in entries)
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                pass
+            yield None
 
 
 def _is_gpu(path: str, major: int) -> bool:

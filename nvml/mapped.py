@@ -40,12 +40,8 @@ def mapped_in(pid: int, proc: Path = Path("/proc")) -> bool | None:
 
     Where the first thread has ended and others run, the kernel shows the memory by the others only.
     """
-    return in_any_thread(proc / str(pid), lambda folder: _mapped_in(folder / "maps"))
-
-
-def in_any_thread(process: Path, look: Callable[[Path], bool | None]) -> bool | None:
-    """What `look` finds in a process's folder of /proc; where that shows nothing, as its first thread has ended, in that of another thread."""
-    found = look(process)
+    process = proc / str(pid)
+    found = _mapped_in(process / "maps")
     if found is not None:
         return found
     try:
@@ -53,7 +49,7 @@ def in_any_thread(process: Path, look: Callable[[Path], bool | None]) -> bool | 
             threads = [process / "task" / task.name for task in islice(tasks, THREADS) if task.name != process.name]
     except OSError:
         return None
-    return next((has for thread in threads if (has := look(thread)) is not None), None)
+    return next((has for thread in threads if (has := _mapped_in(thread / "maps")) is not None), None)
 
 
 def _mapped_in(maps_file: Path) -> bool | None:

@@ -27,6 +27,9 @@ container is *known to bypass*, and the first reading in which it passes its lim
 come for a minute. A reading of which nobody can say whether a process in it bypasses, as all are gone already, neither counts nor breaks the row, but
 not more than three of them.
 
+A program may start another one for each that is ended, and so hold the memory nearly all the time. So where processes of a container were ended by three
+readings within a minute, whatever starts them is ended, too: all processes of the container. The kubelet starts the container again, later each time.
+
 Units: bytes, seconds.
 """
 
@@ -46,6 +49,9 @@ QUIET_S: Final = 60.0
 KNOWN_S: Final = 60.0
 """So long after the last reading that showed it, a container is known to bypass. Guessed: whoever waits longer between two attempts holds the memory
 for three seconds of each minute."""
+
+RETURNS: Final = 3
+"""Readings by which processes were ended, within `KNOWN_S`: then all of the container is. Guessed: two may be a program that is started once more by hand."""
 
 Policy = Literal["report", "evict", "kill"]
 POLICIES: Final[tuple[Policy, ...]] = ("report", "evict", "kill")
@@ -139,6 +145,18 @@ class Patience:
             if _judge(row, at_s, held[uuid], over=total > most):
                 found.append(Bypass(uuid, total, limits_bytes[uuid], _enough(held[uuid], total - most)))
         return tuple(found)
+
+
+@dataclass(slots=True)
+class Returns:
+    """Of one container: when processes that bypass were ended."""
+
+    _ended_s: list[float] = field(default_factory=list)
+
+    def ended(self, at_s: float) -> bool:
+        """By a reading that began then, at least one was. Is the container ended with it? A reading that is judged again counts once."""
+        self._ended_s = [then_s for then_s in self._ended_s if at_s - KNOWN_S <= then_s < at_s] + [at_s]
+        return len(self._ended_s) >= RETURNS
 
 
 def _judge(row: _Row, at_s: float, processes: Sequence[Share], *, over: bool) -> bool:

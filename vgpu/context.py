@@ -8,8 +8,10 @@ around it for `CALM_S`: a change before it would have been stated by then.
 The lower end of the range is always charged. With it, lease and context together are never less than what NVML saw, whatever
 a process says of itself.
 
-Managed memory is stated as allocated, and NVML lists it for no process (measured, H200 and H100 with driver 580). So a process may have allocated
-more than is listed, which says nothing of its contexts: they are charged what they took when they were made at least, as long as they are there.
+NVML lists managed memory for no process (measured, H200 and H100 with driver 580). A process states how much of what it allocated that is, and what it
+allocated without it is what a reading is compared with. A library of before that statement says none, and no library counts the `__managed__` variables
+of images. So a process may have allocated more than is listed, which says nothing of its contexts: they are charged what they took when they were
+made at least, as long as they are there.
 
 Before a call whose cost nobody knows yet (code that is loaded late, a stream) a bound is charged in its place. The first reading after the
 last such call settles it: what is charged falls to what NVML counts, as far as the statements explain it.
@@ -48,6 +50,8 @@ class ContextMeasure:
     """What of `bytes` stands for calls that no reading has seen."""
     settles_from_s: float = 0.0
     """Readings from then on settle the bound; inf while such calls may be made."""
+    still: bool = False
+    """The books have not moved since a reading that was exact."""
     _most_leased: list[int] = field(default_factory=lambda: [0, 0])
     """The largest lease since the reading before last, and since the last: a reading may be that old when it comes."""
     _calm: list[_Reading] = field(default_factory=list)
@@ -56,6 +60,7 @@ class ContextMeasure:
     def moved(self, leased_bytes: int) -> None:
         """The process's lease or its statement changed."""
         self._calm.clear()
+        self.still = False
         self._most_leased[1] = max(self._most_leased[1], leased_bytes)
 
     def bound(self, bound_bytes: int) -> None:
@@ -76,7 +81,8 @@ class ContextMeasure:
         orphaned_bytes: int = 0,
         made_bytes: int = 0,
     ) -> None:
-        """NVML counted `measured_bytes` at `at_s`. `exact`: the process is known to have allocated nothing meanwhile.
+        """NVML counted `measured_bytes` at `at_s`. `used_bytes`: what the process stated last, but for managed memory. `exact`: it is known to
+        have allocated nothing meanwhile.
 
         Memory of another process, `opened_bytes`, NVML counts for its maker, and for one of those that have it open when there is
         no maker: that is `orphaned_bytes`, which may be in the measure or not. Then the measure is a range, and inside it what is
@@ -93,6 +99,7 @@ class ContextMeasure:
         self._calm.append(_Reading(measured_bytes, used_bytes, at_s))
         sure = [reading for reading in self._calm if exact or at_s - reading.at_s >= CALM_S]
         if sure:
+            self.still = True
             most = max(sure[-1].measured_bytes - sure[-1].used_bytes, min(made_bytes, sure[-1].measured_bytes))
             self.bytes = min(max(self.bytes, most - orphaned_bytes), most)
             self._calm = self._calm[len(sure) :]

@@ -1,30 +1,32 @@
 """How much room for the requests to come a GPU takes with it: more where those requests can go nowhere else.
 
-A request fits some number of times into what is free, over all models that it allows and that are large enough. When a GPU is taken, a
+A request fits some number of times into what is free, over all pools that it can use (`pools`) and whose GPUs are large enough. When a GPU is taken, a
 part of these times is gone. Each request counts with the GPUs that it asks for, and the sum is scaled so that all free GPUs together
 displace as many GPUs as they are. So a GPU displaces
 
-    1          on average, and on every model where requests can run anywhere
-    more       where its model is scarce for those that allow little else
+    1          on average, and in every pool where requests can run anywhere
+    more       where its pool is scarce for those that can use little else
     less       where whoever can run on it can run elsewhere, too
 
-A model that only large requests need is scarce by the same rule: small GPUs do not count for them.
+A model that only large requests need is scarce by the same rule: small GPUs do not count for them. MIG instances of one profile are
+weighed in the same way, each as a GPU that is requested whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from vgpu.capacity import Capacity, Floats
+from vgpu.constraints import ANYWHERE, NodeConstraints
+from vgpu.node_terms import Bools
 from vgpu.request import FULL_CORE_PERCENT
 
 MOST: Final = 512
-"""Different requests that count, those for most GPUs first. Guessed: bounds the work, some 50 us for 16 models."""
+"""Different requests that count, those for most GPUs first. Guessed: bounds the work, 0.1 ms for 256 pools."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,13 +36,30 @@ class Need:
     mib: int
     """-1: it must be whole."""
     percent: int
-    models: tuple[str, ...]
+    models: tuple[str, ...] = ()
     """Allowed; empty: any."""
+    constraints: NodeConstraints = ANYWHERE
+    """Of its node."""
 
 
-@dataclass(frozen=True, slots=True)
+INSTANCE: Final = Need(-1, FULL_CORE_PERCENT)
+"""What a MIG instance is counted as."""
+
+
+@dataclass(slots=True)
+class _Fit:
+    """How often requests fit on GPUs of these sizes. Sizes change rarely, and what is free with every pod."""
+
+    size: Floats
+    times: Floats
+    """(R, P) on one GPU."""
+    usable: Floats
+    """(R, P) 1 where the GPU is allowed and large enough."""
+
+
+@dataclass(slots=True)
 class Demand:
-    """Requests as arrays. R requests, M models by the fleet's code."""
+    """Requests as arrays. R requests, P pools."""
 
     gpus: Floats
     """(R,) asked for by all requests of this need that were seen."""
@@ -48,12 +67,13 @@ class Demand:
     """(R,) 0 where the GPU must be whole."""
     most_on_a_gpu: Floats
     """(R,) times that compute time allows on one GPU."""
-    allowed: npt.NDArray[np.bool_]
-    """(R, M)"""
+    allowed: Bools
+    """(R, P)"""
+    _fit: _Fit | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, seen: Mapping[Need, int], models: Mapping[str, int]) -> Demand:
-        """`seen`: GPUs asked for by need. `models`: code by name."""
+    def of(cls, seen: Mapping[Need, int], pools: int, allows: Callable[[Need], Bools]) -> Demand:
+        """`seen`: GPUs asked for by need. `allows`: (pools,) which pools a need can use, if their GPUs are large enough."""
         needs = sorted(seen, key=lambda need: (-seen[need], need))[:MOST]
         whole = FULL_CORE_PERCENT
         percent = [whole if need.mib < 0 else need.percent for need in needs]
@@ -61,21 +81,25 @@ class Demand:
             np.array([seen[need] for need in needs], float),
             np.array([max(need.mib, 0) for need in needs], float),
             np.array([whole / each if each else np.inf for each in percent]),
-            np.array([[not need.models or model in need.models for model in models] for need in needs], bool).reshape(
-                len(needs), len(models)
-            ),
+            np.array([allows(need) for need in needs], bool).reshape(len(needs), pools),
         )
 
     def displaced(self, capacity: Capacity) -> Floats:
-        """(M,) GPUs of room that one free GPU of each model takes with it. `capacity` has the same models."""
+        """(P,) GPUs of room that one free GPU of each pool takes with it. `capacity` has the same pools."""
         size, free = capacity.gpu_mib(), capacity.free_gpus()
-        allowed = self.allowed & (size >= np.maximum(self.mib, 1)[:, np.newaxis])
-        by_memory = size / np.maximum(self.mib, 1)[:, np.newaxis]
-        by_memory[self.mib == 0] = np.inf
-        times = np.where(allowed, np.minimum(np.minimum(by_memory, self.most_on_a_gpu[:, np.newaxis]), size), 0.0)
-        left = times @ free
+        fit = self._fit = self._on(size)
+        left = fit.times @ free
         possible = left > 0
         gpus = self.gpus[possible]
-        lost = (gpus * (allowed[possible] @ free) / left[possible] ** 2) @ times[possible]
+        lost = (gpus * (fit.usable[possible] @ free) / left[possible] ** 2) @ fit.times[possible]
         total: Floats = lost * free
         return lost * (free.sum() / total.sum()) if total.sum() > 0 else np.ones(len(size))
+
+    def _on(self, size: Floats) -> _Fit:
+        if self._fit is not None and np.array_equal(self._fit.size, size):
+            return self._fit
+        usable = self.allowed & (size >= np.maximum(self.mib, 1)[:, np.newaxis])
+        by_memory = size / np.maximum(self.mib, 1)[:, np.newaxis]
+        by_memory[self.mib == 0] = np.inf
+        times = np.where(usable, np.minimum(np.minimum(by_memory, self.most_on_a_gpu[:, np.newaxis]), size), 0.0)
+        return _Fit(size, times, usable.astype(float))

@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vgpu.capacity import Capacity
+from vgpu.constraints import ANYWHERE, NodeConstraints, Taint
 from vgpu.grant import Slice
 from vgpu.inventory import AccessMode, Card, Inventory
 from vgpu.labels import Labels
 from vgpu.links import costs_of
 from vgpu.mix import Mix
+from vgpu.pools import Pools
 from vgpu.request import FULL_CORE_PERCENT, PodAsk
 from vgpu.roster import Quoted, Roster
 
@@ -78,16 +80,19 @@ class Fleet:
         self.tenants: Ints = np.zeros((cards, nodes), np.int32)
         self.shareable: Bools = np.zeros((cards, nodes), np.bool_)
         self.model: Ints = np.full((cards, nodes), -1, np.int32)
+        self.pool: Ints = np.full((cards, nodes), -1, np.int32)
+        """(cards, nodes) number of the GPU's pool, -1 where there is no GPU."""
         self.free_cpu_milli: Ints = np.full(nodes, UNKNOWN_CPU, np.int32)
         """(nodes,) what the node's processors have left, where somebody tells. It is for policies: it never keeps a pod out."""
         self.capacity = Capacity()
-        """Of the GPUs that may be shared out, by model."""
+        """Of the GPUs that may be shared out, by pool."""
         self.mix = Mix()
         """What the cluster's pods ask for, for policies. Who sees pods tells it (`saw`)."""
         self.column: dict[str, int] = {}
         self.labels = Labels(self.column)
         """Of the nodes, for pods with wishes. Who sees nodes tells it."""
         self.labels.grew(nodes)
+        self.pools = Pools(self.labels, nodes)
         self.names: list[str] = [""] * nodes
         self.models: dict[str, int] = {}
         self.inventory: dict[str, Inventory] = {}
@@ -181,6 +186,7 @@ class Fleet:
             self._set_card(row, at, card)
             for profile in {instance.profile for instance in card.instances}:
                 self._count_instances(name, row, profile)
+        self.pools.change(name)
         for piece in held:
             self.debit(name, piece)
 
@@ -195,8 +201,9 @@ class Fleet:
         del self.inventory[name], self.mig_tenants[name]
         self.names[at] = ""
         self.free_cpu_milli[at] = UNKNOWN_CPU
-        self.labels.leave(at)
         self._clear(at)
+        self.labels.leave(at)
+        self.pools.leave(at)
         self._free_columns.append(at)
 
     def debit(self, node: str, piece: Slice) -> None:
@@ -221,9 +228,30 @@ class Fleet:
         """Say what a node's processors have left. Kept when its inventory changes."""
         self.free_cpu_milli[self.column[node]] = min(free_milli, int(UNKNOWN_CPU))
 
-    def saw(self, ask: PodAsk) -> None:
+    def say(self, node: str, labels: Mapping[str, str] | None, taints: Iterable[Taint] = ()) -> None:
+        """A node has these labels and taints; None: it is gone. Kept when its inventory changes."""
+        if self.labels.say(node, labels) and node in self.column:
+            self.pools.change(node)
+        self.pools.taint(node, taints)
+
+    def saw(self, ask: PodAsk, constraints: NodeConstraints = ANYWHERE) -> None:
         """A pod asked for this: policies that go by the cluster's own asks count it."""
-        self.mix.saw(ask, self.models)
+        self.mix.saw(ask, self.models, constraints)
+
+    def join(self, row: int, at: int) -> None:
+        """A GPU belongs to the pool of its model on its node."""
+        self.pool[row, at] = pool = self.pools.pool(int(self.model[row, at]), at)
+        self.capacity.know(pool)
+        if self.shareable[row, at]:
+            total_mib = int(self.total_mib[row, at])
+            self.capacity.add(pool, total_mib)
+            self.capacity.debit(pool, total_mib - int(self.free_mib[row, at]))
+
+    def quit(self, at: int) -> None:
+        """The GPUs of a column belong to no pool."""
+        for row in np.flatnonzero(self.shareable[:, at]).tolist():
+            self.capacity.remove(int(self.pool[row, at]), int(self.total_mib[row, at]), int(self.free_mib[row, at]))
+        self.pool[:, at] = -1
 
     def access(self, node: str) -> AccessMode:
         """How containers of this node get their devices."""
@@ -285,7 +313,7 @@ class Fleet:
         mib = sign * (int(self.total_mib[row, at]) if whole else piece.mib)
         self.free_mib[row, at] -= mib
         if self.shareable[row, at]:
-            self.capacity.debit(int(self.model[row, at]), mib)
+            self.capacity.debit(int(self.pool[row, at]), mib)
         self.free_percent[row, at] -= sign * (FULL_CORE_PERCENT if whole else piece.core_percent)
         self.tenants[row, at] += sign
 
@@ -299,10 +327,8 @@ class Fleet:
         self.total_mib[row, at] = self.free_mib[row, at] = card.mib
         self.free_percent[row, at] = FULL_CORE_PERCENT
         self.shareable[row, at] = card.shareable
-        self.model[row, at] = model = self.models.setdefault(card.model, len(self.models))
-        self.capacity.know(model)
-        if card.shareable:
-            self.capacity.add(model, card.mib)
+        self.model[row, at] = self.models.setdefault(card.model, len(self.models))
+        self.join(row, at)
 
     def _count_instances(self, node: str, row: int, profile: str) -> None:
         """Write down how many instances of a profile a card offers, and what of them is free."""
@@ -314,8 +340,7 @@ class Fleet:
         known.offered[row, at], known.free[row, at], known.free_mib[row, at] = len(offered), len(free), sum(free)
 
     def _clear(self, at: int) -> None:
-        for row in np.flatnonzero(self.shareable[:, at]).tolist():
-            self.capacity.remove(int(self.model[row, at]), int(self.total_mib[row, at]), int(self.free_mib[row, at]))
+        self.quit(at)
         instances = [array for known in self.mig.values() for array in (known.offered, known.free, known.free_mib)]
         for array in (self.total_mib, self.free_mib, self.free_percent, self.tenants, *instances):
             array[:, at] = 0
@@ -341,10 +366,12 @@ class Fleet:
             arrays = (known.offered, known.free, known.free_mib)
             self.mig[profile] = Instances(*(_doubled(array, axis) for array in arrays))
         self.model = np.concatenate([self.model, np.full_like(self.model, -1)], axis=axis)
+        self.pool = np.concatenate([self.pool, np.full_like(self.pool, -1)], axis=axis)
         if axis == 1:
             self.free_cpu_milli = np.concatenate([self.free_cpu_milli, np.full(before, UNKNOWN_CPU, np.int32)])
             self.names.extend([""] * before)
             self.labels.grew(2 * before)
+            self.pools.grew(2 * before)
             self._free_columns.extend(range(2 * before - 1, before - 1, -1))
 
 

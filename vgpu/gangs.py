@@ -18,8 +18,12 @@ Reservations of a gang's pods that are not bound end when fewer than minCount co
     at the end of its cycle    kube-scheduler never tries two groups at a time, nor a pod twice in a cycle. So the cycle is over when filter is called
                                for a pod of no group or of another one, or for a pod for which it was called before the last one. (For one pod it
                                may be called twice in a row: with its nominated node, and with all nodes.)
-    `QUIET_S` after its last call
+    `QUIET_S` after its last call. If the cycle goes on after that, the rest of the gang is refused (`vgpu.pauses`)
     when one of its pods that is not bound is deleted
+
+A gang may fit and one of its pods fail on its way to be bound, for a volume say. kube-scheduler then tries that pod again, and binds the others
+whatever becomes of it. That the gang has fitted the PodGroup's condition says, the first time. Pods that had room then are in flight until
+they are bound or tried again: their reservations do not end with the gang's.
 
 Pure: a group is a text, the caller says what time it is and for which pods room is reserved. A group without a minCount (policy Basic, or not
 known) is no gang: nothing here ends its reservations.
@@ -30,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from vgpu.pauses import LONGEST_S, Pauses
 
 QUIET_S: Final = 2.0
 """Without a call about a gang, its cycle is over. Specified; calls of one cycle follow each other within milliseconds."""
@@ -48,19 +54,21 @@ class Failed:
 
     group: str
     uids: tuple[str, ...]
-    """All of its pods, with one that is gone now: reservations of those that are not bound end."""
+    """All of its pods but those in flight, with one that is gone now: reservations of those that are not bound end."""
     others_wait: bool
     """Was a pod of no group, or of another one, refused since the gang's first call?"""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """The calls about one group, none of them `QUIET_S` after the one before it."""
+    """The calls about one group, with no quiet between them."""
 
     last_s: float
     called: dict[str, bool] = field(default_factory=dict)
     """UIDs of this cycle, in order -> does the pod count without a reservation?"""
     others_wait: bool = False
+    quiet: bool = False
+    """Was it quiet since the last call, when no room was reserved? Then nothing ended, and the cycle may go on."""
 
 
 class Gangs:
@@ -76,6 +84,9 @@ class Gangs:
         """Group and UID of the last pod that kube-scheduler called filter for; a pod of no group has an empty one."""
         self._doubted: set[str] = set()
         """Gangs that were tried again though they seemed to be scheduled: of their pods that request nothing of ours, some have no node."""
+        self._in_flight: dict[str, set[str]] = {}
+        """Group -> its pods that kube-scheduler has a node for since the group fitted, and binds whatever becomes of the others."""
+        self._pauses = Pauses(QUIET_S)
 
     def __len__(self) -> int:
         return len(self._min_count)
@@ -90,14 +101,22 @@ class Gangs:
         """So many pods are scheduled together, or none; None: it is no gang, or gone."""
         if pods is None:
             self._min_count.pop(group, None)
-            self._doubted.discard(group)
+            self._forget(group)
         else:
             self._min_count[group] = pods
+
+    def fitted(self, group: str, reserved: Reserved) -> None:
+        """kube-scheduler says for the first time that the group is scheduled: it binds those that have a node."""
+        found = {uid for uid, standing in self._pods.get(group, {}).items() if standing == "waits" and reserved(uid)}
+        if found and group in self._min_count:
+            self._in_flight[group] = found
 
     def see(self, uid: str, group: str, standing: Standing) -> None:
         """A pod of a group came or changed. A pod never changes its group."""
         if standing == "bound" and self._pods.get(group, {}).get(uid) != "bound":
             self._doubted.discard(group)
+            self._pauses.bound(group)
+            self._land(uid, group)
         self._group[uid] = group
         self._pods.setdefault(group, {})[uid] = standing
 
@@ -106,10 +125,11 @@ class Gangs:
         group = self._group.pop(uid, None)
         if group is None:
             return None
-        uids, standing = self._uids(group), self._pods[group].pop(uid)
+        self._land(uid, group)
+        uids, standing = self._failing(group), self._pods[group].pop(uid)
         if not self._pods[group]:
             del self._pods[group]
-            self._doubted.discard(group)
+            self._forget(group)
         attempt = self._attempts.get(group)
         if attempt is not None:
             attempt.called.pop(uid, None)
@@ -119,7 +139,36 @@ class Gangs:
             return None
         return Failed(group, uids, others_wait=True)
 
+    def refusal_shown(self, uid: str, group: str) -> None:
+        """kube-scheduler says that the pod is unschedulable because `refuses` said so."""
+        self._pauses.refusal_shown(uid, group)
+
+    def _land(self, uid: str, group: str) -> bool:
+        """The pod is not in flight any more. Was it?"""
+        some = self._in_flight.get(group, set())
+        was = uid in some
+        some.discard(uid)
+        if not some:
+            self._in_flight.pop(group, None)
+        return was
+
+    def _forget(self, group: str) -> None:
+        self._doubted.discard(group)
+        self._in_flight.pop(group, None)
+        self._pauses.forget(group)
+
     # --- what kube-scheduler calls ---
+
+    def refuses(self, uid: str, group: str, at_s: float) -> bool:
+        """kube-scheduler calls filter for a pod of this group (empty: of none). Is it to be refused, whatever room there is?
+
+        Then nothing else is to be told of the call.
+        """
+        return self._pauses.refuses(uid, group, at_s)
+
+    def wakes(self) -> bool:
+        """Since the last time that this was called, may pods have come to be tried again that were refused?"""
+        return self._pauses.wakes()
 
     def next_pod(self, uid: str, group: str, reserved: Reserved, *, again: bool = False) -> list[Failed]:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Which gangs' cycles ended now, and without success?
@@ -127,10 +176,10 @@ class Gangs:
         `again`: room is reserved for the pod since an earlier call, and no bind call has come.
         """
         (before, last), self._last = self._last, (group, uid)
-        found = []
-        if again and self._lacks_bound(group):
+        found, in_flight = [], self._land(uid, group)
+        if again and not in_flight and self._lacks_bound(group):
             self._doubted.add(group)
-            uids, attempt = self._uids(group), self._attempts.pop(group, None)
+            uids, attempt = self._failing(group), self._attempts.pop(group, None)
             found.append(Failed(group, uids, others_wait=attempt is None or attempt.others_wait))
         if before != group:
             found += self._cycle_ended(before, reserved)
@@ -154,8 +203,10 @@ class Gangs:
 
     def called(self, uid: str, group: str, at_s: float) -> None:
         """kube-scheduler calls about this pod. A call that takes a while is told of with the time until which it may take."""
+        if group in self._pauses:
+            return  # it was refused, and is of no attempt that counts
         attempt = self._attempts.setdefault(group, _Attempt(at_s))
-        attempt.last_s = at_s
+        attempt.last_s, attempt.quiet = at_s, False
         attempt.called.setdefault(uid, False)
 
     def answered(self, uid: str, group: str, *, fits: bool, reserved: bool) -> None:
@@ -168,17 +219,31 @@ class Gangs:
                 waiting.others_wait = waiting.others_wait or other != group
 
     def quiet(self, now_s: float, reserved: Reserved) -> Iterator[Failed]:
-        """Gangs whose last call was `QUIET_S` ago, and that are not scheduled."""
-        for group in [group for group, one in self._attempts.items() if now_s >= one.last_s + QUIET_S]:
+        """Gangs without a call for `QUIET_S`, or for as long as slow ones are given, that are not scheduled. End their reservations before the next call."""
+        self._pauses.expire(now_s)
+        for group, attempt in [item for item in self._attempts.items() if now_s >= self._over_s(*item)]:
             failed = self._judge(group, reserved, cycle_ended_now=False) if group in self._min_count else None
             self._attempts.pop(group, None)
-            if failed is not None:
-                yield failed
+            if failed is None or attempt.quiet:
+                continue
+            lost = {uid for uid in failed.uids if reserved(uid)}
+            if not lost:
+                attempt.quiet = True
+                self._attempts[group] = attempt
+                continue
+            before, last = self._last
+            if before == group and not lost.isdisjoint(attempt.called):
+                self._pauses.begin(group, (*attempt.called, last), last, attempt.last_s)
+            yield failed
+
+    def _over_s(self, group: str, attempt: _Attempt) -> float:
+        """From when on nothing more is to come of an attempt."""
+        return attempt.last_s + (LONGEST_S if attempt.quiet else self._pauses.quiet_s(group))
 
     def _judge(self, group: str, reserved: Reserved, *, cycle_ended_now: bool) -> Failed | None:
         if self._count(group, reserved, cycle_ended_now=cycle_ended_now) >= self._min_count[group]:
             return None
-        uids, attempt = self._uids(group), self._attempts.pop(group)
+        uids, attempt = self._failing(group), self._attempts.pop(group)
         return Failed(group, uids, attempt.others_wait)
 
     def _count(self, group: str, reserved: Reserved, *, cycle_ended_now: bool) -> int:
@@ -195,6 +260,11 @@ class Gangs:
                 or (standing == "waits" and (reserved(uid) or called.get(uid, False)))
             )
         return count
+
+    def _failing(self, group: str) -> tuple[str, ...]:
+        """Those of its pods that are not in flight."""
+        in_flight = self._in_flight.get(group, ())
+        return tuple(uid for uid in self._uids(group) if uid not in in_flight)
 
     def _uids(self, group: str) -> tuple[str, ...]:
         """Of its pods: those that the watch shows, and those that kube-scheduler called about."""

@@ -21,12 +21,18 @@ class Part:
     """NVML's last word; None before the first."""
     made_bytes: int = 0
     """What its contexts took when they were made, or may take; 0 = that is not known."""
+    managed_bytes: int = 0
+    """Of what is used, what NVML lists for no process; 0 also where the library does not count it."""
+    still: bool = False
+    """Lease and statement stood still around the last reading: they are as they were when NVML was read."""
 
 
 @dataclass(slots=True)
 class Holding:
     leased_bytes: int = 0
     used_bytes: int = 0
+    managed_bytes: int = 0
+    """Of what is used."""
     context: ContextMeasure = field(default_factory=ContextMeasure)
     made_bytes: int = 0
     """What its contexts took when they were made; 0 = there are none, or that is not known."""
@@ -38,6 +44,13 @@ class Holding:
     """Number of the recall it has not answered; 0 = none."""
     recalled_at_s: float = 0.0
     """When that was sent."""
+
+    @property
+    def part(self) -> Part:
+        """What others are told of it."""
+        of = self.context
+        allocated = self.leased_bytes, self.used_bytes
+        return Part(*allocated, of.bytes, of.measured_bytes, self.made_bytes, self.managed_bytes, of.still)
 
 
 @dataclass(frozen=True, slots=True)

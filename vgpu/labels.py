@@ -36,25 +36,27 @@ class Labels:
     """`column` is the fleet's own table of nodes, which it tells of changes by `settle`, `leave` and `grew`."""
 
     def __init__(self, column: Mapping[str, int]) -> None:
-        self._column = column
+        self.column = column
+        """Node -> its column."""
         self._said: dict[str, Mapping[str, str]] = {}
         self._keys: dict[str, Key] = {}
         self._size = 0
 
-    def say(self, node: str, labels: Mapping[str, str] | None) -> None:
-        """A node has these labels; None: it is gone."""
+    def say(self, node: str, labels: Mapping[str, str] | None) -> bool:
+        """A node has these labels; None: it is gone. Returns whether it had others."""
         if self._said.get(node) == labels:
-            return
+            return False
         if labels is None:
             del self._said[node]
         else:
             self._said[node] = labels
-        if node in self._column:
+        if node in self.column:
             self.settle(node)
+        return True
 
     def settle(self, node: str) -> None:
         """A node has come to a column, or has other labels."""
-        at, labels = self._column[node], self._said.get(node, _NOTHING)
+        at, labels = self.column[node], self._said.get(node, _NOTHING)
         for name, key in list(self._keys.items()):
             key.codes[at] = _number(key, labels.get(name))
             if len(key.numbers) > 2 * len(key.codes):
@@ -77,7 +79,7 @@ class Labels:
             if len(self._keys) >= MOST_KEYS:
                 del self._keys[next(iter(self._keys))]
             key = Key(np.full(self._size, -1, np.int32), {})
-            for node, at in self._column.items():
+            for node, at in self.column.items():
                 key.codes[at] = _number(key, self._said.get(node, _NOTHING).get(name))
         self._keys[name] = key  # last in the row of those that may go
         return key

@@ -181,7 +181,7 @@ class Ledger:
         self._cards[card].take_out(holding)
         opened_bytes, orphaned_bytes = self._cards[card].shared.opened_bytes(process)
         context.read(
-            measured_bytes, holding.used_bytes, holding.leased_bytes, at_s,
+            measured_bytes, holding.used_bytes - holding.managed_bytes, holding.leased_bytes, at_s,
             exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes, made_bytes=holding.made_bytes,
         )  # fmt: skip
         if exact and holding.made_bytes == 0:
@@ -238,9 +238,9 @@ class Ledger:
         of.heirs_moved()
         return self._decide(card, now_s)
 
-    def state(self, process: int, card: int, used_bytes: int, leased_bytes: int) -> None:
-        """A process says what it uses; the first time, before it asked for anything, also what it leased from an earlier arbiter.
-        Raises BadDocument."""
+    def state(self, process: int, card: int, used_bytes: int, leased_bytes: int, managed_bytes: int = 0) -> None:
+        """A process says what it uses, in all and of managed memory; the first time, before it asked for anything, also what it leased from
+        an earlier arbiter. Raises BadDocument."""
         holding = self._holding(process, card)
         if leased_bytes > STATED_MOST:
             raise BadDocument(f"USAGE of {leased_bytes} bytes leased of card {card}: at most {STATED_MOST}")
@@ -252,6 +252,7 @@ class Ledger:
             self._cards[card].charge(holding, 0, made_bytes=holding.made_bytes)
             holding.context = ContextMeasure()
         holding.used_bytes = min(used_bytes, holding.leased_bytes)
+        holding.managed_bytes = min(managed_bytes, holding.used_bytes)
         holding.context.moved(holding.leased_bytes)
 
     def expire(self, now_s: float) -> list[Event]:
@@ -300,9 +301,7 @@ class Ledger:
 
     def part_of(self, process: int, card: int) -> Part:
         """What one process has of a card."""
-        holding = self._cards[card].holdings[process]
-        context = holding.context
-        return Part(holding.leased_bytes, holding.used_bytes, context.bytes, context.measured_bytes, holding.made_bytes)
+        return self._cards[card].holdings[process].part
 
     def _holding(self, process: int, card: int) -> Holding:
         if card >= len(self._cards):

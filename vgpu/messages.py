@@ -79,6 +79,8 @@ class Usage:
     card: int
     used_bytes: int
     leased_bytes: int
+    managed_mib: int = 0
+    """Of what is allocated, managed memory, rounded up; 0 also from a library that does not count it."""
 
 
 @dataclass(frozen=True, slots=True)

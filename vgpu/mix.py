@@ -8,28 +8,31 @@ with too little CPU, nor any of a node with fewer such cards than it wants. The 
 use to anybody counts 0.5. (F of FGD, Weng et al., USENIX ATC '23, with expected shares of cards.)
 
 Beside that, `stranded` looks further ahead: idle GPUs of a node beyond those that its free CPU serves when pods ask for as much
-CPU to a GPU as they do on average. F sees a lack of CPU only when it is there. And `displaced` counts the GPUs that a pod takes by how
-scarce their model is (`displacement`).
+CPU to a GPU as they do on average. F sees a lack of CPU only when it is there. And `displaced` says how scarce the GPUs of each pool are
+(`displacement`). F knows models and no other constraints of nodes: what a label or taint keeps from a request counts as usable.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.displacement import Demand, Need
+from vgpu.constraints import ANYWHERE, NodeConstraints
+from vgpu.displacement import INSTANCE, Demand, Need
+from vgpu.node_terms import Bools
 from vgpu.recall import Recall
-from vgpu.request import FULL_CORE_PERCENT, PodAsk
+from vgpu.request import FULL_CORE_PERCENT, PodAsk, peak
 
 if TYPE_CHECKING:
     from vgpu.capacity import Capacity
     from vgpu.outcome import Cards
+    from vgpu.pools import Pools
 
 SHARE: Final = 0.95
 """Part of the pods that typical asks make up. From the paper."""
@@ -41,7 +44,11 @@ LEARN_EVERY: Final = 256
 FORGET_AT: Final = 65_536
 """Pods counted at which all counts are halved: what pods asked for long ago counts less and less, and rare asks are forgotten. Guessed."""
 
+MOST_CONSTRAINTS: Final = 1024
+"""Different constraints of nodes that are counted; those of further pods count as none until others are forgotten. Guessed."""
+
 Floats = npt.NDArray[np.float32]
+Weights = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 
@@ -57,6 +64,25 @@ class Typical:
     cpu_milli: int
     models: tuple[str, ...]
     """Allowed; empty: any."""
+    instances: tuple[tuple[str, int], ...] = ()
+    """MIG instances by profile."""
+    constraints: NodeConstraints = ANYWHERE
+    """Of the pod's node."""
+
+    def needs(self) -> dict[str, tuple[Need, int]]:
+        """By profile, GPUs of which "" is for: what each must have, and how many are requested."""
+        profiles = tuple(profile for profile, _ in self.instances)
+        if not profiles:
+            return {"": (Need(self.mib, self.percent, self.models, self.constraints), self.cards)} if self.cards else {}
+        parts: dict[str, tuple[Need, int]] = {}
+        if self.cards:
+            beside = replace(self.constraints, profiles=profiles)
+            parts[""] = Need(self.mib, self.percent, self.models, beside), self.cards
+        for profile, wanted in self.instances:
+            others = tuple(one for one in profiles if one != profile)
+            beside = replace(self.constraints, profiles=others, shared=self.cards > 0)
+            parts[profile] = replace(INSTANCE, models=self.models, constraints=beside), wanted
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +97,11 @@ class _Tables:
     asked_mib: float
     asked_whole: float
     """Of the typical pods that ask for GPUs, expected: CPU, MiB of shares, cards taken whole."""
-    demand: Demand
-    """Of all pods seen, the rare ones too: a rare model may be asked for by few."""
+    needs: Mapping[str, Mapping[Need, int]]
+    """By profile, GPUs of which "" is for: how many were asked for, by need. Of all pods seen, the rare ones too: a rare pool may be asked for
+    by few."""
+    constraints: tuple[NodeConstraints, ...]
+    """Of these needs, those for most GPUs first."""
     sets: tuple[tuple[int, Floats, npt.NDArray[np.bool_]], ...]
     """Of asks for several cards: cards, probability by [CPU level, model], whether a card is usable by [card level]."""
 
@@ -88,10 +117,21 @@ class Mix:
     _models: dict[str, int] = field(default_factory=dict)
     _models_then: dict[str, int] = field(default_factory=dict)
     _recall: Recall = field(default_factory=Recall, compare=False)
+    _constraints: set[NodeConstraints] = field(default_factory=set)
+    """Of the pods counted."""
+    _demands: dict[str, Demand] = field(default_factory=dict, compare=False)
+    """By profile, GPUs of which "" is for."""
+    _demands_for: tuple[_Tables, int] | None = field(default=None, compare=False)
+    """The tables and the version of the pools that they follow from."""
 
-    def saw(self, ask: PodAsk, models: dict[str, int]) -> None:
+    def saw(self, ask: PodAsk, models: dict[str, int], constraints: NodeConstraints = ANYWHERE) -> None:
         """Count a pod. `models` is the fleet's own table of codes."""
-        self.seen[typical(ask)] += 1
+        if constraints not in self._constraints:
+            if len(self._constraints) < MOST_CONSTRAINTS:
+                self._constraints.add(constraints)
+            else:
+                constraints = ANYWHERE
+        self.seen[typical(ask, constraints)] += 1
         self.pods += 1
         self._models = models
         often = self.pods < LEARN_EVERY and self.pods & (self.pods - 1) == 0
@@ -99,10 +139,12 @@ class Mix:
         if self.pods >= FORGET_AT:
             self.seen = Counter({one: times // 2 for one, times in self.seen.items() if times > 1})
             self.pods = sum(self.seen.values())
+            self._constraints = {one.constraints for one in self.seen}
 
     def restore(self, seen: Mapping[Typical, int], models: dict[str, int]) -> None:
         """Go on from what another has seen. `models` as for `saw`."""
         self.seen, self.pods, self._models, self._due = Counter(seen), sum(seen.values()), models, True
+        self._constraints = {one.constraints for one in seen}
 
     def renew(self) -> None:
         """Make the tables anew before they are looked at next: they then follow from `seen` alone."""
@@ -112,35 +154,63 @@ class Mix:
         """The tables, made anew if that is due: only who looks at them pays."""
         if self._due or self._models_then != self._models:
             self._models_then, self._due = dict(self._models), False
-            self._tables = _tables(self.typical(), self._demand(), self._models_then) if self.pods else None
+            self._tables = _tables(self.typical(), self._needs(), self._models_then) if self.pods else None
             self._recall.forget()
         return self._tables
 
     def typical(self) -> dict[Typical, float]:
         """The typical asks and how probable each is."""
-        chosen: dict[Typical, int] = {}
-        for one, times in sorted(self.seen.items(), key=lambda item: (-item[1], item[0])):
+        known, chosen = Counter[Typical](), dict[Typical, int]()
+        for one, times in self.seen.items():
+            plain = not one.instances and one.constraints is ANYWHERE
+            known[one if plain else replace(one, instances=(), constraints=ANYWHERE)] += times
+        for one, times in sorted(known.items(), key=lambda item: (-item[1], item[0])):
             if sum(chosen.values()) >= SHARE * self.pods or len(chosen) == MOST_ASKS:
                 break
             chosen[one] = times
         return {one: times / sum(chosen.values()) for one, times in chosen.items()}
 
-    def _demand(self) -> Demand:
-        needs = Counter[Need]()
+    def _needs(self) -> dict[str, Counter[Need]]:
+        needs: dict[str, Counter[Need]] = {"": Counter()}
         for one, times in self.seen.items():
-            if one.cards:
-                needs[Need(one.mib, one.percent, one.models)] += times * one.cards
-        return Demand.of(needs, self._models_then)
+            for profile, (need, wanted) in one.needs().items():
+                needs.setdefault(profile, Counter())[need] += times * wanted
+        return needs
 
-    def displaced(self, before: Cards, after: Cards, capacity: Capacity) -> Floats:
-        """(nodes,) GPUs of room for the asks to come that the pod takes, where `capacity` is what the whole fleet has free."""
+    def constraints(self) -> tuple[NodeConstraints, ...]:
+        """What the requests require of their nodes, those for most GPUs first. The same object until the tables are made anew."""
+        known = self._known()
+        return () if known is None else known.constraints
+
+    def displaced(self, pools: Pools, capacity: Capacity) -> Weights:
+        """(pools + 1,) GPUs of room for the asks to come that each MiB takes with it, where `capacity` is what the whole fleet has free.
+
+        The last is that of rows without a GPU, which are -1.
+        """
         known = self._known()
         if known is None:
-            return np.zeros(before.free_mib.shape[1], np.float32)
-        by_mib = known.demand.displaced(capacity) / np.maximum(capacity.gpu_mib(), 1)
-        by_model = np.append(by_mib, 0.0).astype(np.float32)  # the last is that of rows without a card, which are -1
-        taken: Floats = ((before.free_mib - after.free_mib) * by_model[before.model]).sum(axis=0)
-        return taken
+            return np.zeros(len(pools) + 1, np.float32)
+        by_mib = self._demand("", known, pools).displaced(capacity) / np.maximum(capacity.gpu_mib(), 1)
+        weights: Weights = np.append(by_mib, 0.0).astype(np.float32)
+        return weights
+
+    def displaced_instances(self, profile: str, pools: Pools, count: Callable[[], Capacity]) -> Weights:
+        """(pools + 1,) as `displaced`, of MIG instances. `count`: those of the whole fleet, counted only if it matters."""
+        known = self._known()
+        demand = None if known is None else self._demand(profile, known, pools)
+        by_pool = np.ones(len(pools)) if demand is None or demand.allowed.all() else demand.displaced(count())
+        weights: Weights = np.append(by_pool, 0.0).astype(np.float32)
+        return weights
+
+    def _demand(self, profile: str, known: _Tables, pools: Pools) -> Demand:
+        """Made anew when the tables or the pools are others."""
+        before = self._demands_for
+        if before is None or before[0] is not known or before[1] != pools.version:
+            self._demands, self._demands_for = {}, (known, pools.version)
+        if profile not in self._demands:
+            allows = _allows(pools, list(self._models_then))
+            self._demands[profile] = Demand.of(known.needs.get(profile, {}), len(pools), allows)
+        return self._demands[profile]
 
     def unusable(self, cards: Cards, kind: Hashable = None) -> Floats:
         """(nodes,) GPUs that are idle and of no use to the next ask, expected. Not to be written to. `kind`: as in `Recall.of`."""
@@ -184,17 +254,32 @@ def _over_cards(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return total
 
 
-def typical(ask: PodAsk) -> Typical:
-    """What the measure knows of a pod: its largest ask for shares or whole cards."""
+def _allows(pools: Pools, models: Sequence[str]) -> Callable[[Need], Bools]:
+    """(pools,) which pools a need can use, if their GPUs are large enough. `models`: names by code."""
+    of_pool = np.array(pools.models, np.intp)
+
+    @cache
+    def by_model(allowed: tuple[str, ...]) -> Bools:
+        named: Bools = np.array([not allowed or model in allowed for model in models], np.bool_)[of_pool]
+        return named
+
+    admits = cache(pools.admits)
+    return lambda need: by_model(need.models) & admits(need.constraints)
+
+
+def typical(ask: PodAsk, constraints: NodeConstraints = ANYWHERE) -> Typical:
+    """What the measure knows of a pod: its largest ask for shares or whole cards, and its MIG instances."""
     parts = [part for part in ask.containers if part.kind != "mig"]
     largest = max(parts, key=lambda part: (part.kind == "whole", part.cards, part.mib), default=None)
     models = tuple(sorted(ask.models - ask.not_models))
+    profiles = sorted({part.profile for part in ask.containers if part.kind == "mig"})
+    instances = tuple((profile, peak(ask.of_profile(profile), lambda part: part.cards)) for profile in profiles)
     if largest is None:
-        return Typical(0, 0, 0, ask.cpu_milli, models)
+        return Typical(0, 0, 0, ask.cpu_milli, models, instances, constraints)
     whole = largest.kind == "whole"
     return Typical(
         largest.cards, -1 if whole else largest.mib, FULL_CORE_PERCENT if whole else largest.core_percent,
-        ask.cpu_milli, models,
+        ask.cpu_milli, models, instances, constraints,
     )  # fmt: skip
 
 
@@ -211,7 +296,7 @@ def _level(known: _Tables, cards: Cards) -> Indices:
     return level
 
 
-def _tables(asks: dict[Typical, float], demand: Demand, models: dict[str, int]) -> _Tables:
+def _tables(asks: dict[Typical, float], needs: Mapping[str, Counter[Need]], models: dict[str, int]) -> _Tables:
     mib, percent, cpu = (
         np.unique(np.array([getattr(one, what) for one in asks], np.int64)) for what in ("mib", "percent", "cpu_milli")
     )
@@ -239,9 +324,19 @@ def _tables(asks: dict[Typical, float], demand: Demand, models: dict[str, int]) 
         asked_cpu_milli=sum(probability * one.cpu_milli for one, probability in asking),
         asked_mib=sum(probability * one.cards * one.mib for one, probability in asking if one.mib >= 0),
         asked_whole=sum(probability * one.cards for one, probability in asking if one.mib < 0),
-        demand=demand,
+        needs=needs,
+        constraints=_ranked(needs.values()),
         sets=_merged(sets),
     )
+
+
+def _ranked(needs: Iterable[Counter[Need]]) -> tuple[NodeConstraints, ...]:
+    """Constraints, those for most GPUs first."""
+    gpus = Counter[NodeConstraints]()
+    for counted in needs:
+        for need, wanted in counted.items():
+            gpus[need.constraints] += wanted
+    return tuple(sorted(gpus, key=lambda one: (-gpus[one], one)))
 
 
 def _merged(

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.capacity import Capacity
 from vgpu.fleet import Ints
 from vgpu.mix import Mix
 
@@ -35,6 +34,15 @@ class Cards:
     """(nodes,) what is free of the node's processors."""
 
 
+class Displaced(NamedTuple):
+    """What the pod takes of the room for the requests to come (`scarcity`)."""
+
+    gpus: npt.NDArray[np.float64]
+    """(nodes,) GPUs and MIG instances."""
+    beyond: npt.NDArray[np.int64]
+    """(nodes,) how scarce the pools of the GPUs taken are among those of their models, summed over GPUs, in tenths of the average."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How the nodes would look after the pod is placed on them."""
@@ -47,8 +55,8 @@ class Outcome:
     """(nodes,) left after the pod on all cards that it may use."""
     mix: Mix
     """What the cluster's pods ask for."""
-    capacity: Capacity
-    """What the whole fleet has free, before the pod."""
+    displace: Callable[[tuple[Cards, Cards]], Displaced]
+    """By the cards before and after the pod."""
     link_cost: Callable[[], npt.NDArray[np.int64]]
     """(nodes,) how badly the cards taken are linked, or how much their loss hurts the others: see `links`."""
     look: Callable[[], tuple[Cards, Cards]]

@@ -85,6 +85,10 @@ class PodAsk:
     def __bool__(self) -> bool:
         return bool(self.containers)
 
+    def of_profile(self, profile: str) -> tuple[Ask, ...]:
+        """Its containers that ask for MIG instances of a profile."""
+        return tuple(part for part in self.containers if part.kind == "mig" and part.profile == profile)
+
     def allows_model(self, model: str) -> bool:
         """May the pod have a card of this model?"""
         return (not self.models or model in self.models) and model not in self.not_models

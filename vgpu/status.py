@@ -46,6 +46,8 @@ class ProcessCard(msgspec.Struct, frozen=True):
     context_bytes: int
     measured_bytes: int | None = None
     """All that NVML says it holds there; None where NVML does not say."""
+    managed_bytes: int = 0
+    """Of `used_bytes`: managed memory, which NVML lists for no process. 0 also where its library does not count it."""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -166,6 +168,8 @@ class KillStatus(msgspec.Struct, frozen=True):
     limit_bytes: int
     bypass: bool = False
     """It went around the library, and `arbiter.bypass` decided; else the container's `guard` did."""
+    whole: bool = False
+    """With it all processes of its container, as processes like it were started again and again."""
 
 
 class UngrantedStatus(msgspec.Struct, frozen=True):

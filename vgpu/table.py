@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from vgpu import scarcity
 from vgpu.fleet import Bools, Candidates, Columns, Fleet, Ints
 from vgpu.grant import Assignment, Slice
 from vgpu.instances import choose
 from vgpu.links import nearest
-from vgpu.outcome import Cards, Outcome
+from vgpu.outcome import Cards, Displaced, Outcome
 from vgpu.packing import Books, Need, pack
 from vgpu.policy import Order
 from vgpu.quantity import LARGEST_CARD_MIB
@@ -77,7 +79,7 @@ class Table:
         self._bundles = _bundles([part for part in ask.containers if part.kind == "share"])
         self._wholes = [part for part in ask.containers if part.kind == "whole"]
         self._profiles = {
-            part.profile: peak(_of_profile(ask, part.profile), lambda one: one.cards)
+            part.profile: peak(ask.of_profile(part.profile), lambda one: one.cards)
             for part in ask.containers
             if part.kind == "mig"
         }
@@ -93,6 +95,8 @@ class Table:
         """Nodes in view that other pods were tried on."""
         self._rows: list[Columns] = []
         """Per bundle, then for the whole GPUs: (cards taken, live nodes)."""
+        self._instances: dict[str, Ints] = {}
+        """(cards, live nodes) MIG instances taken, by profile."""
         self._books = self.view.books(untouched=bool(self._wholes))
         if len(self._bundles) == 1 and not self._wholes and not self._profiles:
             self.fits = self._place_one(self._books, self._bundles[0].need)
@@ -106,7 +110,7 @@ class Table:
             need = self._bundles[0].need
             node_free = _node_free(self._books) - np.int32(need.mib * need.cards)
         return Outcome(
-            self.ask, self._loosest_mib, node_free, self.fleet.mix, self.fleet.capacity, self._link_cost, self._look
+            self.ask, self._loosest_mib, node_free, self.fleet.mix, self._displaced, self._link_cost, self._look
         )  # fmt: skip
 
     def assignment(self, at: int) -> Assignment:
@@ -130,7 +134,7 @@ class Table:
                 Slice(instance.uuid, card.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
                 for card, instance in choose(self.view.instances_on(self.names[at], profile), wanted)
             ]
-            given |= _dealt(pieces, _of_profile(self.ask, profile))
+            given |= _dealt(pieces, self.ask.of_profile(profile))
         ordered = {ask.container: given[ask.container] for ask in self.ask.containers}
         init = frozenset(ask.container for ask in self.ask.containers if ask.init)
         return Assignment(ordered, init, self.ask.klass, self.ask.level)
@@ -177,6 +181,15 @@ class Table:
         """Leftovers as numbers of which the smallest are taken first."""
         return np.where(left == NEVER, left, -left) if self._order == "roomiest" else left
 
+    @cached_property
+    def _share_rows(self) -> Columns:
+        """(cards taken, nodes) ascending, of a pod that is one share; none where a node has too few cards."""
+        left, wanted = self._left, self._bundles[0].need.cards
+        if left is None or wanted > len(left):
+            return np.zeros((0, len(self.asked)), np.intp)
+        rows: Columns = np.sort(_first(self._ranked(left), wanted), axis=0)
+        return rows
+
     def _look(self) -> tuple[Cards, Cards]:
         """The cards before and after the pod, for a policy that judges them."""
         fleet, view = self.fleet, self.view.columns
@@ -186,13 +199,29 @@ class Table:
         mib, percent = before.free_mib.copy(), before.free_percent.copy()
         after = Books(mib, percent, shared, shared)
         if self._left is not None:
-            need = self._bundles[0].need
-            if need.cards <= len(self._left):
-                _debit(after, need, _first(self._ranked(self._left), need.cards), np.arange(mib.shape[1]))
+            _debit(after, self._bundles[0].need, self._share_rows, np.arange(mib.shape[1]))
         else:
             for rows, need_or_whole in zip(self._rows, [*(b.need for b in self._bundles), None], strict=False):
                 _debit(after, need_or_whole, rows, self._live)
         return before, Cards(mib, percent, total, model, cpu - np.int32(self.ask.cpu_milli))
+
+    def _displaced(self, cards: tuple[Cards, Cards]) -> Displaced:
+        """What the pod takes with it, by the cards before and after it."""
+        (before, after), columns = cards, self.view.columns
+        gpus, beyond = np.zeros(len(self.asked)), np.zeros(len(self.asked), np.int64)
+        if self._bundles or self._wholes:
+            weights, tenths = scarcity.of_gpus(self.fleet)
+            mib, pool = before.free_mib - after.free_mib, self.fleet.pool[:, columns]
+            if self._left is not None:  # of one share only the cards that it takes are looked up
+                rows, every = self._share_rows, np.arange(pool.shape[1])
+                mib, pool = mib[rows, every], pool[rows, every]
+            gpus = (mib * weights[pool]).sum(axis=0)
+            if tenths is not None:
+                beyond = ((mib > 0) * tenths[pool]).sum(axis=0)
+        for profile, instances in self._instances.items():
+            weights = scarcity.of_instances(self.fleet, profile)[self.fleet.pool[:, columns][:, self._live]]
+            gpus[self._live] += (instances * weights).sum(axis=0)
+        return Displaced(gpus, beyond)
 
     def _place_several(self, before: Books) -> Bools:
         """Shares, whole GPUs and MIG instances, on the nodes that no sum rules out. Returns (nodes,) whether all fit."""
@@ -208,6 +237,7 @@ class Table:
         loosest, node_free = self._loosest(after), _node_free(after)
         for profile, wanted in self._profiles.items():
             taken, left_mib = self._counts[profile].at(live).take(wanted)
+            self._instances[profile] = taken
             np.maximum(loosest, np.where(taken > 0, left_mib, 0).max(axis=0, initial=0), out=loosest)
             node_free += left_mib.sum(axis=0, dtype=np.int32)
         fits: Bools = np.zeros(len(self.asked), np.bool_)
@@ -322,10 +352,6 @@ def _bundles(shares: Sequence[Ask]) -> list[_Bundle]:
         for group in groups
     ]
     return sorted(bundles, key=lambda bundle: (-bundle.need.mib, -bundle.need.percent))
-
-
-def _of_profile(ask: PodAsk, profile: str) -> list[Ask]:
-    return [part for part in ask.containers if part.kind == "mig" and part.profile == profile]
 
 
 def _dealt(pieces: Sequence[Slice], asks: Sequence[Ask]) -> dict[str, tuple[Slice, ...]]:

@@ -7,13 +7,20 @@ The difference has harmless parts. Figures of an H200 with driver 580.159.04:
 
 - 0 MiB are used of an idle GPU (H100, the same driver);
 - each process with a context takes 5.56 to 5.62 MiB beside what NVML lists for it (tests/gpu/results/paths.csv: 5.56 by one process, 11.19 by two, 44.62 by eight);
-- NVML lists managed memory for no process. The library charges it in full, so the charge explains it, but the driver takes it in steps of 128 MiB,
+- NVML lists managed memory for no process. A process states how much it has, but the driver takes it in steps of 128 MiB,
   and a process keeps what is left of a step (bench/granularity/results-h200.csv; paths.csv: 75.6 MiB beyond what was charged).
 
-So a process explains what NVML lists for it, or what is charged to it if that is more, and `SLACK_BYTES` and `SLACK_EACH_BYTES` are passed over. What is
-charged and not on the GPU (a lease that is not used yet, managed memory in the host's memory) explains more than there is: it can hide as much of
-others' unlisted memory. NVML counts memory that processes share for each of them, which hides as much, too. So what is found is at least there, and not all
-of it need be found.
+So a process explains what NVML lists for it and the managed memory that it states, or what is charged to it if that is more, and `SLACK_BYTES` and
+`SLACK_EACH_BYTES` are passed over. The charge is more where a process has `__managed__` variables: they are charged, not listed, and not stated as
+managed memory. A lease that is not used yet explains nothing, but it counts as used where that cannot be told:
+
+- lease or statement moved lately: what was allocated since is not stated yet;
+- the process states no managed memory. Then its library may be of a release before that statement, and contexts that grew beside managed memory are charged
+  too little (`vgpu.context`).
+
+What explains memory is an upper bound: managed memory may be in the host's memory, in part or all of it, and as much of others' unlisted memory can
+hide behind it. NVML counts memory that processes share for each of them, which hides as much, too. So what is found is at least there, and not all of it need
+be found.
 
 A context is used memory before its process is listed, and the memory of a process that ended is used for some time after. So the difference counts once all
 readings of `STAYS_S` show it, two at least.
@@ -43,6 +50,17 @@ class Holder:
     """By NVML; 0 = it is not listed, None = NVML does not tell how much."""
     charged_bytes: int = 0
     """By the arbiter: its lease, and what its contexts take."""
+    managed_bytes: int = 0
+    """Of its managed memory, as it stated last; 0 = none, or it does not say."""
+    unused_bytes: int = 0
+    """Of its lease, as it stated last."""
+    still: bool = False
+    """Lease and statement stood still around the reading."""
+
+    def explains_bytes(self, listed_bytes: int) -> int:
+        """Of the memory in use: so much at most is this process's, where NVML lists `listed_bytes` for it."""
+        unused_bytes = self.unused_bytes if self.managed_bytes and self.still else 0
+        return max(listed_bytes + self.managed_bytes, self.charged_bytes - unused_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +81,7 @@ def difference(used_bytes: int | None, holders: Iterable[Holder], charged_bytes:
     for holder in holders:
         if holder.listed_bytes is None:
             return None
-        rest_bytes -= max(holder.listed_bytes, holder.charged_bytes)
+        rest_bytes -= holder.explains_bytes(holder.listed_bytes)
     return max(0, rest_bytes)
 
 

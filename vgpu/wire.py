@@ -139,8 +139,8 @@ def _body(message: Message) -> bytes:
             return _LEASED.pack(card, int(refused), granted, unleased)
         case Return(card, amount) | Recall(card, amount):
             return _AMOUNT.pack(card, 0, amount)
-        case Usage(card, used, leased):
-            return _USAGE.pack(card, 0, used, leased)
+        case Usage(card, used, leased, managed_mib):
+            return _USAGE.pack(card, managed_mib, used, leased)
         case Error(code, text):
             return _ERROR.pack(code, _fitting(text, ERROR_TEXT_BYTES))
         case Context(card, step, estimate):
@@ -208,8 +208,8 @@ def _message(number: int, body: bytes) -> Message:
             card, _, amount = _AMOUNT.unpack(body)
             return (Return if number == 5 else Recall)(_card(card), amount)
         case 7:
-            card, _, used, leased = _USAGE.unpack(body)
-            return Usage(_card(card), used, leased)
+            card, managed_mib, used, leased = _USAGE.unpack(body)
+            return Usage(_card(card), used, leased, managed_mib)
         case 9:
             card, step, estimate = _CONTEXT.unpack(body)
             return Context(_card(card), _step(step), estimate)

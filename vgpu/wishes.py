@@ -11,7 +11,6 @@ Sources: pkg/scheduler/framework/plugins/{nodeaffinity,podtopologyspread,helper}
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -20,32 +19,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.constraints import Term
 from vgpu.fleet import Bools, Columns, Fleet
+from vgpu.node_terms import holds
 
 Liking = npt.NDArray[np.int64]
 
-WHOLE: Final = re.compile("[+-]?[0-9]+")
 MOST: Final = 100
 """Of one plugin. Specified by kube-scheduler (MaxNodeScore)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """On a label of the node, or on its name. An operator of a later release holds for no node."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...] = ()
-    by_name: bool = False
-    """On the field metadata.name, the only one there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """All its conditions hold. One without conditions holds for no node."""
-
-    conditions: tuple[Condition, ...]
-    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +72,7 @@ def _affinity(terms: Sequence[Term], fleet: Fleet, columns: Columns) -> Liking:
     """The weights of the terms that hold, in percent of the most."""
     weight = np.zeros(len(columns), np.int64)
     for term in terms:
-        weight += term.weight * _holds(term, fleet, columns)
+        weight += term.weight * holds(term, fleet.labels, columns)
     most = int(weight.max(initial=0))
     return weight * MOST // most if most else weight
 
@@ -126,7 +107,9 @@ def _counts(
     count = _in_all(codes, at)
     if spread.honors_affinity:
         for group in required:
-            count &= reduce(np.logical_or, [_holds(term, fleet, at) for term in group], np.zeros(len(at), np.bool_))
+            count &= reduce(
+                np.logical_or, [holds(term, fleet.labels, at) for term in group], np.zeros(len(at), np.bool_)
+            )
     domains = len(fleet.labels.key(spread.key).numbers)
     return np.bincount(codes[spread.key][at[count]], pods[count], domains + 1).astype(np.float64)
 
@@ -137,47 +120,3 @@ def _in_all(codes: Mapping[str, npt.NDArray[np.int32]], columns: Columns) -> Boo
     for of_key in codes.values():
         found &= of_key[columns] >= 0
     return found
-
-
-def _holds(term: Term, fleet: Fleet, columns: Columns) -> Bools:
-    """On which of the nodes."""
-    holds: Bools = np.full(len(columns), bool(term.conditions))
-    for condition in term.conditions:
-        holds &= _by_name(condition, fleet, columns) if condition.by_name else _by_label(condition, fleet, columns)
-    return holds
-
-
-def _by_name(condition: Condition, fleet: Fleet, columns: Columns) -> Bools:
-    named: Bools = np.isin(columns, [fleet.column[name] for name in condition.values if name in fleet.column])
-    match condition.operator:
-        case "In":
-            return named
-        case "NotIn":
-            return ~named
-        case _:
-            return np.zeros(len(columns), np.bool_)
-
-
-def _by_label(condition: Condition, fleet: Fleet, columns: Columns) -> Bools:
-    key = fleet.labels.key(condition.key)
-    true = np.zeros(len(key.numbers) + 1, np.bool_)  # by the number of the value; the last one is for nodes without
-    match condition.operator:
-        case "In" | "NotIn":
-            true[[key.numbers[value] for value in condition.values if value in key.numbers]] = True
-            true ^= condition.operator == "NotIn"
-        case "Exists" | "DoesNotExist":
-            true[:-1] = True
-            true ^= condition.operator == "DoesNotExist"
-        case "Gt" | "Lt":
-            sign, values = (1, -1)[condition.operator == "Lt"], condition.values
-            bound = _whole(values[0]) if len(values) == 1 else None
-            for value, number in key.numbers.items():
-                found = _whole(value)
-                true[number] = bound is not None and found is not None and sign * found > sign * bound
-    holds: Bools = true[key.codes[columns]]
-    return holds
-
-
-def _whole(text: str) -> int | None:
-    """As Go's ParseInt reads it: a label may be `1_0`, which is no number."""
-    return int(text) if WHOLE.fullmatch(text) else None

@@ -6,7 +6,9 @@ after another over one connection, to place pods that differ. Measured from the 
 processor time a call (with its share of the watch) depends less on them. Memory is the extender's resident size after all calls.
 `bare` is what the same requests take to a process with the extender's server that answers nothing: all but its own work, on this machine.
 
-    python -m bench.extender [--nodes 1000 --calls 2000]        writes filter.csv beside this file
+In `pools` nodes have one of `POOLS` labels, and the pods that were seen select their node's: policy `fragmentation` then weighs a pool for each.
+
+    python -m bench.extender [--nodes 1000 --calls 2000 --policies fragmentation]   writes filter.csv beside this file; other rows stay
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,9 @@ NAME = "gke-production-gpu-pool-{:02}-5d8f1c2e-{:04}"
 RUNS = (
     ("same", "share", 0), ("chunks", "share", 0), ("chunks", "share", 200), ("chunks", "full", 0), ("chunks", "mig", 0),
 )  # fmt: skip
+POOLED = ("chunks", "pools", 0), ("chunks", "pools", 200)
+"""Of policy `fragmentation`, beside these."""
+POOLS, POOL_LABEL = 16, "pool"
 TARGETS_MS = {1_000: (1.0, 3.0), 5_000: (2.0, 6.0), 10_000: (4.0, 10.0)}
 
 
@@ -98,14 +104,14 @@ def in_chunks(names: list[str], shuffled: random.Random) -> list[str]:
     return [name for chunk in chunks for name in chunk]
 
 
-def bodies(names: list[str], calls: int, order: str, asks: str) -> Iterator[bytes]:
+def bodies(names: list[str], calls: int, order: str, asks: str, policy: str) -> Iterator[bytes]:
     """Requests as Go's client writes them."""
     shuffled = random.Random(7)
     encoded = json.dumps(names, separators=(",", ":"))
     for at in range(calls):
         if order == "chunks":
             encoded = json.dumps(in_chunks(names, shuffled), separators=(",", ":"))
-        built = pod(f"asks-{at}")
+        built = pod(f"asks-{at}").annotated(placement=policy)
         if asks == "mig":
             built = built.asking(mig="1g.10gb")
         else:
@@ -150,24 +156,31 @@ async def events(api: FakeApi, where: NodeBuilder, per_second: int) -> None:
         await asyncio.sleep(max(0.0, began + at / per_second - time.perf_counter()))
 
 
-async def measure(nodes: int, calls: int, events_s: int, pods: int, order: str, asks: str) -> dict[str, object]:
+async def measure(
+    nodes: int, calls: int, events_s: int, pods: int, order: str, asks: str, policy: str
+) -> dict[str, object]:
     async with FakeApi() as api:
         built = [node(NAME.format(at // 250, at % 250)).with_gpus(8) for at in range(nodes)]
-        for one in built:
-            api.put(one.plain())
+        pool = {POOL_LABEL: ""} if asks == "pools" else {}
+        for at, one in enumerate(built):
+            plain = one.plain()
+            plain["metadata"]["labels"] = dict.fromkeys(pool, f"pool-{at % POOLS}")
+            api.put(plain)
         for at in range(pods):
             where = built[at % nodes]
             bound = pod(f"old-{at}").asking(mib=2048).on(where.name).assigned(share(where.cards[at % 8], 2048))
-            api.put(bound.with_phase("Running").plain())
+            plain = bound.with_phase("Running").plain()
+            plain["spec"]["nodeSelector"] = dict.fromkeys(pool, f"pool-{at % nodes % POOLS}")
+            api.put(plain)
         process, port, metrics_port = start_extender(api.port)
         try:
             started_s = await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)
             names = [one.name for one in built]
-            await asyncio.to_thread(call, port, bodies(names, 50, order, asks))
-            bare = await asyncio.to_thread(call_bare, bodies(names, calls // 2, order, asks))
+            await asyncio.to_thread(call, port, bodies(names, 50, order, asks, policy))
+            bare = await asyncio.to_thread(call_bare, bodies(names, calls // 2, order, asks, policy))
             noise = asyncio.create_task(events(api, built[0], events_s)) if events_s else None
             load, before_s = os.getloadavg()[0], cpu_s(process.pid)
-            took = await asyncio.to_thread(call, port, bodies(names, calls, order, asks))
+            took = await asyncio.to_thread(call, port, bodies(names, calls, order, asks, policy))
             spent_ms = (cpu_s(process.pid) - before_s) * 1000 / calls
             if noise:
                 noise.cancel()
@@ -177,7 +190,7 @@ async def measure(nodes: int, calls: int, events_s: int, pods: int, order: str, 
             process.wait()
     p50, p99, bare_p50, bare_p99 = (round(float(np.percentile(of, q)), 2) for of in (took, bare) for q in (50, 99))
     return {
-        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "order": order, "asks": asks, "events_per_s": events_s, "calls": calls,
+        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "policy": policy, "order": order, "asks": asks, "events_per_s": events_s, "calls": calls,
         "p50_ms": p50, "p99_ms": p99, "bare_p50_ms": bare_p50, "bare_p99_ms": bare_p99,
         "max_ms": round(float(took.max()), 2), "cpu_ms_a_call": round(spent_ms, 2), "rss_mib": rss, "start_s": round(started_s, 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f} at the start",
@@ -190,20 +203,37 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="*", default=[1_000, 5_000, 10_000])
     parser.add_argument("--calls", type=int, default=1_000)
     parser.add_argument("--pods", type=int, default=2_000)
+    parser.add_argument("--policies", nargs="*", default=["binpack", "fragmentation"])
     asked = parser.parse_args()
-    rows = []
-    for nodes in asked.nodes:
-        for order, asks, events_s in RUNS:
-            row = asyncio.run(measure(nodes, asked.calls, events_s, asked.pods, order, asks))
+    rows = read_rows()
+    for nodes, policy in product(asked.nodes, asked.policies):
+        for order, asks, events_s in (*RUNS, *(POOLED if policy == "fragmentation" else ())):
+            row = asyncio.run(measure(nodes, asked.calls, events_s, asked.pods, order, asks, policy))
             print(
-                f"{nodes} nodes x 8, {order}, {asks}, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
+                f"{nodes} nodes x 8, {policy}, {order}, {asks}, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
                 f"(target when idle {' / '.join(f'{ms:g}' for ms in TARGETS_MS.get(nodes, ()))}; "
                 f"bare {row['bare_p50_ms']} / {row['bare_p99_ms']}), {row['cpu_ms_a_call']} ms of CPU a call, {row['rss_mib']} MiB, ready after {row['start_s']} s",
                 flush=True,
             )
-            rows.append(row)
-    with (HERE / "filter.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+            rows[nodes, policy, order, asks, events_s] = row
+            write_rows(rows)
     return 0
+
+
+Key = tuple[int, str, str, str, int]
+
+
+def read_rows() -> dict[Key, dict[str, object]]:
+    with (HERE / "filter.csv").open(newline="") as file:
+        return {
+            (int(row["nodes"]), row["policy"], row["order"], row["asks"], int(row["events_per_s"])): dict(row)
+            for row in csv.DictReader(file)
+        }
+
+
+def write_rows(rows: dict[Key, dict[str, object]]) -> None:
+    """After each: they take a minute each."""
+    with (HERE / "filter.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, next(iter(rows.values())), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows.values())

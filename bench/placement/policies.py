@@ -19,10 +19,11 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from bench.placement.place import ASKS, fleet
+from vgpu.constraints import Condition, Term
 from vgpu.fleet import Fleet
 from vgpu.placement import fitting, place, rate
 from vgpu.policy import POLICIES
-from vgpu.wishes import Condition, Spread, Term, Wishes
+from vgpu.wishes import Spread, Wishes
 
 ROUNDS = 100
 CHANGED, TEMPLATES = 10, 40

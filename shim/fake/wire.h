@@ -38,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 8u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 9u /* of the page and of the message */
 
 /* One of NVIDIA's documented MIG profiles of a card model; daemon/models.def. */
 struct fake_profile {
@@ -76,6 +76,7 @@ struct fake_unit {
     /* memory, under the page's lock */
     uint64_t limit_bytes;            /* what processes can have */
     uint64_t used_bytes[FAKE_SLOTS]; /* what each slot has */
+    uint64_t unlisted_bytes[FAKE_SLOTS]; /* of that, managed memory: NVML counts it as used, and lists it for no process */
     /* time, under time_lock; gpu_time.c */
     pthread_mutex_t time_lock;  /* robust, shared between processes */
     _Atomic uint32_t time_bell; /* futex: changes when somebody is held, let go or ends */

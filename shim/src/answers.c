@@ -14,15 +14,18 @@ static struct card *card_of_wire(uint32_t wire)
     return NULL;
 }
 
+static bool is_stated(struct card *card)
+{
+    uint64_t leased = atomic_load(&card->leased_bytes), unused = atomic_load(&card->unused_bytes);
+    return leased - unused == atomic_load(&card->stated_bytes) && lease_managed_mib(card) == atomic_load(&card->stated_managed_mib);
+}
+
 /* Locked. */
 static bool state_changes(void)
 {
     for (unsigned i = 0; i < tangram.grant.cards; i++) {
         struct card *card = &tangram.grant.card[i];
-        uint64_t leased = atomic_load(&card->leased_bytes), unused = atomic_load(&card->unused_bytes);
-        if (atomic_load(&card->wire) < 0 || leased - unused == atomic_load(&card->stated_bytes))
-            continue;
-        if (!link_state_use(card))
+        if (atomic_load(&card->wire) >= 0 && !is_stated(card) && !link_state_use(card))
             return false;
     }
     return true;

@@ -26,14 +26,15 @@ static bool is_default(CUmemoryPool handle, int type, int id, CUmemAllocationTyp
     return tangram.driver.cuMemGetDefaultMemPool(&its, &at, kind) == CUDA_SUCCESS && its == handle;
 }
 
-static bool is_of_device(CUmemoryPool handle, CUdevice device)
+static bool is_of_device(CUmemoryPool handle, CUdevice device, bool *managed)
 {
     CUmemoryPool its;
+    *managed = false;
     if (tangram.driver.cuDeviceGetDefaultMemPool(&its, device) == CUDA_SUCCESS && its == handle)
         return true;
     if (!HAS(cuMemGetDefaultMemPool))
         return false;
-    bool its_own = is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ALLOCATION_TYPE_MANAGED);
+    bool its_own = *managed = is_default(handle, CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ALLOCATION_TYPE_MANAGED);
     for (int part = 0; part < PARTS_OF_DEVICE && !its_own; part++)
         its_own = is_default(handle, PART_OF_DEVICE, device | part << 8, CU_MEM_ALLOCATION_TYPE_PINNED);
     return its_own;
@@ -59,17 +60,18 @@ bool pool_of_handle(CUmemoryPool handle, struct pool **pool)
 {
     const CUmemLocation nowhere = {.type = (CUmemLocationType)NOWHERE};
     int devices = 0;
+    bool managed;
     *pool = pool_known(handle);
     if (*pool != NULL || handle == NULL)
         return true;
     if (tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
         devices = 0;
     for (CUdevice device = 0; device < devices; device++)
-        if (is_of_device(handle, device))
-            return (*pool = pool_met(handle, device, card_of_device(device))) != NULL;
+        if (is_of_device(handle, device, &managed))
+            return (*pool = pool_met(handle, device, card_of_device(device), managed)) != NULL;
     if (!HAS(cuMemGetDefaultMemPool)) /* before CUDA 13 what is left is another process's */
         return true;
     if (is_default(handle, NOWHERE, 0, CU_MEM_ALLOCATION_TYPE_MANAGED) || is_of_host(handle, CU_MEM_ALLOCATION_TYPE_MANAGED))
-        return (*pool = pool_met(handle, NO_DEVICE, card_of_managed(&nowhere))) != NULL;
-    return is_of_host(handle, CU_MEM_ALLOCATION_TYPE_PINNED) && (*pool = pool_met(handle, NO_DEVICE, NULL)) != NULL;
+        return (*pool = pool_met(handle, NO_DEVICE, card_of_managed(&nowhere), true)) != NULL;
+    return is_of_host(handle, CU_MEM_ALLOCATION_TYPE_PINNED) && (*pool = pool_met(handle, NO_DEVICE, NULL, false)) != NULL;
 }

@@ -18,6 +18,12 @@ uint64_t lease_chunk_bytes(struct card *card)
     return chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk > CHUNK_MOST ? CHUNK_MOST : chunk;
 }
 
+uint32_t lease_managed_mib(struct card *card)
+{
+    uint64_t mib = (atomic_load_explicit(&card->managed_bytes, memory_order_relaxed) + MIB - 1) / MIB;
+    return mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX;
+}
+
 static bool take(struct card *card, uint64_t bytes)
 {
     uint64_t unused = atomic_load_explicit(&card->unused_bytes, memory_order_relaxed);

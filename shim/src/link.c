@@ -62,10 +62,12 @@ bool link_state_use(struct card *card)
     uint64_t leased = atomic_load(&card->leased_bytes), unused = atomic_load(&card->unused_bytes);
     struct wire_usage usage = {
         .card = (uint32_t)atomic_load(&card->wire),
+        .managed_mib = lease_managed_mib(card),
         .used_bytes = leased > unused ? leased - unused : 0,
         .leased_bytes = leased,
     };
     atomic_store(&card->stated_bytes, usage.used_bytes);
+    atomic_store(&card->stated_managed_mib, usage.managed_mib);
     return link_say(WIRE_USAGE, &usage, sizeof usage);
 }
 

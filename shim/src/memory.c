@@ -24,7 +24,8 @@ bool reserve(struct card *card, uint64_t bytes)
 bool taking_begin(struct taking *taking, struct card *card, enum linear what, uint64_t bytes)
 {
     const void *group = what == MANAGED ? (const void *)&card->closed : card; /* two addresses of the card's own */
-    *taking = (struct taking){.card = card, .group = group, .bytes = pages_rounded(bytes > 0 ? bytes : 1)};
+    uint64_t mark = what == MANAGED ? OWNED_MANAGED : 0;
+    *taking = (struct taking){.card = card, .group = group, .bytes = pages_rounded(bytes > 0 ? bytes : 1), .mark = mark};
     uint64_t most = taking->bytes < PAGE ? PAGE : taking->bytes;
     bool paid = lease_take(card, most);
     if (!paid && taking->bytes < PAGE && !card->closed && pages_fit(&tangram.pages, group, taking->bytes))
@@ -46,14 +47,29 @@ static CUresult undo(CUdeviceptr at, struct card *card, uint64_t charged)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Counted after the lease has paid for it, and until before it gets that back: it is never more than what is used. */
+static void managed_more(const struct taking *taking, uint64_t charged)
+{
+    if (UNLIKELY(taking->mark != 0))
+        atomic_fetch_add(&taking->card->managed_bytes, charged);
+}
+
+static void managed_less(struct card *card, uint64_t mark, uint64_t charged)
+{
+    if (UNLIKELY(mark != 0))
+        atomic_fetch_sub(&card->managed_bytes, charged);
+}
+
 /* What the request is charged, now that its address is known. False: there was no room in a page after all, and none is left. */
 static bool taking_settle(const struct taking *taking, CUdeviceptr at)
 {
     bool fresh = pages_put(&tangram.pages, taking->group, at, taking->bytes);
     if (!fresh && taking->reserved > 0)
         lease_give_back(taking->card, taking->reserved);
-    if (!fresh || taking->reserved > 0 || reserve(taking->card, PAGE))
+    if (!fresh || taking->reserved > 0 || reserve(taking->card, PAGE)) {
+        managed_more(taking, fresh ? PAGE : 0);
         return true;
+    }
     pages_end(&tangram.pages, at);
     return false;
 }
@@ -67,11 +83,13 @@ CUresult taking_end(const struct taking *taking, CUresult rc, CUdeviceptr at)
     }
     if (shares && !taking_settle(taking, at))
         return undo(at, taking->card, 0);
-    if (table_own((struct owned){.at = at, .bytes = taking->bytes, .card = taking->card}))
+    if (!shares)
+        managed_more(taking, taking->reserved);
+    if (table_own((struct owned){.at = at, .bytes = taking->bytes | taking->mark, .card = taking->card}))
         return rc;
-    if (shares)
-        return undo(at, taking->card, pages_end(&tangram.pages, at) == PAGE_EMPTY ? PAGE : 0);
-    return undo(at, taking->card, taking->reserved);
+    uint64_t charged = !shares ? taking->reserved : pages_end(&tangram.pages, at) == PAGE_EMPTY ? PAGE : 0;
+    managed_less(taking->card, taking->mark, charged);
+    return undo(at, taking->card, charged);
 }
 
 /* Measured: rows of 512 bytes, whatever the elements are. */
@@ -104,8 +122,10 @@ void memory_gone(const struct owned *was)
 {
     struct owned left = *was;
     unsigned kind = (unsigned)(was->at >> 59);
+    uint64_t mark = kind == 0 ? was->bytes & OWNED_MANAGED : 0;
     enum page_end end = PAGE_UNKNOWN;
-    if (kind == 0 && was->of == NULL && was->bytes < PAGE)
+    left.bytes ^= mark;
+    if (kind == 0 && was->of == NULL && left.bytes < PAGE)
         end = pages_end(&tangram.pages, was->at);
     else if ((was->bytes & PLACED) != 0 && pages_of(kind) != NULL) {
         end = pages_end(pages_of(kind), was->bytes & ~PLACED);
@@ -113,6 +133,7 @@ void memory_gone(const struct owned *was)
     }
     if (end != PAGE_UNKNOWN)
         left.bytes = end == PAGE_EMPTY ? PAGE : 0;
+    managed_less(left.card, mark, left.bytes);
     hold_or_give_back(&left);
 }
 

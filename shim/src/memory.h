@@ -22,6 +22,7 @@ struct taking {
     const void *group; /* small requests of one group share pages */
     uint64_t bytes;    /* as the driver rounds them: less than a page, or whole pages */
     uint64_t reserved; /* 0: a page that is charged already has room */
+    uint64_t mark;     /* OWNED_MANAGED: it is counted as such, too; else 0 */
 };
 enum linear { PLAIN, MANAGED }; /* their requests never share a page (measured) */
 bool taking_begin(struct taking *taking, struct card *card, enum linear what, uint64_t bytes); /* false: refuse the call */

@@ -53,7 +53,7 @@ static struct pool *vacant(void)
 }
 
 /* Nothing is taken out of the list, so a walk needs no lock; places are used again, so it is no longer than there were pools at once. */
-struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card)
+struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card, bool managed)
 {
     pthread_mutex_lock(&tangram.pools_lock);
     struct pool *pool = find(handle, device);
@@ -61,6 +61,7 @@ struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card)
         pool->handle = handle;
         pool->device = device;
         pool->card = card;
+        pool->managed = managed;
         atomic_store(&pool->step, 0);
         atomic_store(&pool->freed, false);
         atomic_store(&pool->gone, false);
@@ -80,13 +81,13 @@ bool pool_of_stream(CUstream stream, struct pool **pool)
     if (rc != CUDA_SUCCESS)
         return is_drivers_answer(rc);
     *pool = pool_known(handle);
-    return *pool != NULL || (*pool = pool_met(handle, device, card_of_device(device))) != NULL;
+    return *pool != NULL || (*pool = pool_met(handle, device, card_of_device(device), false)) != NULL;
 }
 
 struct pool *pool_of_graphs(CUdevice device)
 {
     struct pool *pool = find(NULL, device);
-    return pool != NULL ? pool : pool_met(NULL, device, card_of_device(device));
+    return pool != NULL ? pool : pool_met(NULL, device, card_of_device(device), false);
 }
 
 static bool ask(struct pool *pool, bool used, uint64_t *bytes)
@@ -109,6 +110,14 @@ static void settled(struct pool *pool)
     atomic_store_explicit(&pool->version, atomic_load(&pool->version) + 1, memory_order_release);
 }
 
+/* Locked. So much is taken from the lease for it; of a managed pool that is counted apart, too. */
+static void charge(struct pool *pool, uint64_t bytes)
+{
+    if (pool->managed)
+        atomic_fetch_add(&pool->card->managed_bytes, bytes - pool->charged);
+    pool->charged = bytes;
+}
+
 /* Locked. The pool grew by this much for one call: by what steps does it grow? */
 static void learn_step(struct pool *pool, uint64_t asked, uint64_t grown)
 {
@@ -124,13 +133,13 @@ static uint64_t book(struct pool *pool, struct growth *growth, uint64_t reserved
     uint64_t before = pool->charged, left = 0;
     pool->in_flight -= growth->taken;
     pool->promised -= growth->promised;
-    pool->charged += growth->taken;
+    charge(pool, pool->charged + growth->taken);
     *missing = reserved > pool->charged + pool->in_flight ? reserved - pool->charged - pool->in_flight : 0;
     if (growth->bytes > 0 && pool->in_flight == 0 && reserved > before)
         learn_step(pool, growth->bytes, reserved - before);
     if (pool->charged > reserved && pool->promised == 0) {
         left = pool->charged - reserved;
-        pool->charged = reserved;
+        charge(pool, reserved);
     }
     settled(pool);
     return left;
@@ -160,7 +169,7 @@ bool growth_end(struct growth *growth)
     if (!lease_reserve(pool->card, missing))
         return false;
     pthread_mutex_lock(&tangram.pools_lock);
-    pool->charged += missing;
+    charge(pool, pool->charged + missing);
     settled(pool);
     pthread_mutex_unlock(&tangram.pools_lock);
     return true;
@@ -276,7 +285,7 @@ static bool settle_gone(struct pool *pool)
         return true;
     pthread_mutex_lock(&tangram.pools_lock);
     uint64_t back = pool->charged;
-    pool->charged = 0;
+    charge(pool, 0);
     pthread_mutex_unlock(&tangram.pools_lock);
     lease_give_back(pool->card, back);
     return false;

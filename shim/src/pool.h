@@ -10,6 +10,7 @@ struct pool {
     _Atomic(CUmemoryPool) handle; /* NULL: the device's memory for graphs */
     _Atomic CUdevice device;
     _Atomic(struct card *) card; /* NULL: its memory is none of our business */
+    _Atomic bool managed;        /* NVML lists what it holds for no process */
     _Atomic bool gone;           /* destroyed, and perhaps still holding memory; when it holds none, the next pool has its place */
     _Atomic bool freed;   /* something was freed into it since it was last settled */
     _Atomic uint64_t live; /* pointers the program has of it, and calls that destroy it */
@@ -35,7 +36,7 @@ struct growth {
 bool pool_of_stream(CUstream stream, struct pool **pool);
 struct pool *pool_of_graphs(CUdevice device);
 struct pool *pool_known(CUmemoryPool handle);                                         /* NULL: it was not met yet */
-struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card); /* NULL: there is no memory to note it */
+struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct card *card, bool managed); /* NULL: there is no memory to note it */
 
 /* defaults.c: a pool that may not have been met yet. False: it cannot be told who pays for what is allocated from it. */
 bool pool_of_handle(CUmemoryPool handle, struct pool **pool);

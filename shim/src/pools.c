@@ -11,7 +11,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         return rc;
     bool managed = properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
     struct card *card = managed ? card_of_managed(&properties->location) : card_of_location(&properties->location);
-    if (pool_met(*pool, properties->location.id, card) != NULL)
+    if (pool_met(*pool, properties->location.id, card, managed) != NULL)
         return rc;
     tangram.driver.cuMemPoolDestroy(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;

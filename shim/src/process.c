@@ -128,7 +128,9 @@ static void in_child(void)
     for (unsigned i = 0; i < CARDS_LIMIT; i++) {
         atomic_store(&tangram.grant.card[i].unused_bytes, 0);
         atomic_store(&tangram.grant.card[i].leased_bytes, 0);
+        atomic_store(&tangram.grant.card[i].managed_bytes, 0);
         atomic_store(&tangram.grant.card[i].stated_bytes, 0);
+        atomic_store(&tangram.grant.card[i].stated_managed_mib, 0);
         atomic_store(&tangram.grant.card[i].wire, -1);
     }
     for (unsigned i = 0; i < DEVICES_LIMIT; i++) /* the child may choose its own CUDA_VISIBLE_DEVICES */

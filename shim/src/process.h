@@ -61,7 +61,9 @@ struct card {
     _Atomic uint64_t unused_bytes;   /* leased by this process, not allocated */
     _Atomic uint64_t leased_bytes;   /* leased by this process */
     _Atomic int wire;                /* the arbiter's index of this card; -1 before WELCOME or when it has none */
+    _Atomic uint64_t managed_bytes;  /* of what is charged to it: managed memory, which NVML lists for no process */
     _Atomic uint64_t stated_bytes;   /* use as last told to the arbiter */
+    _Atomic uint32_t stated_managed_mib;
     _Atomic bool calls_heap;         /* a module that calls printf or malloc was loaded: what that takes is taken. module.c */
 };
 
@@ -79,7 +81,7 @@ struct grant {
 /* Something that holds device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
 struct owned {
     uint64_t at;
-    uint64_t bytes; /* charged; of linear memory that shares a page, its size; of an array that does, its place | PLACED */
+    uint64_t bytes; /* charged; of linear memory that shares a page, its size, | OWNED_MANAGED; of an array that does, its place | PLACED */
     struct card *card;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
@@ -94,6 +96,7 @@ struct owned_list { /* of the table */
 };
 
 #define PLACED ((uint64_t)1)
+#define OWNED_MANAGED ((uint64_t)1 << 63) /* beside the size of linear memory: above any size */
 
 struct slot {
     struct owned owned; /* .at 0: empty */
@@ -243,6 +246,7 @@ uint64_t lease_take_unused(struct card *card, uint64_t most_bytes);
 uint64_t lease_surplus_bytes(struct card *card);
 uint64_t lease_free_bytes(struct card *card);
 uint64_t lease_chunk_bytes(struct card *card);
+uint32_t lease_managed_mib(struct card *card); /* as USAGE states it */
 
 /* table.c: what this process owns. An entry under a key that is taken replaces the old one: the driver gave the address out
  * anew, so what was there is gone. */

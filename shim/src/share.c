@@ -19,7 +19,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
         return rc;
     tangram.driver.cuMemGetAddressRange_v2(&base, &bytes, at);
     if (table_find(base, &made) && made.of == NULL)
-        hold_made(made.card, WIRE_IPC, base, made.bytes, handle);
+        hold_made(made.card, WIRE_IPC, base, made.bytes & ~OWNED_MANAGED, handle);
     return rc;
 }
 

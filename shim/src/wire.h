@@ -108,7 +108,7 @@ struct wire_amount { /* RETURN and RECALL */
 };
 
 struct wire_usage {
-    uint32_t card, pad;
+    uint32_t card, managed_mib; /* of what is used, memory that NVML lists for no process, rounded up; 0 from a library that does not count it */
     uint64_t used_bytes, leased_bytes;
 };
 

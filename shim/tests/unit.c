@@ -206,11 +206,11 @@ static unsigned pools_listed(void)
 static void a_destroyed_pool_leaves_its_place_to_the_next(void)
 {
     static struct card card;
-    struct pool *kept = pool_met((CUmemoryPool)(uintptr_t)1, 0, &card);
+    struct pool *kept = pool_met((CUmemoryPool)(uintptr_t)1, 0, &card, false);
     atomic_store(&kept->live, 1); /* destroyed while the program has a pointer of it */
     atomic_store(&kept->gone, true);
     for (uintptr_t i = 2; i < 40000; i++) {
-        struct pool *pool = pool_met((CUmemoryPool)i, (CUdevice)(i % 3), &card);
+        struct pool *pool = pool_met((CUmemoryPool)i, (CUdevice)(i % 3), &card, false);
         assert(pool != NULL && pool != kept && pool_known((CUmemoryPool)i) == pool && pool->device == (CUdevice)(i % 3));
         atomic_store(&pool->gone, true);
         assert(pool_known((CUmemoryPool)i) == NULL);
@@ -228,20 +228,24 @@ static void a_destroyed_pool_leaves_its_place_to_the_next(void)
 #undef pthread_mutex_lock
 #undef pthread_mutex_trylock
 #undef pthread_mutex_unlock
-static void every_lock_is_free_in_a_forked_child(void)
+static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
 {
     pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.stack_lock,
                                &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
                                &tangram.activity.telling, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
                                &tangram.link.lock, &tangram.shard[0].lock, &tangram.shard[SHARDS - 1].lock};
     const size_t locks = sizeof lock / sizeof *lock;
+    struct card *card = &tangram.grant.card[0];
+    atomic_store(&card->managed_bytes, 3 * MIB + 1);
+    atomic_store(&card->stated_managed_mib, lease_managed_mib(card));
+    assert(atomic_load(&card->stated_managed_mib) == 4);
     process_check();
     for (size_t i = 0; i < locks; i++)
         assert(pthread_mutex_lock(lock[i]) == 0);
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
-        int held = 0;
+        int held = lease_managed_mib(card) != 0 || atomic_load(&card->stated_managed_mib) != 0;
         for (size_t i = 0; i < locks; i++)
             held += pthread_mutex_trylock(lock[i]) != 0;
         _exit(held);
@@ -260,7 +264,7 @@ int main(void)
     what_another_thread_owns_meanwhile_is_not_forgotten();
     an_array_of_the_next_context_of_that_handle_is_not_forgotten();
     a_destroyed_pool_leaves_its_place_to_the_next();
-    every_lock_is_free_in_a_forked_child();
+    every_lock_is_free_in_a_forked_child_that_has_no_memory();
     puts("ok");
     return 0;
 }

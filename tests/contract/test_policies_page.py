@@ -49,3 +49,12 @@ def test_the_page_names_the_default_and_the_figures_for_it() -> None:
     }
     for what, figures in told.items():
         assert f"| {what} | {' | '.join(figures)} |" in PAGE
+
+
+def test_the_page_says_how_many_restricted_pods_find_room() -> None:
+    with (ROOT / "bench/placement/pools.csv").open(newline="") as file:
+        rows = {row["fleet"]: row for row in csv.DictReader(file)}
+    for fleet, row in rows.items():
+        percents = [float(row[one]) for one in ("restricted_placed_percent_without", "restricted_placed_percent")]
+        line = next(line for line in PAGE.splitlines() if line.startswith(f"| {fleet}: "))
+        assert line.endswith(f" | {percents[0]:.0f} | {percents[1]:.0f} |")

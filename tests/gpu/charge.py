@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.gpu.guard import status, stays
 from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import MIB, Machine, Tenant, Watcher
 
@@ -22,13 +23,17 @@ COUNTS = (1, 10, 100, 1000)
 PATHS = ("sync", "pitch", "array", "array 3D", "mipmapped array", "vmm", "async", "managed")
 """Managed memory is charged when it is asked for and lost when it is touched; a pool is charged as it reserves."""
 EXACT = ("sync", "pitch", "array", "array 3D", "mipmapped array")
-CASES = (*PATHS, "random", "compressed modules", "libraries")
+CASES = (*PATHS, "random", "compressed modules", "libraries", "contexts beside managed memory")
 MODULES = Path(__file__).parents[1] / "modules"
 MODULE_MIB = 3072
 LIBRARY_MIB = 3072
 TWO_CONTEXTS_MIB = 2048
 """More than they take, and less than they and another library."""
 OUT_OF_MEMORY = 2
+MANAGED = 64 * MIB
+"""Sixteen times: more than a further context takes."""
+SETTLED_S = 5.0
+"""Longer than a bound stands for what it was held for: it is settled a second after the call, by the next reading."""
 SOON_S = 1.0
 """Specified: NVML's figure of the process is charged by then."""
 
@@ -122,9 +127,37 @@ def _libraries(machine: Machine, watch: Watcher, book: Book) -> None:
     tight.end()
 
 
+def _beside_managed(machine: Machine, watch: Watcher, book: Book) -> None:
+    """NVML lists managed memory for no process. A context that is made beside it is charged all the same, when its bound is settled too."""
+    tenant = machine.tenant(machine.grant(LIMIT_MIB))
+
+    def contexts() -> int:
+        return int(status(machine, tenant.key)["cards"][0]["context_bytes"])
+
+    def stated() -> int:
+        (process,) = status(machine, tenant.key)["processes"]
+        return int(process["cards"][0]["managed_bytes"])
+
+    used_before, contexts_before = watch.now(tenant), contexts()
+    book.check("managed memory: taken", 16, tenant.ask("take", "managed", MANAGED, 16).count(0))
+    book.at_most("managed memory: listed, MiB", 0, (watch.now(tenant) - used_before) / MIB)
+    machine.wait_for(lambda: stated() == 16 * MANAGED, "the process to state its managed memory", 5)
+    book.check("a further context: made", 0, tenant.ask("further_context"))
+    grown = watch.now(tenant) - used_before
+    book.fact("a further context: listed, MiB", grown / MIB)
+    is_charged = stays(lambda: contexts() >= contexts_before + grown - PAGE, SETTLED_S)
+    book.check(f"a further context: charged for {SETTLED_S:g} s", True, is_charged)
+    charged = (contexts() - contexts_before) / MIB
+    book.within("a further context: charged in the end, MiB", grown / MIB - 2, grown / MIB + 2, charged)
+    tenant.end()
+
+
 def run_case(machine: Machine, watch: Watcher, book: Book, name: str) -> None:
     """One row or more of the CSV."""
-    others = {"random": _random, "compressed modules": _modules, "libraries": _libraries}
+    others = {
+        "random": _random, "compressed modules": _modules, "libraries": _libraries,
+        "contexts beside managed memory": _beside_managed,
+    }  # fmt: skip
     with book.one(PART, name):
         if name in others:
             others[name](machine, watch, book)

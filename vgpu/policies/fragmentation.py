@@ -5,10 +5,12 @@ Three costs, in GPUs, are added up:
     unusable    the share of idle GPUs that a pod like those seen could not use, expected over the mix of pods: the measure of FGD
                 (Weng et al., USENIX ATC '23)
     stranded    idle GPUs that the node's CPU will not suffice for
-    displaced   the GPUs that the pod takes, each counted by how scarce its model is for the pods that can go nowhere else
+    displaced   the GPUs and MIG instances that the pod takes, each counted by how scarce its pool (the model, on nodes with the same
+                labels and taints as far as pods name them) is for the pods that can go nowhere else
 
 Small differences are noise of the mix, and following them leaves many cards half full: steps of a good part of a GPU and a packing
-key below them do better (bench/placement/openb.csv).
+key below them do better (bench/placement/openb.csv). But a small share costs less than a step wherever it goes. So of nodes in the same step
+those come first whose labels and taints make them less scarce than others with the same models (bench/placement/pools.csv).
 """
 
 from __future__ import annotations
@@ -24,11 +26,17 @@ STEP_GPUS: Final = 0.2
 
 
 def fragmentation(outcome: Outcome) -> Scores:
-    """Keys: cost, in steps; then as `binpack`; then the least CPU left."""
+    """Keys: cost, in steps; how scarce the GPUs' pools are among those of their models; then as `binpack`; then the least CPU left."""
     before, after = outcome.cards
     mix = outcome.mix
     unusable, stranded = mix.wasted(after, outcome.kind)
     unusable_before, stranded_before = mix.wasted(before)
     wasted = unusable - unusable_before + stranded - stranded_before
-    displaced = mix.displaced(before, after, outcome.capacity)
-    return np.rint((wasted + displaced) / STEP_GPUS), outcome.loosest_mib, outcome.node_free_mib, after.cpu_milli
+    displaced, beyond = outcome.displace(outcome.cards)
+    return (
+        np.rint((wasted + displaced) / STEP_GPUS),
+        beyond,
+        outcome.loosest_mib,
+        outcome.node_free_mib,
+        after.cpu_milli,
+    )

@@ -48,22 +48,25 @@ uint64_t page_sum(const struct fake_page *page, uint32_t unit)
     return sum;
 }
 
-bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes)
+bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes, bool managed)
 {
     struct fake_unit *of = &page->unit[unit];
     page_lock(page);
     const uint64_t used = page_sum(page, unit);
     const bool fits = of->live && used <= of->limit_bytes && bytes <= of->limit_bytes - used;
     of->used_bytes[slot] += fits ? bytes : 0;
+    of->unlisted_bytes[slot] += fits && managed ? bytes : 0;
     page_unlock(page);
     return fits;
 }
 
-void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes)
+void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes, bool managed)
 {
+    struct fake_unit *of = &page->unit[unit];
     page_lock(page);
-    uint64_t *used = &page->unit[unit].used_bytes[slot];
-    *used -= bytes < *used ? bytes : *used;
+    const uint64_t given = bytes < of->used_bytes[slot] ? bytes : of->used_bytes[slot];
+    of->used_bytes[slot] -= given;
+    of->unlisted_bytes[slot] -= managed ? given : 0;
     page_unlock(page);
 }
 

@@ -13,9 +13,9 @@ void shared_mutex_lock(pthread_mutex_t *mutex); /* also one whose holder died: w
 void page_lock(struct fake_page *page);
 void page_unlock(struct fake_page *page);
 
-/* Memory of a unit for a slot. page_take refuses (false) past the unit's limit and changes nothing then. */
-bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes);
-void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes);
+/* Memory of a unit for a slot. page_take refuses (false) past the unit's limit and changes nothing then. Managed memory is given back as such. */
+bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes, bool managed);
+void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes, bool managed);
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
 /* The same under the page's lock. */
 uint64_t page_sum(const struct fake_page *page, uint32_t unit);

@@ -79,17 +79,18 @@ static struct physical *room_take(uint64_t bytes)
     return physical;
 }
 
-struct physical *physical_new(int device, uint64_t bytes, uint64_t charged)
+struct physical *physical_new(int device, uint64_t bytes, uint64_t charged, bool managed)
 {
-    CHECK(bytes > 0 && bytes <= ARENA_BYTES / 2 && take(device, charged), NULL);
+    CHECK(bytes > 0 && bytes <= ARENA_BYTES / 2 && take(device, charged, managed), NULL);
     SCOPED tables = hold(&cuda.lock);
     struct physical *physical = room_take(bytes);
     if (physical == NULL) {
-        give(device, charged);
+        give(device, charged, managed);
         return NULL;
     }
     physical->device = device;
     physical->charged = charged;
+    physical->managed = managed;
     physical->touched = arena_dirty(physical->offset, bytes);
     return physical;
 }
@@ -105,7 +106,7 @@ void physical_drop(struct physical *physical)
         handle_free(physical);
         return;
     }
-    give(physical->device, physical->charged);
+    give(physical->device, physical->charged, physical->managed);
     if (physical->touched)
         arena_wipe(physical->offset, physical->room);
     physical->handle.kind = HANDLE_DEAD;

@@ -61,9 +61,8 @@ static bool lose(CUcontext ctx, enum loss what, uint64_t bytes)
 {
     SCOPED tables = hold(&cuda.lock);
     uint64_t *lost = &ctx->lost[what];
-    CHECK(bytes <= *lost || take(ctx->device, bytes - *lost), false);
-    if (bytes < *lost)
-        give(ctx->device, *lost - bytes);
+    CHECK(bytes <= *lost || take(ctx->device, bytes - *lost, false), false);
+    give(ctx->device, bytes < *lost ? *lost - bytes : 0, false);
     *lost = bytes;
     return true;
 }

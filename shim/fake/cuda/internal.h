@@ -33,8 +33,8 @@ static inline const struct fake_profile *profile_of(int device) /* NULL: a whole
 static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : card_of(device)->sms; }
 
 /* What the process has of a device: memory, and how far its work is. */
-static inline bool take(int device, uint64_t bytes) { return page_take(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes); }
-static inline void give(int device, uint64_t bytes) { page_give(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes); }
+static inline bool take(int device, uint64_t bytes, bool managed) { return page_take(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes, managed); }
+static inline void give(int device, uint64_t bytes, bool managed) { page_give(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes, managed); }
 static inline bool work_done(int device, uint64_t ns) { return gpu_time_reached(cuda.client.page, cuda.client.slot, cuda.device[device].unit, ns); }
 static inline void work_wait(int device, uint64_t ns) { gpu_time_wait(cuda.client.page, cuda.client.slot, cuda.device[device].unit, ns); }
 
@@ -95,7 +95,7 @@ CUresult function_ns(CUfunction function, void **parameters, void **extra, uint6
 
 /* arena.c */
 /* NULL: the card is full. Its first user is the caller. */
-struct physical *physical_new(int device, uint64_t bytes, uint64_t charged);
+struct physical *physical_new(int device, uint64_t bytes, uint64_t charged, bool managed);
 void physical_drop(struct physical *physical); /* one user less */
 void *addresses_take(uint64_t bytes, uint64_t align); /* of which nothing is used yet; MAP_FAILED: none are left */
 /* What is at that offset of the file behind the page appears at addresses that were taken. */

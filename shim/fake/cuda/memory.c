@@ -44,10 +44,10 @@ static struct range *best_fit(struct range **list, uint64_t bytes)
     return found;
 }
 
-static struct range *block_new(int device)
+static struct range *block_new(int device, bool managed)
 {
     struct range *range = calloc(1, sizeof *range);
-    struct physical *block = range != NULL ? physical_new(device, BLOCK_BYTES, BLOCK_BYTES) : NULL;
+    struct physical *block = range != NULL ? physical_new(device, BLOCK_BYTES, BLOCK_BYTES, managed) : NULL;
     if (block == NULL) {
         free(range);
         return NULL;
@@ -57,11 +57,11 @@ static struct range *block_new(int device)
 }
 
 /* A range of one of the blocks behind that list, which is at `at` there. NULL: the card is full. */
-static struct physical *range_take(struct range **list, int device, uint64_t bytes, uint64_t *at)
+static struct physical *range_take(struct range **list, int device, bool managed, uint64_t bytes, uint64_t *at)
 {
     struct range *range = best_fit(list, bytes);
     if (range == NULL)
-        range = block_new(device);
+        range = block_new(device, managed);
     CHECK(range != NULL, NULL);
     struct physical *block = range->block;
     *at = range->at;
@@ -118,9 +118,9 @@ CUresult memory_new(const struct span *like, struct span **made)
     SCOPED tables = hold(&cuda.lock);
     span.room = rounded(span.bytes, GRAIN);
     if (span.pages >= PAGES_LINEAR && span.room < BLOCK_BYTES) {
-        span.physical = range_take(&span.ctx->free[span.pages], span.device, span.room, &at);
+        span.physical = range_take(&span.ctx->free[span.pages], span.device, span.kind == SPAN_MANAGED, span.room, &at);
     } else {
-        span.physical = physical_new(span.device, span.bytes, span.pages == PAGES_POOL ? 0 : rounded(span.bytes, BLOCK_BYTES));
+        span.physical = physical_new(span.device, span.bytes, span.pages == PAGES_POOL ? 0 : rounded(span.bytes, BLOCK_BYTES), span.kind == SPAN_MANAGED);
         span.pages = PAGES_OWN;
     }
     CHECK(span.physical != NULL, CUDA_ERROR_OUT_OF_MEMORY);

@@ -13,23 +13,21 @@ CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
     TRY(device_ok(device));
     SCOPED tables = hold(&cuda.lock);
     CUmemoryPool *kept = &cuda.device[device].pools[kind];
-    if (*kept == NULL && kind == POOL_CURRENT)
-        TRY(pool_get(device, POOL_DEFAULT, kept));
     if (*kept == NULL)
-        TRY(MAKE(kept, HANDLE_POOL, CUmemPoolHandle_st, .device = device, .host = kind == POOL_HOST));
+        TRY(kind == POOL_CURRENT ? pool_get(device, POOL_DEFAULT, kept) :
+            MAKE(kept, HANDLE_POOL, CUmemPoolHandle_st, .device = device, .host = kind == POOL_HOST, .managed = kind == POOL_MANAGED || kind == POOL_NOWHERE));
     *pool = *kept;
     return CUDA_SUCCESS;
 }
 
 static bool pool_take(CUmemoryPool pool, uint64_t bytes)
 {
-    return pool->host || take(pool->device, bytes);
+    return pool->host || take(pool->device, bytes, pool->managed);
 }
 
 static void pool_give(CUmemoryPool pool, uint64_t bytes)
 {
-    if (!pool->host)
-        give(pool->device, bytes);
+    give(pool->device, pool->host ? 0 : bytes, pool->managed);
 }
 
 static CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
@@ -45,10 +43,10 @@ static CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
 
 void pools_synchronized(int device)
 {
-    const struct device *of = &cuda.device[device];
+    CUmemoryPool *const pool = cuda.device[device].pools;
     for (enum pool_kind kind = 0; kind < POOL_KINDS; kind++)
-        if (kind != POOL_GRAPH && of->pools[kind] != NULL)
-            pool_trim(of->pools[kind], of->pools[kind]->threshold);
+        if (kind != POOL_GRAPH && pool[kind] != NULL)
+            pool_trim(pool[kind], pool[kind]->threshold);
 }
 
 bool pool_grow(CUmemoryPool pool, uint64_t bytes)
@@ -65,10 +63,8 @@ bool pool_grow(CUmemoryPool pool, uint64_t bytes)
         CHECK(used <= pool->reserved, false);
     }
     pool->used = used;
-    if (used > pool->used_high)
-        pool->used_high = used;
-    if (pool->reserved > pool->reserved_high)
-        pool->reserved_high = pool->reserved;
+    pool->used_high = used > pool->used_high ? used : pool->used_high;
+    pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
     return true;
 }
 

@@ -134,7 +134,7 @@ enum pool_kind { POOL_DEFAULT, POOL_CURRENT, POOL_GRAPH, POOL_MANAGED, POOL_NOWH
 struct CUmemPoolHandle_st {
     struct handle handle;
     int device;
-    bool host; /* its memory is none of a card's */
+    bool host, managed; /* host: its memory is none of a card's */
     uint64_t used, reserved, used_high, reserved_high, threshold, most;
     int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
 };
@@ -148,7 +148,7 @@ struct physical {
     uint64_t charged; /* to the card */
     uint64_t object;  /* shared with other processes under this number, 0 = not */
     unsigned users, handles; /* handles: those of users that the program has */
-    bool touched;
+    bool touched, managed;
     CUmemAllocationProp how;
     struct physical *next_free;
 };

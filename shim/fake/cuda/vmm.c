@@ -38,7 +38,7 @@ static struct physical *physical_used(struct physical *physical)
 
 static CUresult handle_create(CUmemGenericAllocationHandle *made, size_t bytes, const CUmemAllocationProp *how)
 {
-    struct physical *physical = physical_new(how->location.id, bytes, bytes);
+    struct physical *physical = physical_new(how->location.id, bytes, bytes, false);
     TRY(handle_to(physical, made));
     physical->how = *how;
     return CUDA_SUCCESS;

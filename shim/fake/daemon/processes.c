@@ -28,7 +28,7 @@ void empty_slot(uint32_t slot)
     gpu_time_drop(driver.page, slot);
     page_lock(driver.page);
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
-        driver.page->unit[unit].used_bytes[slot] = 0;
+        driver.page->unit[unit].used_bytes[slot] = driver.page->unit[unit].unlisted_bytes[slot] = 0;
     memset(&driver.page->slot[slot], 0, sizeof driver.page->slot[slot]);
     page_unlock(driver.page);
 }
@@ -54,7 +54,7 @@ void add_process(char **word)
     const uint32_t slot = new_slot(FAKE_FOREIGN, read_pid(word[1]));
     if (slot == FAKE_SLOTS)
         fail("process %s: all %u slots are taken", word[1], FAKE_SLOTS);
-    if (!page_take(driver.page, slot, unit, mib * FAKE_MIB)) {
+    if (!page_take(driver.page, slot, unit, mib * FAKE_MIB, false)) {
         empty_slot(slot);
         fail("process %s: %s MiB is more than is free", word[1], word[2]);
     }

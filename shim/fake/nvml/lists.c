@@ -41,7 +41,7 @@ static unsigned add_processes(uint32_t unit, enum listed which, nvmlProcessInfo_
             found[count++] = (nvmlProcessInfo_v2_t){.pid = (unsigned)of->pid,
                                                     .gpuInstanceId = mig ? fake_gi_of(unit) : 0xffffffffu,
                                                     .computeInstanceId = mig ? 0 : 0xffffffffu};
-        found[at].usedGpuMemory += page->unit[unit].used_bytes[slot];
+        found[at].usedGpuMemory += page->unit[unit].used_bytes[slot] - page->unit[unit].unlisted_bytes[slot];
     }
     return count;
 }

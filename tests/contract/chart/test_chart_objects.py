@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -332,6 +332,18 @@ def test_kube_scheduler_has_the_feature_gates_that_are_chosen_and_no_others(helm
         assert [one for one in command["command"] if "gates" in one] == flags
 
 
+SCHEDULING: Final = {
+    ("", "nodes", "get,list,watch"),
+    ("", "pods", "get,list,watch"),
+    ("", "pods/binding", "create"),
+    ("", "pods/status", "patch"),
+    ("events.k8s.io", "events", "create,patch"),
+    ("scheduling.k8s.io", "podgroups", "list,watch"),
+}
+EVICTING: Final = {("policy", "poddisruptionbudgets", "get,list,watch"), ("", "pods/eviction", "create")}
+"""All that the extender may do in the cluster: group, resource, verbs."""
+
+
 def test_the_scheduler_may_read_workloads_and_controllers_only_where_it_heeds_kueue(helm: Helm) -> None:
     kueue = {"enabled": True, "controllers": ["pods", "jobsets.jobset.x-k8s.io"]}
     wanted = {
@@ -341,25 +353,21 @@ def test_the_scheduler_may_read_workloads_and_controllers_only_where_it_heeds_ku
     }
     for values, more in (
         ({"queues": {"kueue": kueue}}, wanted),
-        ({"queues": {"kueue": kueue | {"enabled": False}}}, set()),
+        ({"queues": {"kueue": kueue | {"evict": "never"}}}, wanted),
+        ({"queues": {"kueue": kueue | {"evict": "whole"}}}, wanted | {("kueue.x-k8s.io", "workloads", "patch")}),
+        ({"queues": {"kueue": kueue | {"enabled": False, "evict": "whole"}}}, set()),
         ({"queues": {"kueue": kueue}, "scheduler": {"preemption": {"enabled": False}}}, set()),
     ):
         rules = helm.objects(values).one("ClusterRole", "tangram-scheduler")["rules"]
-        may = {
+        may = [
             (group, resource, ",".join(rule["verbs"]))
             for rule in rules
             for group in rule["apiGroups"]
             for resource in rule["resources"]
-        }
-        assert may & wanted == more
-        assert {group for group, _, _ in may} <= {
-            "",
-            "policy",
-            "events.k8s.io",
-            "scheduling.k8s.io",
-            "kueue.x-k8s.io",
-            "jobset.x-k8s.io",
-        }
+        ]
+        evicts = values.get("scheduler", {}).get("preemption", {}).get("enabled", True)
+        assert sorted(may) == sorted(SCHEDULING | (EVICTING if evicts else set()) | more)
+        assert all(rule.keys() == {"apiGroups", "resources", "verbs"} for rule in rules)
 
 
 def test_a_change_of_the_schedulers_configuration_restarts_it_and_nothing_else(helm: Helm) -> None:

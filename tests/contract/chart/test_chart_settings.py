@@ -13,7 +13,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from arbiter.settings import ArbiterSettings
-from extender.settings import KUEUE_CONTROLLERS
+from extender.settings import KUEUE_CONTROLLERS, Settings
 from tests.contract.chart.rendering import CHART, EXAMPLES, Helm, Refused, env
 
 COMPONENTS = {"plugin": "deviceplugin", "arbiter": "arbiter", "extender": "extender", "webhook": "webhook"}
@@ -124,6 +124,17 @@ def test_kueue_is_off_and_its_controllers_are_those_that_the_extender_knows_by_i
     assert rendered["TANGRAM_EXTENDER_KUEUE_CONTROLLERS"] == KUEUE_CONTROLLERS
 
 
-def test_to_evict_whole_workloads_is_refused_with_the_reason(helm: Helm) -> None:
-    with pytest.raises(Refused, match=r"queues.kueue.evict is whole: Tangram cannot evict all pods .* must be never"):
-        helm.objects({"queues": {"kueue": {"evict": "whole"}}})
+def test_the_longest_list_of_controllers_that_the_chart_takes_is_one_that_the_extender_takes(helm: Helm) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    of = schema["properties"]["queues"]["properties"]["kueue"]["properties"]["controllers"]
+    longest = [f"k{at}".ljust(of["items"]["maxLength"], "s") for at in range(of["maxItems"])]
+    rendered = env(helm.objects({"queues": {"kueue": {"enabled": True, "controllers": longest}}}).container("extender"))
+    text = rendered["TANGRAM_EXTENDER_KUEUE_CONTROLLERS"]
+    assert text == ",".join(longest)
+    assert Settings(_cli_parse_args=False, kueue_controllers=text).kueue_controllers == text
+
+
+@pytest.mark.parametrize("evict", ["never", "whole"])
+def test_what_is_evicted_of_a_workload_is_as_it_is_set(helm: Helm, evict: str) -> None:
+    rendered = env(helm.objects({"queues": {"kueue": {"enabled": True, "evict": evict}}}).container("extender"))
+    assert rendered["TANGRAM_EXTENDER_KUEUE_EVICT"] == evict

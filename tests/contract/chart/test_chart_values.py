@@ -88,6 +88,11 @@ def test_a_misspelt_neighbour_of_a_value_is_refused(helm: Helm, key: str) -> Non
         ({"scheduler": {"preemption": {"deadlineSeconds": 56}}}, "deadlineSeconds"),
         ({"queues": {"kueue": {"evict": "some"}}}, "evict"),
         ({"queues": {"kueue": {"controllers": ["jobs.batch,pods"]}}}, "controllers"),
+        ({"queues": {"kueue": {"controllers": ["a" * 121]}}}, r"/queues/kueue/controllers/0.*120"),
+        (
+            {"queues": {"kueue": {"controllers": [f"k{at}.batch" for at in range(129)]}}},
+            r"/queues/kueue/controllers.*128",
+        ),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_name(helm: Helm, values: dict[str, Any], named: str) -> None:

@@ -125,6 +125,12 @@ raw(program="/tmp/nvidia-cuda-mps-server")
         script="relay(0.7)",
     ),
     Attack(
+        name="restarter",
+        does="A program that holds nothing starts a static one again whenever it was killed.",
+        outcome=KILLED,
+        script="restart(raw)",
+    ),
+    Attack(
         name="connects-first",
         does="A program connects to the arbiter by the library, and then becomes a static one (exec).",
         outcome=KILLED,

@@ -13,7 +13,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,10 +258,11 @@ class Stack:
         lease_s: int = 9,
         ahead_from_nodes: int = 0,
         spare_weight: int | None = None,
+        before: Sequence[Thing] = (),
     ) -> Pair:
         """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender;
         `ahead_from_nodes`: pods that wait are nominated ahead of their turn in clusters of so many nodes; `spare_weight`: the chart's
-        value of that name.
+        value of that name; `before`: other extenders, which kube-scheduler calls before this one.
         """
         port, metrics_port, secure_port = free_port(), free_port(), free_port()
         extender_values = {"port": port, "metricsPort": metrics_port}
@@ -277,6 +278,7 @@ class Stack:
             }
         }
         configuration, variables = self.configured(values)
+        configuration["extenders"] = [*before, *configuration["extenders"]]
         if alone:
             del configuration["extenders"]
         extender = None if alone else await self.extender(variables, port, metrics_port)

@@ -160,6 +160,29 @@ async def test_an_eviction_goes_on_once_a_controller_that_was_forgotten_meanwhil
         assert api.evictions == ["default/b"]
 
 
+async def test_a_workload_that_cannot_be_decoded_keeps_the_pods_of_its_namespace_until_it_can(api: FakeApi) -> None:
+    broken = workload("w", "uid-other")
+    api.put(broken | {"metadata": broken["metadata"] | {"ownerReferences": "garbage"}})
+    api.put(bound("a", "n1", 0, HALF_MIB).of_priority(2000).plain())
+    api.put(bound("b", "n1", 1, HALF_MIB).plain())
+    api.put(urgent().plain())
+    async with running(api, kueue=True) as scheduler:
+        await knows(scheduler)
+        in_vain = scheduler.extender.preemption._evictor._in_vain
+        assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
+        async with asyncio.timeout(10):
+            while not in_vain:  # noqa: ASYNC110 - no event tells that nobody was found
+                await asyncio.sleep(0.01)
+        api.put(broken)
+        async with asyncio.timeout(10):
+            while in_vain:  # noqa: ASYNC110 - nor that it is to be tried again
+                await asyncio.sleep(0.01)
+        assert api.evictions == []
+        assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
+        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        assert api.evictions == ["default/b"]
+
+
 async def test_where_kueue_is_not_served_nobody_is_evicted(api: FakeApi) -> None:
     del api.documents[KUEUE]
     api.put(bound("a", "n1", 0, FULL_MIB).plain())

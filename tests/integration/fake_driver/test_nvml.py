@@ -78,6 +78,31 @@ print(json.dumps([[p.pid, p.usedGpuMemory >> 20] for p in n.nvmlDeviceGetCompute
     assert nvml_python(driver, code) == [[4711, 2048], [one.process.pid, 150], [], "trainer", 2048 + 150 + 615]
 
 
+def test_managed_memory_is_in_use_and_listed_for_no_process(fake_driver, worker, nvml_python):
+    driver = fake_driver("card h200 context_mib=100")
+    one, other = worker(driver), worker(driver)
+    one.must("alloc", 50 * MIB)
+    made = [one.must(way, size) for way in ("managed", "managed_pool") for size in (30 * MIB, 512)]
+    other.must("managed", 7 * MIB)
+    code = """
+h = n.nvmlDeviceGetHandleByIndex(0)
+listed = sorted([p.pid, p.usedGpuMemory >> 20] for p in n.nvmlDeviceGetComputeRunningProcesses(h))
+print(json.dumps([listed, n.nvmlDeviceGetMemoryInfo(h).used >> 20]))
+"""
+    listed = sorted([[one.process.pid, 150], [other.process.pid, 100]])
+    managed = 30 + 2 + 30 + 2
+    assert nvml_python(driver, code) == [listed, 250 + managed + 8 + 615]
+    for at in made:
+        one.must("free", at)
+    one.must("synchronize")
+    assert nvml_python(driver, code) == [listed, 250 + 8 + 615]
+    one.must("managed", 30 * MIB)
+    one.process.kill()
+    one.process.wait()
+    other.must("alloc", 1)
+    assert nvml_python(driver, code) == [[[other.process.pid, 102]], 102 + 8 + 615]
+
+
 def test_clients_of_mps_have_a_list_of_their_own(fake_driver, worker, nvml_python):
     driver = fake_driver(
         "card h200 context_mib=100\nprocess 0 4711 30 nvidia-cuda-mps-server\ncard h200 context_mib=100"

@@ -69,6 +69,18 @@ def alloc(size: int) -> list[Any]:
     return [lib.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size)), at.value]
 
 
+def managed(size: int) -> list[Any]:
+    at = ctypes.c_uint64()
+    return [lib.cuMemAllocManaged(ctypes.byref(at), ctypes.c_size_t(size), 1), at.value]
+
+
+def managed_pool(size: int) -> list[Any]:
+    """Memory of the device's default managed pool."""
+    pool, at, place = ctypes.c_void_p(), ctypes.c_uint64(), (ctypes.c_int * 2)(1, 0)
+    rc = lib.cuMemGetDefaultMemPool(ctypes.byref(pool), place, 2)
+    return [rc or lib.cuMemAllocFromPoolAsync(ctypes.byref(at), ctypes.c_size_t(size), pool, None), at.value]
+
+
 def free(at: int) -> list[Any]:
     return [lib.cuMemFree_v2(ctypes.c_uint64(at))]
 

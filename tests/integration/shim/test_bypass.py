@@ -243,6 +243,28 @@ def test_a_static_program_of_a_pod_that_is_called_like_the_mps_server_is_killed(
     wait_for(lambda: not (container_cgroup / "cgroup.procs").read_text())
 
 
+AGAIN = 'echo $$ > "$0/cgroup.procs"; while :; do "$@" || true; done'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_container_that_starts_such_a_program_again_and_again_is_ended(
+    strict: Stage, raw: Path, bypasses: list[Bypass], container_cgroup: Path
+) -> None:
+    """What starts it holds no memory, so no reading shows it. Ended one by one the programs would hold the memory nearly all the time."""
+    strict.stop_arbiter()
+    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantCard(CARDS[0], 1000),))))
+    (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
+    strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
+    began = time.monotonic()
+    starter = Bypass(
+        strict, "sh", "-c", AGAIN, str(container_cgroup), str(raw), str(strict.folder / "driver.sock"), "1500"
+    )
+    bypasses.append(starter)
+    assert starter.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
+    wait_for(lambda: not (container_cgroup / "cgroup.procs").read_text())
+    assert [kill.whole for kill in document(strict).kills] == [False, False, True]
+
+
 FIRST_ENDED = PROGRAM.replace(
     "sys.stdin.read()",
     "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(None)",

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
 
@@ -25,6 +26,7 @@ from nvml.messages import AnyReply, AnyRequest, Mapped, Maps
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, a_grant, wait_for
 from vgpu.bypass import Traces
+from vgpu.cgroup import NOWHERE, Place
 from vgpu.enforcement import Reason
 
 
@@ -165,6 +167,50 @@ def test_it_is_killed_after_three_readings_and_told_of_once(
     (kill,) = server.killed()
     assert (kill.pid, kill.bypass, kill.held_bytes, kill.limit_bytes) == (victim.pid, True, 1101 * MIB, 1000 * MIB)
     assert server.containers["k"].kills == 1
+
+
+def started_again(server: Server, meter: HandMeter, stack: ExitStack, times: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Each takes the memory when the one before it has ended."""
+    for number in range(times):
+        one = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(one.kill)
+        reads(server, meter, one.pid, 1101, times=1 if number else 3)
+        assert one.wait(5) == -9
+        yield one
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["", "whose ID nobody knows"])
+def test_a_container_that_starts_one_after_the_other_is_ended_with_the_third(
+    start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """The victim stands for what starts them: no reading ever shows it."""
+    meter, begin = start
+    server = begin(RULES)
+    container = server.containers["k"]
+    assert container.grant is not None
+    at = Place(container.grant.uid, "c" * 64)
+    monkeypatch.setattr(host, "place", lambda pid: at if pid == victim.pid else NOWHERE)
+    container.container_id = at.container if known else ""
+    with ExitStack() as stack:
+        for number, _ in enumerate(started_again(server, meter, stack, 3)):
+            if number < 2:
+                assert victim.poll() is None
+    assert [kill.whole for kill in server.killed()] == [False, False, known]
+    assert (victim.wait(5) == -9) if known else (victim.poll() is None)
+
+
+def test_what_a_container_starts_while_it_is_ended_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, there = Place("u", "c" * 64), [11]
+
+    def kill(pid: int, started: int) -> bool:
+        there.extend([pid + 1] * (started == pid < 13))
+        return True
+
+    monkeypatch.setattr(host, "_pids", lambda: list(there))
+    monkeypatch.setattr(host, "started_at", lambda pid: pid)
+    monkeypatch.setattr(host, "place", lambda _: at)
+    monkeypatch.setattr(host, "kill", kill)
+    assert host.kill_all(at) == len(there) == 3
 
 
 @pytest.mark.parametrize("rules", SPARED.values(), ids=SPARED)

@@ -62,11 +62,11 @@ def metric(server: Server) -> dict[str, float]:
     return {sample.labels["gpu_uuid"]: sample.value / MIB for one in families for sample in one.samples}
 
 
-def works(node: Node, lease_mib: int) -> Process:
-    """A process that uses all that it leased."""
+def works(node: Node, lease_mib: int, managed_mib: int = 0, unused_mib: int = 0) -> Process:
+    """A process that uses all that it leased, but for so much."""
     process = node.process("k")
     assert not process.lease(lease_mib * MIB).refused
-    process.send(wire.Usage(0, lease_mib * MIB, lease_mib * MIB))
+    process.send(wire.Usage(0, (lease_mib - unused_mib) * MIB, lease_mib * MIB, managed_mib))
     process.lease(0)
     return process
 
@@ -116,6 +116,28 @@ def test_what_is_charged_explains_managed_memory_which_nvml_does_not_list(
     assert found(server) == []
     reads(server, meter, 3800, {SELF: 300})
     assert found(server) == [(CARD, 800, 3800)]
+
+
+def test_a_lease_that_is_not_used_hides_nothing_of_others_beside_managed_memory_that_is_stated(
+    node: Node, server: Server, meter: HandMeter
+) -> None:
+    process = works(node, 3000, managed_mib=2000, unused_mib=700)
+    reads(server, meter, 2300 + 900, {SELF: 300}, times=6)
+    assert found(server) == [(CARD, 900, 3200)]
+    process.send(wire.Usage(0, 2301 * MIB, 3000 * MIB, 2000))
+    process.lease(0)
+    reads(server, meter, 2300 + 900, {SELF: 300}, times=1)
+    assert found(server) == [], "it allocates, and may have taken the rest of its lease since"
+
+
+def test_contexts_that_grew_unseen_are_not_taken_for_others_memory(
+    node: Node, server: Server, meter: HandMeter
+) -> None:
+    works(node, 1000, managed_mib=1000)
+    reads(server, meter, 1000 + 1500, {SELF: 1500}, times=1)
+    reads(server, meter, 1000 + 1500, {SELF: 1500}, times=5)
+    assert found(server) == []
+    assert status_of(server).containers[0].processes[0].cards[0].managed_bytes == 1000 * MIB
 
 
 def test_memory_whose_maker_is_gone_and_that_others_have_open_is_charged_to_no_process(

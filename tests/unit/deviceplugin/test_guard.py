@@ -382,6 +382,28 @@ async def test_a_bypass_that_is_killed_makes_one_event_also_beside_a_kill_of_the
     )
 
 
+async def test_that_the_whole_container_was_killed_is_said(looking: Looking) -> None:
+    kill = KillStatus(
+        "7-1",
+        "uid-default-a",
+        "default/a",
+        "main",
+        uuid(0),
+        7,
+        "miner",
+        5000 * MIB,
+        4096 * MIB,
+        bypass=True,
+        whole=True,
+    )
+    await looking.look_at(bypassing("kill"), kills=(kill,))
+    (told,) = looking.told.offences
+    assert told.note.endswith(
+        "process 7 (miner) went around the library and was killed, and with it all processes of the container, which starts "
+        "such processes again and again"
+    )
+
+
 async def test_memory_that_belongs_to_no_grant_is_told_of_once_for_each_gpu_and_again_after_ten_minutes(
     looking: Looking,
 ) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from deviceplugin.grants import Grants
 from deviceplugin.ledger import Ledger
+from deviceplugin.metrics import Metrics
 from deviceplugin.podbooks import PodBook, PodBooks
 from deviceplugin.podresources import Holding
 from deviceplugin.pods import NodePods
 from deviceplugin.record import RECORD, Record
-from deviceplugin.upkeep import enter_started, needed, remember_granted
+from deviceplugin.upkeep import Upkeep, enter_started, needed, remember_granted
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.contract import grant_key
@@ -110,3 +114,48 @@ def test_of_directories_whose_pod_is_a_guess_those_are_kept_that_a_container_may
     assert needed(held, pods, ledger, grants, DEFAULT) == {waits}
     assert needed(held, pods, ledger, grants, DEFAULT, {"uid-gone"}) == {failed, granted, waits}
     assert needed([], node_pods(), ledger, grants, DEFAULT) == set()
+
+
+class Node:
+    """The kubelet's books and the node's processes, of which there are none."""
+
+    blind = False
+
+    async def holdings(self, domain: str) -> tuple[Holding, ...]:  # noqa: ARG002
+        return ()
+
+    async def living(self, uids: set[str]) -> frozenset[str]:  # noqa: ARG002
+        return frozenset()
+
+    def forget_the_gone(self, alive: set[str]) -> None: ...
+
+
+def test_a_disk_that_does_not_answer_a_removal_holds_nobody_else_up(
+    grants: Grants, podbooks: PodBooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = grants.prepare(Record(IDS, "uid-gone", "default", "gone", "main", (uuid(0),), 0.0))
+    grants.write(key, Grant("default", "gone", "uid-gone", "main", (GrantCard(uuid(0), 4096),)))
+    begun, answers, remove = threading.Event(), threading.Event(), Grants.remove
+
+    def slowly(self: Grants, key: str) -> None:
+        begun.set()
+        assert answers.wait(10)
+        remove(self, key)
+
+    monkeypatch.setattr(Grants, "remove", slowly)
+    pods = node_pods()
+    node: Any = Node()
+    upkeep = Upkeep(
+        DEFAULT, books=node, pods=pods, ledger=Ledger(pods, inventory, DEFAULT), grants=grants, podbooks=podbooks,
+        orphans=node, remover=node, metrics=Metrics(), now=lambda: 1e12,
+    )  # fmt: skip
+
+    async def while_it_removes() -> None:
+        collecting = asyncio.create_task(upkeep.once())
+        assert await asyncio.to_thread(begun.wait, 10)
+        assert list(grants.keys()) == [key]
+        answers.set()
+        await collecting
+
+    asyncio.run(while_it_removes())
+    assert list(grants.keys()) == []

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from extender.gangs import LOOK_S, GangKeeper
+from extender.reasons import GANG_PAUSED
 from extender.small import small_pod_of
+from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from kube.objects import Pod
 from kube.pod_groups import API, POD_GROUPS, PodGroup
@@ -19,14 +21,19 @@ from tests.unit.extender.world import FULL_MIB, World
 from vgpu.gangs import QUIET_S
 from vgpu.grant import Assignment
 from vgpu.names import DEFAULT
+from vgpu.pauses import LONGEST_S
 from vgpu.reservations import STAGES
 
 GPUS = 3
 
 
-def group(name: str = "gang", min_count: int | None = GPUS) -> PodGroup:
+def group(name: str = "gang", min_count: int | None = GPUS, *, scheduled: bool = False) -> PodGroup:
     policy = {"basic": {}} if min_count is None else {"gang": {"minCount": min_count}}
-    plain = {"metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy}}
+    condition = {"type": "PodGroupScheduled", "status": str(scheduled)}
+    plain = {
+        "metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy},
+        "status": {"conditions": [condition]},
+    }  # fmt: skip
     return msgspec.convert(plain, PodGroup)
 
 
@@ -61,8 +68,11 @@ class Ganging:
         self.keeper.pod_changed(old, None)
 
     def filter(self, built: PodBuilder, *names: str) -> FilterResult:
-        self.keeper.next_pod(built.build())
-        result = self.world.preemption.filter(FilterArgs(built.build(), names or ("n1",)))
+        args = FilterArgs(built.build(), names or ("n1",))
+        result = self.keeper.refuses(args)
+        if result is None:
+            self.keeper.next_pod(built.build())
+            result = self.world.preemption.filter(args)
         self.keeper.answered(built.build(), result)
         return result
 
@@ -70,6 +80,12 @@ class Ganging:
         """kube-scheduler calls filter for so many; the others are refused before that."""
         for built in self.pods[:pods]:
             assert self.filter(built).node_names == ["n1"]
+
+    def pause(self) -> None:
+        """Nobody calls for so long that the gang's reservations end."""
+        self.world.now_s += QUIET_S
+        self.keeper.expire()
+        assert self.stages() == []
 
     def stages(self) -> list[str]:
         return [one.stage for one in self.world.state.reservations]
@@ -102,6 +118,20 @@ def test_a_gang_of_which_all_have_room_keeps_it_for_as_long_as_permit_waits() ->
     ganging.world.now_s = STAGES["in gang"].life_s
     ganging.world.state.expire()
     assert ganging.stages() == []
+
+
+@pytest.mark.parametrize(("reservation_s", "gang_s"), [(60.0, 300.0), (600.0, 600.0)])
+def test_room_of_a_gang_is_never_reserved_for_less_than_other_room(reservation_s: float, gang_s: float) -> None:
+    now_s = 0.0
+    state = State(lambda: now_s, names=DEFAULT, reservation_life_s=reservation_s)
+    state.reservations.put("scheduling", "u", "default/a", "n1", now_s)
+    state.on("gang", "u")
+    now_s = gang_s - 1
+    state.expire()
+    assert "u" in state.reservations
+    now_s = gang_s
+    state.expire()
+    assert "u" not in state.reservations
 
 
 def test_a_gang_that_nobody_tries_any_more_gives_its_room_back() -> None:
@@ -230,6 +260,83 @@ def test_without_a_gang_a_pod_is_reserved_for_by_itself(known: PodGroup) -> None
     ganging.world.now_s = QUIET_S
     ganging.keeper.expire()
     assert ganging.stages() == ["reserved"] * GPUS
+
+
+def test_the_rest_of_a_cycle_that_paused_is_refused_and_no_eviction_helps() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    ganging.pause()
+    result = ganging.filter(ganging.pods[2], "n1", "n2")
+    assert (result.node_names, result.failed, result.unresolvable) == ([], {}, {GANG_PAUSED: ["n1", "n2"]})
+    ganging.cycle(GPUS)
+    assert (ganging.stages(), ganging.woken) == (["in gang"] * GPUS, [])
+
+
+@pytest.mark.parametrize("sign", ["another pod", "its condition", "time", "its group is gone"])
+def test_who_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign: str) -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    ganging.pause()
+    assert not ganging.filter(ganging.pods[2]).node_names
+    assert ganging.woken == []
+    match sign:
+        case "another pod":
+            ganging.filter(pod("other").asking(mib=FULL_MIB))
+        case "its condition":
+            ganging.tell(
+                turned_down(ganging.pods[2].at_version(2), message=f"0/1 nodes are available: 1 {GANG_PAUSED}.")
+            )
+        case "time":
+            ganging.world.now_s = LONGEST_S
+            ganging.keeper.expire()
+        case _:
+            ganging.keeper.group_changed(group(), None)
+    assert ganging.woken == ["n1"]
+    assert ganging.filter(ganging.pods[2]).node_names == ["n1"]
+
+
+def test_a_condition_that_says_something_else_does_not_end_a_pause() -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    ganging.pause()
+    assert not ganging.filter(ganging.pods[2]).node_names
+    ganging.tell(turned_down(ganging.pods[2].at_version(2), message="0/1 nodes are available: 1 Insufficient cpu."))
+    assert ganging.woken == []
+    known = ganging.world.pods.get(ganging.pods[2].build().key)
+    assert known is not None
+    assert known.status.conditions[0].message == "", "of messages nothing else is kept"
+
+
+def test_one_that_may_be_bound_is_never_refused_for_a_pause() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    ganging.world.state.on("bind", ganging.pods[2].build().uid)
+    ganging.end("m0")
+    ganging.filter(ganging.pods[1])
+    ganging.world.now_s += QUIET_S
+    ganging.keeper.expire()
+    assert ganging.filter(ganging.pods[2]).node_names == ["n1"]
+
+
+def test_a_pod_that_fails_after_its_gang_fitted_costs_the_others_nothing() -> None:
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    ganging.keeper.group_changed(group(), group(scheduled=True))
+    assert not ganging.filter(ganging.pods[1], "n2").node_names
+    assert not ganging.filter(pod("other").asking(mib=FULL_MIB), "n2").node_names
+    ganging.world.now_s += QUIET_S
+    ganging.keeper.expire()
+    left = {one.uid for one in ganging.world.state.reservations}
+    assert left == {ganging.pods[at].build().uid for at in (0, 2)}
+
+
+@pytest.mark.parametrize("before", [None, group(scheduled=True)])
+def test_that_a_gang_fitted_once_says_nothing_of_the_next_try(before: PodGroup | None) -> None:
+    ganging = Ganging(group(scheduled=True))
+    ganging.cycle()
+    ganging.keeper.group_changed(before, group(scheduled=True))
+    ganging.filter(pod("other").asking(mib=FULL_MIB))
+    assert "in gang" not in ganging.stages()
 
 
 def test_a_pod_without_a_gpu_is_never_one_that_waits_for_room() -> None:

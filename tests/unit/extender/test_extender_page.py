@@ -15,7 +15,7 @@ from vgpu.grant import Assignment
 from vgpu.inventory import Inventory
 from vgpu.mix import Typical
 from vgpu.reservations import STAGES as RESERVED
-from vgpu.snapshot import STAGES, Free, NodeRecord, PodRecord, Snapshot, Starting, snapshot_to_json
+from vgpu.snapshot import STAGES, Free, NodeRecord, PodRecord, Snapshot, Starting, nth_constraints, snapshot_to_json
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/extender.md").read_text()
 
@@ -58,8 +58,8 @@ def test_every_field_of_a_snapshot_stands_on_the_page() -> None:
     text = holding.metadata.annotation("tangram.sh/assignment")
     assert text
     record = PodRecord("u", "default/a", "n", "bound", Assignment({}), (Starting("r", 1, frozenset({one.uuid})),))
-    nodes = (NodeRecord("n", Inventory((one,)), "x", (Free(one.uuid, 1, 1),), 1),)
-    mix = ((Typical(1, 1024, 10, 1000, ("m",)), 3),)
+    nodes = (NodeRecord("n", Inventory((one,)), "x", (Free(one.uuid, 1, 1),), 1, (0,)),)
+    mix = ((Typical(1, 1024, 10, 1000, ("m",), (("1g.10gb", 1),), nth_constraints(0)), 3),)
     document = msgspec.json.decode(snapshot_to_json(Snapshot("tangram.sh", 1024, nodes, (record,), mix)))
     told = {row[0].strip("`| ").removesuffix("[]"): row[1] for row in table("field")}
     plain = {key for key, value in document.items() if not isinstance(value, list)}

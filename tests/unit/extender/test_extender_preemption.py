@@ -14,10 +14,10 @@ from tests.builders import PodBuilder, card, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World, answer_of, step_by_step
 
 
-def turned_down(built: PodBuilder, reason: str = "Unschedulable") -> Pod:
+def turned_down(built: PodBuilder, reason: str = "Unschedulable", message: str = "") -> Pod:
     """The scheduler has been there, and found no place."""
     one = built.build()
-    condition = Condition("PodScheduled", status="False", reason=reason)
+    condition = Condition("PodScheduled", status="False", reason=reason, message=message)
     return msgspec.structs.replace(one, status=msgspec.structs.replace(one.status, conditions=(condition,)))
 
 

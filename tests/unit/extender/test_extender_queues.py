@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,7 +176,7 @@ def test_a_workload_that_changes_its_owners_or_goes_is_noticed() -> None:
     known = Known({}, first, workload("other", "uid-k"))
     seen = [known.queues.version("default")]
     known.tell(first, second)
-    assert known.queues.workloads.owners("default") == {"uid-k": 2}
+    assert known.queues.workloads.owners("default") == {"uid-k": {"w", "other"}}
     seen.append(known.queues.version("default"))
     known.tell(second, second)
     assert known.queues.version("default") == seen[-1], "nothing changed"
@@ -221,3 +222,24 @@ def test_who_was_kept_while_there_was_doubt_may_be_evicted_after_it() -> None:
     known.queues.controllers._waiting.clear()
     assert known.queues.expire() == "n1"
     assert known.queues.expire() == "", "once"
+
+
+@pytest.mark.parametrize("key", ["default/w", ""])
+def test_so_they_may_once_a_workload_is_decoded(key: str) -> None:
+    known = Known({})
+    known.cache.unknown |= {key: "garbage", "other/w": "garbage"}
+    assert not known.queues.alone(of("k"))
+    known.queues.nobody_goes_on(["n1"])
+    assert known.queues.expire() == ""
+    del known.cache.unknown[key]
+    assert known.queues.alone(of("k"))
+    assert [known.queues.expire() for _ in range(2)] == ["n1", ""], "that another one is in doubt is no reason to wait"
+
+
+def test_so_they_may_when_workloads_are_heard_of_again() -> None:
+    known = Known({})
+    known.now_s += SILENT_S + 1
+    known.queues.nobody_goes_on(["n1"])
+    assert known.queues.expire() == ""
+    known.heard()
+    assert known.queues.expire() == "n1"

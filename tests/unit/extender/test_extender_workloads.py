@@ -58,7 +58,7 @@ async def test_the_newer_of_two_versions_is_watched(api: FakeApi) -> None:
     async with watching(api) as watched:
         assert watched.all.unsure("default")
         await watched.until(lambda: watched.all.has_synced)
-        assert (dict(watched.all.owners("default")), watched.told) == ({"uid-j": 1}, ["default"])
+        assert (dict(watched.all.owners("default")), watched.told) == ({"uid-j": {"w"}}, ["default"])
         api.remove(workload("w", "uid-j"))
         await watched.until(lambda: not watched.all.owners("default"))
     assert f"GET {path_of('v1beta1')}" not in api.requests

@@ -19,6 +19,18 @@ from vgpu.process_stat import process_stat
 MEMORY = os.major(Path("/dev/null").stat().st_rdev)
 NOT_OPEN = 511
 """A major number that nothing has."""
+UNSHARED = """
+import ctypes, sys, threading
+CLONE_FILES = 0x400
+def opens():
+    assert ctypes.CDLL(None).unshare(CLONE_FILES) == 0
+    file = open("/dev/null")
+    print("runs", flush=True)
+    over.wait()
+over = threading.Event()
+threading.Thread(target=opens, daemon=True).start()
+sys.stdin.read()
+"""
 PROGRAM = "import sys; file = open(sys.argv[1]); print('runs', flush=True); sys.stdin.read()"
 
 
@@ -51,8 +63,8 @@ def test_a_device_is_known_by_its_number_whatever_it_is_called(tmp_path: Path, f
 
 
 def test_the_control_device_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "7" / "fd").mkdir(parents=True)
-    (tmp_path / "7" / "fd" / "0").symlink_to("/dev/null")
+    (tmp_path / "7/task/7/fd").mkdir(parents=True)
+    (tmp_path / "7/task/7/fd" / "0").symlink_to("/dev/null")
     assert gpu_open(7, tmp_path, MEMORY) is True
     assert gpu_open(7, tmp_path) is False
     monkeypatch.setattr(descriptors, "NO_GPU", os.minor(Path("/dev/null").stat().st_rdev))
@@ -61,23 +73,23 @@ def test_the_control_device_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_of_more_descriptors_than_are_looked_at_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "MOST", 3)
-    (tmp_path / "7" / "fd").mkdir(parents=True)
+    monkeypatch.setattr(descriptors, "MOST", 4)  # three descriptors and their thread
+    (tmp_path / "7/task/7/fd").mkdir(parents=True)
     for number in range(3):
-        (tmp_path / "7" / "fd" / str(number)).symlink_to("/etc/passwd")
+        (tmp_path / "7/task/7/fd" / str(number)).symlink_to("/etc/passwd")
     assert gpu_open(7, tmp_path, MEMORY) is False
-    (tmp_path / "7" / "fd" / "3").symlink_to("/etc/passwd")
+    (tmp_path / "7/task/7/fd" / "3").symlink_to("/etc/passwd")
     assert gpu_open(7, tmp_path, MEMORY) is None
 
 
 def test_a_descriptor_that_is_closed_meanwhile_is_passed_over_and_a_process_without_any_is_unknown(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "7" / "fd").mkdir(parents=True)
+    (tmp_path / "7/task/7/fd").mkdir(parents=True)
     assert gpu_open(7, tmp_path, MEMORY) is None
-    (tmp_path / "7" / "fd" / "0").symlink_to(tmp_path / "gone")
+    (tmp_path / "7/task/7/fd" / "0").symlink_to(tmp_path / "gone")
     assert gpu_open(7, tmp_path, MEMORY) is False
-    (tmp_path / "7" / "fd" / "1").symlink_to("/dev/null")
+    (tmp_path / "7/task/7/fd" / "1").symlink_to("/dev/null")
     assert gpu_open(7, tmp_path, MEMORY) is True
 
 
@@ -89,3 +101,25 @@ def test_a_process_whose_first_thread_has_ended_is_looked_at_by_the_others() -> 
         assert gpu_open(child.pid, major=NOT_OPEN) is False
     finally:
         ended(child)
+
+
+def test_a_thread_with_descriptors_of_its_own_hides_nothing() -> None:
+    child = started(UNSHARED)
+    try:
+        first = [file.resolve() for file in Path(f"/proc/{child.pid}/fd").iterdir()]
+        assert Path("/dev/null") not in first
+        assert gpu_open(child.pid, major=MEMORY) is True
+        assert gpu_open(child.pid, major=NOT_OPEN) is False
+    finally:
+        ended(child)
+
+
+def test_of_a_process_that_nobody_may_look_at_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "7/task/7/fd").mkdir(parents=True)
+    (tmp_path / "7/task/7/fd/0").symlink_to("/dev/null")
+
+    def refuse(path: str | Path) -> object:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert gpu_open(7, tmp_path, MEMORY) is None

@@ -278,9 +278,9 @@ def test_what_cannot_be_answered_is_a_sentence_and_exit_code_2(files: Path, word
 
 
 def test_a_snapshot_of_a_newer_version_is_refused(files: Path) -> None:
-    (files / "snapshot.json").write_text('{"v": 4}')
+    (files / "snapshot.json").write_text('{"v": 5}')
     code, _, wrong = explain("default/p", *of_files(files, "pod.json"))
-    assert (code, "snapshot is of version 4" in wrong) == (2, True)
+    assert (code, "snapshot is of version 5" in wrong) == (2, True)
 
 
 @pytest.fixture

@@ -15,9 +15,11 @@ from vgpu.bypass import (
     POLICIES,
     QUIET_S,
     READINGS,
+    RETURNS,
     Bypass,
     Patience,
     Policy,
+    Returns,
     Share,
     Traces,
     action,
@@ -224,3 +226,14 @@ def test_only_processes_that_bypass_are_named_and_only_after_three_readings_over
         elif bypasses:
             rest = sum(one.held_bytes for one in held if one.pid not in named)
             assert rest <= 100 + beyond or not any(one.bypassing and one.pid not in named for one in held)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 19.0, 20.0, 29.0, 30.0, 59.0, 60.0, 61.0]), max_size=12))
+def test_a_container_is_ended_where_three_readings_of_a_minute_ended_processes(pauses_s: list[float]) -> None:
+    """A pause of 0 is the same reading, judged again."""
+    returns, ends_s, at_s = Returns(), set[float](), 100.0
+    for pause_s in pauses_s:
+        at_s += pause_s
+        ends_s.add(at_s)
+        of_a_minute = [then_s for then_s in ends_s if at_s - KNOWN_S <= then_s]
+        assert returns.ended(at_s) is (len(of_a_minute) >= RETURNS)

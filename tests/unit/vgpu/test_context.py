@@ -71,6 +71,15 @@ def test_managed_memory_which_nvml_does_not_list_is_not_taken_for_a_smaller_cont
         assert measure.bytes == 518
 
 
+def test_it_is_still_from_an_exact_reading_until_the_books_move() -> None:
+    measure = ContextMeasure()
+    for at_s, still in ((1.0, False), (1 + CALM_S - 0.01, False), (1 + CALM_S, True), (9.0, True)):
+        measure.read(150, used_bytes=20, leased_bytes=100, at_s=at_s)
+        assert measure.still == still
+    measure.moved(100)
+    assert not measure.still
+
+
 def test_contexts_are_never_charged_more_than_nvml_counts_of_the_process() -> None:
     measure = ContextMeasure(bytes=518)
     measure.read(400, used_bytes=3000, leased_bytes=3000, at_s=1, exact=True, made_bytes=518)

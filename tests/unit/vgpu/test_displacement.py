@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -29,6 +31,13 @@ def capacity_of(models: dict[str, list[int]], mib: dict[str, int]) -> Capacity:
             capacity.add(code, mib[model])
             capacity.debit(code, mib[model] - each)
     return capacity
+
+
+def demand_of(seen: dict[Need, int], models: Sequence[str]) -> Demand:
+    """Each model is a pool."""
+    return Demand.of(
+        seen, len(models), lambda need: np.array([not need.models or one in need.models for one in models])
+    )
 
 
 def slow(seen: dict[Need, int], free: dict[str, list[int]], mib: dict[str, int]) -> dict[str, float]:
@@ -58,7 +67,7 @@ def test_it_is_what_counting_request_by_request_finds(seen: dict[Need, int], pla
     for at, part in placed:
         free[MODELS[at]].append(part * mib[MODELS[at]] // 100)
     capacity = capacity_of(free, mib)
-    found = Demand.of(seen, {model: code for code, model in enumerate(MODELS)}).displaced(capacity)
+    found = demand_of(seen, MODELS).displaced(capacity)
     assert found.tolist() == pytest.approx(list(slow(seen, free, mib).values()))
 
 
@@ -70,20 +79,22 @@ def test_all_free_gpus_together_displace_as_many_as_they_are(
     free = {model: [part for at, part in placed if MODELS[at] == model] for model in MODELS}
     assume(any(map(sum, free.values())))
     capacity = capacity_of(free, dict.fromkeys(MODELS, 100))
-    displaced = Demand.of(seen, {model: code for code, model in enumerate(MODELS)}).displaced(capacity)
+    displaced = demand_of(seen, MODELS).displaced(capacity)
     assert displaced @ capacity.free_gpus() == pytest.approx(capacity.free_gpus().sum())
 
 
 def test_where_requests_run_anywhere_each_gpu_displaces_one() -> None:
     capacity = capacity_of({"a": [100, 50], "b": [100]}, {"a": 100, "b": 100})
-    displaced = Demand.of({Need(10, 0, ()): 5, Need(-1, 100, ()): 3}, {"a": 0, "b": 1}).displaced(capacity)
+    displaced = demand_of({Need(10, 0, ()): 5, Need(-1, 100, ()): 3}, "ab").displaced(capacity)
     assert displaced.tolist() == pytest.approx([1, 1])
 
 
 def test_a_scarce_model_displaces_more_the_less_of_it_is_free() -> None:
     seen, models = {Need(-1, 100, ()): 10, Need(-1, 100, ("a",)): 5}, {"a": 0, "b": 1}
     found = [
-        Demand.of(seen, models).displaced(capacity_of({"a": [100] * left, "b": [100] * 8}, dict.fromkeys(models, 100)))
+        demand_of(seen, list(models)).displaced(
+            capacity_of({"a": [100] * left, "b": [100] * 8}, dict.fromkeys(models, 100))
+        )
         for left in (8, 4, 2, 1)
     ]
     scarce = [float(each[0]) for each in found]
@@ -93,12 +104,21 @@ def test_a_scarce_model_displaces_more_the_less_of_it_is_free() -> None:
 
 def test_large_gpus_are_scarce_for_those_that_fit_on_no_other() -> None:
     capacity = capacity_of({"small": [100] * 4, "large": [200] * 4}, {"small": 100, "large": 200})
-    small, large = Demand.of({Need(100, 0, ()): 4, Need(200, 0, ()): 1}, {"small": 0, "large": 1}).displaced(capacity)
+    small, large = demand_of({Need(100, 0, ()): 4, Need(200, 0, ()): 1}, ("small", "large")).displaced(capacity)
     per_request = small / 1, large / 2
     assert per_request[1] > per_request[0]
 
 
 def test_only_so_many_requests_count_and_those_for_most_gpus_do() -> None:
     seen = {Need(mib, 0, ()): mib for mib in range(1, 1001)}
-    demand = Demand.of(seen, {"a": 0})
+    demand = demand_of(seen, "a")
     assert demand.gpus.tolist() == list(range(1000, 488, -1))
+
+
+def test_gpus_of_another_size_are_weighed_anew() -> None:
+    seen = {Need(100, 0, ()): 4, Need(200, 0, ()): 1}
+    demand = demand_of(seen, ("small", "large"))
+    for mib in ({"small": 100, "large": 100}, {"small": 100, "large": 200}):
+        capacity = capacity_of({"small": [100] * 4, "large": [mib["large"]] * 4}, mib)
+        fresh = demand_of(seen, ("small", "large"))
+        assert demand.displaced(capacity).tolist() == fresh.displaced(capacity).tolist()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vgpu.errors import BadDocument
 from vgpu.holding import Denied, Granted, Wanted
@@ -202,6 +206,42 @@ def test_managed_memory_does_not_hide_what_a_context_takes(estimate: int) -> Non
     book.measure(ONE, 0, 1, at_s=9, now_s=9)
     book.measure(ONE, 0, 1, at_s=11, now_s=11)
     assert book.context_bytes(0) <= 1
+
+
+@given(
+    context=st.integers(1, 300), grown=st.integers(0, 200), plain=st.integers(0, 300), managed=st.integers(0, 500),
+    freed=st.integers(0, 500), unused=st.integers(0, 100),
+)  # fmt: skip
+def test_contexts_are_charged_to_the_byte_what_nvml_lists_beside_what_is_not_managed(
+    context: int, grown: int, plain: int, managed: int, freed: int, unused: int
+) -> None:
+    """NVML lists none of the managed memory, of which some is freed in the end."""
+    book = ledger(5000, ONE)
+    book.begin_context(ONE, 0, 1, 0, 0)
+    book.end_context(ONE, 0, 1)
+    book.measure(ONE, 0, context, at_s=1, now_s=1, exact=True)
+    book.ask(ONE, 0, 2, plain + managed + unused, 0, 2)
+    seconds = itertools.count(3)
+    for left in (managed, max(0, managed - freed)):
+        book.state(ONE, 0, plain + left, 0, left)
+        for at_s in itertools.islice(seconds, 4):
+            book.measure(ONE, 0, context + grown + plain, at_s=at_s, now_s=at_s)
+        assert book.context_bytes(0) == context + grown
+        part = book.part_of(ONE, 0)
+        assert (part.managed_bytes, part.still) == (left, True)
+
+
+def test_no_more_managed_memory_is_believed_than_is_used() -> None:
+    book = ledger(1000, ONE)
+    book.ask(ONE, 0, 1, 400, 400, 0)
+    book.state(ONE, 0, 2**63, 0, 2**52)
+    assert book.part_of(ONE, 0).managed_bytes == 400
+    book.state(ONE, 0, 100, 0, 300)
+    assert book.part_of(ONE, 0).managed_bytes == 100
+    for at_s in range(1, 6):
+        book.measure(ONE, 0, 700, at_s=at_s, now_s=at_s)
+        assert book.context_bytes(0) + book.leased_bytes(0) >= 700
+    assert book.context_bytes(0) == 700, "who states more than it has is charged for it"
 
 
 def test_one_lease_and_one_context_may_be_asked_for_at_once() -> None:

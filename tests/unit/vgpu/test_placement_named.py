@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.vgpu.test_placement_views import NODES, asks, fleets
+from vgpu.constraints import Condition, Term
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card, Inventory
 from vgpu.placement import GUESSES, Placement, place
 from vgpu.policy import POLICIES
 from vgpu.request import Ask, PodAsk
 from vgpu.roster import Quoted, Roster
-from vgpu.wishes import Condition, Term, Wishes
+from vgpu.wishes import Wishes
 
 SHARE = PodAsk((Ask("main", "share", 1, mib=4),))
 

@@ -34,7 +34,7 @@ TEXT = """
   "cards": [{"uuid": "%s", "limit_bytes": 100, "core_percent": 30, "leased_bytes": 50, "used_bytes": 40, "context_bytes": 9,
     "shared_bytes": 0}],
   "processes": [{"pid": 7, "pid_in_container": 1, "command": "python train.py",
-    "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 49}]}],
+    "cards": [{"uuid": "%s", "used_bytes": 40, "context_bytes": 9, "measured_bytes": 39, "managed_bytes": 10}]}],
   "turn": {"on": true, "working": true, "processes": 1, "asked_percent": 30, "on_s": 1.5, "off_s": 0.25, "capped_s": 3.0,
     "suspends": 40, "trouble": "", "mode": "suspend", "heals": 0, "clearing_s": 0.0,
     "suspended_s": 0.0, "arrivals": 0, "credit_s": 0.0, "untold": false, "stopped": false, "seen_s": null, "resumes": 0},
@@ -43,7 +43,7 @@ TEXT = """
   "bypasses": [{"gpu": "%s", "pids": [8], "held_bytes": 150, "limit_bytes": 100, "policy": "kill"}]}],
  "version": 1,
  "kills": [{"id": "9-100", "uid": "u", "pod": "default/a", "container": "main", "gpu": "%s", "pid": 9, "command": "python train.py",
-   "held_bytes": 150, "limit_bytes": 100, "bypass": true}],
+   "held_bytes": 150, "limit_bytes": 100, "bypass": true, "whole": true}],
  "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}],
  "unlisted": [{"gpu": "%s", "held_bytes": 70, "used_bytes": 170, "uid": "u", "pod": "default/a", "container": "main", "pids": [6]}]}
 """ % (UUID, UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
@@ -52,14 +52,14 @@ STATUS = Status(
         ContainerStatus(
             key="0a", pod="default/a", uid="u", container="main", klass="standard", level=2, guard="kill", over=True,
             cards=(CardStatus(UUID, 100, 30, 50, 40, 9),),
-            processes=(ProcessStatus(7, 1, "python train.py", (ProcessCard(UUID, 40, 9, 49),)),),
+            processes=(ProcessStatus(7, 1, "python train.py", (ProcessCard(UUID, 40, 9, 39, 10),)),),
             turn=TurnStatus(True, True, 1, 30, 1.5, 0.25, 3.0, 40, ""),
             gpu_time_state="unenforced",
             unenforced=(UnenforcedStatus("no-channels", ("gpu-time",), (7,)),),
             bypasses=(BypassStatus(UUID, (8,), 150, 100, "kill"),),
         ),
     ),
-    kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True),),
+    kills=(KillStatus("9-100", "u", "default/a", "main", UUID, 9, "python train.py", 150, 100, bypass=True, whole=True),),
     ungranted=(UngrantedStatus(UUID, 5, "python other.py", 60, "v"),),
     unlisted=(UnlistedStatus(UUID, 70, 170, "u", "default/a", "main", (6,)),),
 )  # fmt: skip

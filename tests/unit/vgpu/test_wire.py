@@ -34,7 +34,7 @@ MESSAGES = st.one_of(
     st.builds(wire.Leased, CARD, st.booleans(), U64, U64),
     st.builds(wire.Return, CARD, U64),
     st.builds(wire.Recall, CARD, U64),
-    st.builds(wire.Usage, CARD, U64, U64),
+    st.builds(wire.Usage, CARD, U64, U64, U32),
     st.builds(wire.Error, U32, WORDS),
     st.builds(wire.Context, CARD, st.sampled_from(wire.Step), U64),
     st.builds(wire.Measured, CARD, st.booleans(), U64, U64),
@@ -48,6 +48,7 @@ MESSAGES = st.one_of(
 )
 
 
+@example(7, wire.Usage(3, 40, 50, 2**32 - 1))
 @given(U32, MESSAGES)
 def test_every_message_comes_back_as_it_went(seq: int, message: wire.Message) -> None:
     packet = wire.encode(seq, message)

@@ -12,12 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from vgpu.constraints import Condition, Term
 from vgpu.fleet import Fleet
 from vgpu.inventory import Card, Inventory
 from vgpu.labels import MOST_KEYS, Labels
 from vgpu.placement import Placement, fitting, place, rate
 from vgpu.request import Ask, PodAsk
-from vgpu.wishes import Condition, Spread, Term, Wishes, liking
+from vgpu.wishes import Spread, Wishes, liking
 
 CARD_MIB = 100
 LabelsOf = dict[str, dict[str, str]]

@@ -155,6 +155,8 @@ env:
   {{- if .Values.queues.kueue.enabled }}
   - name: TANGRAM_EXTENDER_KUEUE
     value: "true"
+  - name: TANGRAM_EXTENDER_KUEUE_EVICT
+    value: {{ .Values.queues.kueue.evict }}
   - name: TANGRAM_EXTENDER_KUEUE_CONTROLLERS
     value: {{ join "," .Values.queues.kueue.controllers | quote }}
   {{- end }}
@@ -193,9 +195,6 @@ securityContext:
 
 {{/* What must not be, in sentences. The schema has the rest. */}}
 {{- define "tangram.check" -}}
-{{- if eq .Values.queues.kueue.evict "whole" -}}
-{{- fail "queues.kueue.evict is whole: Tangram cannot evict all pods of a Workload together yet, and must not evict some of them; it must be never" -}}
-{{- end -}}
 {{- if not .Values.node.hostPID -}}
 {{- if has .Values.arbiter.bypass (list "kill" "evict") -}}
 {{- fail (printf "arbiter.bypass is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not tell whose they are; it must be auto or report" .Values.arbiter.bypass) -}}

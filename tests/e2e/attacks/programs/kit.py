@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 MIB = 2**20
@@ -115,6 +116,15 @@ def relay(seconds: float) -> NoReturn:
             os.kill(before, signal.SIGKILL)
             os.waitpid(before, 0)
         before = pid
+
+
+def restart(command: Callable[[], NoReturn]) -> NoReturn:
+    """Run the command in a child, again whenever it has ended."""
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            command()
+        os.waitpid(pid, 0)
 
 
 def card() -> str:

@@ -1,0 +1,84 @@
+"""One moment of the extender, as a snapshot (`vgpu.snapshot`).
+
+What changes is copied at once; the rest is made later, in whatever thread. For 10,000 nodes with 8 GPUs that takes 0.4 s, the moment
+itself 3 ms (measured) and, where pods name labels or taints, up to 10 ms more (64 different constraints).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from extender.claims import Claim, Claims
+from vgpu import scarcity
+from vgpu.constraints import ANYWHERE, NodeConstraints
+from vgpu.fleet import UNKNOWN_CPU, Fleet, Ints
+from vgpu.inventory import Inventory
+from vgpu.mix import Typical
+from vgpu.node_terms import Bools
+from vgpu.snapshot import Free, NodeRecord, PodRecord, Snapshot, Starting, nth_constraints
+
+
+def moment(
+    domain: str,
+    unit_mib: int,
+    nodes: Mapping[str, Inventory | None],
+    excluded: Mapping[str, str],
+    held: Claims,
+    stages: Mapping[str, str],
+    orphaned: Collection[str],
+) -> Callable[[], Snapshot]:
+    """What is answered makes the snapshot. `stages`: of the pods that have a reservation, by UID."""
+    fleet, claims = held.fleet, list(held)
+    column = dict(fleet.column)
+    mib, percent = fleet.free_mib[:, : fleet.width].copy(), fleet.free_percent[:, : fleet.width].copy()
+    cpu = fleet.free_cpu_milli.copy()
+    fleet.mix.renew()  # what is decided from now on follows from what is written down here
+    seen, (known, meets) = dict(fleet.mix.seen), _constraints(fleet)
+
+    def make() -> Snapshot:
+        left = dict(zip(column, np.stack([mib, percent])[:, :, list(column.values())].T.tolist(), strict=True))
+        records = []
+        for name, inventory in nodes.items():
+            cards = inventory.cards if inventory and name in left else ()
+            free = tuple(Free(card.uuid, *of) for card, of in zip(cards, left.get(name, ()), strict=False))
+            at = column.get(name)
+            met = () if at is None else tuple(np.flatnonzero(meets[:, at]).tolist())
+            records.append(NodeRecord(name, inventory, excluded.get(name, ""), free, _told(cpu, at), met))
+        pods = (_record(uid, claim, stages.get(uid) or _stage(uid, orphaned)) for uid, claim in claims)
+        mix = Counter[Typical]()
+        for one, times in seen.items():
+            mix[replace(one, constraints=known.get(one.constraints, ANYWHERE))] += times
+        asked = sorted(mix.items(), key=lambda item: (-item[1], item[0]))
+        return Snapshot(domain, unit_mib, tuple(records), tuple(pods), tuple(asked))
+
+    return make
+
+
+def _constraints(fleet: Fleet) -> tuple[Mapping[NodeConstraints, NodeConstraints], Bools]:
+    """Constraints of pods that some node does not meet, by number in place of what they say; and (constraints, columns) which node meets each."""
+    scarcity.regroup(fleet)
+    columns = np.fromiter(fleet.column.values(), np.intp, len(fleet.column))
+    asked = list(dict.fromkeys(replace(one, profiles=(), shared=False) for one in fleet.pools.constraints))
+    met = fleet.pools.meets(asked, columns)
+    some = [at for at in range(len(asked)) if not met[at].all()]
+    meets: Bools = np.zeros((len(some), len(fleet.free_cpu_milli)), np.bool_)
+    meets[:, columns] = met[some]
+    return {asked[at]: nth_constraints(number) for number, at in enumerate(some)}, meets
+
+
+def _told(cpu: Ints, column: int | None) -> int | None:
+    return None if column is None or cpu[column] == UNKNOWN_CPU else int(cpu[column])
+
+
+def _stage(uid: str, orphaned: Collection[str]) -> str:
+    """Of a claim without a reservation."""
+    return "orphaned" if uid in orphaned else "seen bound"
+
+
+def _record(uid: str, claim: Claim, stage: str) -> PodRecord:
+    starting = tuple(Starting(resource, quantity, uuids) for (resource, quantity), uuids in claim.sizes.items())
+    return PodRecord(uid, claim.key, claim.node, stage, claim.assignment, starting)

@@ -1,0 +1,122 @@
+"""Which Workloads of Kueue might be evicted as a whole for a pod that waits (`vgpu.wholes` decides).
+
+A Workload's pods are all pods of its namespace that are bound and that the extender knows to be its own, on whatever node, with or without a GPU. If it is
+in doubt of one pod there whose it is, no Workload of that namespace is evicted: the pod might be of the Workload, and of a higher priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Final
+
+from extender.books import Books, leaving, priority_of
+from extender.queues import Queues
+from kube.objects import Pod
+from vgpu.holder import Cost, Holder
+from vgpu.node_search import Eviction
+from vgpu.preemption import least_eviction
+from vgpu.request import PodAsk
+from vgpu.victim_bounds import Rules, Terms
+from vgpu.wholes import Whole, WholeEviction, least_wholes
+
+AT_A_TIME: Final = 100
+"""Pods that are looked at in one step: 0.25 ms where all are of Workloads (measured)."""
+
+Known = Generator[None, None, dict[str, Whole]]
+
+
+class Wholes:
+    """`pods` are all there are; without `queues` no pod is of a Workload."""
+
+    def __init__(self, books: Books, queues: Queues | None, pods: Callable[[], Iterable[Pod]]) -> None:
+        self._books, self._queues, self._pods = books, queues, pods
+
+    def on(self, node: str, applicant: Pod) -> set[str]:
+        """Workloads with a pod that holds something on this node, but for the applicant's own, or those that may be its own."""
+        view = self._books.view(node)
+        pods = [self._books.pod(one.uid) for one in view.pods] if view is not None else []
+        keys, own = {key for pod in pods if pod is not None and (key := self._of(pod))}, self._of(applicant)
+        if own is None:
+            return {key for key in keys if _namespace(key) != applicant.metadata.namespace}
+        return keys - {own}
+
+    def _of(self, pod: Pod) -> str | None:
+        return self._queues.whole_of(pod) if self._queues is not None else ""
+
+    def known(self, keys: Set[str]) -> Known:
+        """These Workloads, in steps, but for those in doubt. One without pods is not known."""
+        namespaces, doubted = {_namespace(key) for key in keys}, set[str]()
+        found: dict[str, list[Holder]] = {}
+        for at, pod in enumerate(list(self._pods())):
+            namespace = pod.metadata.namespace
+            if namespace in namespaces and pod.spec.node_name and not leaving(pod):
+                key = self._of(pod)
+                if key is None:
+                    doubted.add(namespace)
+                elif key in keys:
+                    found.setdefault(key, []).append(self._books.member(pod))
+            if at % AT_A_TIME == 0:
+                yield
+        return {key: Whole(key, tuple(pods)) for key, pods in found.items() if _namespace(key) not in doubted}
+
+
+class WholeSearch:
+    """For the least set of Workloads, and of single pods beside them, that make room for a pod on one of the nodes.
+
+    `terms`: what else holds on a node when pods there are gone.
+    """
+
+    def __init__(
+        self,
+        wholes: Wholes,
+        books: Books,
+        pod: Pod,
+        ask: PodAsk,
+        nodes: Sequence[str],
+        terms: Callable[[str, frozenset[str]], Terms],
+        only: Mapping[str, Set[str]] | None,
+    ) -> None:
+        self._wholes, self._books, self._pod, self._ask, self._priority = wholes, books, pod, ask, priority_of(pod)
+        self._nodes, self._terms, self._only = nodes, terms, only
+        self._headroom = books.headroom()
+        self.best: WholeEviction | None = None
+        """So far."""
+
+    def steps(self, below: Cost | None) -> Iterator[None]:
+        """Search for what costs less than `below`, and yield every few milliseconds."""
+        on: dict[str, set[str]] = {}
+        for node in self._nodes:
+            if keys := self._wholes.on(node, self._pod):
+                on[node] = keys
+            yield
+        known = yield from self._wholes.known(set[str]().union(*on.values()))
+        for node, keys in on.items():
+            some = [known[key] for key in keys if key in known]
+            limit = self.best.cost if self.best is not None else below
+            for found in least_wholes(node, some, self._suffices(node), self._priority, self._headroom, limit):
+                self.best = found or self.best
+                yield
+
+    def eviction(self, found: WholeEviction) -> Eviction:
+        """The same with the Workloads' pods among the victims, as far as they hold something on the node."""
+        gone = frozenset[str]().union(*(one.uids for one in found.wholes))
+        view = self._books.view(found.singles.node)
+        here = {one.uid for one in view.pods if one.uid in gone} if view is not None else set()
+        victims = tuple(sorted({*found.singles.victims, *here}))
+        return Eviction(found.singles.node, victims, 0, found.singles.assignment, found.cost)
+
+    def _suffices(self, node: str) -> Callable[[frozenset[str]], tuple[Eviction, Sequence[Holder]] | None]:
+        def suffices(gone: frozenset[str]) -> tuple[Eviction, Sequence[Holder]] | None:
+            view = self._books.view(node)
+            if view is None:
+                return None
+            here = frozenset(one.uid for one in view.pods if one.uid in gone)
+            rules = Rules(self._priority, self._headroom, violate=False, terms={node: self._terms(node, here)})
+            found = least_eviction(self._ask, [node], self._books.view, rules, self._only)
+            return (found, [one for one in view.pods if one.uid in found.victims]) if found is not None else None
+
+        return suffices
+
+
+def _namespace(key: str) -> str:
+    return key.partition("/")[0]

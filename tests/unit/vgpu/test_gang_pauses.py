@@ -1,0 +1,181 @@
+"""kube-scheduler's cycles of one gang, with pauses between its pods: what it binds has room, and what it could bind it binds soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from vgpu.gangs import QUIET_S, Gangs
+from vgpu.pauses import LONGEST_QUIET_S, LONGEST_S, Pauses
+
+PODS = 4
+PAUSES_S = [0.0, 0.0, 0.0, 1.0, 3.0, 10.0, 29.0]
+
+
+@dataclass(frozen=True)
+class Try:
+    """One pod in one cycle."""
+
+    pause_s: float = 0.0
+    """Before its call."""
+    room: bool = True
+
+
+@dataclass
+class Cluster:
+    """A gang whose pods all request a GPU, and kube-scheduler, which tries them in order."""
+
+    min_count: int
+    called: tuple[bool, ...] = (True,) * PODS
+    """Others kube-scheduler's own filters refuse."""
+    gangs: Gangs = field(default_factory=Gangs)
+    reserved: set[str] = field(default_factory=set)
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.uids = [f"g{at}" for at in range(PODS)]
+        self.gangs.set_min_count("g", self.min_count)
+        for uid in self.uids:
+            self.gangs.see(uid, "g", "waits")
+
+    def pass_s(self, seconds: float) -> None:
+        """In steps of half a second, as the extender looks once a second."""
+        for _ in range(int(seconds * 2)):
+            self.now_s += 0.5
+            for failed in self.gangs.quiet(self.now_s, self.reserved.__contains__):
+                self.reserved -= set(failed.uids)
+
+    def call(self, uid: str, group: str, *, room: bool) -> bool:
+        """Filter: does the pod fit?"""
+        if self.gangs.refuses(uid, group, self.now_s):
+            self.reserved.discard(uid)
+            return False
+        found = self.gangs.next_pod(uid, group, self.reserved.__contains__, again=uid in self.reserved)
+        self.reserved -= {one for failed in found for one in failed.uids}
+        if group:
+            self.gangs.called(uid, group, self.now_s)
+            self.reserved -= {uid}
+            self.reserved |= {uid} if room else set()
+        self.gangs.answered(uid, group, fits=room, reserved=room)
+        return room
+
+    def cycle(self, tries: Iterable[Try]) -> bool:
+        """Is the gang scheduled? Then what it binds has room."""
+        fit = set[str]()
+        for uid, one, called in zip(self.uids, tries, self.called, strict=True):
+            self.pass_s(one.pause_s)
+            if called and self.call(uid, "g", room=one.room):
+                fit.add(uid)
+        if len(fit) < self.min_count:
+            return False
+        assert fit <= self.reserved
+        return True
+
+
+tries = st.builds(Try, pause_s=st.sampled_from(PAUSES_S), room=st.sampled_from([True, True, False]))
+cycles = st.lists(tries, min_size=PODS, max_size=PODS)
+between = st.tuples(st.sampled_from([0.0, 1.0, 5.0]), st.booleans(), st.booleans())
+
+
+def fail(cluster: Cluster, seconds: float, other: bool, shown: bool) -> None:
+    """From a cycle that failed to the next."""
+    for uid in cluster.uids if shown else ():
+        cluster.gangs.refusal_shown(uid, "g")
+    if other:
+        cluster.call("p", "", room=False)
+    cluster.pass_s(seconds)
+
+
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
+@given(
+    st.integers(2, PODS),
+    st.tuples(*[st.sampled_from([True, True, False])] * PODS),
+    st.lists(st.tuples(cycles, between), max_size=4),
+    st.sampled_from([0.0, 1.0, 3.0, 9.0]),
+)
+def test_a_gang_is_bound_with_room_for_all_of_it_and_soon_if_it_fits(
+    min_count: int,
+    called: tuple[bool, ...],
+    history: list[tuple[list[Try], tuple[float, bool, bool]]],
+    pause_s: float,
+) -> None:
+    cluster = Cluster(min_count, called)
+    for attempt, after in history:
+        if cluster.cycle(attempt):
+            return
+        fail(cluster, *after)
+    for _ in range(4 if sum(called) >= min_count else 0):
+        if cluster.cycle([Try(pause_s)] * PODS):
+            return
+        fail(cluster, 1.0, other=False, shown=True)
+    assert sum(called) < min_count, "it fits, and is not scheduled"
+
+
+def refused(pauses: Pauses, *calls: str, at_s: float = 5.0) -> list[bool]:
+    return [pauses.refuses(uid, "g", at_s) for uid in calls]
+
+
+def a_pause() -> Pauses:
+    """After `a` and `b` of a gang were called; they lost their room."""
+    pauses = Pauses(QUIET_S)
+    pauses.begin("g", ["a", "b"], "b", 0.0)
+    return pauses
+
+
+def test_the_rest_of_a_cycle_is_refused_until_the_gang_is_tried_again() -> None:
+    pauses = a_pause()
+    assert refused(pauses, "c", "d", "a", "b", "c") == [True, True, False, False, False]
+    assert not pauses.wakes(), "kube-scheduler tries it anyway"
+
+
+def test_who_was_refused_is_woken_when_another_pod_has_its_turn() -> None:
+    pauses = a_pause()
+    assert refused(pauses, "c") == [True]
+    assert not pauses.refuses("p", "", 6.0)
+    assert pauses.wakes()
+    assert not pauses.wakes()
+    assert refused(pauses, "d") == [False]
+
+
+def test_nobody_is_woken_if_nobody_was_refused() -> None:
+    pauses = a_pause()
+    assert not pauses.refuses("p", "", 6.0)
+    assert not pauses.wakes()
+
+
+def test_who_was_refused_is_woken_when_kube_scheduler_has_said_so() -> None:
+    pauses = a_pause()
+    assert refused(pauses, "c") == [True]
+    pauses.refusal_shown("a", "g")
+    assert "g" in pauses, "it says that of one that was not refused: of an earlier cycle"
+    pauses.refusal_shown("c", "g")
+    assert pauses.wakes()
+    assert refused(pauses, "c", "d") == [False, False]
+
+
+def test_nobody_is_refused_for_ever() -> None:
+    pauses = a_pause()
+    assert refused(pauses, "c", at_s=LONGEST_S - 1) == [True]
+    pauses.expire(LONGEST_S - 0.1)
+    assert not pauses.wakes()
+    pauses.expire(LONGEST_S)
+    assert pauses.wakes()
+    assert refused(pauses, "d") == [False]
+
+
+def test_a_slow_gang_is_given_twice_its_pause_until_a_pod_of_it_is_bound() -> None:
+    pauses = a_pause()
+    assert pauses.quiet_s("g") == QUIET_S
+    refused(pauses, "c")
+    assert pauses.quiet_s("g") == 10.0
+    refused(pauses, "d", at_s=40.0)
+    assert pauses.quiet_s("g") == 10.0, "nothing was reserved any more in the second pause"
+    pauses.begin("g", ["a"], "a", 0.0)
+    refused(pauses, "b", at_s=40.0)
+    assert pauses.quiet_s("g") == LONGEST_QUIET_S
+    pauses.bound("g")
+    assert pauses.quiet_s("g") == QUIET_S

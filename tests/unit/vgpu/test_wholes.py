@@ -1,0 +1,127 @@
+"""Which Workloads go as a whole: against the walk through all sets, and what never goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from vgpu.grant import Assignment
+from vgpu.holder import Cost, Holder, cost_of
+from vgpu.node_search import Eviction
+from vgpu.wholes import EXACT, Suffices, Whole, WholeEviction, least_wholes
+
+PRIORITY = 10
+HEADROOM = {"tight": 0, "loose": 1}
+EMPTY: Cost = cost_of("n1", (), {})
+
+singles = [Holder(f"s{at}", (), priority=at, started=100 - at) for at in range(3)]
+
+
+@st.composite
+def holders(draw: st.DrawFn, name: str) -> Holder:
+    budget = draw(st.sampled_from(["", "", "", "loose", "loose", "tight"]))
+    return Holder(
+        name, (), draw(st.sampled_from([0, 1, 5, 5, 12])), draw(st.sampled_from(["standard", "best-effort"])),
+        draw(st.integers(0, 3)), frozenset({budget} - {""}), draw(st.sampled_from([False] * 5 + [True])),
+    )  # fmt: skip
+
+
+@st.composite
+def nodes(draw: st.DrawFn, most: int) -> tuple[list[Whole], dict[str, int], int]:
+    """Workloads, what each pod on the node holds, and what the applicant needs. Single pods hold 1 each."""
+    wholes, held = [], {}
+    for at in range(draw(st.integers(0, most))):
+        pods = tuple(draw(holders(f"w{at}p{pod}")) for pod in range(draw(st.integers(1, 3))))
+        wholes.append(Whole(f"default/w{at}", pods))
+        held |= {one.uid: draw(st.integers(0, 3)) for one in pods}
+    return wholes, held, draw(st.integers(1, 9))
+
+
+def suffices(held: dict[str, int], needs: int) -> Suffices:
+    """As many single pods go, in their order, as are needed beside those that are gone."""
+
+    def answer(gone: frozenset[str]) -> tuple[Eviction, Sequence[Holder]] | None:
+        lacking = max(0, needs - sum(held.get(uid, 0) for uid in gone))
+        if lacking > len(singles):
+            return None
+        some = singles[:lacking]
+        return Eviction("n1", tuple(one.uid for one in some), 0, Assignment({}), EMPTY), some
+
+    return answer
+
+
+def every(wholes: Sequence[Whole], held: dict[str, int], needs: int) -> list[tuple[Cost, set[str]]]:
+    """Costs and keys of all sets that may go and suffice."""
+    found = []
+    for count in range(1, len(wholes) + 1):
+        for some in combinations(wholes, count):
+            answer = suffices(held, needs)(frozenset(uid for one in some for uid in one.uids))
+            pods = [pod for one in some for pod in one.pods]
+            if answer is None or any(pod.spared or pod.priority >= PRIORITY for pod in pods):
+                continue
+            cost = cost_of("n1", [*pods, *answer[1]], HEADROOM)
+            if cost[0] == 0:
+                found.append((cost, {one.key for one in some}))
+    return found
+
+
+def search(
+    wholes: Sequence[Whole], held: dict[str, int], needs: int, below: Cost | None = None
+) -> WholeEviction | None:
+    return [None, *least_wholes("n1", wholes, suffices(held, needs), PRIORITY, HEADROOM, below)][-1]
+
+
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
+@given(nodes(EXACT), st.booleans())
+def test_the_least_set_of_few_workloads_is_found(case: tuple[list[Whole], dict[str, int], int], limited: bool) -> None:
+    wholes, held, needs = case
+    of_all = sorted(every(wholes, held, needs), key=lambda one: one[0])
+    below = of_all[len(of_all) // 2][0] if limited and of_all else None
+    found = search(wholes, held, needs, below)
+    cheaper = [one for one in of_all if below is None or one[0] < below]
+    assert (found is not None) is bool(cheaper)
+    if found is not None:
+        assert (found.cost, {one.key for one in found.wholes}) == cheaper[0]
+
+
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
+@given(nodes(EXACT + 4))
+def test_of_many_workloads_what_is_found_suffices_and_none_could_be_spared(
+    case: tuple[list[Whole], dict[str, int], int],
+) -> None:
+    wholes, held, needs = case
+    found = search(wholes, held, needs)
+    if found is None:
+        return
+    keys = {one.key for one in found.wholes}
+    assert (found.cost, keys) in every(wholes, held, needs)
+    if sum(one.may_go(PRIORITY, HEADROOM) for one in wholes) > EXACT:
+        gone = {one.key: one.uids for one in found.wholes}
+        for key in keys if len(keys) > 1 else ():
+            rest = frozenset(uid for other, uids in gone.items() if other != key for uid in uids)
+            assert suffices(held, needs)(rest) is None
+
+
+def whole(name: str, *pods: Holder) -> Whole:
+    return Whole(f"default/{name}", pods)
+
+
+def test_a_pod_on_another_node_counts_in_what_a_workload_costs() -> None:
+    wide = whole("wide", Holder("a", ()), Holder("elsewhere", (), klass="latency-critical"))
+    narrow = whole("narrow", Holder("b", (), priority=5), Holder("c", ()))
+    found = search([wide, narrow], {"a": 1, "b": 1}, 1)
+    assert found is not None
+    assert [one.key for one in found.wholes] == ["default/narrow"]
+
+
+def test_no_workload_goes_of_which_one_pod_must_stay() -> None:
+    for stays in (
+        Holder("x", (), priority=PRIORITY),
+        Holder("x", (), spared=True),
+        Holder("x", (), budgets=frozenset({"tight"})),
+    ):
+        assert search([whole("w", Holder("a", ()), stays)], {"a": 1}, 1) is None
