@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
@@ -178,12 +179,14 @@ def test_what_needs_the_rights_of_the_program_alone_is_answered_without_the_chil
 
     asks.answer = refuses
     client = Client(folder / "nvml.sock", 10)
-    me = os.getpid(), started_at(os.getpid())
-    gone = me[0], me[1] + 1
-    assert client.nvml.gpu_open((me, gone)) == (False, None)
-    assert client.nvml.mapped((me, gone)) == (False, None)
-    with pytest.raises(NvmlError, match="the descriptors of processes: 17 processes, at most 16 are looked at"):
-        client.nvml.gpu_open((me,) * (m.MOST_MAPS + 1))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        lives = process.pid, started_at(process.pid)
+        another = lives[0], lives[1] + 1
+        assert client.nvml.gpu_open((lives, another)) == (False, None)
+        assert client.nvml.mapped((lives, another)) == (False, None)
+        with pytest.raises(NvmlError, match="the descriptors of processes: 17 processes, at most 16 are looked at"):
+            client.nvml.gpu_open((lives,) * (m.MOST_MAPS + 1))
+        process.kill()
     client.close()
 
 
