@@ -322,7 +322,8 @@ class Evictor:
             return False
         begun.evicted = True
         begun.deactivated.add(planned.key)
-        self._ending.add(uid)
+        if self._plans.get(uid) is begun:  # else the pod is gone by now
+            self._ending.add(uid)
         return True
 
     def _in_doubt(self, uids: Set[str]) -> bool:

@@ -90,6 +90,26 @@ async def test_it_costs_what_its_pods_on_other_nodes_cost(monkeypatch: pytest.Mo
     assert queued.deactivated == ["one"]
 
 
+async def test_nothing_is_remembered_of_a_pod_that_goes_while_a_workload_is_deactivated_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued = Queued()
+    answer = queued.answer
+
+    def goes(method: str, path: str, body: Any) -> bytes:
+        if "/workloads/" in path:
+            queued.world.end("urgent")
+        return answer(method, path, body)
+
+    queued.world.server.answer = goes
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await until(task, lambda: bool(queued.patches))
+        await looked(queued.world, task)
+    evictor = queued.world.preemption._evictor
+    assert "uid-default-urgent" not in evictor._ending | evictor._plans.keys()
+
+
 async def test_its_room_is_the_pods_as_it_comes_free(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     async with looking(queued.world, monkeypatch) as task:
