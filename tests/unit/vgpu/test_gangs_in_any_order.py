@@ -64,6 +64,7 @@ class Slow:
             return False
         last = [one for one in calls if one != MARK][-1]
         if uid in calls and (uid != last or set(calls) == {uid, MARK}):
+            self.wakes |= calls[-1] != MARK and [one for one in calls if one != MARK][-2:] == [last, last]
             self.pause_ends(group, wakes=False)
             return False
         if calls[-1] == MARK:
