@@ -327,13 +327,13 @@ class Grants:
     def remove(self, key: str) -> None:
         """An allocation that no container has any longer. Who calls this in a thread tells `settling`, on the event loop."""
         folder = self.folder(key)
-        self._damaged.pop(key, None)
-        self._later.discard(key)
-        self._known.forget(key)
-        self._granted.forget(key)
         leftover = folder.with_name(f"{LEFTOVER}{key}")
         with suppress(FileNotFoundError):
             folder.rename(leftover)
+        self._damaged.pop(key, None)  # from here on nobody finds it there, to remember it again
+        self._later.discard(key)
+        self._known.forget(key)
+        self._granted.forget(key)
         shutil.rmtree(leftover, ignore_errors=True)
         self.sockets.remove(key)
 
