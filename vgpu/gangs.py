@@ -166,6 +166,10 @@ class Gangs:
         """
         return self._pauses.refuses(uid, group, at_s)
 
+    def quiet_s(self, group: str) -> float:
+        """Without a call for so long a cycle of this group seems to be over. Longer after each cycle in which `refuses` refused, up to a limit."""
+        return self._pauses.quiet_s(group)
+
     def wakes(self) -> bool:
         """Since the last time that this was called, may pods have come to be tried again that were refused?"""
         return self._pauses.wakes()
