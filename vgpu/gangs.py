@@ -162,7 +162,7 @@ class Gangs:
     def refuses(self, uid: str, group: str, at_s: float) -> bool:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Is it to be refused, whatever room there is?
 
-        Then nothing else is to be told of the call.
+        Then nothing else is to be told of the call, but for the answer.
         """
         return self._pauses.refuses(uid, group, at_s)
 

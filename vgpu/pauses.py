@@ -36,8 +36,6 @@ class _Open:
     """UID of the last call."""
     last_s: float
     refused: set[str] = field(default_factory=set)
-    last_again: bool = False
-    """Was the pod of the last call refused when it was called for once more? That may have been the first call of the next cycle, which then fails."""
 
 
 class Pauses:
@@ -69,12 +67,12 @@ class Pauses:
             return False
         before = one.called | one.refused
         if uid in before and (uid != one.last or before == {uid}):
-            del self._open[group]
-            self._wake |= one.last_again  # else nobody needs to be woken: the group is being tried again
+            self._end(
+                lambda other, _: other == group
+            )  # pods refused last may be of this cycle already, which then fails
             return False
         if not one.refused:
             self._quiet_s[group] = min(LONGEST_QUIET_S, max(self.quiet_s(group), 2 * (at_s - one.last_s)))
-        one.last_again = uid == one.last
         one.refused.add(uid)
         one.last = uid
         return True
