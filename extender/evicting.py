@@ -320,8 +320,14 @@ class Evictor:
         ):
             await self._give_up(uid, pod, begun)
             return False
-        if not await self._evictions.deactivate(pod, begun.plan.node, whole):
-            return False
+        try:
+            if not await self._evictions.deactivate(pod, begun.plan.node, whole):
+                return False
+        except ApiError:  # for good
+            if self._wholes is not None:
+                self._wholes.pass_over(whole.key)
+            await self._give_up(uid, pod, begun)
+            raise
         begun.evicted = True
         begun.deactivated.add(planned.key)
         if self._plans.get(uid) is begun:  # else the pod is gone by now

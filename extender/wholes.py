@@ -3,7 +3,8 @@
 A Workload's pods are all pods of its namespace that are bound and that the extender knows to be its own, on whatever node, with or without a GPU. If it is
 in doubt of one pod there whose it is, no Workload of that namespace is evicted: the pod might be of the Workload, and of a higher priority.
 
-A Workload may be deactivated in vain: nobody ends its pods, as Kueue does not run or does not know their job. Then others are chosen for some time.
+A Workload may be deactivated in vain: nobody ends its pods, as Kueue does not run or does not know their job. Or the API server refuses that for good. Then
+others are chosen for some time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ AT_A_TIME: Final = 100
 """Pods that are looked at in one step: 0.25 ms where all are of Workloads (measured)."""
 
 VAIN_S: Final = 3600.0
-"""For so long a Workload that was deactivated in vain is not chosen. Guessed: by then somebody may have seen to it that Kueue runs."""
+"""For so long a Workload that was deactivated in vain, or could not be, is not chosen. Guessed: by then somebody may have seen to it that Kueue runs."""
 
 Known = Generator[None, None, dict[str, Whole]]
 
@@ -58,12 +59,15 @@ class Wholes:
 
     def lapsed(self, deactivated: Iterable[Whole]) -> None:
         """They were deactivated for a pod that waits no longer for that. Those with a pod that is not about to end were so in vain."""
-        now_s = self._clock()
-        self._vain = {key: at_s for key, at_s in self._vain.items() if now_s < at_s + VAIN_S}
         for one in deactivated:
             pods = map(self._books.pod, one.uids)
             if any(pod is not None and not leaving(pod) for pod in pods):
-                self._vain[one.key] = now_s
+                self.pass_over(one.key)
+
+    def pass_over(self, key: str) -> None:
+        """It cannot be evicted: do not choose it for some time."""
+        now_s = self._clock()
+        self._vain = {other: at_s for other, at_s in self._vain.items() if now_s < at_s + VAIN_S} | {key: now_s}
 
     def known(self, keys: Set[str]) -> Known:
         """These Workloads, in steps, but for those in doubt or deactivated in vain. One without pods is not known."""

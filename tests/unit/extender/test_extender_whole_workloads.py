@@ -254,6 +254,27 @@ async def test_one_that_the_api_server_cannot_take_now_is_deactivated_later(monk
     assert queued.deactivated == ["two"]
 
 
+@pytest.mark.parametrize("status", [403, 422])
+async def test_where_the_api_server_refuses_one_for_good_another_is_deactivated(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = Queued()
+    answer, plans = queued.answer, queued.world.preemption._evictor._plans
+
+    def refuses_one(method: str, path: str, body: Any) -> bytes:
+        queued.refusal = ApiError(status, "", "") if path.endswith("/two") else None
+        return answer(method, path, body)
+
+    queued.world.server.answer = refuses_one
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await until(task, lambda: queued.refused > 0)
+        await until(task, lambda: not plans)
+        queued.wants()
+        await until(task, lambda: bool(queued.patches))
+    assert (queued.deactivated, queued.refused) == (["one"], 1)
+
+
 async def test_a_plan_goes_on_with_the_second_when_only_the_first_could_be_deactivated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
