@@ -129,8 +129,8 @@ class Bypassing:
             kill for one in found for pid in one.pids if (kill := self._kill(grant, one, pid, reading)) is not None
         ]
         if kills and self._returns.ended(reading.at_s) and last.place.container:
-            _end(grant, last.place)
-            return [msgspec.structs.replace(kill, whole=True) for kill in kills]
+            whole = _end(grant, last.place) > 0
+            return [msgspec.structs.replace(kill, whole=whole) for kill in kills]
         return kills
 
     def status(self) -> tuple[BypassStatus, ...]:
@@ -162,10 +162,12 @@ class Bypassing:
         )  # fmt: skip
 
 
-def _end(grant: Grant, place: Place) -> None:
-    """What starts these processes again and again is in the same container."""
+def _end(grant: Grant, place: Place) -> int:
+    """What starts these processes again and again is in the same container. Answers how many processes were there."""
     count = host.kill_all(place)
-    _log.error(
-        "killed all processes of a container that starts processes that go around the library again and again",
-        pod=f"{grant.namespace}/{grant.pod}", container=grant.container, processes=count,
-    )  # fmt: skip
+    if count:
+        _log.error(
+            "killed all processes of a container that starts processes that go around the library again and again",
+            pod=f"{grant.namespace}/{grant.pod}", container=grant.container, processes=count,
+        )  # fmt: skip
+    return count

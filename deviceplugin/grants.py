@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -327,13 +327,13 @@ class Grants:
     def remove(self, key: str) -> None:
         """An allocation that no container has any longer. Who calls this in a thread tells `settling`, on the event loop."""
         folder = self.folder(key)
-        self._damaged.pop(key, None)
-        self._later.discard(key)
-        self._known.forget(key)
-        self._granted.forget(key)
         leftover = folder.with_name(f"{LEFTOVER}{key}")
         with suppress(FileNotFoundError):
             folder.rename(leftover)
+        self._damaged.pop(key, None)  # from here on nobody finds it there, to remember it again
+        self._later.discard(key)
+        self._known.forget(key)
+        self._granted.forget(key)
         shutil.rmtree(leftover, ignore_errors=True)
         self.sockets.remove(key)
 
@@ -356,19 +356,24 @@ class Grants:
         gone = [key for key in old if not self.damaged(key)]
         for key in gone:
             self.remove(key)
-        self._forget(set(self.keys()) | set(kept))
+        self._forget_gone(kept)
         self._discard_leftovers()
-        self.sockets.collect(
-            [*self._making, *self.keys()]
-        )  # in this order: what is made goes from the one to the other
+        self.sockets.collect(self._made)
         self._library.collect(now=now, older_than_s=older_than_s)
         return gone
 
-    def _forget(self, but: Iterable[str]) -> None:
-        """What is remembered of directories that somebody else removed."""
-        for key in self._known.keys() - but:
+    def _made(self) -> set[str]:
+        """Keys of directories that are there or being made, in this order: what is made goes from the one to the other."""
+        making = set(self._making)
+        return making.union(self.keys())
+
+    def _forget_gone(self, kept: Collection[str]) -> None:
+        """Forget directories that somebody else removed, but for `kept`. Allocate may make others meanwhile: what it remembers of them stays."""
+        known, granted = set(self._known.keys()), set(self._granted.keys())  # before the look at the disk
+        there = {*self.keys(), *kept}
+        for key in known - there:
             self._known.forget(key)
-        for key in self._granted.keys() - but:
+        for key in granted - there:
             self._granted.forget(key)
 
     def _discard_leftovers(self) -> None:

@@ -16,7 +16,7 @@ import asyncio
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -83,13 +83,15 @@ class Sockets:
         """An allocation that no container has any longer."""
         shutil.rmtree(self._root / key, ignore_errors=True)
 
-    def collect(self, keys: Iterable[str]) -> None:
-        """Remove all but these: a plugin that was killed had begun them, or an earlier one removed the rest."""
-        kept = set(keys)
+    def collect(self, keys: Callable[[], Collection[str]]) -> None:
+        """Remove all but these: a plugin that was killed had begun them, or an earlier one removed the rest. `keys` is called after a look at
+        what is there, since others may be made meanwhile."""
         with suppress(FileNotFoundError):
-            for folder in self._root.iterdir():
-                if folder.name not in kept:
-                    self.remove(folder.name)
+            there = os.listdir(self._root)
+            kept = keys()
+            for name in there:
+                if name not in kept:
+                    self.remove(name)
 
     def link_earlier(self) -> bool:
         """Put the arbiter's sockets into directories that an earlier plugin made. Answers whether there are any."""

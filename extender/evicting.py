@@ -95,8 +95,8 @@ class Evictor:
         self._withdrawn: list[Reservation] = []
         """Holds that lapsed, whose pods are still nominated."""
         self._wake = asyncio.Event()
-        self._ending: set[str] = set()
-        """UIDs of pods for which a Workload was deactivated: until its pods leave, nothing shows that they will."""
+        self._ending: dict[str, list[Whole]] = {}
+        """UIDs of pods -> Workloads that were deactivated for each: until their pods leave, nothing shows that they will."""
 
     def no_room(self, pod: Pod, nodes: Sequence[str]) -> None:
         """Filter has turned a pod away."""
@@ -111,12 +111,14 @@ class Evictor:
         self._wanting.pop(uid, None)
         self._plans.pop(uid, None)
         self._waited.discard(uid)
-        self._ending.discard(uid)
+        self._ending.pop(uid, None)
         self._in_vain.pop(uid, None)
 
     def lapsed(self, hold: Reservation) -> None:
         """Room was kept for long enough: the pod is no longer nominated by us."""
-        self._ending.discard(hold.uid)
+        deactivated = self._ending.pop(hold.uid, ())
+        if self._wholes is not None:
+            self._wholes.lapsed(deactivated)
         if hold.nominated:
             self._withdrawn.append(hold)
             self._wake.set()
@@ -318,11 +320,18 @@ class Evictor:
         ):
             await self._give_up(uid, pod, begun)
             return False
-        if not await self._evictions.deactivate(pod, begun.plan.node, whole):
-            return False
+        try:
+            if not await self._evictions.deactivate(pod, begun.plan.node, whole):
+                return False
+        except ApiError:  # for good
+            if self._wholes is not None:
+                self._wholes.pass_over(whole.key)
+            await self._give_up(uid, pod, begun)
+            raise
         begun.evicted = True
         begun.deactivated.add(planned.key)
-        self._ending.add(uid)
+        if self._plans.get(uid) is begun:  # else the pod is gone by now
+            self._ending.setdefault(uid, []).append(whole)
         return True
 
     def _in_doubt(self, uids: Set[str]) -> bool:

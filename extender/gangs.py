@@ -110,12 +110,15 @@ class GangKeeper:
         pod, reservation = args.pod, self._state.reservations.get(args.pod.uid)
         if reservation is not None and reservation.firm:
             return None
-        refused = self.gangs.refuses(pod.uid, group_of(pod), self._clock())
+        group = group_of(pod)
+        refused = self.gangs.refuses(pod.uid, group, self._clock())
         self._wake()
         if not refused:
             return None
         self._state.cancel(pod.uid)
-        return FilterResult(unresolvable={GANG_PAUSED: list(dict.fromkeys(args.node_names or ()))})
+        # another text each time: kube-scheduler does not write a condition that says what it said before, and `pod_changed` waits for it
+        reason = f"{GANG_PAUSED}, with {self.gangs.quiet_s(group):.1f} s between two pods"
+        return FilterResult(unresolvable={reason: list(dict.fromkeys(args.node_names or ()))})
 
     def next_pod(self, pod: Pod) -> None:
         """Before filter: kube-scheduler has come to this pod."""

@@ -114,7 +114,7 @@ class Preemption:
             client, state, self._books, self.holds, self._evictions,
             pod_of=self._pod_of, asked=self._asked, active=ahead.is_asked, clock=clock,
             deadline_s=settings.preemption_deadline_s, slices=self.slices, queues=self.queues,
-            wholes=Wholes(self._books, self.queues, self._all_pods) if settings.kueue_evict == "whole" else None,
+            wholes=Wholes(self._books, self.queues, self._all_pods, clock) if settings.kueue_evict == "whole" else None,
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Statistics]:

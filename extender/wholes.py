@@ -2,6 +2,9 @@
 
 A Workload's pods are all pods of its namespace that are bound and that the extender knows to be its own, on whatever node, with or without a GPU. If it is
 in doubt of one pod there whose it is, no Workload of that namespace is evicted: the pod might be of the Workload, and of a higher priority.
+
+A Workload may be deactivated in vain: nobody ends its pods, as Kueue does not run or does not know their job. Or the API server refuses that for good. Then
+others are chosen for some time.
 """
 
 from __future__ import annotations
@@ -22,14 +25,25 @@ from vgpu.wholes import Whole, WholeEviction, least_wholes
 AT_A_TIME: Final = 100
 """Pods that are looked at in one step: 0.25 ms where all are of Workloads (measured)."""
 
+VAIN_S: Final = 3600.0
+"""For so long a Workload that was deactivated in vain, or could not be, is not chosen. Guessed: by then somebody may have seen to it that Kueue runs."""
+
 Known = Generator[None, None, dict[str, Whole]]
 
 
 class Wholes:
     """`pods` are all there are; without `queues` no pod is of a Workload."""
 
-    def __init__(self, books: Books, queues: Queues | None, pods: Callable[[], Iterable[Pod]]) -> None:
-        self._books, self._queues, self._pods = books, queues, pods
+    def __init__(
+        self,
+        books: Books,
+        queues: Queues | None,
+        pods: Callable[[], Iterable[Pod]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._books, self._queues, self._pods, self._clock = books, queues, pods, clock
+        self._vain: dict[str, float] = {}
+        """Keys of Workloads that were deactivated in vain -> when that was seen."""
 
     def on(self, node: str, applicant: Pod) -> set[str]:
         """Workloads with a pod that holds something on this node, but for the applicant's own, or those that may be its own."""
@@ -43,8 +57,22 @@ class Wholes:
     def _of(self, pod: Pod) -> str | None:
         return self._queues.whole_of(pod) if self._queues is not None else ""
 
+    def lapsed(self, deactivated: Iterable[Whole]) -> None:
+        """They were deactivated for a pod that waits no longer for that. Those with a pod that is not about to end were so in vain."""
+        for one in deactivated:
+            pods = map(self._books.pod, one.uids)
+            if any(pod is not None and not leaving(pod) for pod in pods):
+                self.pass_over(one.key)
+
+    def pass_over(self, key: str) -> None:
+        """It cannot be evicted: do not choose it for some time."""
+        now_s = self._clock()
+        self._vain = {other: at_s for other, at_s in self._vain.items() if now_s < at_s + VAIN_S} | {key: now_s}
+
     def known(self, keys: Set[str]) -> Known:
-        """These Workloads, in steps, but for those in doubt. One without pods is not known."""
+        """These Workloads, in steps, but for those in doubt or deactivated in vain. One without pods is not known."""
+        now_s = self._clock()
+        keys = {key for key in keys if now_s >= self._vain.get(key, float("-inf")) + VAIN_S}
         namespaces, doubted = {_namespace(key) for key in keys}, set[str]()
         found: dict[str, list[Holder]] = {}
         for at, pod in enumerate(list(self._pods())):

@@ -162,9 +162,13 @@ class Gangs:
     def refuses(self, uid: str, group: str, at_s: float) -> bool:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Is it to be refused, whatever room there is?
 
-        Then nothing else is to be told of the call.
+        Then nothing else is to be told of the call, but for the answer.
         """
         return self._pauses.refuses(uid, group, at_s)
+
+    def quiet_s(self, group: str) -> float:
+        """Without a call for so long a cycle of this group seems to be over. Longer after each cycle in which `refuses` refused, up to a limit."""
+        return self._pauses.quiet_s(group)
 
     def wakes(self) -> bool:
         """Since the last time that this was called, may pods have come to be tried again that were refused?"""

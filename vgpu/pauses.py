@@ -67,7 +67,9 @@ class Pauses:
             return False
         before = one.called | one.refused
         if uid in before and (uid != one.last or before == {uid}):
-            del self._open[group]  # the group is being tried again: nobody needs to be woken
+            self._end(
+                lambda other, _: other == group
+            )  # pods refused last may be of this cycle already, which then fails
             return False
         if not one.refused:
             self._quiet_s[group] = min(LONGEST_QUIET_S, max(self.quiet_s(group), 2 * (at_s - one.last_s)))

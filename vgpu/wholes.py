@@ -65,7 +65,7 @@ def least_wholes(
     headroom: Mapping[str, int],
     below: Cost | None = None,
 ) -> Iterator[WholeEviction | None]:
-    """Search one node, and yield the best so far after each step; it costs less than `below`.
+    """Search one node, and yield the best so far after each step, which calls `suffices` twice at most; it costs less than `below`.
 
     `wholes`: those with a pod that holds something on the node. `priority`: of the pod that is to fit.
     """
@@ -73,14 +73,14 @@ def least_wholes(
     best: WholeEviction | None = None
     limit = below
     for some in _sets(may_go, suffices):
-        found = _tried(node, some, suffices, headroom, limit)
+        found = _tried(node, some, suffices, headroom, limit) if some is not None else None
         if found is not None:
             best, limit = found, found.cost
         yield best
 
 
-def _sets(wholes: Sequence[Whole], suffices: Suffices) -> Iterator[Sequence[Whole]]:
-    """Those worth a try."""
+def _sets(wholes: Sequence[Whole], suffices: Suffices) -> Iterator[Sequence[Whole] | None]:
+    """Those worth a try; None after a step that found none yet."""
     if len(wholes) <= EXACT:
         for count in range(1, len(wholes) + 1):
             yield from combinations(wholes, count)
@@ -92,6 +92,7 @@ def _sets(wholes: Sequence[Whole], suffices: Suffices) -> Iterator[Sequence[Whol
         rest = [other for other in left if other is not one]
         if rest and suffices(_gone(rest)) is not None:
             left = rest
+        yield None
     yield left
 
 

@@ -213,6 +213,56 @@ def test_what_a_container_starts_while_it_is_ended_ends_with_it(monkeypatch: pyt
     assert host.kill_all(at) == len(there) == 3
 
 
+def test_a_process_that_is_given_the_pid_of_one_of_the_container_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, started, killed = Place("u", "c" * 64), {11: 5}, list[int]()
+
+    def place(pid: int) -> Place:
+        """The first time, and the process ends right after it."""
+        was, started[pid] = started[pid], 9
+        return at if was == 5 else NOWHERE
+
+    monkeypatch.setattr(host, "_pids", lambda: [11])
+    monkeypatch.setattr(host, "started_at", started.__getitem__)
+    monkeypatch.setattr(host, "place", place)
+    monkeypatch.setattr(host, "kill", lambda pid, of: of == started[pid] and killed.append(of) is None)
+    assert host.kill_all(at) == 0
+    assert killed == []
+
+
+def test_processes_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at all of the node's takes a second at worst, and the arbiter serves nobody meanwhile."""
+    at, looked = Place("u", "c" * 64), list[int]()
+    pids = list(range(100, 200))
+
+    def place(pid: int) -> Place:
+        looked.append(pid)
+        return at if pid >= 199 else NOWHERE
+
+    def kill(pid: int, _: int) -> bool:
+        pids.append(pid + 1)
+        return True
+
+    monkeypatch.setattr(host, "_pids", lambda: list(pids))
+    monkeypatch.setattr(host, "started_at", lambda pid: pid)
+    monkeypatch.setattr(host, "place", place)
+    monkeypatch.setattr(host, "kill", kill)
+    assert host.kill_all(at) == host.KILL_LOOKS
+    assert len(looked) == len(set(looked))
+
+
+def test_a_container_of_which_no_process_is_found_is_not_said_to_be_ended(
+    start: tuple[HandMeter, START], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have restarted, and the ID that is known be the earlier one's."""
+    meter, begin = start
+    server = begin(RULES)
+    server.containers["k"].container_id = "c" * 64
+    monkeypatch.setattr(host, "place", lambda _: NOWHERE)
+    with ExitStack() as stack:
+        assert len(list(started_again(server, meter, stack, 3))) == 3
+    assert [kill.whole for kill in server.killed()] == [False, False, False]
+
+
 @pytest.mark.parametrize("rules", SPARED.values(), ids=SPARED)
 def test_otherwise_it_is_told_of_and_lives(
     start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], rules: Rules

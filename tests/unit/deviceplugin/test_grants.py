@@ -254,6 +254,39 @@ def test_folders_that_nobody_needs_go_and_those_that_are_young_or_needed_stay(gr
     assert sorted(grants.keys()) == sorted([kept, young])
 
 
+def test_a_directory_that_is_made_while_others_are_removed_stays_and_is_remembered(
+    grants: Grants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan, made = grants._listing.scan, list[str]()
+
+    def and_then_one_is_made() -> frozenset[str]:
+        found = scan()
+        made.append(grants.prepare(record(len(made))))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grants._listing, "scan", and_then_one_is_made)
+        grants.collect((), now=0.0, older_than_s=300.0)
+    assert made
+    assert grants._known.keys() == set(made)
+    assert [key for key in made if not grants.socket(key).parent.is_dir()] == []
+
+
+def test_who_looks_at_the_books_while_a_directory_is_removed_does_not_bring_it_back(
+    grants: Grants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, rename = grants.prepare(record(0)), Path.rename
+
+    def looked_at(self: Path, target: Path) -> Path:
+        assert key in grants.books()
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", looked_at)
+    grants.remove(key)
+    assert key not in grants.books()
+    assert grants.of_ids(record(0).ids) == []
+
+
 def test_folders_of_pods_that_have_ended_go_sooner(grants: Grants) -> None:
     ended, other = (grants.prepare(record(slot)) for slot in range(2))
     for key in (ended, other):

@@ -267,9 +267,10 @@ def test_the_rest_of_a_cycle_that_paused_is_refused_and_no_eviction_helps() -> N
     ganging.cycle()
     ganging.pause()
     result = ganging.filter(ganging.pods[2], "n1", "n2")
-    assert (result.node_names, result.failed, result.unresolvable) == ([], {}, {GANG_PAUSED: ["n1", "n2"]})
+    reason = f"{GANG_PAUSED}, with {2 * QUIET_S:.1f} s between two pods"
+    assert (result.node_names, result.failed, result.unresolvable) == ([], {}, {reason: ["n1", "n2"]})
     ganging.cycle(GPUS)
-    assert (ganging.stages(), ganging.woken) == (["in gang"] * GPUS, [])
+    assert (ganging.stages(), ganging.woken) == (["in gang"] * GPUS, ["n1"])
 
 
 @pytest.mark.parametrize("sign", ["another pod", "its condition", "time", "its group is gone"])
@@ -293,6 +294,19 @@ def test_who_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign:
             ganging.keeper.group_changed(group(), None)
     assert ganging.woken == ["n1"]
     assert ganging.filter(ganging.pods[2]).node_names == ["n1"]
+
+
+def test_a_second_refusal_says_something_else_so_that_kube_scheduler_writes_it() -> None:
+    """It patches no condition that stays as it was, and until it is seen nobody is woken."""
+    ganging, said = Ganging(), list[str]()
+    for pause_s in (QUIET_S, 2 * QUIET_S):
+        ganging.cycle()
+        ganging.world.now_s += pause_s
+        ganging.keeper.expire()
+        said += ganging.filter(ganging.pods[2]).unresolvable
+        ganging.tell(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[-1]}."))
+    assert ganging.woken == ["n1", "n1"]
+    assert len(set(said)) == 2
 
 
 def test_a_condition_that_says_something_else_does_not_end_a_pause() -> None:

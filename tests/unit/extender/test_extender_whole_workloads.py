@@ -10,6 +10,7 @@ import pytest
 
 from extender.queues import Queues
 from extender.settings import Settings
+from extender.wholes import VAIN_S
 from kube.errors import ApiError
 from kube.objects import MetadataOnly
 from tests.builders import PodBuilder, pod, workload
@@ -88,6 +89,64 @@ async def test_it_costs_what_its_pods_on_other_nodes_cost(monkeypatch: pytest.Mo
         queued.wants()
         await until(task, lambda: bool(queued.patches))
     assert queued.deactivated == ["one"]
+
+
+async def test_nothing_is_remembered_of_a_pod_that_goes_while_a_workload_is_deactivated_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued = Queued()
+    answer = queued.answer
+
+    def goes(method: str, path: str, body: Any) -> bytes:
+        if "/workloads/" in path:
+            queued.world.end("urgent")
+        return answer(method, path, body)
+
+    queued.world.server.answer = goes
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await until(task, lambda: bool(queued.patches))
+        await looked(queued.world, task)
+    evictor = queued.world.preemption._evictor
+    assert "uid-default-urgent" not in evictor._ending.keys() | evictor._plans.keys()
+
+
+async def test_one_that_was_deactivated_in_vain_is_not_chosen_again_for_an_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody ends its pods: Kueue does not run, for example."""
+    queued = Queued()
+
+    def lapse() -> None:
+        queued.world.now_s += queued.world.preemption._hold_s + 1
+        queued.world.preemption.expire()
+
+    async with looking(queued.world, monkeypatch) as task:
+        for count in (1, 2):
+            queued.wants()
+            await until(task, lambda count=count: len(queued.patches) == count)  # type: ignore[misc]
+            lapse()
+        queued.wants()
+        await looked(queued.world, task)
+        assert queued.deactivated == ["two", "one"]
+        queued.world.now_s += VAIN_S
+        queued.wants()
+        await until(task, lambda: len(queued.patches) == 3)
+    assert queued.deactivated == ["two", "one", "two"]
+
+
+async def test_one_whose_pods_ended_was_not_deactivated_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = Queued()
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await until(task, lambda: bool(queued.patches))
+        queued.world.end("b")
+        queued.world.now_s += queued.world.preemption._hold_s + 1
+        queued.world.preemption.expire()
+        queued.run("b-again", "two", "n1", 1)
+        queued.wants()
+        await until(task, lambda: len(queued.patches) == 2)
+    assert queued.deactivated == ["two", "two"]
 
 
 async def test_its_room_is_the_pods_as_it_comes_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +252,27 @@ async def test_one_that_the_api_server_cannot_take_now_is_deactivated_later(monk
         queued.refusal = None
         await until(task, lambda: bool(queued.patches))
     assert queued.deactivated == ["two"]
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_where_the_api_server_refuses_one_for_good_another_is_deactivated(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = Queued()
+    answer, plans = queued.answer, queued.world.preemption._evictor._plans
+
+    def refuses_one(method: str, path: str, body: Any) -> bytes:
+        queued.refusal = ApiError(status, "", "") if path.endswith("/two") else None
+        return answer(method, path, body)
+
+    queued.world.server.answer = refuses_one
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await until(task, lambda: queued.refused > 0)
+        await until(task, lambda: not plans)
+        queued.wants()
+        await until(task, lambda: bool(queued.patches))
+    assert (queued.deactivated, queued.refused) == (["one"], 1)
 
 
 async def test_a_plan_goes_on_with_the_second_when_only_the_first_could_be_deactivated(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +130,14 @@ def a_pause() -> Pauses:
 def test_the_rest_of_a_cycle_is_refused_until_the_gang_is_tried_again() -> None:
     pauses = a_pause()
     assert refused(pauses, "c", "d", "a", "b", "c") == [True, True, False, False, False]
-    assert not pauses.wakes(), "kube-scheduler tries it anyway"
+
+
+@pytest.mark.parametrize("calls", ["ca", "cca", "ba", "bca", "a"])
+def test_a_gang_is_woken_if_its_next_cycle_may_have_begun_with_a_pod_that_was_refused(calls: str) -> None:
+    """That call cannot be told from one of the cycle that paused. So the next cycle fails, and nobody else would have the gang tried again."""
+    pauses = a_pause()
+    assert refused(pauses, *calls) == [True] * (len(calls) - 1) + [False]
+    assert pauses.wakes() is (len(calls) > 1)
 
 
 def test_who_was_refused_is_woken_when_another_pod_has_its_turn() -> None:

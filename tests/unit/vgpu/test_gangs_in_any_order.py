@@ -52,9 +52,9 @@ class Slow:
     def failing(self, group: str) -> set[str]:
         return self.pods(group) - self.in_flight
 
-    def pause_ends(self, group: str, *, wakes: bool = True) -> None:
+    def pause_ends(self, group: str) -> None:
         calls = self.paused.pop(group, [])
-        self.wakes |= wakes and bool(calls) and calls[-1] != MARK
+        self.wakes |= bool(calls) and calls[-1] != MARK
 
     def refuses(self, uid: str, group: str, now_s: float) -> bool:
         for other in [one for one in self.paused if one != group]:
@@ -64,7 +64,7 @@ class Slow:
             return False
         last = [one for one in calls if one != MARK][-1]
         if uid in calls and (uid != last or set(calls) == {uid, MARK}):
-            self.pause_ends(group, wakes=False)
+            self.pause_ends(group)
             return False
         if calls[-1] == MARK:
             longer_s = max(self.quiet_s.get(group, QUIET_S), 2 * (now_s - self.paused_s[group]))

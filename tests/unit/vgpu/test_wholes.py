@@ -106,6 +106,24 @@ def test_of_many_workloads_what_is_found_suffices_and_none_could_be_spared(
             assert suffices(held, needs)(rest) is None
 
 
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
+@given(nodes(EXACT + 8))
+def test_a_step_is_short_however_many_workloads_there_are(case: tuple[list[Whole], dict[str, int], int]) -> None:
+    """Who searches does other things between two steps."""
+    wholes, held, needs = case
+    answer, calls = suffices(held, needs), 0
+
+    def counted(gone: frozenset[str]) -> tuple[Eviction, Sequence[Holder]] | None:
+        nonlocal calls
+        calls += 1
+        return answer(gone)
+
+    for _ in least_wholes("n1", wholes, counted, PRIORITY, HEADROOM):
+        assert calls <= 2
+        calls = 0
+    assert calls <= 2
+
+
 def whole(name: str, *pods: Holder) -> Whole:
     return Whole(f"default/{name}", pods)
 
