@@ -270,7 +270,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.body = b"".join(self._body)  # type: ignore[assignment]
         self._drop_body()
         if self._one.phase is Phase.REQUEST:
-            self._enter(Phase.WORK)
+            self._enter(self._working())
         super().on_message_complete()
         if self._incomplete is not None and self._incomplete[0] is self.cycle:
             cycle, app = self._incomplete
@@ -294,8 +294,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _phase(self) -> Phase:
         """Once an answer was read."""
         if self._answering is not None:
-            return Phase.WORK
+            return self._working()
         return Phase.REQUEST if self._incomplete is not None else Phase.IDLE
+
+    def _working(self) -> Phase:
+        """A program cannot go on while the client does not read: the time is the client's."""
+        return Phase.ANSWER if self.flow.write_paused else Phase.WORK
 
     def _judge(self, scope: Mapping[str, Any]) -> None:
         """Who makes requests that are answered well comes before those who do not, however many it makes. Who makes others waits longer each time."""
@@ -312,11 +316,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.rest(self._rest_s)
             self._rest_s = min(REFUSED_MOST_S, 2 * self._rest_s)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._one.phase is Phase.WORK:
+            self._enter(Phase.ANSWER)
+
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread_bytes > 0:
-            self._connections.release(self._one, self._unread_bytes)
-            self._unread_bytes = 0
+        self._connections.release(self._one, self._unread_bytes)
+        self._unread_bytes = 0
+        if self._one.phase is Phase.ANSWER and not self._refused:
             self._enter(self._phase())
 
     def send_400_response(self, _msg: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from observe.acceptor import Acceptor
+from observe.bounds import Phase
 from observe.protocol import ROUND_BYTES, RestingFlow
 from tests.unit.observe.test_observe_serving import BOUNDS, Running, first_line, post, running
 
@@ -138,6 +139,32 @@ async def test_what_an_answered_request_had_in_memory_is_free_while_the_next_one
         await until(lambda: connections.held_bytes == 10_000 and len(queue) == 1)
         writer.transport.abort()
         await until(lambda: connections.held_bytes == 0)
+
+
+async def test_a_client_that_does_not_read_the_head_of_an_answer_keeps_no_memory_beyond_the_time_for_the_answer() -> (
+    None
+):
+    async with running(replace(LARGE, answer_s=1)) as one:
+        _, writer = await one.connect()
+        writer.write(post(b"a" * 200_000).replace(b" / ", b" /big-head ", 1))
+        connections = acceptor_of(one).connections
+        await until(lambda: one.bodies)
+        assert connections.held_bytes == 200_000
+        await until(lambda: connections.held_bytes == 0 and len(connections) == 0)
+        writer.close()
+
+
+async def test_an_answer_whose_head_was_read_late_is_complete() -> None:
+    async with running(LARGE) as one:
+        reader, writer = await one.connect()
+        connections = acceptor_of(one).connections
+        for _ in range(2):
+            writer.write(post(b"a").replace(b" / ", b" /big-head ", 1))
+            await until(lambda: [each.phase for each in connections] == [Phase.ANSWER])
+            assert (await reader.readexactly(8_000_000)).startswith(b"HTTP/1.1 200 OK")
+            await reader.readuntil(b"\r\n\r\nok")
+            await until(lambda: [each.phase for each in connections] == [Phase.IDLE])
+        writer.close()
 
 
 async def test_where_anybody_may_have_answers_a_long_request_waits_after_one_too(rests: list[float]) -> None:
