@@ -13,7 +13,7 @@ import uvloop
 from observe.acceptor import Acceptor
 from observe.bounds import Phase
 from observe.protocol import ROUND_BYTES, RestingFlow
-from tests.unit.observe.test_observe_serving import BOUNDS, Running, first_line, post, running
+from tests.unit.observe.test_observe_serving import BIG, BOUNDS, Running, first_line, post, running
 
 LARGE = replace(
     BOUNDS, body_bytes=1_000_000, held_bytes=1_000_000, read_bytes=0, request_s=60, answer_s=60, trusted=True
@@ -164,6 +164,34 @@ async def test_an_answer_whose_head_was_read_late_is_complete() -> None:
             assert (await reader.readexactly(8_000_000)).startswith(b"HTTP/1.1 200 OK")
             await reader.readuntil(b"\r\n\r\nok")
             await until(lambda: [each.phase for each in connections] == [Phase.IDLE])
+        writer.close()
+
+
+async def test_a_request_that_waits_for_its_turn_is_closed_for_one_that_arrives() -> None:
+    async with running(LARGE) as one:
+        listener: Any = acceptor_of(one)._listener
+        listener.queue._per_s, listener.queue._left, listener.queue._at_once = 1e-6, 0, 1
+        waiting_reader, waiting = await one.connect()
+        waiting.write(post(b"a" * 600_000))
+        await until(lambda: len(listener.queue) == 1)
+        _, writer = await one.connect()
+        writer.write(post(b"b" * 600_000))
+        assert await first_line(waiting_reader) == b""
+        await until(lambda: len(listener.queue) == 1 and listener.connections.held_bytes == 600_000)
+        for stream in (waiting, writer):
+            stream.transport.abort()
+        await until(lambda: listener.connections.held_bytes == 0)
+
+
+async def test_an_answer_larger_than_all_that_may_be_held_is_sent() -> None:
+    async with running(LARGE) as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a").replace(b" / ", b" /big ", 1))
+        connections = acceptor_of(one).connections
+        await until(lambda: connections.held_bytes == LARGE.held_bytes // 2)
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len(BIG)) == BIG
+        await until(lambda: connections.held_bytes == 0)
         writer.close()
 
 
