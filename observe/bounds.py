@@ -65,6 +65,17 @@ class Bounds:
     """For a listener that only one program calls: a connection whose last request was answered well is read at once, has memory before others, and does not count
     among new ones. Where others can have answers too, an API server's new connection must not come after theirs."""
 
+    @property
+    def strangers_bytes(self) -> int:
+        """Of `held_bytes`, what connections together may hold that were not answered well, on a listener that trusts others: beside them there is room for one
+        request of any size, whatever answers to strangers are being made."""
+        return max(self.body_bytes, self.held_bytes - self.body_bytes)
+
+    @property
+    def answer_bytes(self) -> int:
+        """So much one answer counts at most: a larger one would never find room."""
+        return self.held_bytes // 2
+
 
 ADMISSION: Final = Bounds(
     body_bytes=10 * MIB, connections=640, read_bytes=16 * KIB, handshakes_per_s=100, handshakes_at_once=300
@@ -103,6 +114,7 @@ class Phase(Enum):
     """Where a connection is."""
 
     REQUEST = "a request is awaited, or arrives"
+    TURN = "its request waits for its turn"
     WORK = "the program makes the answer"
     ANSWER = "the client reads the answer"
     IDLE = "it was served and may send another request"
@@ -269,11 +281,18 @@ class Connections:
         one.held_bytes += more_bytes
         self.held_bytes += more_bytes
         dropping: list[Connection] = []
-        while self.held_bytes > self.bounds.held_bytes and one not in dropping:
+        while self._is_too_much(one) and one not in dropping:
             dropping.append(self._choose_holder(one) or one)
             self.refused("memory")
             self.release(dropping[-1], dropping[-1].held_bytes)
         return dropping
+
+    def _is_too_much(self, one: Connection) -> bool:
+        if self.held_bytes > self.bounds.held_bytes:
+            return True
+        if one.well or not self.bounds.trusted or self.held_bytes <= self.bounds.strangers_bytes:
+            return False
+        return sum(each.held_bytes for each in self._open if not each.well) > self.bounds.strangers_bytes
 
     def release(self, one: Connection, bytes_: int) -> None:
         """So much less is in memory for it. No error for what was dropped before."""

@@ -198,8 +198,9 @@ class BoundedProtocol(HttpToolsProtocol):
         cast(Any, self.transport).abort()
 
     def shed(self) -> None:
-        """Drop what is in memory for this connection, which others need: a request that arrives is answered 503, any other connection is closed."""
-        if self._in_body and not self._refused:
+        """Drop what is in memory for this connection, which others need: a request that arrives is answered 503, any other connection is closed, and so is one
+        with another request that waits or is answered."""
+        if self._in_body and self._answering is None and not self._refused:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, self._memory_sentence())
         else:
             self._connections.remove(self._one)
@@ -270,7 +271,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.body = b"".join(self._body)  # type: ignore[assignment]
         self._drop_body()
         if self._one.phase is Phase.REQUEST:
-            self._enter(Phase.WORK)
+            self._enter(self._working(Phase.TURN))
         super().on_message_complete()
         if self._incomplete is not None and self._incomplete[0] is self.cycle:
             cycle, app = self._incomplete
@@ -284,7 +285,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answering = None
         super().on_response_complete()
         self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
-        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._unread_bytes = min(self.transport.get_write_buffer_size(), self._bounds.answer_bytes)
         if self._unread_bytes > 0 or self.transport.is_closing():
             self._enter(Phase.ANSWER)
             self._hold(self._unread_bytes)
@@ -294,8 +295,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _phase(self) -> Phase:
         """Once an answer was read."""
         if self._answering is not None:
-            return Phase.WORK
+            return self._working(Phase.WORK if self._withdraw is closed else Phase.TURN)
         return Phase.REQUEST if self._incomplete is not None else Phase.IDLE
+
+    def _working(self, phase: Phase) -> Phase:
+        """A program cannot go on while the client does not read: the time is the client's."""
+        return Phase.ANSWER if self.flow.write_paused else phase
 
     def _judge(self, scope: Mapping[str, Any]) -> None:
         """Who makes requests that are answered well comes before those who do not, however many it makes. Who makes others waits longer each time."""
@@ -312,11 +317,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.rest(self._rest_s)
             self._rest_s = min(REFUSED_MOST_S, 2 * self._rest_s)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._one.phase in (Phase.TURN, Phase.WORK):
+            self._enter(Phase.ANSWER)
+
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread_bytes > 0:
-            self._connections.release(self._one, self._unread_bytes)
-            self._unread_bytes = 0
+        self._connections.release(self._one, self._unread_bytes)
+        self._unread_bytes = 0
+        if self._one.phase is Phase.ANSWER and not self._refused:
             self._enter(self._phase())
 
     def send_400_response(self, _msg: str) -> None:
@@ -332,6 +342,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._withdraw = closed
+        if self._one.phase is Phase.TURN:
+            self._enter(Phase.WORK)
         super()._start_asgi_task(cycle, app)
 
     def _drop_answers(self) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
+from inspect import isawaitable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +15,7 @@ from extender.server import scheduler_app
 from extender.verbs import Answer, Verbs
 from observe.protocol import UNREADABLE
 from observe.serving import Message
+from vgpu.snapshot import Snapshot, snapshot_from_json
 
 
 class Says:
@@ -35,3 +40,29 @@ async def test_a_request_that_is_no_schedulers_is_answered_200_and_counts_as_of_
 
     await scheduler_app(cast(Verbs, cast(Any, Says())))(scope, receive, send)
     assert [sent[0]["status"], sent[1]["body"], scope[UNREADABLE]] == [HTTPStatus.OK, b"{}", unreadable]
+
+
+def verbs_of(state: Any, not_ready: str | None = None) -> Verbs:
+    metrics: Any = SimpleNamespace(count=lambda *_: None)
+    preemption: Any = SimpleNamespace(deadline=lambda: 0.0)
+    return Verbs(state, cast(Any, None), preemption, cast(Any, None), metrics, lambda: not_ready)
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "spare", "bind", "preempt"])
+async def test_a_request_that_was_not_read_for_the_extender_is_not_ready_counts_as_of_no_use(verb: str) -> None:
+    answer = getattr(verbs_of(None, "the nodes are not known yet"), verb)(b"nonsense")
+    assert (await answer if isawaitable(answer) else answer).unreadable
+
+
+async def test_snapshots_that_are_called_for_together_are_written_once() -> None:
+    taken = 0
+
+    def take() -> Callable[[], Snapshot]:
+        nonlocal taken
+        taken += 1
+        return lambda: Snapshot(f"domain-{taken}", 256, (), ())
+
+    verbs = verbs_of(SimpleNamespace(snapshot=take))
+    found = await asyncio.gather(*(verbs.snapshot() for _ in range(5)))
+    assert {snapshot_from_json(each).domain for each in found} == {"domain-1"}
+    assert snapshot_from_json(await verbs.snapshot()).domain == "domain-2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -11,8 +12,9 @@ import pytest
 import uvloop
 
 from observe.acceptor import Acceptor
+from observe.bounds import Phase
 from observe.protocol import ROUND_BYTES, RestingFlow
-from tests.unit.observe.test_observe_serving import BOUNDS, Running, first_line, post, running
+from tests.unit.observe.test_observe_serving import BIG, BOUNDS, Running, first_line, post, running
 
 LARGE = replace(
     BOUNDS, body_bytes=1_000_000, held_bytes=1_000_000, read_bytes=0, request_s=60, answer_s=60, trusted=True
@@ -138,6 +140,62 @@ async def test_what_an_answered_request_had_in_memory_is_free_while_the_next_one
         await until(lambda: connections.held_bytes == 10_000 and len(queue) == 1)
         writer.transport.abort()
         await until(lambda: connections.held_bytes == 0)
+
+
+async def test_a_client_that_does_not_read_the_head_of_an_answer_keeps_no_memory_beyond_the_time_for_the_answer() -> (
+    None
+):
+    async with running(replace(LARGE, answer_s=1)) as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a" * 200_000).replace(b" / ", b" /big-head ", 1))
+        connections = acceptor_of(one).connections
+        await until(lambda: one.bodies)
+        assert connections.held_bytes == 200_000
+        await until(lambda: connections.held_bytes == 0 and len(connections) == 0)
+        with contextlib.suppress(ConnectionError):
+            assert len(await reader.read()) < len(BIG)
+        writer.close()
+
+
+async def test_an_answer_whose_head_was_read_late_is_complete() -> None:
+    async with running(LARGE) as one:
+        reader, writer = await one.connect()
+        connections = acceptor_of(one).connections
+        for _ in range(2):
+            writer.write(post(b"a").replace(b" / ", b" /big-head ", 1))
+            await until(lambda: [each.phase for each in connections] == [Phase.ANSWER])
+            assert (await reader.readexactly(8_000_000)).startswith(b"HTTP/1.1 200 OK")
+            await reader.readuntil(b"\r\n\r\nok")
+            await until(lambda: [each.phase for each in connections] == [Phase.IDLE])
+        writer.close()
+
+
+async def test_a_request_that_waits_for_its_turn_is_closed_for_one_that_arrives() -> None:
+    async with running(LARGE) as one:
+        listener: Any = acceptor_of(one)._listener
+        listener.queue._per_s, listener.queue._left, listener.queue._at_once = 1e-6, 0, 1
+        waiting_reader, waiting = await one.connect()
+        waiting.write(post(b"a" * 600_000))
+        await until(lambda: len(listener.queue) == 1)
+        _, writer = await one.connect()
+        writer.write(post(b"b" * 600_000))
+        assert await first_line(waiting_reader) == b""
+        await until(lambda: len(listener.queue) == 1 and listener.connections.held_bytes == 600_000)
+        for stream in (waiting, writer):
+            stream.transport.abort()
+        await until(lambda: listener.connections.held_bytes == 0)
+
+
+async def test_an_answer_larger_than_all_that_may_be_held_is_sent() -> None:
+    async with running(LARGE) as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a").replace(b" / ", b" /big ", 1))
+        connections = acceptor_of(one).connections
+        await until(lambda: connections.held_bytes == LARGE.held_bytes // 2)
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len(BIG)) == BIG
+        await until(lambda: connections.held_bytes == 0)
+        writer.close()
 
 
 async def test_where_anybody_may_have_answers_a_long_request_waits_after_one_too(rests: list[float]) -> None:

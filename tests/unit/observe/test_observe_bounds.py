@@ -131,6 +131,26 @@ def test_memory_of_a_connection_that_was_answered_well_is_dropped_for_no_strange
     assert connections.held_bytes == 61
 
 
+def test_a_request_that_waits_for_its_turn_makes_way_for_that_of_another_client() -> None:
+    connections = Connections(BOUNDS)
+    *flood, honest = opened(connections, ("a", 0), ("a", 0), ("b", 1))
+    for one in flood:
+        connections.enter(one, Phase.TURN, 1)
+        assert connections.hold(one, 50) == []
+    assert connections.hold(honest, 10) == [flood[0]]
+
+
+def test_requests_of_strangers_that_are_being_answered_leave_room_for_one_of_any_size() -> None:
+    connections = Connections(replace(BOUNDS, held_bytes=250, trusted=True))
+    scheduler, *strangers = opened(connections, ("s", 0), ("s", 1), ("s", 2))
+    connections.answered_well(scheduler, 1)
+    for one in strangers:
+        connections.enter(one, Phase.WORK, 1)
+    assert [connections.hold(one, 75) for one in strangers] == [[], []]
+    assert connections.hold(strangers[0], 1) == [strangers[0]]
+    assert connections.hold(scheduler, 100) == []
+
+
 def test_what_is_released_twice_counts_once() -> None:
     connections = Connections(BOUNDS)
     one, other = opened(connections, ("a", 0), ("b", 0))
@@ -216,7 +236,7 @@ def slow_choices(
 
 
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["add"] * 6 + ["request", "work", "answer", "idle", "idle", "well", "hold", "remove", "expire"]), st.integers(0, 19), st.integers(0, 30)),
+    st.tuples(st.sampled_from(["add"] * 6 + ["request", "turn", "work", "answer", "idle", "idle", "well", "hold", "remove", "expire"]), st.integers(0, 19), st.integers(0, 30)),
     min_size=40, max_size=120,
 )  # fmt: skip
 

@@ -50,9 +50,8 @@ def app_of(bodies: list[bytes]) -> App:
         answer = BIG if scope["path"] == "/big" else b"ok"
         status = 404 if scope["path"] == "/missing" else 200
         scope[UNREADABLE] = scope["path"] == "/unreadable"
-        await send(
-            {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(answer))]}
-        )
+        headers = [(b"content-length", b"%d" % len(answer))] + [(b"long", BIG)] * (scope["path"] == "/big-head")
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
     return app

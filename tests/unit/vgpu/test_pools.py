@@ -355,6 +355,24 @@ def test_nodes_with_a_set_of_taints_beyond_the_bound_count_as_without(monkeypatc
     assert c == b, "and c's count: nobody tolerates them, or b's"
 
 
+def test_sets_of_taints_are_numbered_anew_only_when_one_is_of_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a walk over all nodes, and nodes that come one after the other with a set of their own each would make one each."""
+    monkeypatch.setattr(pools, "MOST_TAINTS", 3)
+    walks = []
+    forget = pools.Pools._forget_sets
+    monkeypatch.setattr(pools.Pools, "_forget_sets", lambda self: (walks.append(1), forget(self)))
+    fleet = Fleet()
+    of_labels(fleet, **{name: {} for name in "abcdef"})
+    for name in "abcdef":
+        fleet.say(name, {}, [Taint("team", name)])
+    assert not walks
+    fleet.remove_node("a")
+    fleet.say("f", {}, [Taint("team", "f", "NoExecute")])
+    assert len(walks) == 1
+    fleet.say("b", {}, [Taint("team", "f")])
+    assert len(walks) == 2, "the set that b alone had is of no node"
+
+
 def test_only_so_many_different_constraints_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vgpu.mix.MOST_CONSTRAINTS", 2)
     fleet = Fleet()
