@@ -314,7 +314,6 @@ def protocols() -> list[BoundedProtocol]:
 
 async def test_a_connection_that_ended_is_forgotten_without_a_look_for_garbage() -> None:
     async with running() as one:
-        gc.collect()
         before = protocols()
         gc.disable()
         try:
