@@ -108,6 +108,7 @@ struct shard {
     pthread_mutex_t lock;
     struct slot *slot;
     size_t slots, used;
+    bool unnumbered;         /* there may be entries whose number the driver was not asked for */
     _Atomic uint64_t serial; /* of the entry that was made last */
 } __attribute__((aligned(64)));
 
@@ -261,7 +262,7 @@ bool owned_list_add(struct owned_list *list, const struct owned *entry);
 void table_forget_all(void);
 /* After the driver destroyed a context of that card (NULL: of any card), or reset it: whatever died with it is not counted any
  * more. `before` is the moment before the driver was called: what is known by the context's handle and is younger is another context's, to
- * which the driver gave that handle. Call it after the driver's success, without locks. */
+ * which the driver gave that handle. Call both without locks, the second after the driver's success. */
 struct table_moment {
     uint64_t serial[SHARDS];
 };

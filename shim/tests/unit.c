@@ -122,7 +122,9 @@ static void the_table_agrees_with_an_array(void)
 
 /* The driver's numbers of memory: what is at an address now. */
 static uint64_t buffer_there;
+static unsigned numbers_asked;
 static const struct owned *own_meanwhile; /* by another thread, while the driver is asked */
+static const struct owned *own_now;       /* the same, when the driver has looked and not answered yet */
 
 static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr at)
 {
@@ -131,12 +133,17 @@ static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUd
     const struct owned *meanwhile = own_meanwhile;
     struct owned was;
     own_meanwhile = NULL;
+    numbers_asked++;
     if (meanwhile != NULL) {
         buffer_there = 3;
         assert(table_disown(meanwhile->at, &was) && table_own(*meanwhile));
         return CUDA_ERROR_INVALID_VALUE; /* it was asked while nothing was there */
     }
     memcpy(data, &buffer_there, sizeof buffer_there);
+    meanwhile = own_now;
+    own_now = NULL;
+    if (meanwhile != NULL)
+        assert(table_disown(meanwhile->at, &was) && table_own(*meanwhile));
     return buffer_there == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
@@ -176,8 +183,45 @@ static void what_another_thread_owns_meanwhile_is_not_forgotten(void)
     struct owned was, other = {.at = address, .bytes = 4 * MIB, .card = card};
     buffer_there = 1;
     assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
+    struct table_moment before;
+    table_now(&before);
     own_meanwhile = &other;
-    forget(8, card);
+    table_forget_context((CUcontext)8, card, &before);
+    assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&card->unused_bytes) == 0);
+}
+
+static void the_driver_is_asked_for_a_number_once_and_not_by_an_allocation(void)
+{
+    struct card *card = card_of_the_table();
+    struct owned was;
+    struct table_moment moment;
+    buffer_there = 1;
+    numbers_asked = 0;
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
+    assert(numbers_asked == 0);
+    table_now(&moment);
+    table_now(&moment);
+    assert(numbers_asked == 1);
+    buffer_there = 0; /* it cannot be asked for now */
+    assert(table_own((struct owned){.at = address + PAGE, .bytes = 10 * MIB, .card = card}));
+    table_now(&moment);
+    buffer_there = 2;
+    table_now(&moment);
+    assert(numbers_asked == 3);
+    assert(table_disown(address, &was) && table_disown(address + PAGE, &was));
+}
+
+static void a_number_is_not_given_to_what_another_thread_owns_meanwhile(void)
+{
+    struct card *card = card_of_the_table();
+    struct owned was, other = {.at = address, .bytes = 4 * MIB, .card = card};
+    struct table_moment moment;
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
+    own_now = &other;
+    buffer_there = 1; /* the old one's, though the new one is there when the answer comes */
+    table_now(&moment);
+    buffer_there = 2; /* the new one's */
+    table_forget_context((CUcontext)8, card, &moment);
     assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&card->unused_bytes) == 0);
 }
 
@@ -262,6 +306,8 @@ int main(void)
     the_table_agrees_with_an_array();
     memory_is_forgotten_with_its_context_though_its_address_is_taken_again();
     what_another_thread_owns_meanwhile_is_not_forgotten();
+    the_driver_is_asked_for_a_number_once_and_not_by_an_allocation();
+    a_number_is_not_given_to_what_another_thread_owns_meanwhile();
     an_array_of_the_next_context_of_that_handle_is_not_forgotten();
     a_destroyed_pool_leaves_its_place_to_the_next();
     every_lock_is_free_in_a_forked_child_that_has_no_memory();
