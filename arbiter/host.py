@@ -33,12 +33,18 @@ NAMED_LOOKED_AT: Final = 4
 READ_BYTES: Final = 2**20
 """Of one file of a process, whose length the process decides: it may have 100,000 mounts. What is behind that is not seen: a grant whose mount stands there is not mounted."""
 MOST_PIDS: Final = 16_384
-"""Processes of the node that are looked at for those of one container: some 1.3 s at worst, a process takes 0.08 ms (measured). Guessed: nodes have hundreds."""
+"""Processes of the node that are looked at for those of some containers: some 1.3 s at worst, a process takes 0.08 ms (measured). Guessed: nodes have hundreds."""
 KILL_LOOKS: Final = 4
 """While a container's processes are ended, they may start others. Guessed: its first process ends with the first look, and all others with it."""
 COMMAND_CHARACTERS: Final = 200
 _STOPPED: Final = frozenset("Tt")
 """States of a process that answers nothing though it lives: stopped, traced."""
+
+
+def pids(most: int, proc: Path = Path("/proc")) -> list[int]:
+    """So many of the node's processes at most. Raises OSError."""
+    with os.scandir(proc) as entries:
+        return [int(name) for name in itertools.islice((e.name for e in entries if e.name.isdecimal()), most)]
 
 
 def command_of(pid: int) -> str:
@@ -245,7 +251,7 @@ def kill_all(at: Place) -> int:
     passed, ended = set[int](), 0
     for _ in range(KILL_LOOKS):
         there = dict[int, int]()
-        for pid in _pids():
+        for pid in _some_pids():
             if pid in passed:
                 continue
             started = started_at(pid)  # before its place: another process may have the pid by then
@@ -261,11 +267,10 @@ def kill_all(at: Place) -> int:
     return ended
 
 
-def _pids() -> list[int]:
+def _some_pids() -> list[int]:
     """The first `MOST_PIDS` processes of the node."""
     try:
-        with os.scandir("/proc") as entries:
-            return [int(name) for name in itertools.islice((e.name for e in entries if e.name.isdecimal()), MOST_PIDS)]
+        return pids(MOST_PIDS)
     except OSError:
         return []
 

@@ -9,18 +9,17 @@ A thread of its own, since a look takes seconds at worst. It sleeps unless there
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from arbiter import host
+from arbiter.host import MOST_PIDS
 from nvml.errors import NvmlError
 from nvml.messages import MOST_MAPS
 from nvml.queries import Nvml
@@ -35,8 +34,6 @@ PART: Final = 10
 0.06 ms, one of 100 threads and 100 descriptors 70 ms on a busy machine (measured)."""
 LOOK_S: Final = 5.0
 """For one look. What takes longer is not known. Guessed: one of 1,000 processes takes 0.1 s."""
-MOST_PIDS: Final = 16_384
-"""Processes of the node. Guessed: of one with more it cannot be told."""
 MOST_LOOKED_AT: Final = 256
 """Processes of a GPU's containers that are looked at. Guessed: of a GPU with more it cannot be told."""
 CLOSE_S: Final = 1.0
@@ -148,8 +145,7 @@ class Openers:
         there are too many."""
         there = frozenset[str]().union(*wanted.keys.values())
         found: dict[int, tuple[str, ...]] = {}
-        with os.scandir(self._proc) as entries:
-            pids = [int(name) for name in islice((e.name for e in entries if e.name.isdecimal()), MOST_PIDS + 1)]
+        pids = host.pids(MOST_PIDS + 1, self._proc)
         if len(pids) > MOST_PIDS:
             raise NvmlError(f"the node has more than {MOST_PIDS} processes")
         for pid in pids:

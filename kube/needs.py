@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kube.objects import Affinity, Container, Needs, NodeAffinity, Pod, PodSpec, Slim, Taint
 from kube.pod_requests import applicant_requests
+from vgpu.constraints import REPELS
 
 OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 """Those that `Requirement` judges. Gt and Lt, which nobody uses, are left to the scheduler."""
@@ -91,7 +92,7 @@ def suits(needs: Needs, labels: Mapping[str, str], taints: Sequence[Taint], *, u
         return False
     if needs.terms is not None and not any(term and all(one.matches(labels) for one in term) for term in needs.terms):
         return False
-    against = [one for one in taints if one.effect in ("NoSchedule", "NoExecute")]
+    against = [one for one in taints if one.effect in REPELS]
     if unschedulable:
         against.append(CORDONED)
     return all(any(one.tolerates(taint) for one in needs.tolerations) for taint in against)

@@ -206,7 +206,7 @@ def test_what_a_container_starts_while_it_is_ended_ends_with_it(monkeypatch: pyt
         there.extend([pid + 1] * (started == pid < 13))
         return True
 
-    monkeypatch.setattr(host, "_pids", lambda: list(there))
+    monkeypatch.setattr(host, "_some_pids", lambda: list(there))
     monkeypatch.setattr(host, "started_at", lambda pid: pid)
     monkeypatch.setattr(host, "place", lambda _: at)
     monkeypatch.setattr(host, "kill", kill)
@@ -221,7 +221,7 @@ def test_a_process_that_is_given_the_pid_of_one_of_the_container_lives(monkeypat
         was, started[pid] = started[pid], 9
         return at if was == 5 else NOWHERE
 
-    monkeypatch.setattr(host, "_pids", lambda: [11])
+    monkeypatch.setattr(host, "_some_pids", lambda: [11])
     monkeypatch.setattr(host, "started_at", started.__getitem__)
     monkeypatch.setattr(host, "place", place)
     monkeypatch.setattr(host, "kill", lambda pid, of: of == started[pid] and killed.append(of) is None)
@@ -242,7 +242,7 @@ def test_processes_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch)
         pids.append(pid + 1)
         return True
 
-    monkeypatch.setattr(host, "_pids", lambda: list(pids))
+    monkeypatch.setattr(host, "_some_pids", lambda: list(pids))
     monkeypatch.setattr(host, "started_at", lambda pid: pid)
     monkeypatch.setattr(host, "place", place)
     monkeypatch.setattr(host, "kill", kill)

@@ -13,7 +13,7 @@ import uvloop
 
 from observe.acceptor import Acceptor
 from observe.bounds import Phase
-from observe.protocol import ROUND_BYTES, RestingFlow
+from observe.protocol import ROUND_BYTES
 from tests.unit.observe.test_observe_serving import BIG, BOUNDS, Running, first_line, post, running
 
 LARGE = replace(
@@ -30,20 +30,6 @@ async def until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long connections were not read, each time."""
-    seen: list[float] = []
-    rest = RestingFlow.rest
-
-    def kept(flow: RestingFlow, seconds: float) -> None:
-        seen.append(seconds)
-        rest(flow, seconds)
-
-    monkeypatch.setattr(RestingFlow, "rest", kept)
-    return seen
 
 
 async def test_a_body_for_which_there_is_no_memory_is_answered_503_and_not_that_of_a_client_that_was_answered_well() -> (

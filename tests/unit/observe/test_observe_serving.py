@@ -19,7 +19,7 @@ import pytest
 from observe.bounds import Bounds
 from observe.fair_loop import FairLoop
 from observe.ports import listen
-from observe.protocol import UNREADABLE, BoundedProtocol, RestingFlow
+from observe.protocol import UNREADABLE, BoundedProtocol
 from observe.serving import App, Message, Server
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 
@@ -334,18 +334,10 @@ MISSING = b"GET /missing HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def test_after_an_answer_of_no_use_its_connection_waits_longer_each_time_and_others_do_not(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, rests: list[float]
 ) -> None:
     monkeypatch.setattr("observe.protocol.REFUSED_S", 0.01)
     monkeypatch.setattr("observe.protocol.REFUSED_MOST_S", 1000.0)
-    rests: list[float] = []
-    rest = RestingFlow.rest
-
-    def kept(flow: RestingFlow, seconds: float) -> None:
-        rests.append(seconds)
-        rest(flow, seconds)
-
-    monkeypatch.setattr(RestingFlow, "rest", kept)
     async with running() as one:
         reader, writer = await one.connect()
 
