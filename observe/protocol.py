@@ -317,6 +317,7 @@ class BoundedProtocol(HttpToolsProtocol):
         for cycle in (self._answering, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None:
                 cycle.disconnected = True
+                cycle.message_event.set()  # a program that waits for the client's end hears of it
 
     def _enter(self, phase: Phase) -> None:
         self._connections.enter(self._one, phase, time.monotonic())

@@ -146,7 +146,6 @@ def main() -> None:
     about = {
         "machine": f"{os.cpu_count()} cores {platform.machine()}", "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit_of_tree(),
     }  # fmt: skip
-    rows: list[dict[str, Any]] = []
     for listener, sizes in SIZES.items():
         if options.listener not in (None, listener):
             continue
@@ -162,24 +161,27 @@ def main() -> None:
                 with flooded(port, listener, addresses, options.seconds):
                     took = [[call(port, tls, own, one) for _ in range(CALLS)] for one in requests]
                 for size, seen, before in zip(sizes, took, alone, strict=True):
-                    rows.append(
-                        {
-                            "listener": listener,
-                            "flood_from": name,
-                            "mib": size / MIB,
-                            "alone_s": before,
-                            "most_s": most(seen),
-                            "all": " ".join(seen),
-                        }
-                        | about
-                    )
-                    print(rows[-1], flush=True)
+                    row = {
+                        "listener": listener,
+                        "flood_from": name,
+                        "mib": size / MIB,
+                        "alone_s": before,
+                        "most_s": most(seen),
+                        "all": " ".join(seen),
+                    }
+                    keep(row | about)
+                    print(row, flush=True)
+
+
+def keep(row: dict[str, Any]) -> None:
+    """In the CSV."""
     path = HERE / "long.csv"
-    old = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-    with path.open("w", newline="") as file:
-        written = csv.DictWriter(file, rows[0])
-        written.writeheader()
-        written.writerows([*old, *rows])
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        written = csv.DictWriter(file, row, lineterminator="\n")
+        if new:
+            written.writeheader()
+        written.writerow(row)
 
 
 if __name__ == "__main__":
