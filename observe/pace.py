@@ -131,9 +131,9 @@ class Pace:
         self._arrange()
 
     def withdraw(self, request: LongRequest) -> None:
-        """It waits no more; no error if it does not."""
-        one = self._addresses[request.address]
-        if one.waiting.pop(request, None) is not None and not one.waiting:
+        """It waits no more; no error if it does not, or has ended."""
+        one = self._addresses.get(request.address)
+        if one is not None and one.waiting.pop(request, None) is not None and not one.waiting:
             del self._waiting[request.address]
 
     def charge(self, request: LongRequest, more_bytes: float) -> None:

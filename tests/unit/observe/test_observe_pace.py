@@ -12,6 +12,7 @@ from math import inf
 
 import pytest
 
+from observe.bounds import Phase
 from observe.pace import MOST_DEBT_BYTES, QUANTUM_BYTES, REMEMBERED, Pace, Shares
 from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
 from tests.unit.observe.test_observe_serving import Running, first_line, post, running
@@ -93,6 +94,20 @@ async def test_long_requests_that_end_in_whatever_way_leave_nothing_behind() -> 
         await until(lambda: not pace._addresses and not pace._waiting and len(pace) == 0)
         writer.close()
         writers[1].close()
+
+
+async def test_a_long_request_that_is_refused_while_it_waits_for_its_turn_ends_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(replace(PACED, held_bytes=1 * MB, body_bytes=900 * KB)) as one:
+        connections = acceptor_of(one).connections
+        writers = await flood(one, ["127.0.0.2"] * 10, 800 * KB)
+        await until(lambda: any(each.phase is Phase.ANSWER for each in connections))
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: len(connections) == 0)
+        assert connections.held_bytes == 0
+    assert caplog.records == []
 
 
 async def turns_of(pace: Pace, seconds: float, addresses: Iterable[str]) -> Counter[str]:
