@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from extender import snapshots
 from extender.server import scheduler_app
 from extender.snapshots import BUSY, PIECE_S, WAITING, Snapshots, accepts_gzip
 from extender.verbs import Verbs
-from observe.bounds import VERBS
+from observe.bounds import VERBS, Connections, Phase
 from observe.ports import listen
 from observe.serving import Server
 from vgpu.snapshot import NodeRecord, Records, _Document, snapshot_from_json, snapshot_to_json
@@ -150,6 +151,22 @@ async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
             assert not second
     async with one.turn() as third:
         assert third
+
+
+async def test_a_reader_of_snapshots_is_not_taken_for_the_scheduler() -> None:
+    async with serving(Cluster(10)) as (url, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+        writer.write(b"GET /none HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"/snapshot\n")
+        (connections,) = [one for one in gc.get_objects() if isinstance(one, Connections) and len(one) == 1]
+
+        writer.write(b"GET /snapshot HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        await reader.readuntil(b"\r\n0\r\n\r\n")
+        await until(lambda: [one.phase for one in connections] == [Phase.IDLE])
+        assert [one.well for one in connections] == [False]
+        assert connections._answered_well_s == {}
+        writer.close()
 
 
 async def test_beginnings_take_a_small_part_of_the_event_loops_time(monkeypatch: pytest.MonkeyPatch) -> None:
