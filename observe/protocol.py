@@ -170,9 +170,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._one.phase is Phase.IDLE:
             self._enter(Phase.REQUEST)
+        awaited = self._one.phase is Phase.REQUEST
         self._wire_bytes += len(data)
         super().data_received(data)
-        if self._refused or self._one.phase is not Phase.REQUEST:
+        if self._refused:
+            return
+        if (
+            not awaited
+        ):  # another request, before the answer to this one: it is read after that, whatever pieces it comes in
+            self.flow.pause_reading()
+        if self._one.phase is not Phase.REQUEST:
             return
         self._small_pieces += len(data) < self._bounds.small_bytes
         if self._small_pieces > self._bounds.small_pieces:
@@ -292,6 +299,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread_bytes = 0
         if self._one.phase is Phase.ANSWER and not self._refused:
             self._enter(self._phase())
+            self.flow.resume_reading()
 
     def send_400_response(self, _msg: str) -> None:
         if not self._refused and not self.transport.is_closing():
@@ -318,6 +326,19 @@ class BoundedProtocol(HttpToolsProtocol):
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()  # a program that waits for the client's end hears of it
+
+    def _drop_requests(self) -> None:
+        """What was received for them is in memory no longer, but for the body that a program has."""
+        self._drop_body()
+        if self._withdraw is not closed:  # it waits for its turn
+            self._withdraw, self._answering, self._answering_bytes = closed, None, 0
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.body = bytearray()
+        self.pipeline.clear()
+        self.headers, self.url, self.cycle, self._incomplete = [], b"", self._answering, None  # type: ignore[assignment]
+        has_bytes = self._answering_bytes if self._answering is not None else 0
+        self._connections.release(self._one, max(0, self._one.held_bytes - has_bytes))
 
     def _enter(self, phase: Phase) -> None:
         self._connections.enter(self._one, phase, time.monotonic())
@@ -349,10 +370,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = True
         if status in REASONS:
             self._connections.refused(REASONS[status])
-        self._drop_body()
         said = f"{status.value} {sentence or status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
         self._drop_answers()
+        self._drop_requests()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
             % (status.value, status.phrase.encode(), len(said), said)
