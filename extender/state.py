@@ -34,7 +34,7 @@ from vgpu.names import Names
 from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
 from vgpu.request import PodAsk
 from vgpu.reservations import STAGES, Event, Kind, Reservations, Shown
-from vgpu.snapshot import Snapshot
+from vgpu.snapshot import Records
 from vgpu.wishes import Wishes
 
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -364,8 +364,8 @@ class State:
         log.error("a node's books were wrong and are mended", node=node)
         return False
 
-    def snapshot(self) -> Callable[[], Snapshot]:
-        """This moment. What is answered makes the snapshot of it, whenever and in whatever thread it is called."""
+    def snapshot(self) -> Records:
+        """This moment, however late its records are read."""
         excluded = self._excluded | dict.fromkeys(self._blocked, UNREADABLE_ASSIGNMENT)
         stages = {one.uid: one.stage for one in reversed(list(self.reservations))}  # the first of a pod's has the room
         return moment(
