@@ -45,6 +45,9 @@ from vgpu.pauses import LONGEST_S, Pauses, Refusal
 QUIET_S: Final = 2.0
 """Without a call about a gang, its cycle is over. Specified; calls of one cycle follow each other within milliseconds."""
 
+GAP_S: Final = 0.5
+"""Between two calls after which the second may be of another cycle. kube-scheduler's shortest back-off is 1 s (DefaultPodInitialBackoffDuration)."""
+
 Standing = Literal["bound", "waits", "asks nothing", "unschedulable"]
 """What the watch shows of a pod. `waits`: it is not bound, and requests something of ours. Else it requests nothing of ours, and is
 `unschedulable` if kube-scheduler says so."""
@@ -88,6 +91,8 @@ class _Attempt:
     last_s: float
     called: dict[str, bool] = field(default_factory=dict)
     """UIDs in the order of their last calls -> does the pod count without a reservation?"""
+    run: set[str] = field(default_factory=set)
+    """UIDs of the last calls: of one cycle, as far as can be told."""
     others_wait: bool = False
     over_s: float | None = None
     """When kube-scheduler went on to a pod of others."""
@@ -256,6 +261,8 @@ class Gangs:
         called, attempt = list(self._called(group)), self._attempts.get(group)
         since = called[called.index(uid) + 1 :] if uid in called else called
         failed = self._cycle_failed(group, room)
+        if attempt is not None:
+            attempt.run.clear()
         if not failed:
             self._stale[group] = {one for one in self._uids(group) if one != uid}
             return []
@@ -278,6 +285,9 @@ class Gangs:
         if group in self._pauses:
             return  # it was refused, and is of no attempt that counts
         attempt = self._attempts.setdefault(group, _Attempt(at_s))
+        if at_s - attempt.last_s >= GAP_S:
+            attempt.run.clear()
+        attempt.run.add(uid)
         attempt.last_s, attempt.over_s, attempt.quiet = at_s, None, False
         attempt.called[uid] = attempt.called.pop(uid, False)
         self._stale.get(group, set()).discard(uid)
@@ -308,7 +318,7 @@ class Gangs:
             elif lost and not attempt.quiet:
                 before, last = self._last
                 if before == group and not lost.isdisjoint(attempt.called):
-                    self._pauses.begin(group, last, attempt.last_s)
+                    self._pauses.begin(group, attempt.run, last, attempt.last_s)
                 yield Failed(group, failing, attempt.others_wait)
 
     def _unscheduled(

@@ -3,8 +3,7 @@
 If it then goes on and the others have room, it binds all of them, though the room of the first ones may be another pod's by then. So the
 others are refused until the cycle is seen to be over. A cycle is over when kube-scheduler calls
     for a pod of another gang, or of none: it never tries two at a time
-    for a pod of the gang for which it called before the last call, after the pause or just before it: it never tries a pod twice in a cycle. Earlier calls
-    may be of an earlier cycle
+    for a pod of the gang for which it called before the last call: it never tries a pod twice in a cycle
 or when it says of a refused pod that it is unschedulable: it writes that after the cycle. Otherwise after `LONGEST_S`.
 
 A gang whose cycle did go on is given twice the pause from then on, up to `LONGEST_QUIET_S`, until one of its pods is bound. So one that is
@@ -16,7 +15,7 @@ Pure, as `vgpu.gangs`, which is its one caller.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,10 +41,10 @@ class Refusal:
 class _Open:
     """A cycle that may go on."""
 
+    called: frozenset[str]
+    """UIDs of the pods that were called for in it before the pause."""
     last: str
     """UID of the last call."""
-    first: str
-    """UID of the last call before the pause."""
     last_s: float
     number: int
     """Of all such cycles."""
@@ -77,10 +76,10 @@ class Pauses:
         one = self._open.get(group)
         return Refusal(one.paused_s, one.number) if one is not None and one.refused else None
 
-    def begin(self, group: str, last: str, last_s: float) -> None:
-        """Reservations of this group end because it was quiet after the call for `last` at `last_s`."""
+    def begin(self, group: str, called: Iterable[str], last: str, last_s: float) -> None:
+        """Reservations of this group end because it was quiet after the call for `last` at `last_s`. `called`: UIDs that are surely of that cycle."""
         self._begun += 1
-        self._open[group] = _Open(last, last, last_s, self._begun)
+        self._open[group] = _Open(frozenset(called) | {last}, last, last_s, self._begun)
 
     def refuses(self, uid: str, group: str, at_s: float) -> bool:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Does an earlier cycle go on with it?"""
@@ -88,7 +87,7 @@ class Pauses:
         one = self._open.get(group)
         if one is None:
             return False
-        before = one.refused | {one.first}
+        before = one.called | one.refused
         if uid in before and (uid != one.last or before == {uid}):
             self._end(
                 lambda other, _: other == group
