@@ -17,7 +17,7 @@ import structlog
 
 from extender.books import leaving
 from extender.nominating import turned_down
-from extender.reasons import gang_paused
+from extender.reasons import GANG_MAKES_WAY, gang_paused
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
@@ -130,7 +130,9 @@ class GangKeeper:
         if not refused:
             return None
         self._state.cancel(pod.uid)
-        return FilterResult(unresolvable={self._refusal(group): list(dict.fromkeys(args.node_names or ()))})
+        return FilterResult(
+            unresolvable={self._refusal(group) or GANG_MAKES_WAY: list(dict.fromkeys(args.node_names or ()))}
+        )
 
     def _refusal(self, group: str) -> str:
         """What its pods are told as long as they are refused; empty where none is."""

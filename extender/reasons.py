@@ -18,10 +18,11 @@ UNREADABLE_ASSIGNMENT: Final = "a pod on the node has a GPU assignment that cann
 BINDING: Final = "the pod is being bound to another node"
 BOUND: Final = "the pod is bound to another node"
 GANG_PAUSED: Final = "kube-scheduler paused within the pod's gang"
+GANG_MAKES_WAY: Final = "the pod's gang had room and was not scheduled: pods that wait for that room are tried first"
 
 NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
     SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, OTHER_UNIT, UNREADABLE_ASSIGNMENT, BINDING, BOUND,
-    GANG_PAUSED,
+    GANG_PAUSED, GANG_MAKES_WAY,
 }  # fmt: skip
 """Waiting or mending helps against these; the scheduler must not kill pods because of them."""
 

@@ -24,7 +24,8 @@ them again. So are all others where enough seem to count, and yet a pod for whic
 
 A gang that fits only if pods in question count, or pods without a request of ours that are unschedulable or doubted, keeps its room until
 kube-scheduler goes on to a pod of others. `QUIET_S` after that a pod in question counts, and keeps its room, only if kube-scheduler is seen to bind it
-(`Room.expected`).
+(`Room.expected`). If a pod of others was refused meanwhile, the gang makes way: it is refused until one of them was tried, or for `WAY_S`. Otherwise
+kube-scheduler, which tries all of them again together, might come to the gang first each time.
 
 A gang may fit and one of its pods fail on its way to be bound, for a volume say. kube-scheduler then tries that pod again, and binds the others
 whatever becomes of it. So the others are in flight until they are bound or tried again: their reservations do not end with the gang's. Which
@@ -47,6 +48,9 @@ QUIET_S: Final = 2.0
 
 GAP_S: Final = 0.5
 """Between two calls after which the second may be of another cycle. kube-scheduler's shortest back-off is 1 s (DefaultPodInitialBackoffDuration)."""
+
+WAY_S: Final = 10.0
+"""For no longer a gang makes way. kube-scheduler's longest back-off (DefaultPodMaxBackoffDuration)."""
 
 Standing = Literal["bound", "waits", "asks nothing", "unschedulable"]
 """What the watch shows of a pod. `waits`: it is not bound, and requests something of ours. Else it requests nothing of ours, and is
@@ -117,6 +121,9 @@ class Gangs:
         """Group -> its pods that kube-scheduler has a node for since the group fitted, and binds whatever becomes of the others."""
         self._stale: dict[str, set[str]] = {}
         """Group -> its pods in question: those of an earlier cycle, or of the one that is under way."""
+        self._makes_way: dict[str, float] = {}
+        """Gang -> until when at most it is refused, for others that wait."""
+        self._wake = False
         self._pauses = Pauses(QUIET_S)
 
     def __len__(self) -> int:
@@ -197,6 +204,7 @@ class Gangs:
         self._doubted.discard(group)
         self._in_flight.pop(group, None)
         self._stale.pop(group, None)
+        self._end_way(lambda other, _: other == group)
         self._pauses.forget(group)
 
     # --- what kube-scheduler calls ---
@@ -209,6 +217,9 @@ class Gangs:
         for other, attempt in self._attempts.items():
             if other != group and attempt.over_s is None:
                 attempt.over_s = at_s
+        self._end_way(lambda other, _: other != group)
+        if group in self._makes_way and at_s < self._makes_way[group]:
+            return True
         return self._pauses.refuses(uid, group, at_s)
 
     def quiet_s(self, group: str) -> float:
@@ -221,7 +232,13 @@ class Gangs:
 
     def wakes(self) -> bool:
         """Since the last time that this was called, may pods have come to be tried again that were refused?"""
-        return self._pauses.wakes()
+        wake, self._wake = self._wake, False
+        return self._pauses.wakes() or wake
+
+    def _end_way(self, over: Callable[[str, float], bool]) -> None:
+        for group in [group for group, until_s in self._makes_way.items() if over(group, until_s)]:
+            del self._makes_way[group]
+            self._wake = True
 
     def next_pod(self, uid: str, group: str, room: Room, *, again: bool = False) -> list[Failed]:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Which gangs' cycles ended now, and without success?
@@ -305,6 +322,7 @@ class Gangs:
         """Gangs without a call for `QUIET_S`, or for as long as slow ones are given, that are not scheduled; and of those that are, pods that
         are not. End their reservations before the next call."""
         self._pauses.expire(now_s)
+        self._end_way(lambda _, until_s: now_s >= until_s)
         for group, attempt in [item for item in self._attempts.items() if now_s >= self._over_s(*item)]:
             failing, lacks = self._unscheduled(group, attempt, now_s, room)
             if failing is None:
@@ -316,6 +334,8 @@ class Gangs:
                 attempt.quiet = True
                 self._attempts[group] = attempt
             elif lost and not attempt.quiet:
+                if attempt.over_s is not None and attempt.others_wait:
+                    self._makes_way[group] = now_s + WAY_S
                 before, last = self._last
                 if before == group and not lost.isdisjoint(attempt.called):
                     self._pauses.begin(group, attempt.run, last, attempt.last_s)

@@ -160,7 +160,7 @@ def test_a_gang_is_bound_with_room_for_all_of_it_and_soon_if_it_fits(
     for _ in range(5 if sum(called) >= min_count else 0):
         if cluster.cycle([Try(pause_s)] * PODS):
             return
-        cluster.go_on(After(1.0, shown=True))
+        cluster.go_on(After(3.0, shown=True))
     assert sum(called) < min_count, "it fits, and is not scheduled"
 
 

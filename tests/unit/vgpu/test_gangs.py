@@ -6,7 +6,7 @@ from collections.abc import Set
 
 import pytest
 
-from vgpu.gangs import QUIET_S, Failed, Gangs, Room
+from vgpu.gangs import QUIET_S, WAY_S, Failed, Gangs, Room
 
 
 def held(*uids: str) -> set[str]:
@@ -102,6 +102,38 @@ def test_room_that_is_kept_while_others_are_evicted_is_not_lost_in_a_pause(kept:
     cycle(gangs, uids[:2], reserved)
     assert len(list(gangs.quiet(QUIET_S, room(reserved, kept=kept)))) == len(reserved)
     assert gangs.refuses("g2", "g", QUIET_S + 1) is bool(reserved)
+
+
+@pytest.mark.parametrize("end", ["a pod of others", "time", "its group is gone"])
+def test_a_gang_that_had_room_in_vain_makes_way_for_pods_that_were_refused_for_it(end: str) -> None:
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "unschedulable")
+    at = room(held(*uids))
+    cycle(gangs, uids, held(*uids))
+    assert others(gangs, at, 1.0) == []
+    gangs.answered("other", "", fits=False, reserved=False)
+    assert [one.others_wait for one in gangs.quiet(1.0 + QUIET_S, at)] == [True]
+    assert [gangs.refuses(uid, "g", 4.0) for uid in uids] == [True, True]
+    assert not gangs.wakes()
+    if end == "a pod of others":
+        others(gangs, at, 5.0)
+    elif end == "time":
+        assert list(gangs.quiet(1.0 + QUIET_S + WAY_S, at)) == []
+    else:
+        gangs.set_min_count("g", None)
+    assert gangs.wakes()
+    assert not gangs.refuses("g0", "g", 5.0)
+
+
+def test_a_gang_that_nobody_waits_for_makes_no_way() -> None:
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "unschedulable")
+    at = room(held(*uids))
+    cycle(gangs, uids, held(*uids))
+    others(gangs, at, 1.0)
+    gangs.answered("other", "", fits=True, reserved=True)
+    assert len(list(gangs.quiet(1.0 + QUIET_S, at))) == 1
+    assert not gangs.refuses("g0", "g", 4.0)
 
 
 def test_a_gang_that_pods_without_a_request_may_complete_keeps_its_room_until_kube_scheduler_goes_on() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.examples import examples
-from vgpu.gangs import GAP_S, QUIET_S, Failed, Gangs, Room, Standing
+from vgpu.gangs import GAP_S, QUIET_S, WAY_S, Failed, Gangs, Room, Standing
 from vgpu.pauses import LONGEST_QUIET_S, LONGEST_S
 
 GROUPS = ("g", "h")
@@ -54,6 +54,8 @@ class Slow:
     paused_s: dict[str, float] = field(default_factory=dict)
     quiet_s: dict[str, float] = field(default_factory=dict)
     wakes: bool = False
+    way_s: dict[str, float] = field(default_factory=dict)
+    """Until when a gang makes way."""
     quiet: set[str] = field(default_factory=set)
     """Groups that had nothing to lose when it was quiet."""
 
@@ -74,9 +76,16 @@ class Slow:
         calls = self.paused.pop(group, [])
         self.wakes |= bool(calls) and calls[-1] != MARK
 
+    def way_ends(self, group: str) -> None:
+        self.wakes |= self.way_s.pop(group, None) is not None
+
     def refuses(self, uid: str, group: str, now_s: float) -> bool:
         for other in [one for one in self.last_s if one != group]:
             self.over_s.setdefault(other, now_s)
+        for other in [one for one in self.way_s if one != group]:
+            self.way_ends(other)
+        if now_s < self.way_s.get(group, 0):
+            return True
         for other in [one for one in self.paused if one != group]:
             self.pause_ends(other)
         calls = self.paused.get(group)
@@ -172,6 +181,7 @@ class Machine(RuleBasedStateMachine):
         self.slow.stale = {uid for uid in self.slow.stale if uid[0] != group}
         self.slow.quiet_s.pop(group, None)
         self.slow.pause_ends(group)
+        self.slow.way_ends(group)
 
     @rule(group=st.sampled_from(GROUPS))
     def the_group_is_shown_to_fit(self, group: str) -> None:
@@ -348,6 +358,8 @@ class Machine(RuleBasedStateMachine):
     def quiet(self) -> None:
         for group in [one for one in self.slow.paused if self.now_s - self.slow.paused_s[one] >= LONGEST_S]:
             self.slow.pause_ends(group)
+        for group in [one for one, until_s in self.slow.way_s.items() if self.now_s >= until_s]:
+            self.slow.way_ends(group)
         found = {one.group: one for one in self.gangs.quiet(self.now_s, self.room)}
         for group in list(self.slow.last_s):
             if self._is_due(group):
@@ -392,6 +404,8 @@ class Machine(RuleBasedStateMachine):
             called = slow.run(group)
             slow.paused[group] = [*(uid for uid in called if uid != slow.last[1]), slow.last[1], MARK]
             slow.paused_s[group] = slow.last_s[group]
+        if group in slow.over_s and slow.others_wait[group]:
+            slow.way_s[group] = self.now_s + WAY_S
         self._failed(failed, ended)
         slow.forget(group)
 
