@@ -249,8 +249,11 @@ class Evictor:
         yield from singles
 
     def _with_terms(self, one: Wanting, ask: PodAsk, terms: dict[str, Terms]) -> Iterator[str]:
+        """Pods that leave by themselves are gone, unless room was kept in vain for that."""
+        waited = one.uid in self._waited
         for node in one.nodes:
-            terms[node] = self._terms(one.uid, ask, node, frozenset())
+            leave = frozenset[str]() if waited else self._books.terminating(node)
+            terms[node] = self._terms(one.uid, ask, node, leave)
             yield node
 
     def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
