@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Final
 
 import structlog
@@ -222,10 +223,10 @@ class Evictor:
         looking, until_s = Looking(one, pod, ask), self._clock() + self._deadline_s
         if self._queues is not None:
             await self._queues.read(self._books.touching(one.nodes), self._slices, until_s)
-        await self._slices.do(self._steps(looking), until_s=until_s)
+        await self._slices.do(self._steps(looking, until_s), until_s=until_s)
         return looking.best
 
-    def _steps(self, looking: Looking) -> Iterator[None]:
+    def _steps(self, looking: Looking, until_s: float) -> Iterator[None]:
         one, ask = looking.wanting, looking.ask
         if one.uid not in self._waited:
             for node in one.nodes:
@@ -238,15 +239,21 @@ class Evictor:
         nodes = self._with_terms(one, ask, terms)
         only = self._state.claims.only(ask, self._state.names)
         looking.search = Search(ask, nodes, self._books.view, rules, only)
-        yield from looking.search.steps()
+        singles = looking.search.steps()
         if self._wholes is not None:
+            half_s = (self._clock() + until_s) / 2
+            yield from takewhile(lambda _: self._clock() < half_s, singles)
             terms_of = partial(self._terms, one.uid, ask)
             looking.wholes = WholeSearch(self._wholes, self._books, looking.pod, ask, one.nodes, terms_of, only)
             yield from looking.wholes.steps(looking.single.cost if looking.single is not None else None)
+        yield from singles
 
     def _with_terms(self, one: Wanting, ask: PodAsk, terms: dict[str, Terms]) -> Iterator[str]:
+        """Pods that leave by themselves are gone, unless room was kept in vain for that."""
+        waited = one.uid in self._waited
         for node in one.nodes:
-            terms[node] = self._terms(one.uid, ask, node, frozenset())
+            leave = frozenset[str]() if waited else self._books.terminating(node)
+            terms[node] = self._terms(one.uid, ask, node, leave)
             yield node
 
     def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
@@ -325,7 +332,7 @@ class Evictor:
                 return False
         except ApiError:  # for good
             if self._wholes is not None:
-                self._wholes.pass_over(whole.key)
+                self._wholes.pass_over(whole)
             await self._give_up(uid, pod, begun)
             raise
         begun.evicted = True

@@ -9,7 +9,7 @@ import msgspec
 
 from extender.constraints import constraints_of
 from extender.nominating import unplaced
-from extender.reasons import GANG_PAUSED
+from extender.reasons import said_of_a_pause
 from kube.needs import WholeSpec, needs_of
 from kube.objects import Condition, Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
 from kube.pod_requests import CPU, requests_of, shared
@@ -83,7 +83,7 @@ def _told(one: Condition) -> Condition:
     """Of its message no more than that we refused a pod for its gang."""
     if not one.message:
         return one
-    return msgspec.structs.replace(one, message=GANG_PAUSED if GANG_PAUSED in one.message else "")
+    return msgspec.structs.replace(one, message=said_of_a_pause(one.message))
 
 
 def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:

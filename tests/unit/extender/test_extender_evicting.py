@@ -90,6 +90,22 @@ async def test_a_pod_that_goes_while_another_is_helped_stops_nobody(monkeypatch:
         assert "uid-default-un2" not in world.preemption._evictor._plans
 
 
+@pytest.mark.parametrize("leaves", ["a", "c"])
+async def test_a_pod_that_leaves_by_itself_is_one_less_to_evict(leaves: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extender that ran before may have evicted it, for this pod, and died then."""
+    world = World(n1=2)
+    for row, names in enumerate(("ab", "cd")):
+        for name in names:
+            world.tell(bound(name, "n1", FULL_MIB // 4, row=row))
+    world.tell(bound(leaves, "n1", FULL_MIB // 4, row=0 if leaves == "a" else 1).at_version(2).terminating())
+    world.tell(urgent())
+    world.filter(urgent(), "n1")
+    async with looking(world, monkeypatch) as task:
+        await until(task, lambda: bool(world.server.evictions()))
+        await looked(world, task)
+    assert [one for one in world.server.evictions() if one in "abcd"] == [{"a": "b", "c": "d"}[leaves]]
+
+
 @pytest.mark.parametrize("when", ["before the look", "before the first eviction"])
 async def test_nobody_is_evicted_where_room_came_free_meanwhile(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     world = World(n1=1, n2=1)
