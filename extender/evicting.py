@@ -233,21 +233,17 @@ class Evictor:
                     looking.found = found
                     return
                 yield
-        terms: dict[str, Terms] = {}
-        rules = Rules(priority_of(looking.pod), self._books.headroom(), violate=False, terms=terms, may_be_nobody=False)
-        nodes = self._with_terms(one, ask, terms)
-        only = self._state.claims.only(ask, self._state.names)
-        looking.search = Search(ask, nodes, self._books.view, rules, only)
+        rules = Rules(priority_of(looking.pod), self._books.headroom(), violate=False, may_be_nobody=False)
+        only, own = self._state.claims.only(ask, self._state.names), self._state.claims.get(one.uid)
+        looking.search = Search(
+            ask, one.nodes, self._books.view, rules, only,
+            terms=lambda node: self._terms(one.uid, ask, node, frozenset()), apart={own.node} if own is not None else set(),
+        )  # fmt: skip
         yield from looking.search.steps()
         if self._wholes is not None:
             terms_of = partial(self._terms, one.uid, ask)
             looking.wholes = WholeSearch(self._wholes, self._books, looking.pod, ask, one.nodes, terms_of, only)
             yield from looking.wholes.steps(looking.single.cost if looking.single is not None else None)
-
-    def _with_terms(self, one: Wanting, ask: PodAsk, terms: dict[str, Terms]) -> Iterator[str]:
-        for node in one.nodes:
-            terms[node] = self._terms(one.uid, ask, node, frozenset())
-            yield node
 
     def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
         """When these are gone: the pod's own room is not in its way, and what processors lack for it must be freed too."""

@@ -157,20 +157,16 @@ class Choosing:
     def steps(self, aside: Mapping[str, Set[str]]) -> Iterator[None]:
         """The search, in steps. `aside`: node -> UIDs of claims that make way for this pod. Each step reads the state as it then is."""
         yield from self.finding()
-        terms: dict[str, Terms] = {}
-        self._search = self._searching(terms, self._candidates(terms, aside))
+        self._search = self._searching(self._proposed, aside)
         yield from self._search.steps()
 
-    def _searching(self, terms: Mapping[str, Terms], nodes: Iterable[str]) -> Search:
-        rules = Rules(priority_of(self.pod), self._books.headroom(), terms=terms, may_be_nobody=False)
-        return Search(self.ask, nodes, self._books.view, rules, self._state.claims.only(self.ask, self._state.names))
-
-    def _candidates(self, terms: dict[str, Terms], aside: Mapping[str, Set[str]]) -> Iterator[str]:
-        for node in self._proposed:
-            found = self._terms(node, frozenset(aside.get(node, ())))
-            if found is not None:
-                terms[node] = found
-                yield node
+    def _searching(self, nodes: Iterable[str], aside: Mapping[str, Set[str]]) -> Search:
+        rules = Rules(priority_of(self.pod), self._books.headroom(), may_be_nobody=False)
+        only = self._state.claims.only(self.ask, self._state.names)
+        return Search(
+            self.ask, nodes, self._books.view, rules, only,
+            terms=lambda node: self._terms(node, frozenset(aside.get(node, ()))), apart=aside.keys(),
+        )  # fmt: skip
 
     def _terms(self, node: str, aside: frozenset[str]) -> Terms | None:
         """What victims there must make up for; None where the scheduler goes by another cluster than we."""
@@ -219,9 +215,7 @@ class Choosing:
 
     def proved(self, node: str) -> Eviction | None:
         """The least set on this node as the state is now."""
-        found = self._terms(node, frozenset())
-        terms = {} if found is None else {node: found}
-        return self._searching(terms, terms).whole()
+        return self._searching([node], {}).whole()
 
     def answer(self, found: Eviction) -> PreemptionResult:
         """What is told the scheduler."""
