@@ -59,7 +59,9 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
 
 def started_at(text: str) -> int:
     """RFC 3339 in UTC, to the second, as a number that compares: YYYYMMDDhhmmss. `UNSTARTED` for an empty text."""
-    digits = "".join(letter for letter in text[:19] if letter.isascii() and letter.isdigit())
+    digits = text[:4] + text[5:7] + text[8:10] + text[11:13] + text[14:16] + text[17:19]
+    if text[4:17:3] != "--T::" or not (digits.isascii() and digits.isdigit()):  # not as Kubernetes writes it
+        digits = "".join(letter for letter in text[:19] if letter.isascii() and letter.isdigit())
     return int(digits) if digits else UNSTARTED
 
 
