@@ -30,7 +30,6 @@ from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
 from kube.patch import nominate
-from kube.pod_requests import CPU
 from vgpu.errors import BadAsk
 from vgpu.holder import LOWEST
 from vgpu.node_search import Eviction
@@ -213,8 +212,8 @@ class Evictor:
         nodes = [name for name in one.nodes if name != but]
         with self._holds.lifted(one.uid):
             found = self._state.place(ask, nodes)
-            if isinstance(found, Placement) and self._state.lacking_cpu_milli(found.node, ask):
-                found = self._state.place(ask, [name for name in nodes if not self._state.lacking_cpu_milli(name, ask)])
+            if isinstance(found, Placement) and self._state.lacking(found.node, ask):
+                found = self._state.place(ask, [name for name in nodes if not self._state.lacking(name, ask)])
             return isinstance(found, Placement)
 
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> tuple[Eviction, Sequence[Whole]] | None:
@@ -246,9 +245,11 @@ class Evictor:
             yield from looking.wholes.steps(looking.single.cost if looking.single is not None else None)
 
     def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
-        """When these are gone: the pod's own room is not in its way, and what processors lack for it must be freed too."""
-        lacking = self._state.lacking_cpu_milli(node, ask) - self._books.requests(gone).get(CPU, 0)
-        return Terms(frees={CPU: lacking} if lacking > 0 else {}, aside=gone | {uid})
+        """When these are gone: the pod's own room is not in its way, and what the node lacks for it beside GPUs must be freed too."""
+        lacking = self._state.lacking(node, ask)
+        freed = self._books.requests(gone) if lacking else {}
+        frees = {name: amount - freed.get(name, 0) for name, amount in lacking.items()}
+        return Terms(frees={name: amount for name, amount in frees.items() if amount > 0}, aside=gone | {uid})
 
     def _after(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Eviction | None:
         """Where the ask fits when these are gone, and nobody else goes."""

@@ -26,7 +26,7 @@ import structlog
 from extender.books import Books, priority_of
 from extender.state import State
 from kube.objects import Pod
-from vgpu.holder import LOWEST
+from vgpu.holder import LOWEST, PODS
 from vgpu.node_search import Eviction
 from vgpu.preemption import Search
 from vgpu.victim_bounds import Rules, Terms
@@ -178,12 +178,17 @@ class Choosing:
         pods = [self._others[uid] for uid in beside]
         return Terms(
             must_go=frozenset(ours) if self._all_of else frozenset(),
-            frees={} if self._all_of else self._books.frees(ours),
+            frees={} if self._all_of else self._books.frees(ours) | self._pods_too_many(node, ours, beside),
             aside=aside,
             beside_violations=self._of_others(wanted, ours) if beside else 0,
             beside_highest=max(map(priority_of, pods), default=LOWEST),
             beside=len(beside),
         )
+
+    def _pods_too_many(self, node: str, ours: Collection[str], beside: Collection[str]) -> dict[str, int]:
+        """How many of ours the scheduler evicts because the node runs as many pods as it may."""
+        wanted = min(len(ours), self._state.lacking(node, self.ask).get(PODS, 0) - len(beside))
+        return {PODS: wanted} if wanted > 0 else {}
 
     def _all_there(self, node: str, uids: Collection[str]) -> bool:
         """Are all these pods on the node, of lower priority, and part of no whole?"""
