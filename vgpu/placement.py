@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from vgpu.fleet import Candidates, Columns, Fleet
 from vgpu.grant import Assignment
+from vgpu.kept_tables import table_of_all
 from vgpu.outcome import Scores
 from vgpu.policies.scheduler import BEST, scheduler
 from vgpu.policy import POLICIES
@@ -105,7 +106,9 @@ def _best_if_named(
     everyone, policy = fleet.all_if_most(candidates), POLICIES[ask.policy]
     if everyone is None:
         return None
-    table = Table(fleet, ask, everyone, only, order=policy.order)
+    table = None if only else table_of_all(fleet, ask, policy.order)
+    if table is None:
+        table = Table(fleet, ask, everyone, only, order=policy.order)
     fit = np.flatnonzero(table.fits)
     scores = policy.score(table.outcome()) if len(fit) else ()
     for _ in range(min(GUESSES, len(fit))):
