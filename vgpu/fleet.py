@@ -109,6 +109,7 @@ class Fleet:
         self.stocked = 0
         """The moment at which a node came, went or had other GPUs."""
         self.kept: dict[Hashable, Any] = {}
+        self.kept_empty: dict[Hashable, Any] = {}
         """What those who place keep with the fleet (`kept_tables`)."""
         self.width = 0
         """Columns from here on were never used."""
@@ -148,7 +149,7 @@ class Fleet:
 
     def known(self, asked: Sequence[str]) -> list[str]:
         """Those of these nodes that are known, for who keeps them: the fleet's own strings, and nothing of the text they were read from."""
-        return [self.names[at] for at in self.look_up(asked).columns.tolist()]
+        return list(map(self.names.__getitem__, self.look_up(asked).columns.tolist()))
 
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
         """(node, row) of every card with this UUID, or that carries the MIG instance with it.

@@ -6,12 +6,13 @@ columns, so those of the others are still right. What depends on the whole clust
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from vgpu.cards import Cards, Columns, FollowedCards, Judged
-from vgpu.fleet import Candidates, Fleet
+from vgpu.fleet import Bools, Candidates, Fleet
 from vgpu.policy import Order
 from vgpu.request import PodAsk
 from vgpu.table import Table, cards_of
@@ -32,6 +33,46 @@ def table_of_all(fleet: Fleet, ask: PodAsk, order: Order) -> Table | None:
     if len(fleet.kept) > KEPT:
         del fleet.kept[next(iter(fleet.kept))]
     return known
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Where a pod would fit if no other held anything, of every column of a fleet."""
+
+    stocked: int
+    width: int
+    fits: Bools
+    fits_mig: Bools
+    holds_largest: Bools
+    """A card for the largest part of the pod, were it the only one. Such a node lacks cards, not size."""
+
+
+def empty_of_all(fleet: Fleet, ask: PodAsk) -> Empty:
+    """For this pod. Worked out anew when a node has come, gone or changed its GPUs."""
+    known: Empty | None = fleet.kept_empty.pop(ask, None)
+    if known is None or (known.stocked, known.width) != (fleet.stocked, fleet.width):
+        known = empty_of(fleet, ask, Candidates(np.arange(fleet.width), ()))
+    fleet.kept_empty[ask] = known
+    if len(fleet.kept_empty) > KEPT:
+        del fleet.kept_empty[next(iter(fleet.kept_empty))]
+    return known
+
+
+def empty_of(fleet: Fleet, ask: PodAsk, nodes: Candidates) -> Empty:
+    """The same of some nodes, in the order of a table of them."""
+    table = Table(fleet, ask, nodes, emptied=True)
+    return Empty(fleet.stocked, fleet.width, table.fits, table.fits_mig, _holds_largest(table, nodes))
+
+
+def _holds_largest(empty: Table, nodes: Candidates) -> Bools:
+    if empty.fits.all():
+        return empty.fits
+    shares = [replace(part, cards=1) for part in empty.ask.containers if part.kind == "share"]
+    whole = [replace(part, cards=1) for part in empty.ask.containers if part.kind == "whole"]
+    if shares and not any(part.init for part in shares):  # else they all lie on one card
+        shares = [max(shares, key=lambda part: part.mib)]
+    alone = replace(empty.ask, containers=tuple(shares or whole[:1]))
+    return Table(empty.fleet, alone, nodes, emptied=True).fits if alone else empty.fits
 
 
 class KeptTable(Table):

@@ -15,7 +15,7 @@ from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory
 from vgpu.kept_tables import KEPT, KeptTable, table_of_all
-from vgpu.placement import Placement, place
+from vgpu.placement import NoRoom, Placement, explain, place
 from vgpu.policies.fragmentation import fragmentation
 from vgpu.policy import POLICIES
 from vgpu.request import Ask, PodAsk
@@ -124,3 +124,20 @@ def test_tables_of_other_pods_are_not_kept() -> None:
     assert [table_of_all(fleet, ask, "tightest") for ask in others] == [None] * len(others)
     assert table_of_all(fleet, one, "roomiest") is None
     assert table_of_all(fleet, one, "linked") is None
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.data())
+def test_reasons_are_those_of_tables_made_anew_after_any_changes(data: st.DataObject) -> None:
+    fleet, held, templates = Fleet(), list[tuple[str, Slice]](), [data.draw(asks()) for _ in range(2)]
+    for node in NODES[: data.draw(st.integers(1, len(NODES)))]:
+        fleet.set_node(node, inventory(data.draw, node))
+    for _ in range(data.draw(st.integers(1, 4))):
+        for _ in range(data.draw(st.integers(0, 4))):
+            change(data.draw, fleet, held)
+        ask, names = data.draw(st.sampled_from(templates)), sorted(fleet.column)
+        one_by_one = [explain(fleet, ask, [name]) for name in names]
+        assert explain(fleet, ask, names) == {name: why for one in one_by_one for name, why in one.items()}
+        found = place(fleet, ask, quoted(names)) if names else NoRoom()
+        if isinstance(found, NoRoom):
+            assert found.reasons == explain(fleet, ask, names)
