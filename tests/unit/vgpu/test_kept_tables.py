@@ -15,7 +15,7 @@ from vgpu.fleet import Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Card, Inventory
 from vgpu.kept_tables import KEPT, KeptTable, table_of_all
-from vgpu.placement import NoRoom, Placement, explain, place
+from vgpu.placement import NO_ROOM, TOO_LARGE, NoRoom, Placement, explain, place
 from vgpu.policies.fragmentation import fragmentation
 from vgpu.policy import POLICIES
 from vgpu.request import Ask, PodAsk
@@ -141,3 +141,12 @@ def test_reasons_are_those_of_tables_made_anew_after_any_changes(data: st.DataOb
         found = place(fleet, ask, quoted(names)) if names else NoRoom()
         if isinstance(found, NoRoom):
             assert found.reasons == explain(fleet, ask, names)
+
+
+def test_a_node_that_gets_larger_gpus_has_another_reason() -> None:
+    fleet, ask = Fleet(), PodAsk((Ask("main", "share", 1, mib=50),))
+    for node in NODES:
+        fleet.set_node(node, Inventory((Card(node, 0, "t4", 40),)))
+    assert explain(fleet, ask, NODES) == dict.fromkeys(NODES, TOO_LARGE)
+    fleet.set_node(NODES[3], Inventory((Card(NODES[3], 0, "h100", 80),)), [Slice(NODES[3], 0, 60, 0)])
+    assert explain(fleet, ask, NODES) == dict.fromkeys(NODES, TOO_LARGE) | {NODES[3]: NO_ROOM}
