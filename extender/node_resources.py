@@ -53,7 +53,8 @@ class NodeResources:
         taken = self._taken.setdefault(node, {PODS: 0})
         taken[PODS] += 1
         for resource, amount in requests.items():
-            taken[resource] = taken.get(resource, 0) + amount
+            if amount:
+                taken[resource] = taken.get(resource, 0) + amount
         return changed | {node}
 
     def release(self, uid: str) -> set[str]:
@@ -68,9 +69,10 @@ class NodeResources:
             del self._taken[node]
             return {node}
         for resource, amount in requests.items():
-            taken[resource] -= amount
-            if not taken[resource]:
-                del taken[resource]
+            if amount:
+                taken[resource] -= amount
+                if not taken[resource]:
+                    del taken[resource]
         return {node}
 
     def held(self, uid: str) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extender.filtering import filter_nodes
@@ -59,6 +59,9 @@ STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["n1", "n2", 
 THERE = {"cpu": 10, "memory": 12, "pods": 2}
 
 
+@example(
+    [("a", "n1", {"memory": 0}), ("b", "n1", {"memory": 0}), ("c", "n1", {}), ("a", None, {}), ("b", None, {})], {}
+)
 @given(STEPS, AMOUNTS)
 def test_what_is_free_is_what_no_pod_has(
     steps: list[tuple[str, str | None, dict[str, int]]], asked: dict[str, int]
