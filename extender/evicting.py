@@ -90,6 +90,8 @@ class Evictor:
         self._plans: dict[str, Begun] = {}
         self._waited: set[str] = set()
         """UIDs for which room was kept in vain while others left by themselves."""
+        self._leaving: dict[str, frozenset[str]] = {}
+        """UIDs of pods that others are evicted for -> holders of the node that left by themselves when that was planned."""
         self._in_vain: dict[str, float] = {}
         """UID -> when no eviction was found that helps."""
         self._withdrawn: list[Reservation] = []
@@ -111,11 +113,14 @@ class Evictor:
         self._wanting.pop(uid, None)
         self._plans.pop(uid, None)
         self._waited.discard(uid)
+        self._leaving.pop(uid, None)
         self._ending.pop(uid, None)
         self._in_vain.pop(uid, None)
 
     def lapsed(self, hold: Reservation) -> None:
         """Room was kept for long enough: the pod is no longer nominated by us."""
+        if not self._leaving.pop(hold.uid, frozenset()).isdisjoint(self._books.terminating(hold.node)):
+            self._waited.add(hold.uid)
         deactivated = self._ending.pop(hold.uid, ())
         if self._wholes is not None:
             self._wholes.lapsed(deactivated)
@@ -196,6 +201,7 @@ class Evictor:
         if not plan.victims:
             self._waited.add(one.uid)
             return
+        self._leaving[one.uid] = self._books.terminating(plan.node)
         try:
             await nominate(self._client, pod.metadata, plan.node)
         except ApiError:

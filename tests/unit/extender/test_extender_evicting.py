@@ -106,6 +106,24 @@ async def test_a_pod_that_leaves_by_itself_is_one_less_to_evict(leaves: str, mon
     assert [one for one in world.server.evictions() if one in "abcd"] == [{"a": "b", "c": "d"}[leaves]]
 
 
+async def test_nobody_more_is_evicted_beside_a_pod_that_does_not_leave_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer keeps it: to evict the pod beside it was in vain, and would be so every time."""
+    world = World(n1=1)
+    world.tell(bound("stays", "n1", HALF_MIB).terminating())
+    world.tell(bound("first", "n1", HALF_MIB))
+    world.tell(urgent())
+    world.filter(urgent(), "n1")
+    async with looking(world, monkeypatch) as task:
+        await until(task, lambda: world.server.evictions() == ["first"])
+        world.end("first")
+        world.now_s = 301.0
+        world.preemption.expire()
+        world.tell(bound("second", "n1", HALF_MIB))
+        assert world.filter(urgent(), "n1").node_names == []
+        await looked(world, task)
+    assert "second" not in world.server.evictions()
+
+
 @pytest.mark.parametrize("when", ["before the look", "before the first eviction"])
 async def test_nobody_is_evicted_where_room_came_free_meanwhile(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     world = World(n1=1, n2=1)
