@@ -233,9 +233,11 @@ class Evictor:
 
     def _steps(self, looking: Looking, until_s: float) -> Iterator[None]:
         one, ask = looking.wanting, looking.ask
-        leave: dict[
-            str, frozenset[str]
-        ] = {}  # by node, those who leave by themselves: gone, unless room was kept in vain for that
+        leave = dict[str, frozenset[str]]()  # who leaves by itself: gone, unless room was kept in vain for that
+
+        def terms(node: str, gone: frozenset[str] = frozenset()) -> Terms:
+            return self._terms(one.uid, ask, node, gone | leave.get(node, frozenset()))
+
         if one.uid not in self._waited:
             for node in one.nodes:
                 if gone := self._books.terminating(node):
@@ -247,16 +249,12 @@ class Evictor:
         rules = Rules(priority_of(looking.pod), self._books.headroom(), violate=False, may_be_nobody=False)
         only, own = self._state.claims.only(ask, self._state.names), self._state.claims.get(one.uid)
         apart = leave.keys() | ({own.node} if own is not None else set())
-        looking.search = Search(
-            ask, one.nodes, self._books.view, rules, only,
-            terms=lambda node: self._terms(one.uid, ask, node, leave.get(node, frozenset())), apart=apart,
-        )  # fmt: skip
+        looking.search = Search(ask, one.nodes, self._books.view, rules, only, terms=terms, apart=apart)
         singles = looking.search.steps()
         if self._wholes is not None:
             half_s = (self._clock() + until_s) / 2
             yield from takewhile(lambda _: self._clock() < half_s, singles)
-            terms_of = partial(self._terms, one.uid, ask)
-            looking.wholes = WholeSearch(self._wholes, self._books, looking.pod, ask, one.nodes, terms_of, only)
+            looking.wholes = WholeSearch(self._wholes, self._books, looking.pod, ask, one.nodes, terms, only)
             yield from looking.wholes.steps(looking.single.cost if looking.single is not None else None)
         yield from singles
 

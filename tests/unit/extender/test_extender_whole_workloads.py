@@ -86,6 +86,16 @@ async def test_the_cheaper_workload_is_deactivated_and_no_pod_of_it_is_evicted(m
     assert queued.world.preemption.evicted == 1
 
 
+async def test_it_is_deactivated_beside_a_pod_that_leaves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = Queued()
+    queued.world.tell(bound("stays", "n1", HALF_MIB, priority=5000, row=0))
+    queued.world.tell(bound("leaves", "n1", HALF_MIB, row=1).terminating())
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await looked(queued.world, task)
+    assert queued.deactivated == ["two"]
+
+
 async def test_it_costs_what_its_pods_on_other_nodes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     queued.run("b-too", "two", "n2", 1, priority=5)
