@@ -157,7 +157,7 @@ class Gangs:
 
     def withdrawn(self, uid: str, group: str, at_s: float) -> None:
         """The pod was expected to be bound, and is no longer: it failed before that. It is in question whether it was tried again since."""
-        self._attempts.setdefault(group, _Attempt(at_s))
+        self._attempts.setdefault(group, _Attempt(at_s)).quiet = False
         self._stale.setdefault(group, set()).add(uid)
 
     def see(self, uid: str, group: str, standing: Standing) -> None:
@@ -218,7 +218,8 @@ class Gangs:
             if other != group and attempt.over_s is None:
                 attempt.over_s = at_s
         self._end_way(lambda other, _: other != group)
-        if group in self._makes_way and at_s < self._makes_way[group]:
+        if at_s < self._makes_way.get(group, at_s):
+            self._pauses.turn_away(uid, group)
             return True
         return self._pauses.refuses(uid, group, at_s)
 
@@ -248,7 +249,7 @@ class Gangs:
         (before, last), self._last = self._last, (group, uid)
         found = self._cycle_ended(before, room) if before != group else []
         in_flight = self._land(uid, group) or (again and room.expected(uid))
-        repeated = again or (uid != last and uid in self._called(group))
+        repeated = self._pauses.comes_back(uid, group) or again or (uid != last and uid in self._called(group))
         if repeated and not in_flight and self._lacks_bound(group):
             if again:
                 self._doubted.add(group)
@@ -380,8 +381,7 @@ class Gangs:
         return count < self._min_count[group]
 
     def _called(self, group: str) -> Mapping[str, bool]:
-        attempt = self._attempts.get(group)
-        return attempt.called if attempt is not None else {}
+        return self._attempts[group].called if group in self._attempts else {}
 
     def _is_in_flight(self, uid: str, group: str, room: Room) -> bool:
         return room.expected(uid) or uid in self._in_flight.get(group, ())

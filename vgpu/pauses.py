@@ -60,6 +60,8 @@ class Pauses:
         self._default_s = quiet_s
         self._open: dict[str, _Open] = {}
         self._quiet_s: dict[str, float] = {}
+        self._turned_away: dict[str, set[str]] = {}
+        """UIDs that were refused, of the group that kube-scheduler called about last. If one of them is tried, a cycle has begun since."""
         self._wake = False
         self._begun = 0
 
@@ -84,6 +86,7 @@ class Pauses:
     def refuses(self, uid: str, group: str, at_s: float) -> bool:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Does an earlier cycle go on with it?"""
         self._end(lambda other, _: other != group)
+        self._turned_away = {group: self._turned_away.get(group, set())}
         one = self._open.get(group)
         if one is None:
             return False
@@ -98,7 +101,19 @@ class Pauses:
             self._quiet_s[group] = min(LONGEST_QUIET_S, max(self.quiet_s(group), 2 * one.paused_s))
         one.refused.add(uid)
         one.last = uid
+        self.turn_away(uid, group)
         return True
+
+    def turn_away(self, uid: str, group: str) -> None:
+        """The pod is refused, here or elsewhere."""
+        self._turned_away = {group: self._turned_away.get(group, set()) | {uid}}
+
+    def comes_back(self, uid: str, group: str) -> bool:
+        """The pod is tried. Was it refused since a pod of others was tried? Answered once for each group."""
+        back = uid in self._turned_away.get(group, ())
+        if back:
+            del self._turned_away[group]
+        return back
 
     def refusal_shown(self, uid: str, group: str) -> None:
         """kube-scheduler says that the pod is unschedulable because it was refused here."""
@@ -116,6 +131,7 @@ class Pauses:
         """It is no gang, or has no pods any more."""
         self._end(lambda other, _: other == group)
         self._quiet_s.pop(group, None)
+        self._turned_away.pop(group, None)
 
     def wakes(self) -> bool:
         """Since the last time that this was called, did a cycle end whose refused pods nobody would try again?"""

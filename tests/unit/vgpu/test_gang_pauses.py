@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
@@ -164,6 +164,15 @@ def test_a_gang_is_bound_with_room_for_all_of_it_and_soon_if_it_fits(
     assert sum(called) < min_count, "it fits, and is not scheduled"
 
 
+@example(  # after a pause three are refused and one has room; at the next cycle two have
+    3,
+    [
+        ([Try()] * PODS, After()),
+        ([Try(), Try(), Try(room=False), Try(1.0)], After(1.0, fails=frozenset({0}))),
+        ([Try()] * PODS, After()),
+        ([Try(), Try(), Try(passes=False), Try(passes=False)], After()),
+    ],
+)
 @given(st.integers(2, PODS), histories)
 @settings(max_examples=examples(500), deadline=None, derandomize=True)
 def test_of_a_gang_that_is_not_tried_any_more_nothing_stays_reserved(

@@ -95,6 +95,17 @@ def test_what_was_expected_to_be_bound_and_is_not_ends_a_moment_later() -> None:
     assert list(gangs.quiet(QUIET_S, room(held("g1")))) == [Failed("g", tuple(uids), False)]
 
 
+def test_what_is_seen_very_late_not_to_be_expected_any_more_ends_at_once() -> None:
+    """kube-scheduler writes 50 statuses a second: of a large gang some come seconds later."""
+    gangs, uids = a_gang_of(3)
+    cycle(gangs, uids, held("g0", "g1"))
+    others(gangs, room(held("g0", "g1"), expected=held("g1")))
+    for now_s in (QUIET_S, QUIET_S + 1):
+        assert list(gangs.quiet(now_s, room(held("g1"), expected=held("g1")))) == []
+    gangs.withdrawn("g1", "g", QUIET_S + 1.5)
+    assert list(gangs.quiet(QUIET_S + 2, room(held("g1")))) == [Failed("g", tuple(uids), False)]
+
+
 @pytest.mark.parametrize("kept", [held("g1"), held()])
 def test_room_that_is_kept_while_others_are_evicted_is_not_lost_in_a_pause(kept: set[str]) -> None:
     gangs, uids = a_gang_of(3)

@@ -56,6 +56,8 @@ class Slow:
     wakes: bool = False
     way_s: dict[str, float] = field(default_factory=dict)
     """Until when a gang makes way."""
+    turned_away: set[str] = field(default_factory=set)
+    """Pods that were refused since one of another group was called for."""
     quiet: set[str] = field(default_factory=set)
     """Groups that had nothing to lose when it was quiet."""
 
@@ -80,6 +82,12 @@ class Slow:
         self.wakes |= self.way_s.pop(group, None) is not None
 
     def refuses(self, uid: str, group: str, now_s: float) -> bool:
+        self.turned_away = {one for one in self.turned_away if one[0] == group}
+        refused = self.is_refused(uid, group, now_s)
+        self.turned_away |= {uid} if refused else set()
+        return refused
+
+    def is_refused(self, uid: str, group: str, now_s: float) -> bool:
         for other in [one for one in self.last_s if one != group]:
             self.over_s.setdefault(other, now_s)
         for other in [one for one in self.way_s if one != group]:
@@ -180,6 +188,7 @@ class Machine(RuleBasedStateMachine):
         self.slow.in_flight = {uid for uid in self.slow.in_flight if uid[0] != group}
         self.slow.stale = {uid for uid in self.slow.stale if uid[0] != group}
         self.slow.quiet_s.pop(group, None)
+        self.slow.turned_away = {uid for uid in self.slow.turned_away if uid[0] != group}
         self.slow.pause_ends(group)
         self.slow.way_ends(group)
 
@@ -207,6 +216,7 @@ class Machine(RuleBasedStateMachine):
         self.gangs.withdrawn(uid, uid[0], self.now_s)
         if uid[0] not in self.slow.last_s:
             self.slow.last_s[uid[0]], self.slow.others_wait[uid[0]] = self.now_s, False
+        self.slow.quiet.discard(uid[0])
         self.slow.stale.add(uid)
 
     @rule(uid=st.sampled_from(UIDS), kept=st.booleans())
@@ -288,7 +298,8 @@ class Machine(RuleBasedStateMachine):
                 slow.over_s |= {before: over_s} if over_s is not None else {}
         in_flight = uid in slow.in_flight or (again and uid in slow.expected)
         slow.in_flight.discard(uid)
-        repeated = again or (uid != last and any(one.uid == uid for one in slow.cycle))
+        repeated = again or uid in slow.turned_away or (uid != last and any(one.uid == uid for one in slow.cycle))
+        slow.turned_away -= slow.turned_away if uid in slow.turned_away else set()
         bound = [one for one, standing in slow.shown.items() if one[0] == group and standing == "bound"]
         if repeated and not in_flight and len(bound) < slow.min_count.get(group, 0):
             slow.doubted |= {group} if again else set()
