@@ -147,7 +147,7 @@ class Gangs:
     def fitted(self, group: str, room: Room) -> None:
         """kube-scheduler says for the first time that the group is scheduled: it binds those that have a node."""
         waits = {uid for uid, standing in self._pods.get(group, {}).items() if standing == "waits" and _has(uid, room)}
-        found = {uid for uid in waits if not room.expected(uid)}
+        found = {uid for uid in waits - self._stale.get(group, set()) if not room.expected(uid)}
         if found and group in self._min_count:
             self._in_flight[group] = found
 

@@ -173,6 +173,13 @@ def test_a_gang_is_bound_with_room_for_all_of_it_and_soon_if_it_fits(
         ([Try(), Try(), Try(passes=False), Try(passes=False)], After()),
     ],
 )
+@example(  # one that had room at the first cycle is not tried at the second, and three others fit
+    3,
+    [
+        ([Try(), Try(), Try(passes=False), Try(room=False)], After(1.0)),
+        ([Try(), Try(passes=False), Try(), Try()], After(1.0)),
+    ],
+)
 @given(st.integers(2, PODS), histories)
 @settings(max_examples=examples(500), deadline=None, derandomize=True)
 def test_of_a_gang_that_is_not_tried_any_more_nothing_stays_reserved(

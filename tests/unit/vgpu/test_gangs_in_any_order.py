@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
     def the_group_is_shown_to_fit(self, group: str) -> None:
         self.gangs.fitted(group, self.room)
         waits = {uid for uid, standing in self.slow.shown.items() if uid[0] == group and standing == "waits"}
-        found = waits & (self.slow.reserved | self.slow.kept) - self.slow.expected
+        found = waits & (self.slow.reserved | self.slow.kept) - self.slow.expected - self.slow.stale
         if group in self.slow.min_count and found:
             self.slow.in_flight -= {uid for uid in UIDS if uid[0] == group}
             self.slow.in_flight |= found
