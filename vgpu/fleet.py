@@ -149,7 +149,8 @@ class Fleet:
 
     def known(self, asked: Sequence[str]) -> list[str]:
         """Those of these nodes that are known, for who keeps them: the fleet's own strings, and nothing of the text they were read from."""
-        return list(map(self.names.__getitem__, self.look_up(asked).columns.tolist()))
+        columns = self.look_up(asked).columns.tolist()  # the first look-up makes `names` anew
+        return list(map(self.names.__getitem__, columns))
 
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
         """(node, row) of every card with this UUID, or that carries the MIG instance with it.
@@ -282,17 +283,12 @@ class Fleet:
             for r, c in zip(rows.tolist(), columns.tolist(), strict=True)
         ]
         instances = [
-            (
-                node,
-                instance.uuid,
-                instance.mib * (1 - taken[instance.uuid]),
-                FULL_CORE_PERCENT * (1 - taken[instance.uuid]),
-            )
+            (node, one.uuid, one.mib * free, FULL_CORE_PERCENT * free)
             for node, taken in self.mig_tenants.items()
             if any(tenants > 1 for tenants in taken.values())
             for card in self.inventory[node].cards
-            for instance in card.instances
-            if taken.get(instance.uuid, 0) > 1
+            for one in card.instances
+            if (free := 1 - taken.get(one.uuid, 0)) < 0
         ]
         return cards + instances
 
