@@ -31,6 +31,7 @@ from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
 from kube.patch import nominate
+from kube.pod_requests import requests_of
 from vgpu.errors import BadAsk
 from vgpu.holder import LOWEST
 from vgpu.node_search import Eviction
@@ -219,8 +220,8 @@ class Evictor:
         nodes = [name for name in one.nodes if name != but]
         with self._holds.lifted(one.uid):
             found = self._state.place(ask, nodes)
-            if isinstance(found, Placement) and self._state.lacking(found.node, ask):
-                found = self._state.place(ask, [name for name in nodes if not self._state.lacking(name, ask)])
+            if isinstance(found, Placement) and self._lacking(one.uid, found.node, ask):
+                found = self._state.place(ask, [name for name in nodes if not self._lacking(one.uid, name, ask)])
             return isinstance(found, Placement)
 
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> tuple[Eviction, Sequence[Whole]] | None:
@@ -260,10 +261,15 @@ class Evictor:
 
     def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
         """When these are gone: the pod's own room is not in its way, and what the node lacks for it beside GPUs must be freed too."""
-        lacking = self._state.lacking(node, ask)
+        lacking = self._lacking(uid, node, ask)
         freed = self._books.requests(gone) if lacking else {}
         frees = {name: amount - freed.get(name, 0) for name, amount in lacking.items()}
         return Terms(frees={name: amount for name, amount in frees.items() if amount > 0}, aside=gone | {uid})
+
+    def _lacking(self, uid: str, node: str, ask: PodAsk) -> dict[str, int]:
+        """What the node has too little beside GPUs, also for those that others were evicted for before."""
+        before = [pod for key in self._holds.before(uid, node) if (pod := self._pod_of(key)) is not None]
+        return self._state.lacking(node, ask, [requests_of(pod) for pod in before])
 
     def _after(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Eviction | None:
         """Where the ask fits when these are gone, and nobody else goes."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 
 from extender.claims import Claim
 from extender.state import State
@@ -61,6 +62,11 @@ class Holds:
         for hold in self._state.reservations.of("preemption").values():
             if not node or hold.node == node:
                 self._take(hold)
+
+    def before(self, uid: str, node: str) -> list[str]:
+        """Keys of the pods for which room was kept on this node before it was for this pod, or is to be, and that have no place yet."""
+        held = takewhile(lambda one: one.uid != uid, self._state.reservations.of("preemption").values())
+        return [one.key for one in held if one.node == node and self._state.claims.place_of(one.uid) is None]
 
     @contextmanager
     def lifted(self, uid: str) -> Iterator[None]:

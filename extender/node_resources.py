@@ -7,7 +7,7 @@ place count once the watch tells of them. A resource that a node does not name i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kube.objects import NodeStatus
@@ -87,8 +87,10 @@ class NodeResources:
         taken = self._taken.get(name, NOTHING).get(CPU, 0)
         return max(-LARGEST_CPU_MILLI, min(LARGEST_CPU_MILLI, there) - taken)
 
-    def lacking(self, name: str, requests: Mapping[str, int]) -> dict[str, int]:
-        """By resource, what the node has too little for one more pod that requests this."""
+    def lacking(
+        self, name: str, requests: Mapping[str, int], before: Sequence[Mapping[str, int]] = ()
+    ) -> dict[str, int]:
+        """By resource, what the node has too little for one more pod that requests this. `before`: what pods request that come before it."""
         there, taken = self._allocatable.get(name), self._taken.get(name, NOTHING)
         if there is None:
             return {}
@@ -96,6 +98,7 @@ class NodeResources:
         for resource, amount in (*requests.items(), (PODS, 1)):
             if amount > 0 and (has := there.get(resource)) is not None:
                 lack = amount - has + taken.get(resource, 0)
+                lack += len(before) if resource == PODS else sum(one.get(resource, 0) for one in before)
                 if lack > 0:
                     short[resource] = lack
         return short

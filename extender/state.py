@@ -9,7 +9,7 @@ Runs in one event loop and never awaits, so that each change is whole before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -253,9 +253,10 @@ class State:
             return None
         return known
 
-    def lacking(self, node: str, ask: PodAsk) -> dict[str, int]:
-        """By resource that is not a GPU, what the node has too little for the pod; nothing of what the node does not name."""
-        return self._resources.lacking(node, ask.requests)
+    def lacking(self, node: str, ask: PodAsk, before: Sequence[Mapping[str, int]] = ()) -> dict[str, int]:
+        """By resource that is not a GPU, what the node has too little for the pod; nothing of what the node does not name. `before`: what pods request
+        that come before it."""
+        return self._resources.lacking(node, ask.requests, before)
 
     def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""

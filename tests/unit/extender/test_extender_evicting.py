@@ -285,6 +285,30 @@ async def test_nobody_is_evicted_for_a_pod_that_then_lacks_something_else(
     assert [name for name in world.server.evictions() if name == "v"] == evicted
 
 
+@pytest.mark.parametrize(("cpu", "evicted"), [("8", {"v0", "v1"}), ("7", {"v0"})])
+async def test_what_a_pod_is_to_have_that_others_are_evicted_for_is_not_counted_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, cpu: str, evicted: set[str]
+) -> None:
+    world = World(n1=2)
+    world.resources("n1", cpu=cpu)
+    for row in range(2):
+        world.tell(bound(f"v{row}", "n1", FULL_MIB, row=row))
+    for name in ("one", "two"):
+        asking = pod(name).asking(mib=FULL_MIB, cpu="4").of_priority(1000)
+        world.tell(asking)
+        assert world.filter(asking, "n1").node_names == []
+
+    def answer(_: str, path: str, __: Any) -> bytes:
+        if path.endswith("/eviction") and (name := path.split("/")[-2]).startswith("v"):
+            world.end(name)
+        return b"{}"
+
+    world.server.answer = answer
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert {name for name in world.server.evictions() if name.startswith("v")} == evicted
+
+
 @pytest.mark.parametrize(("others", "evicted"), [(1, ["v"]), (2, [])])
 async def test_nobody_is_evicted_for_a_pod_that_its_node_then_cannot_run_as_one_more(
     monkeypatch: pytest.MonkeyPatch, others: int, evicted: list[str]
