@@ -91,7 +91,7 @@ class Evictor:
         self._plans: dict[str, Begun] = {}
         self._waited: set[str] = set()
         """UIDs for which room was kept in vain while others left by themselves."""
-        self._leaving: dict[str, frozenset[str]] = {}
+        self._counted_on: dict[str, frozenset[str]] = {}
         """UIDs of pods that others are evicted for -> holders of the node that left by themselves when that was planned."""
         self._in_vain: dict[str, float] = {}
         """UID -> when no eviction was found that helps."""
@@ -114,13 +114,13 @@ class Evictor:
         self._wanting.pop(uid, None)
         self._plans.pop(uid, None)
         self._waited.discard(uid)
-        self._leaving.pop(uid, None)
+        self._counted_on.pop(uid, None)
         self._ending.pop(uid, None)
         self._in_vain.pop(uid, None)
 
     def lapsed(self, hold: Reservation) -> None:
         """Room was kept for long enough: the pod is no longer nominated by us."""
-        if not self._leaving.pop(hold.uid, frozenset()).isdisjoint(self._books.terminating(hold.node)):
+        if not self._counted_on.pop(hold.uid, frozenset()).isdisjoint(self._books.terminating(hold.node)):
             self._waited.add(hold.uid)
         deactivated = self._ending.pop(hold.uid, ())
         if self._wholes is not None:
@@ -202,7 +202,7 @@ class Evictor:
         if not plan.victims:
             self._waited.add(one.uid)
             return
-        self._leaving[one.uid] = self._books.terminating(plan.node)
+        self._counted_on[one.uid] = self._leaving(one.uid, plan.node)
         try:
             await nominate(self._client, pod.metadata, plan.node)
         except ApiError:
@@ -241,7 +241,7 @@ class Evictor:
 
         if one.uid not in self._waited:
             for node in one.nodes:
-                if gone := self._books.terminating(node):
+                if gone := self._leaving(one.uid, node):
                     leave[node] = gone
                     if found := self._after(one.uid, ask, node, gone):
                         looking.found = found
@@ -266,9 +266,15 @@ class Evictor:
         frees = {name: amount - freed.get(name, 0) for name, amount in lacking.items()}
         return Terms(frees={name: amount for name, amount in frees.items() if amount > 0}, aside=gone | {uid})
 
+    def _leaving(self, uid: str, node: str) -> frozenset[str]:
+        """UIDs of those who leave the node by themselves, but for those on GPUs that pods are to have for which others were evicted before."""
+        gone, promised = self._books.terminating(node), self._holds.promised(uid, node)
+        held = self._state.claims.on(node) if gone and promised else {}
+        return gone - {one for one in gone if not promised.isdisjoint(piece.uuid for piece in held.get(one, ()))}
+
     def _lacking(self, uid: str, node: str, ask: PodAsk) -> dict[str, int]:
         """What the node has too little beside GPUs, also for those that others were evicted for before."""
-        before = [pod for key in self._holds.before(uid, node) if (pod := self._pod_of(key)) is not None]
+        before = [pod for one in self._holds.before(uid, node) if (pod := self._pod_of(one.key)) is not None]
         return self._state.lacking(node, ask, [requests_of(pod) for pod in before])
 
     def _after(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Eviction | None:
@@ -380,7 +386,7 @@ class Evictor:
         return nobody_went and self._fits(begun.wanting, ask, but=begun.plan.node)
 
     def _leads_anywhere(self, uid: str, ask: PodAsk, plan: Eviction, staying: Set[str]) -> bool:
-        gone = (frozenset(plan.victims) - staying) | self._books.terminating(plan.node)
+        gone = (frozenset(plan.victims) - staying) | self._leaving(uid, plan.node)
         return self._after(uid, ask, plan.node, gone) is not None
 
     def _needed(self, uid: str, ask: PodAsk, plan: Eviction, victims: Set[str], staying: Set[str]) -> bool:
@@ -388,5 +394,5 @@ class Evictor:
         pods = [self._books.pod(victim) for victim in victims]
         if all(pod is None or leaving(pod) for pod in pods):
             return False
-        gone = (frozenset(plan.victims) - staying - victims) | self._books.terminating(plan.node)
+        gone = (frozenset(plan.victims) - staying - victims) | self._leaving(uid, plan.node)
         return self._after(uid, ask, plan.node, gone) is None

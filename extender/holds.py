@@ -63,10 +63,15 @@ class Holds:
             if not node or hold.node == node:
                 self._take(hold)
 
-    def before(self, uid: str, node: str) -> list[str]:
-        """Keys of the pods for which room was kept on this node before it was for this pod, or is to be, and that have no place yet."""
+    def before(self, uid: str, node: str) -> list[Reservation]:
+        """For pods for which room was kept on this node before it was for this pod, or is to be, and that have no place yet."""
         held = takewhile(lambda one: one.uid != uid, self._state.reservations.of("preemption").values())
-        return [one.key for one in held if one.node == node and self._state.claims.place_of(one.uid) is None]
+        return [one for one in held if one.node == node and self._state.claims.place_of(one.uid) is None]
+
+    def promised(self, uid: str, node: str) -> set[str]:
+        """UUIDs of GPUs and MIG instances that those pods wait for."""
+        waiting = [one.assignment for one in self.before(uid, node) if one.assignment and not self.is_whole(one.uid)]
+        return {piece.uuid for one in waiting for piece in one.held()}
 
     @contextmanager
     def lifted(self, uid: str) -> Iterator[None]:

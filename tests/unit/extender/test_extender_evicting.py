@@ -106,6 +106,28 @@ async def test_a_pod_that_leaves_by_itself_is_one_less_to_evict(leaves: str, mon
     assert [one for one in world.server.evictions() if one in "abcd"] == [{"a": "b", "c": "d"}[leaves]]
 
 
+async def test_the_room_of_a_pod_that_leaves_for_another_is_not_counted_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the GPU the first is to have half. So the second could not have all of it, were the other half free, too."""
+    world = World(n1=1)
+    world.tell(bound("a", "n1", HALF_MIB))
+    world.tell(bound("b", "n1", HALF_MIB))
+    for built in (urgent(HALF_MIB, "first"), urgent(FULL_MIB, "second")):
+        world.tell(built)
+        assert world.filter(built, "n1").node_names == []
+
+    def answer(_: str, path: str, __: Any) -> bytes:
+        if path.endswith("/eviction") and (name := path.split("/")[-2]) in "ab":
+            world.tell(bound(name, "n1", HALF_MIB).at_version(2).terminating())
+        return b"{}"
+
+    world.server.answer = answer
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert len([name for name in world.server.evictions() if name in "ab"]) == 1
+
+
 async def test_nobody_more_is_evicted_beside_a_pod_that_does_not_leave_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finalizer keeps it: to evict the pod beside it was in vain, and would be so every time."""
     world = World(n1=1)
