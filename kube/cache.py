@@ -44,7 +44,6 @@ BACKOFF_S: Final = (0.2, 30.0)
 
 log = structlog.get_logger("kube.cache")
 
-
 T = TypeVar("T", bound=Keyed)
 Found = TypeVar("Found")
 
@@ -62,6 +61,12 @@ class _List(msgspec.Struct, gc=False):
 class _Event(msgspec.Struct, gc=False):
     type: str
     object: msgspec.Raw
+
+
+_EVENTS: Final = msgspec.json.Decoder(_Event)
+
+_THERE: Final = frozenset({"ADDED", "MODIFIED"})
+"""Types of nearly all events."""
 
 
 class _Name(Slim, frozen=True):
@@ -265,7 +270,13 @@ class Cache(Generic[T]):
     def _follow(self, line: bytes) -> None:
         """One line of the watch."""
         try:
-            event = msgspec.json.decode(line, type=_Event)
+            event = _EVENTS.decode(line)
+            if event.type in _THERE and (new := self._decoded(event.object)) is not None:
+                self._version = new.metadata.resource_version or self._version
+                self._events += 1
+                self._keep(new)
+                self._tell_waiters()
+                return
             about = msgspec.json.decode(event.object, type=_Anonymous)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("a line of the watch cannot be read", path=self.path, error=str(error))
@@ -286,12 +297,21 @@ class Cache(Generic[T]):
             self._take(event.object)
         self._tell_waiters()
 
+    def _decoded(self, raw: msgspec.Raw) -> T | None:
+        """The object, None where it cannot be decoded: `_take` then says why."""
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            return self._decoder.decode(raw)
+        return None
+
     def _take(self, raw: msgspec.Raw) -> str:
         """Keep an object as it is now and tell of the change. Answers its key."""
         try:
             new = self._decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return self._take_unknown(raw, str(error))
+        return self._keep(new)
+
+    def _keep(self, new: T) -> str:
         key = new.metadata.key
         self.unknown.pop(key, None)
         if self._shrink:

@@ -56,7 +56,11 @@ uvloop.run(Server(scheduler_app(Nothing()), VERBS).serve([listen("127.0.0.1", in
 def as_stored(plain: Thing) -> Thing:
     """The pod as the API server has it: defaults, a token's volume, who wrote which field."""
     meta, spec = plain["metadata"], plain["spec"]
-    mount = {"name": "kube-api-access-x7x2b", "readOnly": True, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
+    mount = {
+        "name": "kube-api-access-x7x2b",
+        "readOnly": True,
+        "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+    }
     containers = [
         one | {
             "image": "registry.example.com/team/training:2026.1", "command": ["python", "train.py"], "volumeMounts": [mount],
@@ -107,8 +111,13 @@ def schedule(port: int, names: Sequence[str], pods: Sequence[Thing], api: FakeAp
             posted("/filter", f'{{"Pod":{json.dumps(sent)},"Nodes":null,"NodeNames":{listed}}}'.encode())
         )
         answer = json.loads(body)
-        assert not answer["Error"] and len(answer["NodeNames"]) == 1, body[:300]
-        bound = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": answer["NodeNames"][0]}
+        (chosen,) = answer["NodeNames"]
+        bound = {
+            "PodName": meta["name"],
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": chosen,
+        }
         _, body = binding.send(posted("/bind", json.dumps(bound).encode()))
         assert not json.loads(body)["Error"], body[:300]
     filtering.close()
@@ -123,7 +132,9 @@ async def measure(nodes: int, count: int, mode: str) -> dict[str, object]:
         for one in built:
             api.put(one.plain())
         names = [one.name for one in built]
-        process, port, metrics_port = start_extender(api.port, "--nominate-ahead-from-nodes", "1" if mode == "ahead" else "0")
+        process, port, metrics_port = start_extender(
+            api.port, "--nominate-ahead-from-nodes", "1" if mode == "ahead" else "0"
+        )
         try:
             await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)
             load, before_s = os.getloadavg()[0], cpu_s(process.pid)
