@@ -133,7 +133,7 @@ async def measure(nodes: int, count: int, mode: str) -> dict[str, object]:
             api.put(one.plain())
         names = [one.name for one in built]
         process, port, metrics_port = start_extender(
-            api.port, "--nominate-ahead-from-nodes", "1" if mode == "ahead" else "0"
+            api.port, "--nominate-ahead", "always" if mode == "ahead" else "never"
         )
         try:
             await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)

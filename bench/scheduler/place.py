@@ -67,7 +67,7 @@ async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, m
     asking = (pod(f"p{at:05}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)) for at in range(pods))
     async with staged(programs, server, folder, map(node_object, built), map(pod_object, asking)) as stack:
         load, before = os.getloadavg()[0], await _writes(stack.api)
-        pair = await stack.pair(alone=mode == "alone", ahead_from_nodes=nodes if mode == "ahead" else 0)
+        pair = await stack.pair(alone=mode == "alone", ahead="auto" if mode == "ahead" else "never")
         its = {
             "scheduler": [pair.pid()],
             "extender": [pair.extender.pid] if pair.extender else [],

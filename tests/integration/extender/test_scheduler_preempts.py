@@ -87,7 +87,7 @@ def there(built: PodBuilder, klass: str) -> Thing:
     return thing
 
 
-@pytest.fixture(params=[0, 1], ids=["in-turn", "nominated-ahead"])
+@pytest.fixture(params=["never", "always"])
 async def world(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     nodes = [node(f"n{at:02}").with_gpus(2) for at in range(20)]
     for name, value in (("low", 1), ("high", 1000)):
@@ -100,7 +100,7 @@ async def world(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[W
         await open_until_the_end.enter_async_context(follower.running())
         await stack.api.create("/api/v1/nodes", map(node_object, nodes))
         try:
-            yield World(stack, follower, ledger, await stack.pair(ahead_from_nodes=request.param))
+            yield World(stack, follower, ledger, await stack.pair(ahead=request.param))
         finally:
             for name in ("low", "high"):
                 await stack.api.call("DELETE", f"{CLASSES}/{name}")

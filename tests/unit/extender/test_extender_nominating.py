@@ -47,7 +47,7 @@ class World:
         self.state.node_changed(None, built)
         self.ahead = Nominator(
             Server(), self.state, pod_of=self.pods.get, nodes=cast("Any", lambda: Nodes(built)),
-            clock=lambda: self.now_s, scheduler="tangram-scheduler", from_nodes=1,
+            clock=lambda: self.now_s, scheduler="tangram-scheduler", when="always",
         )  # fmt: skip
 
     def wait(self, count: int, mib: int = 1024) -> list[Pod]:
