@@ -4,7 +4,7 @@ etcd (without fsync), kube-apiserver, kube-scheduler as the chart configures it 
 of this machine; nodes with 8 GPUs are objects. All pods are there before kube-scheduler starts, so that nothing but scheduling is
 measured: the time is that between its first tenth and its last, by its own metrics, asked four times a second. `alone` is the same
 configuration without the extender: pods are placed by the node's totals and no GPU is chosen. `ahead` is with the extender, which
-nominates pods that wait ahead of their turn. All may call the API server as often as they like, where kube-scheduler's default of 50
+nominates pods that wait ahead of their turn where it finds that faster (`vgpu.pacing`). All may call the API server as often as they like, where kube-scheduler's default of 50
 calls a second would be all that is seen. Processor time is that of the two programs, a pod.
 """
 
