@@ -18,8 +18,8 @@ from vgpu.nominate import BACKLOG
 SAMPLES: Final = 16
 """Of each kind, by whose median they are compared. Guessed: at 10,000 nodes half a second of scheduling."""
 
-SLOW_S: Final = 0.002
-"""Where a pod in its turn takes less, no pod is nominated. A nominated pod takes 1.4 ms on 16 cores and 3 on two, the write included (bench/scheduler, at 10,000 nodes)."""
+SLOW_S: Final = 0.0015
+"""Where a pod in its turn takes less, nominating is not even tried. A nominated pod takes 1.3 to 2 ms on 16 cores and 2.6 to 5 on two, the write included (bench/scheduler)."""
 
 GAIN: Final = 0.9
 """A nominated pod has to take less than this part of the time of a pod in its turn. Guessed: less is lost in what times differ by themselves."""
