@@ -6,7 +6,7 @@ nominates pods that wait, and kube-scheduler names the nominated node alone. Pro
 less on what else the machine does than seconds do, but not little: compare versions of one run.
 `bare` is the same calls to a process with the extender's server that answers nothing, a pod.
 
-    python -m bench.extender.pods [--nodes 1000 5000 --pods 2000 --repeats 3] [--label TEXT]      appends to pods.csv beside this file
+    python -m bench.extender.pods [--nodes 1000 5000 --pods 2000 --repeats 3] [--label COMMIT]      appends to pods.csv beside this file
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -179,10 +180,12 @@ def main() -> int:
     parser.add_argument("--pods", type=int, default=2_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--modes", nargs="*", default=list(MODES))
-    parser.add_argument("--label", default="", help="of the version that is measured; without it nothing is written")
+    parser.add_argument("--label", default="", help="commit that is measured; without it nothing is written")
     asked = parser.parse_args()
     for nodes, _, mode in product(asked.nodes, range(asked.repeats), asked.modes):
-        row: dict[str, object] = {"label": asked.label, **asyncio.run(measure(nodes, asked.pods, mode))}
+        row: dict[str, object] = {
+            "label": asked.label, "date": time.strftime("%Y-%m-%d"), **asyncio.run(measure(nodes, asked.pods, mode)),
+        }  # fmt: skip
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
         if asked.label:
             append(HERE / "pods.csv", row)
