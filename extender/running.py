@@ -45,7 +45,7 @@ HOUSEKEEPING_S: Final = 1.0
 """Between looks at what has lapsed. Each look checks one node's books too."""
 
 SWITCH_S: Final = 0.0005
-"""For so long a thread (that of a snapshot) keeps the event loop waiting. Python's 5 ms is what a whole filter call may take."""
+"""For so long another thread keeps the event loop waiting. Python's 5 ms is what a whole filter call may take."""
 
 log = structlog.get_logger("extender")
 

@@ -6,13 +6,21 @@ time for a small call (measured), a framework's stack several times that, and th
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Final
 
+import structlog
+
+from extender.snapshots import BUSY, MOST_S, accepts_gzip
 from extender.verbs import Answer, Verbs
 from observe.protocol import UNREADABLE
 from observe.serving import App, Message
+
+log = structlog.get_logger("extender")
 
 _JSON: Final = b"application/json"
 _TEXT: Final = b"text/plain; charset=utf-8"
@@ -33,8 +41,6 @@ def scheduler_app(verbs: Verbs) -> App:
                 return HTTPStatus.OK, _JSON, await verbs.preempt(body)
             case "POST", "/bind":
                 return HTTPStatus.OK, _JSON, await verbs.bind(body)
-            case "GET", "/snapshot":
-                return HTTPStatus.OK, _JSON, Answer(await verbs.snapshot())
             case _, "/filter" | "/prioritize" | "/spare" | "/preempt" | "/bind" | "/snapshot":
                 return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, Answer(f"{path} does not answer {method}\n".encode())
             case _:
@@ -47,6 +53,10 @@ def scheduler_app(verbs: Verbs) -> App:
         body = await _body(receive)
         if body is None:
             return
+        if (scope["method"], scope["path"]) == ("GET", "/snapshot"):
+            scope[UNREADABLE] = True  # no call of a scheduler's
+            await _send_snapshot(verbs, scope, receive, send)
+            return
         status, content_type, said = await answer(scope["method"], scope["path"], body)
         scope[UNREADABLE] = said.unreadable
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(said.body))]
@@ -54,6 +64,39 @@ def scheduler_app(verbs: Verbs) -> App:
         await send({"type": "http.response.body", "body": said.body})
 
     return app
+
+
+async def _send_snapshot(
+    verbs: Verbs, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+) -> None:
+    """In pieces, as fast as the client reads them. Ends when it hangs up, or after `MOST_S`."""
+    started, outcome = time.perf_counter(), "unread"
+    compressed = accepts_gzip(scope["headers"])
+    headers = [(b"content-type", _JSON), (b"vary", b"accept-encoding")] + [(b"content-encoding", b"gzip")] * compressed
+    gone = asyncio.ensure_future(receive())
+    try:
+        async with verbs.snapshots.turn() as mine, asyncio.timeout(MOST_S):
+            if not mine:
+                outcome, said = "refused", f"{BUSY}\n".encode()
+                refused = [(b"content-type", _TEXT), (b"retry-after", b"5"), (b"content-length", b"%d" % len(said))]
+                await send({"type": "http.response.start", "status": HTTPStatus.TOO_MANY_REQUESTS, "headers": refused})
+                await send({"type": "http.response.body", "body": said})
+                return
+            if gone.done():
+                return
+            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+            async with aclosing(verbs.snapshots.pieces(compressed=compressed)) as pieces:
+                async for piece in pieces:
+                    if gone.done():
+                        return
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            outcome = "taken"
+    except TimeoutError:
+        log.warning("a snapshot was not read in time, and its reader is disconnected", seconds=MOST_S)
+    finally:
+        gone.cancel()
+        verbs.count_snapshot(outcome, time.perf_counter() - started)
 
 
 async def _body(receive: Callable[[], Awaitable[Message]]) -> bytes | None:

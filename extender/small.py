@@ -11,7 +11,7 @@ import msgspec
 
 from extender.constraints import constraints_of
 from extender.nominating import unplaced
-from extender.reasons import GANG_PAUSED
+from extender.reasons import said_of_a_pause
 from kube.needs import WholeSpec, needs_of
 from kube.objects import (
     Condition,
@@ -26,7 +26,7 @@ from kube.objects import (
     PodSpec,
     PodStatus,
 )  # fmt: skip
-from kube.pod_requests import CPU, applicant_requests, holder_requests, shared, tells_resources
+from kube.pod_requests import applicant_requests, holder_requests, shared, tells_resources
 from vgpu.constraints import NodeConstraints
 from vgpu.names import Names
 
@@ -57,7 +57,7 @@ def _templates(names: Names) -> Callable[[PodSpec], _Template]:
         containers = (spec.containers, spec.init_containers) if asks else ((), ())
         constraints = constraints_of(spec) if asks else None
         needs = needs_of(spec, names.ours) if asks and isinstance(spec, WholeSpec) else None
-        return _Template(asks, *containers, _kept_requests(applicant_requests(spec), asks=asks), constraints, needs)
+        return _Template(asks, *containers, shared(applicant_requests(spec)), constraints, needs)
 
     def of(spec: PodSpec) -> _Template:
         bound = spec.node_name
@@ -71,13 +71,9 @@ def _asks(one: Container, names: Names) -> bool:
     return any(names.ours(key) for amounts in (one.resources.limits, one.resources.requests) for key in amounts or ())
 
 
-def _kept_requests(requests: dict[str, int], *, asks: bool) -> dict[str, int]:
-    return shared({resource: amount for resource, amount in requests.items() if asks or resource == CPU})
-
-
 def _requests(pod: Pod, template: _Template) -> dict[str, int]:
     if pod.spec.node_name and tells_resources(pod.status):
-        return _kept_requests(holder_requests(pod), asks=template.asks)
+        return shared(holder_requests(pod))
     return template.requests
 
 
@@ -129,7 +125,7 @@ def _told(one: Condition) -> Condition:
     """Of its message no more than that we refused a pod for its gang."""
     if not one.message:
         return one
-    return msgspec.structs.replace(one, message=GANG_PAUSED if GANG_PAUSED in one.message else "")
+    return msgspec.structs.replace(one, message=said_of_a_pause(one.message))
 
 
 def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
@@ -137,7 +133,7 @@ def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and processors."""
+    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and resources that are not ours."""
 
     def shrink(node: Node) -> Node:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
@@ -146,8 +142,10 @@ def small_node(names: Names) -> Callable[[Node], Node]:
             # thousands of nodes say the same
             labels = {intern(key): intern(value) for key, value in (meta.labels or {}).items()}
             kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
-        cpu = (node.status.allocatable or {}).get(CPU)
-        status = NodeStatus({CPU: cpu} if cpu is not None and text is not None else None)
-        return Node(kept, node.spec if text is not None else NodeSpec(), status)
+        if text is None:
+            return Node(kept, NodeSpec(), NodeStatus())
+        there = (node.status.allocatable or {}).items()
+        allocatable = {intern(name): intern(amount) for name, amount in there if not names.ours(name)}
+        return Node(kept, node.spec, NodeStatus(allocatable or None))
 
     return shrink

@@ -6,7 +6,6 @@ To add a verb: a method here, a struct in `wire`, a route in `server`.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.preempting import PreemptionArgs, PreemptionResult
 from extender.preemption import Preemption
+from extender.snapshots import Snapshots
 from extender.state import State
 from extender.wire import BindingArgs, BindingResult, FilterArgs, FilterReader, FilterResult, HostPriority
 from vgpu.errors import TangramError
-from vgpu.snapshot import snapshot_to_json
 
 log = structlog.get_logger("extender")
 
@@ -55,8 +54,7 @@ class Verbs:
         self._binding_args = msgspec.json.Decoder(BindingArgs)
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
-        self._taking: asyncio.Task[bytes] | None = None
-        """The snapshot that is being written."""
+        self.snapshots = Snapshots(state.snapshot)
 
     async def filter(self, body: bytes) -> Answer:
         """ExtenderArgs -> ExtenderFilterResult."""
@@ -167,17 +165,6 @@ class Verbs:
         self._metrics.count("preempt", outcome, time.perf_counter() - started)
         return Answer(self._encoder.encode(result), unreadable)
 
-    async def snapshot(self) -> bytes:
-        """The state, to be kept or replayed (`vgpu.snapshot`). Written beside the event loop, so that the scheduler waits little. One is written at a time:
-        who calls meanwhile gets the same, of a moment before the call, because each has up to 71 MiB for 10,000 nodes."""
-        if self._taking is None or self._taking.done():
-            self._taking = asyncio.create_task(self._take())
-        return await asyncio.shield(self._taking)
-
-    async def _take(self) -> bytes:
-        started = time.perf_counter()
-        make = self._state.snapshot()
-        body = await asyncio.to_thread(lambda: snapshot_to_json(make()))
-        self._metrics.count("snapshot", "taken", time.perf_counter() - started)
-        self._taking = None  # nor is it kept for nobody
-        return body
+    def count_snapshot(self, outcome: str, seconds: float) -> None:
+        """taken, refused or unread."""
+        self._metrics.count("snapshot", outcome, seconds)

@@ -18,7 +18,8 @@ from uvicorn.server import ServerState
 
 from observe.bounds import Bounds, Connection, Connections
 from observe.fair_loop import FairLoop
-from observe.fairness import FairQueue, Pace
+from observe.fairness import FairQueue
+from observe.pace import Pace
 from observe.protocol import AsReady, BoundedProtocol, Listener, Reading
 from observe.refusals import Refused, not_counted
 
@@ -44,9 +45,8 @@ class Acceptor:
         new = FairQueue(bounds.handshakes_per_s, bounds.handshakes_at_once)
         self._reading: Reading = self._loop.clients if isinstance(self._loop, FairLoop) else AsReady()
         self._closing = FairQueue()
-        self._listener = Listener(
-            self.connections, FairQueue(), new, self._closing, FairQueue(), Pace(bounds.long_bytes_per_s), self._reading
-        )
+        pace = Pace(bounds.long_bytes_per_s, bounds.body_bytes)
+        self._listener = Listener(self.connections, FairQueue(), new, self._closing, FairQueue(), pace, self._reading)
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         with suppress(OSError):  # a socket of another family has no such option

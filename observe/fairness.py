@@ -128,18 +128,3 @@ class FairQueue:
             self._left = min(self._at_once, self._left + (now_s - self._filled_s) * self._per_s)
         self._filled_s = now_s
         return 0.0 if self._left >= 1 else (1 - self._left) / self._per_s
-
-
-class Pace:
-    """Long requests of all clients together are read at so many bytes a second."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._bytes_per_s = bytes_per_s
-        self._free_s = 0.0
-
-    def wait_s(self, more_bytes: int) -> float:
-        """For how long not to read from a connection that sent so much."""
-        now_s = self._loop.time()
-        self._free_s = max(now_s, self._free_s) + more_bytes / self._bytes_per_s
-        return self._free_s - now_s

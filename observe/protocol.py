@@ -5,7 +5,6 @@ A request reaches the program when it is complete, so that a client that sends s
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ from typing import Any, Final, Protocol, cast
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from observe.bounds import Connection, Connections, Phase
-from observe.fairness import FairQueue, Pace
+from observe.fairness import FairQueue
+from observe.pace import LongRequest, Pace
+from observe.resting import RestingFlow, closed
 from observe.with_head import WithHead
 
 PIPELINED: Final = 4
@@ -63,10 +63,6 @@ CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
 
 
-def closed() -> None:
-    """Ends a connection that has ended."""
-
-
 class Reading(Protocol):
     """In which order clients' sockets are read."""
 
@@ -107,45 +103,6 @@ class Listener:
     reading: Reading
 
 
-class RestingFlow(FlowControl):
-    """Reads nothing for a while, too. After that it waits for its turn in `queue`: a flood's rests end together, and to read from all of them took 30 ms."""
-
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, queue: FairQueue, address: str
-    ) -> None:
-        super().__init__(transport)
-        self._loop, self._queue, self._address = loop, queue, address
-        self._resting: asyncio.TimerHandle | None = None
-        self._withdraw: Callable[[], None] = closed
-
-    def rest(self, seconds: float) -> None:
-        """For so long from now on; a rest that is under way is not prolonged."""
-        if self._resting is None and not self._transport.is_closing():
-            self._transport.pause_reading()
-            self._resting = self._loop.call_later(seconds, self._queue_up)
-
-    def end(self) -> None:
-        """The connection was lost: a timer would keep it, with all its memory."""
-        if self._resting is not None:
-            self._resting.cancel()
-        self._withdraw()
-        self._withdraw = closed
-
-    def resume_reading(self) -> None:
-        if self._resting is not None:
-            self.read_paused = False
-        else:
-            super().resume_reading()
-
-    def _queue_up(self) -> None:
-        self._withdraw = self._queue.submit(self._address, self._rested)
-
-    def _rested(self) -> None:
-        self._resting, self._withdraw = None, closed
-        if not self.read_paused:
-            self._transport.resume_reading()
-
-
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -162,6 +119,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._rest_s = REFUSED_S
         self._body: list[bytes | bytearray] = []
         """Of the request that arrives."""
+        self._long: LongRequest | None = None
+        """That request, once it is."""
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
         self._answering: RequestResponseCycle | None = None
         """The request that waits for its turn, or whose answer is being made."""
@@ -212,9 +171,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._one.phase is Phase.IDLE:
             self._enter(Phase.REQUEST)
+        awaited = self._one.phase is Phase.REQUEST
         self._wire_bytes += len(data)
         super().data_received(data)
-        if self._refused or self._one.phase is not Phase.REQUEST:
+        if self._refused:
+            return
+        if (
+            not awaited
+        ):  # another request, before the answer to this one: it is read after that, whatever pieces it comes in
+            self.flow.pause_reading()
+        if self._one.phase is not Phase.REQUEST:
             return
         self._small_pieces += len(data) < self._bounds.small_bytes
         if self._small_pieces > self._bounds.small_pieces:
@@ -246,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_body = True
         super().on_headers_complete()
-        self.cycle.transport = cast(asyncio.Transport, WithHead(self.transport))
+        self.cycle.transport = cast(Any, WithHead(self.transport))
         if self.expect_100_continue:
             self.cycle.waiting_for_100_continue = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -265,12 +231,17 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._body.append(bytearray(body))
         if self._body_bytes > self._bounds.long_bytes and not self._one.well:
-            self.flow.rest(self._listener.pace.wait_s(len(body)))
+            if self._long is None:
+                self._long = self._listener.pace.enter(self._one.address)
+            if self._long.sent(len(body)):
+                self.flow.rest_until(self._long.wait)
 
     def on_message_complete(self) -> None:
         self._in_body = False
         self._wire_bytes = self._small_pieces = 0
         self.cycle.body = b"".join(self._body)  # type: ignore[assignment]
+        if self._long is not None:
+            self.flow.wait_no_more()
         self._drop_body()
         if self._one.phase is Phase.REQUEST:
             self._enter(self._working(Phase.TURN))
@@ -331,6 +302,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread_bytes = 0
         if self._one.phase is Phase.ANSWER and not self._refused:
             self._enter(self._phase())
+            self.flow.resume_reading()
 
     def send_400_response(self, _msg: str) -> None:
         if not self._refused and not self.transport.is_closing():
@@ -356,6 +328,20 @@ class BoundedProtocol(HttpToolsProtocol):
         for cycle in (self._answering, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None:
                 cycle.disconnected = True
+                cycle.message_event.set()  # a program that waits for the client's end hears of it
+
+    def _drop_requests(self) -> None:
+        """What was received for them is in memory no longer, but for the body that a program has."""
+        self._drop_body()
+        if self._withdraw is not closed:  # it waits for its turn
+            self._withdraw, self._answering, self._answering_bytes = closed, None, 0
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.body = bytearray()
+        self.pipeline.clear()
+        self.headers, self.url, self.cycle, self._incomplete = [], b"", self._answering, None  # type: ignore[assignment]
+        has_bytes = self._answering_bytes if self._answering is not None else 0
+        self._connections.release(self._one, max(0, self._one.held_bytes - has_bytes))
 
     def _enter(self, phase: Phase) -> None:
         self._connections.enter(self._one, phase, time.monotonic())
@@ -366,6 +352,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _drop_body(self) -> None:
         self._body = []
+        if self._long is not None:
+            self._long.end()
+            self._long = None
 
     def _memory_sentence(self) -> str:
         return f"the requests of all clients together are larger than {self._bounds.held_bytes} bytes: retry"
@@ -384,10 +373,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = True
         if status in REASONS:
             self._connections.refused(REASONS[status])
-        self._drop_body()
         said = f"{status.value} {sentence or status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
         self._drop_answers()
+        self._drop_requests()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
             % (status.value, status.phrase.encode(), len(said), said)

@@ -6,11 +6,14 @@ person who asks, with that person's rights: tangramctl has no client of its own.
 
 from __future__ import annotations
 
+import gzip
+import http.client
 import json
 import re
 import subprocess
 import urllib.error
 import urllib.request
+import zlib
 from typing import Any, Final
 
 from tangramctl.errors import BadOption, NotFound
@@ -34,10 +37,15 @@ def snapshot_at(url: str) -> bytes | None:
         raise BadOption(f"--extender is {url!r}: it must be a URL such as http://127.0.0.1:8888")
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(url.rstrip("/") + "/snapshot", timeout=EXTENDER_TIMEOUT_S) as answer:
+        call = urllib.request.Request(url.rstrip("/") + "/snapshot", headers={"Accept-Encoding": "gzip"})  # noqa: S310 - of these two schemes
+        with direct.open(call, timeout=EXTENDER_TIMEOUT_S) as answer:
             body: bytes = answer.read()
-            return body
-    except (urllib.error.URLError, TimeoutError, OSError):
+            return gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.TOO_MANY_REQUESTS:
+            raise BadOption(f"{url}: {error.read(300).decode(errors='replace').strip()}") from None
+        return None
+    except (urllib.error.URLError, http.client.HTTPException, EOFError, zlib.error, TimeoutError, OSError):
         return None
 
 

@@ -32,6 +32,7 @@ from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.harness import node as plugin_node
 from tests.ports import free_port
+from vgpu.names import DEFAULT_POLICY
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 
 EVERY: Final = (
@@ -142,7 +143,9 @@ class Scheduler:
 
     def __init__(self, port: int) -> None:
         self._kept = Kept(port, WAIT_S)
-        self._bodies = bodies([NAME.format(at // 250, at % 250) for at in range(NODES)], 10**9, "same", "share")
+        self._bodies = bodies(
+            [NAME.format(at // 250, at % 250) for at in range(NODES)], 10**9, "same", "share", DEFAULT_POLICY
+        )
 
     def __call__(self) -> None:
         head, _ = self._kept.send(next(self._bodies))

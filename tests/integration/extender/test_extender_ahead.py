@@ -13,7 +13,6 @@ from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
 from vgpu.nominate import BACKLOG, FRONT
-from vgpu.snapshot import snapshot_from_json
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
@@ -92,7 +91,7 @@ async def test_no_more_are_planned_than_there_is_room_for(api: FakeApi) -> None:
         assert fleet.overcommitted() == []
         where = list(nominations(api).values())
         assert {name: where.count(name) for name in NODES} == {"n0": 15, "n1": 16, "n2": 16, "n3": 16}
-        snapshot = snapshot_from_json(await scheduler.extender._verbs.snapshot())
+        snapshot = scheduler.extender.state.snapshot().whole()
         assert sum(one.stage == "planned" for one in snapshot.pods) == 63
 
 

@@ -24,7 +24,6 @@ from tests.integration.extender.preempting import (
 )
 from tests.integration.extender.scheduler import Scheduler, running
 from vgpu.preemption import Search
-from vgpu.snapshot import snapshot_from_json
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +291,7 @@ async def test_a_snapshot_shows_room_that_is_kept(api: FakeApi) -> None:
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")
         await scheduler.comes_to_hold(lambda: bool(api.evictions))
-        snapshot = snapshot_from_json(await scheduler.extender._verbs.snapshot())
+        snapshot = scheduler.extender.state.snapshot().whole()
         assert {(pod.key, pod.stage) for pod in snapshot.pods} >= {("default/urgent", "kept")}
 
 

@@ -158,10 +158,10 @@ def test_a_node_that_changes_is_judged_anew() -> None:
 
 def test_a_snapshot_decides_alike_and_names_no_label() -> None:
     state = cluster()
-    document = snapshot_to_json(state.snapshot()())
+    document = snapshot_to_json(state.snapshot().whole())
     assert b"infiniband" not in document
     read = snapshot_from_json(document)
-    assert read == state.snapshot()()
+    assert read == state.snapshot().whole()
     replayed = fleet_of(read)
     for names in ("ab", "abc", "abcd", "ad"):
         assert chosen(state, replayed, *names) == chosen(state, state.fleet, *names)
@@ -173,6 +173,6 @@ def test_a_snapshot_is_of_an_old_version_where_every_node_will_do() -> None:
     state = State(lambda: 0.0, names=DEFAULT)
     state.node_changed(None, node("a").with_gpus(1).build())
     state.pod_changed(None, small(pod("p").asking(mib=1024)))
-    assert msgspec.json.decode(snapshot_to_json(state.snapshot()()))["v"] == 2
+    assert msgspec.json.decode(snapshot_to_json(state.snapshot().whole()))["v"] == 2
     state.pod_changed(None, small(pod("q").asking(mig="1g.10gb")))
-    assert msgspec.json.decode(snapshot_to_json(state.snapshot()()))["v"] == 4
+    assert msgspec.json.decode(snapshot_to_json(state.snapshot().whole()))["v"] == 4

@@ -135,12 +135,12 @@ def test_a_node_that_names_another_nodes_pod_takes_nothing_from_it() -> None:
 def test_a_snapshot_says_who_is_an_orphan_and_is_of_the_earlier_version_where_nobody_is() -> None:
     one = node("n1").with_gpus(1)
     state = state_of(telling(one, orphan("a", share(card(0), 8192, 30))))
-    snapshot = state.snapshot()()
+    snapshot = state.snapshot().whole()
     assert [(each.key, each.stage, each.node) for each in snapshot.pods] == [("default/a", "orphaned", "n1")]
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
     assert list(drift(snapshot)) == []
     assert snapshot_to_json(snapshot).startswith(b'{"v":3,')
-    assert snapshot_to_json(state_of(telling(one)).snapshot()()).startswith(b'{"v":2,')
+    assert snapshot_to_json(state_of(telling(one)).snapshot().whole()).startswith(b'{"v":2,')
 
 
 @dataclass

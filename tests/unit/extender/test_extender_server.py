@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from http import HTTPStatus
 from inspect import isawaitable
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ from extender.server import scheduler_app
 from extender.verbs import Answer, Verbs
 from observe.protocol import UNREADABLE
 from observe.serving import Message
-from vgpu.snapshot import Snapshot, snapshot_from_json
 
 
 class Says:
@@ -43,6 +40,7 @@ async def test_a_request_that_is_no_schedulers_is_answered_200_and_counts_as_of_
 
 
 def verbs_of(state: Any, not_ready: str | None = None) -> Verbs:
+    state = state or SimpleNamespace(snapshot=None)
     metrics: Any = SimpleNamespace(count=lambda *_: None)
     preemption: Any = SimpleNamespace(deadline=lambda: 0.0)
     return Verbs(state, cast(Any, None), preemption, cast(Any, None), metrics, lambda: not_ready)
@@ -52,17 +50,3 @@ def verbs_of(state: Any, not_ready: str | None = None) -> Verbs:
 async def test_a_request_that_was_not_read_for_the_extender_is_not_ready_counts_as_of_no_use(verb: str) -> None:
     answer = getattr(verbs_of(None, "the nodes are not known yet"), verb)(b"nonsense")
     assert (await answer if isawaitable(answer) else answer).unreadable
-
-
-async def test_snapshots_that_are_called_for_together_are_written_once() -> None:
-    taken = 0
-
-    def take() -> Callable[[], Snapshot]:
-        nonlocal taken
-        taken += 1
-        return lambda: Snapshot(f"domain-{taken}", 256, (), ())
-
-    verbs = verbs_of(SimpleNamespace(snapshot=take))
-    found = await asyncio.gather(*(verbs.snapshot() for _ in range(5)))
-    assert {snapshot_from_json(each).domain for each in found} == {"domain-1"}
-    assert snapshot_from_json(await verbs.snapshot()).domain == "domain-2"

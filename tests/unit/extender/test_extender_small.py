@@ -13,7 +13,7 @@ from extender.nominating import unplaced
 from extender.small import small_pod_of
 from kube.needs import WholePod, WholeSpec, needs_of
 from kube.objects import Metadata, Pod, PodSpec, PodStatus
-from kube.pod_requests import CPU, requests_of
+from kube.pod_requests import requests_of
 from vgpu.names import DEFAULT
 from vgpu.request import asks_for_ours
 
@@ -39,7 +39,7 @@ def plainly_small(pod: Pod) -> Pod:
             spec.node_name, spec.scheduler_name if waits else "", spec.priority,
             spec.containers if ours else (), spec.init_containers if ours else (), spec.preemption_policy,
             scheduling_group=spec.scheduling_group,
-            requests={name: amount for name, amount in requests_of(pod).items() if ours or name == CPU},
+            requests=requests_of(pod),
             constraints=constraints_of(spec) if ours else None,
             needs=needs_of(spec, DEFAULT.ours) if waits and isinstance(spec, WholeSpec) else None,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -28,9 +28,12 @@ class Answers:
     port: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """A connection has ended."""
+    served: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.served.add(done)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -46,6 +49,9 @@ class Answers:
         finally:
             writer.close()
             self.ended.set()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            done.set_result(None)
 
 
 @asynccontextmanager
@@ -65,6 +71,8 @@ async def answering(*answers: list[bytes | None]) -> AsyncIterator[tuple[Answers
     finally:
         calls.close()
         server.close()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*told.served)
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
+
 import pytest
 
-from observe.protocol import RestingFlow
+from observe.resting import RestingFlow
 
 
 @pytest.fixture
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long connections were not read, each time."""
+    """How long connections were not read, each time; without end for those that waited for their turn."""
     seen: list[float] = []
-    rest = RestingFlow.rest
+    rest, rest_until = RestingFlow.rest, RestingFlow.rest_until
 
     def kept(flow: RestingFlow, seconds: float) -> None:
         seen.append(seconds)
         rest(flow, seconds)
 
+    def kept_until(flow: RestingFlow, submit: Callable[[Callable[[], object]], Callable[[], None]]) -> None:
+        seen.append(inf)
+        rest_until(flow, submit)
+
     monkeypatch.setattr(RestingFlow, "rest", kept)
+    monkeypatch.setattr(RestingFlow, "rest_until", kept_until)
     return seen

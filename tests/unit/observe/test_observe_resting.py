@@ -7,7 +7,7 @@ import itertools
 from typing import Any, cast
 
 from observe.fairness import FairQueue
-from observe.protocol import RestingFlow
+from observe.resting import RestingFlow
 
 
 class Transport:

@@ -66,8 +66,9 @@ class Running:
         self.sock = listen("127.0.0.1", 0)
         self.port: int = self.sock.getsockname()[1]
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(self, address: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """From an address of this machine, such as 127.0.0.2."""
+        return await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
 
     async def send(self, data: bytes) -> bytes:
         """The first line of what comes back; empty when the connection just ends."""

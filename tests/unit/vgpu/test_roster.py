@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu import fleet as fleets
-from vgpu.fleet import FEW_BYTES, Fleet
+from vgpu import roster as rosters
+from vgpu.fleet import Fleet
 from vgpu.inventory import Inventory
-from vgpu.roster import Quoted, Roster
+from vgpu.roster import FEW_BYTES, Quoted, Roster
 
 NAME = st.text("ab-", max_size=3) | st.text("ab", min_size=6, max_size=26) | st.text('\u00e9",\\ ]\n', max_size=4)
 NAMES = st.lists(NAME, max_size=12)
@@ -51,7 +51,7 @@ def test_names_are_found_as_when_each_is_looked_up(
     for name in known:
         fleet.set_node(name, Inventory(()))
     for few_bytes in FEW:
-        with patch.object(fleets, "FEW_BYTES", few_bytes):
+        with patch.object(rosters, "FEW_BYTES", few_bytes):
             candidates = fleet.look_up(quoted(text))
         assert (candidates.columns.tolist(), list(candidates.strangers)) == looked_up(asked, fleet.column)
 
@@ -67,7 +67,7 @@ BROKEN = [
 def test_what_is_no_list_of_strings_is_not_read_as_one(
     monkeypatch: pytest.MonkeyPatch, text: str, few_bytes: int
 ) -> None:
-    monkeypatch.setattr(fleets, "FEW_BYTES", few_bytes)
+    monkeypatch.setattr(rosters, "FEW_BYTES", few_bytes)
     fleet = Fleet()
     for name in ("a", "b"):
         fleet.set_node(name, Inventory(()))
@@ -87,7 +87,7 @@ def test_names_that_share_a_place_in_the_table_are_told_apart() -> None:
 
 @pytest.mark.parametrize("few_bytes", FEW)
 def test_a_fleet_finds_the_nodes_that_it_has_now(monkeypatch: pytest.MonkeyPatch, few_bytes: int) -> None:
-    monkeypatch.setattr(fleets, "FEW_BYTES", few_bytes)
+    monkeypatch.setattr(rosters, "FEW_BYTES", few_bytes)
     fleet = Fleet()
     for name in ("a", "b"):
         fleet.set_node(name, Inventory(()))
@@ -97,3 +97,12 @@ def test_a_fleet_finds_the_nodes_that_it_has_now(monkeypatch: pytest.MonkeyPatch
     fleet.set_node("c", Inventory(()))
     candidates = fleet.look_up(asked)
     assert (candidates.columns.tolist(), list(candidates.strangers)) == ([fleet.column["b"], fleet.column["c"]], ["a"])
+
+
+@pytest.mark.parametrize(("inside", "some"), [("", False), (" ", False), ('""', True), ('"a","b"', True)])
+def test_whether_there_are_names_is_known_without_reading_them(inside: str, some: bool) -> None:
+    text = f"        [{inside}]".encode()
+    names = Quoted(text, 9, len(text) - 1)
+    assert bool(names) is some
+    assert "names" not in vars(names)
+    assert bool(names.names) is some

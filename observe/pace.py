@@ -1,0 +1,211 @@
+"""Long requests of all clients together are read at so many bytes a second, shared among addresses, and among the requests of one address.
+
+Turns go by two rules in alternation, first among addresses, then among the requests of the chosen one: the first turn to whoever had the fewest bytes (least attained
+service), the next one to whoever waits longest (round robin). By the first rule a short request is not behind many long ones, by the second nobody starves: alone,
+the first one would let requests that are always new keep a long one waiting for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Generic, TypeVar
+
+QUANTUM_BYTES: Final = 64 * 2**10
+"""Of one turn. 16 MiB a second are 256 turns."""
+
+AT_ONCE: Final = 4
+"""Turns that are begun without a wait after the pace was not used up, as timers are late by a millisecond."""
+
+MOST_DEBT_BYTES: Final = 2**20
+"""What was read beyond the pace delays all clients by this at most (63 ms at 16 MiB a second). More counts against those who sent it alone."""
+
+REMEMBERED: Final = 1024
+"""Clients that are known before those are forgotten that count as new ones."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Shares(Generic[K]):
+    """Who is next of those that wait. A client that was away, or is new, counts as one that had `credit_bytes` less than the one that was read last."""
+
+    def __init__(self, credit_bytes: float) -> None:
+        self._credit_bytes = credit_bytes
+        self._had_bytes: dict[K, float] = {}
+        self._at_bytes = 0.0
+        """What the client had that had least when it was read. Grows."""
+        self._by_need = False
+        self._look_at = REMEMBERED
+        """So many clients are known when those are looked for that can be forgotten."""
+
+    def __len__(self) -> int:
+        return len(self._had_bytes)
+
+    def join(self, client: K) -> None:
+        """It waits now, and did not before."""
+        self._had_bytes[client] = max(self._had_bytes.get(client, 0.0), self._floor)
+
+    def next_of(self, waiting: Mapping[K, object]) -> K:
+        """One that joined, of those in the order in which they wait."""
+        if len(self._had_bytes) > self._look_at:
+            floor = self._floor
+            self._had_bytes = {one: had for one, had in self._had_bytes.items() if had > floor or one in waiting}
+            self._look_at = max(REMEMBERED, 2 * len(self._had_bytes))
+        self._by_need = not self._by_need
+        if not self._by_need:
+            return next(iter(waiting))
+        found = min(waiting, key=self._had_bytes.__getitem__)
+        self._at_bytes = max(self._at_bytes, self._had_bytes[found])
+        return found
+
+    def charge(self, client: K, more_bytes: float) -> None:
+        """It had so many more."""
+        self._had_bytes[client] = self._had_bytes.get(client, self._floor) + more_bytes
+
+    def pass_by(self, more_bytes: float) -> None:
+        """So many could have been read, and nobody waited."""
+        self._at_bytes += more_bytes
+
+    def forget(self, client: K) -> None:
+        """It has ended."""
+        self._had_bytes.pop(client, None)
+
+    @property
+    def _floor(self) -> float:
+        return max(0.0, self._at_bytes - self._credit_bytes)
+
+
+@dataclass(eq=False, slots=True)
+class _Address:
+    """With a long request."""
+
+    requests: int = 0
+    waiting: dict[LongRequest, Callable[[], object]] = field(default_factory=dict)
+    """What begins the turn of each request that waits; who waits longest comes first."""
+    shares: Shares[LongRequest] = field(default_factory=lambda: Shares(inf))
+
+
+class Pace:
+    """Of one listener. A turn is `QUANTUM_BYTES`, and is paid for when it begins: who then sends nothing delays others by that much once."""
+
+    def __init__(self, bytes_per_s: float, credit_bytes: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bytes_per_s = bytes_per_s
+        self._most_bytes = self._left_bytes = float(AT_ONCE * QUANTUM_BYTES)
+        self._filled_s = self._loop.time()
+        self._shares = Shares[str](credit_bytes)
+        self._addresses: dict[str, _Address] = {}
+        self._waiting: dict[str, _Address] = {}
+        self._due = False
+
+    def __len__(self) -> int:
+        """Requests that wait for a turn."""
+        return sum(len(one.waiting) for one in self._waiting.values())
+
+    def enter(self, address: str) -> LongRequest:
+        """A request has become long."""
+        one = self._addresses.setdefault(address, _Address())
+        one.requests += 1
+        return LongRequest(self, address)
+
+    def leave(self, request: LongRequest) -> None:
+        """It has ended."""
+        self.withdraw(request)
+        one = self._addresses[request.address]
+        one.shares.forget(request)
+        one.requests -= 1
+        if one.requests == 0:
+            del self._addresses[request.address]
+
+    def submit(self, request: LongRequest, begin: Callable[[], object]) -> None:
+        """Call `begin` when its turn begins, never at once."""
+        self._fill()
+        one = self._addresses[request.address]
+        if not one.waiting:
+            self._shares.join(request.address)
+            self._waiting[request.address] = one
+        one.shares.join(request)
+        one.waiting[request] = begin
+        self._arrange()
+
+    def withdraw(self, request: LongRequest) -> None:
+        """It waits no more; no error if it does not, or has ended."""
+        one = self._addresses.get(request.address)
+        if one is not None and one.waiting.pop(request, None) is not None and not one.waiting:
+            del self._waiting[request.address]
+
+    def charge(self, request: LongRequest, more_bytes: float) -> None:
+        """It had so much."""
+        self._left_bytes = max(self._left_bytes - more_bytes, -MOST_DEBT_BYTES)
+        self._shares.charge(request.address, more_bytes)
+        self._addresses[request.address].shares.charge(request, more_bytes)
+
+    def _fill(self) -> None:
+        """By the time that went by."""
+        now_s = self._loop.time()
+        left_bytes = self._left_bytes + (now_s - self._filled_s) * self._bytes_per_s
+        self._filled_s, self._left_bytes = now_s, min(self._most_bytes, left_bytes)
+        if not self._waiting:
+            self._shares.pass_by(left_bytes - self._left_bytes)
+
+    def _arrange(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            self._loop.call_soon(self._begin_one)
+
+    def _begin_one(self) -> None:
+        self._due = False
+        if not self._waiting:  # all were withdrawn
+            return
+        self._fill()
+        if self._left_bytes < QUANTUM_BYTES:
+            self._due = True
+            self._loop.call_later((QUANTUM_BYTES - self._left_bytes) / self._bytes_per_s, self._begin_one)
+            return
+        address = self._shares.next_of(self._waiting)
+        one = self._waiting.pop(address)
+        request = one.shares.next_of(one.waiting)
+        begin = one.waiting.pop(request)
+        if one.waiting:
+            self._waiting[address] = one  # behind the others
+        self.charge(request, QUANTUM_BYTES)
+        self._arrange()
+        begin()
+
+
+class LongRequest:
+    """One that is longer than what is read at once."""
+
+    __slots__ = ("_may_send_bytes", "_pace", "address")
+
+    def __init__(self, pace: Pace, address: str) -> None:
+        self._pace, self.address = pace, address
+        self._may_send_bytes = 0
+
+    def sent(self, more_bytes: int) -> bool:
+        """It sent so much. Must it wait for its turn before it sends more? What an event loop reads beyond a turn, as it reads in larger pieces, is charged at once."""
+        self._may_send_bytes -= more_bytes
+        if self._may_send_bytes < 0:
+            self._pace.charge(self, -self._may_send_bytes)
+            self._may_send_bytes = 0
+        return self._may_send_bytes == 0
+
+    def wait(self, begin: Callable[[], object]) -> Callable[[], None]:
+        """Call `begin` when it is this request's turn. Answers what to call if that is of no use any more."""
+
+        def turn() -> None:
+            self._may_send_bytes += QUANTUM_BYTES
+            begin()
+
+        self._pace.submit(self, turn)
+        return self.withdraw
+
+    def withdraw(self) -> None:
+        """It does not wait any more."""
+        self._pace.withdraw(self)
+
+    def end(self) -> None:
+        """It is complete, or its connection has ended. Once."""
+        self._pace.leave(self)

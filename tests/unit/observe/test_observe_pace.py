@@ -1,0 +1,191 @@
+"""Long requests are read in turns, by source address and then by request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from observe.bounds import Phase
+from observe.pace import MOST_DEBT_BYTES, QUANTUM_BYTES, REMEMBERED, Pace, Shares
+from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
+from tests.unit.observe.test_observe_serving import Running, first_line, post, running
+
+KB, MB = 1000, 1_000_000
+PACED = replace(
+    LARGE, body_bytes=4 * MB, held_bytes=200 * MB, read_bytes=32_768, long_bytes=10_000, trusted=False, connections=200,
+    per_address=200, long_bytes_per_s=60e6,
+)  # fmt: skip
+
+
+async def flood(one: Running, addresses: Iterable[str], body_bytes: int) -> list[asyncio.StreamWriter]:
+    """A long body from each, that is not complete."""
+    writers = []
+    for address in addresses:
+        _, writer = await one.connect(address)
+        writer.write(post(b"f" * body_bytes)[:-1])
+        writers.append(writer)
+    return writers
+
+
+async def read_meanwhile(one: Running, address: str, body_bytes: int) -> int:
+    """How many bytes of others were read until a body of this address was answered."""
+    connections = acceptor_of(one).connections
+    before = connections.held_bytes
+    reader, writer = await one.connect(address)
+    writer.write(post(b"v" * body_bytes))
+    assert await first_line(reader) == b"HTTP/1.1 200 OK"
+    meanwhile = connections.held_bytes - before
+    writer.close()
+    return meanwhile
+
+
+async def test_a_long_request_is_not_behind_those_of_an_address_that_sends_many() -> None:
+    async with running(PACED) as one:
+        writers = await flood(one, ["127.0.0.2"] * 30, 3 * MB)
+        await until(lambda: acceptor_of(one).connections.held_bytes > 2 * MB)
+        assert await read_meanwhile(one, "127.0.0.3", 900 * KB) < 3 * MB  # in order of arrival it would be 27 MB
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_a_long_request_is_not_behind_those_of_many_addresses_that_had_much() -> None:
+    async with running(PACED) as one:
+        writers = await flood(one, [f"127.0.1.{at}" for at in range(1, 31)], 3 * MB)
+        await until(lambda: acceptor_of(one).connections.held_bytes > 30 * MB)
+        assert await read_meanwhile(one, "127.0.0.3", 900 * KB) < 3 * MB  # in order of arrival it would be 27 MB
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_a_shorter_request_is_not_behind_many_long_ones_of_its_own_address() -> None:
+    async with running(PACED) as one:
+        writers = await flood(one, ["127.0.0.2"] * 30, 3 * MB)
+        await until(lambda: acceptor_of(one).connections.held_bytes > 15 * MB)
+        assert await read_meanwhile(one, "127.0.0.2", 400 * KB) < 3 * MB  # in order of arrival it would be 12 MB
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_long_requests_that_end_in_whatever_way_leave_nothing_behind() -> None:
+    async with running(PACED) as one:
+        pace = acceptor_of(one)._listener.pace
+        writers = await flood(one, ["127.0.0.2"] * 3 + ["127.0.0.3"], 3 * MB)
+        await until(lambda: len(pace) == 4)
+        writers[0].transport.abort()
+        writers[3].transport.abort()
+        writers[1].write(b"f")
+        await until(lambda: len(one.bodies) == 1)
+        _, writer = await one.connect("127.0.0.4")
+        writer.write(
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"186A0\r\n"
+            + b"x" * 100_000
+            + b"\r\nno\r\n"
+        )
+        assert await first_line(_) == b"HTTP/1.1 400 Bad Request"
+        writers[2].transport.abort()
+        await until(lambda: not pace._addresses and not pace._waiting and len(pace) == 0)
+        writer.close()
+        writers[1].close()
+
+
+async def test_a_long_request_that_is_refused_while_it_waits_for_its_turn_ends_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(replace(PACED, held_bytes=1 * MB, body_bytes=900 * KB)) as one:
+        connections = acceptor_of(one).connections
+        writers = await flood(one, ["127.0.0.2"] * 10, 800 * KB)
+        await until(lambda: any(each.phase is Phase.ANSWER for each in connections))
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: len(connections) == 0)
+        assert connections.held_bytes == 0
+    assert caplog.records == []
+
+
+async def turns_of(pace: Pace, turns: int, addresses: Iterable[str]) -> Counter[str]:
+    """How many of the first turns each of these had, with requests that never end."""
+    had, done = Counter[str](), asyncio.Event()
+
+    async def go_on(address: str) -> None:
+        request = pace.enter(address)
+        while True:
+            begun = asyncio.Event()
+            request.wait(begun.set)
+            await begun.wait()
+            assert not request.sent(QUANTUM_BYTES // 2)
+            assert request.sent(QUANTUM_BYTES // 2)
+            had[address] += not done.is_set()
+            if had.total() >= turns:
+                done.set()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(go_on(address)) for address in addresses]
+        await asyncio.wait_for(done.wait(), 20)
+        for task in tasks:
+            task.cancel()
+    return had
+
+
+async def test_addresses_have_equal_shares_whatever_the_number_of_their_requests() -> None:
+    had = await turns_of(Pace(1e12, inf), 400, ["one", *["many"] * 40])
+    assert 0.8 < had["one"] / had["many"] < 1.25
+
+
+def test_who_had_much_is_not_kept_waiting_by_those_who_come_anew() -> None:
+    shares, waiting = Shares[int](inf), {0: None}
+    shares.join(0)
+    shares.charge(0, 100 * QUANTUM_BYTES)
+    had = 0
+    for new in range(1, 101):
+        shares.join(new)
+        waiting[new] = None
+        chosen = shares.next_of(waiting)
+        had += chosen == 0
+        shares.charge(chosen, QUANTUM_BYTES)
+        del waiting[chosen]
+        waiting.setdefault(0, None)
+    assert had > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_clients_bytes_count_up_to_its_credit(seed: int) -> None:
+    """Against the slow version, which remembers every client."""
+    random_ = random.Random(seed)
+    shares, had, at = Shares[int](50), dict[int, float](), 0.0
+    for turn in itertools.count():
+        if turn == 5 * REMEMBERED:
+            break
+        waiting = dict.fromkeys(random_.sample(range(2 * REMEMBERED), 5))
+        for one in waiting:
+            shares.join(one)
+            had[one] = max(had.get(one, 0), at - 50, 0)
+        chosen = shares.next_of(waiting)
+        if turn % 2 == 0:
+            assert chosen == min(waiting, key=had.__getitem__)
+            at = max(at, had[chosen])
+        else:
+            assert chosen == next(iter(waiting))
+        more = random_.randrange(1, 30)
+        shares.charge(chosen, more)
+        had[chosen] += more
+        if random_.random() < 0.1:
+            shares.pass_by(20)
+            at += 20
+    assert len(shares) <= 2 * REMEMBERED
+
+
+async def test_what_is_read_beyond_a_turn_is_charged_and_delays_all_clients_by_little() -> None:
+    pace = Pace(16 * 2**20, inf)
+    requests = [pace.enter("many") for _ in range(1000)]
+    for request in requests:
+        assert request.sent(256 * 2**10)
+    assert pace._left_bytes == -MOST_DEBT_BYTES
+    assert pace._shares._had_bytes == {"many": 1000 * 256 * 2**10}

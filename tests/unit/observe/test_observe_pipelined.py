@@ -1,0 +1,107 @@
+"""What a refused request had in memory, and what comes before the answer to another request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from observe.protocol import PIPELINED, BoundedProtocol
+from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
+from tests.unit.observe.test_observe_serving import Running, first_line, post, running
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\nlong: " + b"h" * 2000 + b"\r\ntransfer-encoding: chunked\r\n\r\n"
+PIECE = b"186A0\r\n" + b"x" * 100_000 + b"\r\n"
+
+
+def protocol_of(one: Running) -> Any:
+    (protocol,) = one.server.server_state.connections
+    return protocol
+
+
+def stop_turns(one: Running) -> Any:
+    """Requests wait for their turn from now on."""
+    queue: Any = acceptor_of(one)._listener.queue
+    queue._per_s, queue._left, queue._at_once = 1e-6, 0, 1
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(CHUNKED + PIECE + b"no\r\n", 400), (CHUNKED + 11 * PIECE, 413), (post(b"p" * 20_000) * (PIPELINED + 2), 429)],
+)
+async def test_a_refused_request_has_nothing_in_memory_while_its_answer_is_read(sent: bytes, status: int) -> None:
+    async with running(replace(LARGE, held_bytes=8_000_000)) as one:
+        stop_turns(one)
+        reader, writer = await one.connect()
+        writer.write(sent)
+        assert (await first_line(reader)).startswith(b"HTTP/1.1 %d " % status)
+        protocol, connections = protocol_of(one), acceptor_of(one).connections
+        assert len(connections) == 1, "it may be read for some time"
+        assert connections.held_bytes == 0
+        assert [protocol._body, protocol.headers, list(protocol.pipeline), protocol.cycle] == [[], [], [], None]
+        assert not [
+            each for each in gc.get_referents(protocol) if isinstance(each, bytes | bytearray) and len(each) > 1000
+        ]
+        assert len(acceptor_of(one)._listener.queue) == 0
+        writer.close()
+
+
+async def test_the_body_that_a_program_has_counts_until_the_connection_ends() -> None:
+    async with running(LARGE) as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a" * 200_000).replace(b" / ", b" /big-head ", 1))
+        connections = acceptor_of(one).connections
+        await until(lambda: one.bodies)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n")
+        await until(lambda: protocol_of(one)._refused)
+        assert connections.held_bytes == 200_000
+        writer.transport.abort()
+        await until(lambda: connections.held_bytes == 0)
+        del reader
+
+
+async def test_what_comes_before_an_answer_is_read_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, received = list[bytes](), BoundedProtocol.data_received
+
+    def counted(protocol: BoundedProtocol, data: bytes) -> None:
+        pieces.append(data)
+        received(protocol, data)
+
+    monkeypatch.setattr(BoundedProtocol, "data_received", counted)
+    async with running(replace(LARGE, small_pieces=10)) as one:
+        queue = stop_turns(one)
+        reader, writer = await one.connect()
+        writer.write(post(b"a"))
+        await until(lambda: len(queue) == 1)
+        for piece in (post(b"bbbbb")[at : at + 1] for at in range(len(post(b"bbbbb")))):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.002)
+        assert len(pieces) <= 3
+        queue._per_s, queue._left, queue._due = 1e6, 1, False
+        queue._arrange()
+        for _ in range(2):
+            assert await first_line(reader) == b"HTTP/1.1 200 OK"
+            await reader.readuntil(b"ok")
+        assert one.bodies == [b"a", b"bbbbb"]
+        writer.close()
+
+
+async def test_a_request_that_comes_while_an_answer_is_not_read_is_answered_once_it_is() -> None:
+    async with running(replace(LARGE, answer_s=20)) as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a").replace(b" / ", b" /big ", 1))
+        await until(lambda: one.bodies)
+        for _ in range(3):
+            writer.write(post(b"b"))
+            await asyncio.sleep(0.01)
+        await reader.readuntil(b"\r\n\r\n")
+        assert len(await reader.readexactly(8_000_000)) == 8_000_000
+        for _ in range(3):
+            assert await first_line(reader) == b"HTTP/1.1 200 OK"
+            await reader.readuntil(b"ok")
+        writer.close()
