@@ -24,7 +24,7 @@ them again. So are all others where enough seem to count, and yet a pod for whic
 
 A gang that fits only if pods in question count, or pods without a request of ours that are unschedulable or doubted, keeps its room until
 kube-scheduler goes on to a pod of others. `QUIET_S` after that a pod in question counts, and keeps its room, only if kube-scheduler is seen to bind it
-(`Room.expected`). If a pod of others was refused meanwhile, the gang makes way: it is refused until one of them was tried, or for `WAY_S`. Otherwise
+(`Room.expected`). If a pod of others was refused meanwhile, the gang makes way: it is refused for `WAY_S`, or until a pod of others is refused again. Otherwise
 kube-scheduler, which tries all of them again together, might come to the gang first each time.
 
 A gang may fit and one of its pods fail on its way to be bound, for a volume say. kube-scheduler then tries that pod again, and binds the others
@@ -217,7 +217,6 @@ class Gangs:
         for other, attempt in self._attempts.items():
             if other != group and attempt.over_s is None:
                 attempt.over_s = at_s
-        self._end_way(lambda other, _: other != group)
         if group in self._makes_way and at_s < self._makes_way[group]:
             return True
         return self._pauses.refuses(uid, group, at_s)
@@ -315,6 +314,7 @@ class Gangs:
         if attempt is not None:
             attempt.called[uid] = fits and not reserved
         if not fits:
+            self._end_way(lambda other, _: other != group)
             for other, waiting in self._attempts.items():
                 waiting.others_wait = waiting.others_wait or other != group
 

@@ -115,8 +115,11 @@ def test_a_gang_that_had_room_in_vain_makes_way_for_pods_that_were_refused_for_i
     assert [one.others_wait for one in gangs.quiet(1.0 + QUIET_S, at)] == [True]
     assert [gangs.refuses(uid, "g", 4.0) for uid in uids] == [True, True]
     assert not gangs.wakes()
+    others(gangs, at, 5.0)
+    gangs.answered("other", "", fits=True, reserved=True)
+    assert gangs.refuses("g0", "g", 5.0), "more may fit"
     if end == "a pod of others":
-        others(gangs, at, 5.0)
+        gangs.answered("other", "", fits=False, reserved=False)
     elif end == "time":
         assert list(gangs.quiet(1.0 + QUIET_S + WAY_S, at)) == []
     else:

@@ -82,8 +82,6 @@ class Slow:
     def refuses(self, uid: str, group: str, now_s: float) -> bool:
         for other in [one for one in self.last_s if one != group]:
             self.over_s.setdefault(other, now_s)
-        for other in [one for one in self.way_s if one != group]:
-            self.way_ends(other)
         if now_s < self.way_s.get(group, 0):
             return True
         for other in [one for one in self.paused if one != group]:
@@ -262,6 +260,8 @@ class Machine(RuleBasedStateMachine):
             self.slow.cycle = [one for one in self.slow.cycle if one.uid != uid]
             self.slow.cycle.append(Call(uid, self.now_s, answer == "listed"))
         self.gangs.answered(uid, group, fits=answer != "refused", reserved=answer == "reserved")
+        for other in [one for one in self.slow.way_s if one != group and answer == "refused"]:
+            self.slow.way_ends(other)
         for other in self.slow.last_s:
             self.slow.others_wait[other] |= answer == "refused" and other != group
 
