@@ -128,6 +128,18 @@ def test_a_gang_that_had_room_in_vain_makes_way_for_pods_that_were_refused_for_i
     assert not gangs.refuses("g0", "g", 5.0)
 
 
+def test_a_gang_makes_way_also_if_it_is_tried_again_at_once() -> None:
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "unschedulable")
+    at = room(held(*uids))
+    cycle(gangs, uids, held(*uids))
+    others(gangs, at, 1.0)
+    gangs.answered("other", "", fits=False, reserved=False)
+    assert gangs.refuses("g0", "g", 1.0)
+    assert list(gangs.quiet(1.0 + QUIET_S, room(held("g1")))) == [Failed("g", ("g0", "g1", "launcher"), True)]
+    assert gangs.refuses("g0", "g", 1.0 + QUIET_S)
+
+
 def test_a_gang_that_nobody_waits_for_makes_no_way() -> None:
     gangs, uids = a_gang_of(2, min_count=3)
     gangs.see("launcher", "g", "unschedulable")
