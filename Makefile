@@ -5,9 +5,11 @@ export PATH := $(CURDIR)/.cache/tools/bin:$(PATH)
 export UV_PYTHON_DOWNLOADS := never
 RUN := uv run --frozen --no-sync
 PYTEST := TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim $(RUN) pytest
+# what a run of everything takes longest for
+SLOWEST := --durations=25 --durations-min=3
 # on all processors: tests of one file share fixtures that take seconds, so files are dealt out; what measures shares of time runs alone
-UNCLUSTERED := $(PYTEST) -n auto --dist loadfile --ignore=tests/integration/turns tests/unit tests/contract tests/integration || status=$$?; \
-	$(PYTEST) tests/integration/turns || status=$$?
+UNCLUSTERED := $(PYTEST) $(SLOWEST) -n auto --dist loadfile --ignore=tests/integration/turns tests/unit tests/contract tests/integration || status=$$?; \
+	$(PYTEST) $(SLOWEST) tests/integration/turns || status=$$?
 SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python"
 FUZZED = $(or $(TESTS),tests/unit tests/contract)
 # the end-to-end tests stop and kill programs of the cluster, which are root's
@@ -36,7 +38,7 @@ test e2e: PROVIDER = local
 # the cluster comes up last: its programs would take time from the tests of GPU time
 test: lint shim sanitized ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
 	@status=0; $(UNCLUSTERED); \
-	{ $(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e; } || status=$$?; \
+	{ $(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e; } || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
 lint: .venv/.synced ## style, types, layer contracts, generated files

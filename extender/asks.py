@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
-from extender.processors import wanted_milli
+from extender.node_resources import cpu_milli_of
 from kube.objects import Pod
+from kube.pod_requests import requests_of
 from vgpu.names import Names
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk, pod_ask
@@ -33,4 +34,8 @@ class Asks:
 
     def _read_one(self, asking: bytes) -> PodAsk:
         ask = pod_ask(msgspec.json.decode(asking), names=self._names, unit_mib=self._unit_mib, policies=POLICIES)
-        return replace(ask, cpu_milli=wanted_milli(msgspec.json.decode(asking, type=Pod))) if ask else ask
+        if not ask:
+            return ask
+        requests = requests_of(msgspec.json.decode(asking, type=Pod))
+        others = {resource: amount for resource, amount in requests.items() if not self._names.ours(resource)}
+        return replace(ask, cpu_milli=cpu_milli_of(requests), requests=others)

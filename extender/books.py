@@ -18,7 +18,7 @@ from extender.state import State
 from kube.objects import Pod
 from kube.pod_requests import requests_of, total_of
 from vgpu.grant import Slice
-from vgpu.holder import Holder, started_at
+from vgpu.holder import PODS, Holder, started_at
 from vgpu.names import DEFAULT_CLASS
 from vgpu.node_view import NodeView
 
@@ -157,7 +157,8 @@ class Books:
 
     def requests(self, uids: Iterable[str]) -> dict[str, int]:
         """What pods that hold a GPU have of their node, also while they leave."""
-        return total_of(requests_of(pod) for uid in uids if (pod := self.pod(uid)) is not None)
+        pods = [pod for uid in uids if (pod := self.pod(uid)) is not None]
+        return total_of(map(requests_of, pods)) | {PODS: len(pods)}
 
     def _is_known_so(self, kept: _Kept) -> bool:
         """Do its pods count in the same budgets and queues as then?"""

@@ -13,17 +13,19 @@ import msgspec
 from kube.objects import Budget, Pod
 from vgpu.holder import beyond
 
-_Label: TypeAlias = tuple[str, str, str]
-"""Namespace, key and value; of a budget that asks for no value of any label, neither."""
+_Label: TypeAlias = tuple[str, str]
+"""Key and value; of a budget that asks for no value of any label, neither."""
 
 NO_LABEL: Final = ("", "")
+NONE: Final = frozenset[str]()
 
 
 class Budgets:
     """Told of each by the watch (`changed`)."""
 
     def __init__(self) -> None:
-        self._by_label: dict[_Label, dict[str, Budget]] = {}
+        self._by_label: dict[str, dict[_Label, dict[str, Budget]]] = {}
+        """By namespace."""
         self._headroom: dict[str, int] = {}
         self._versions: dict[str, int] = {}
         self.changes = 0
@@ -40,14 +42,21 @@ class Budgets:
                 self._versions[namespace] = self.version(namespace) + 1
                 self.changes += 1
         if old is not None:
-            label = _label(old)
-            self._by_label.get(label, {}).pop(old.key, None)
-            if not self._by_label.get(label):
-                self._by_label.pop(label, None)
+            self._leave(old)
             self._headroom.pop(old.key, None)
         if new is not None:
-            self._by_label.setdefault(_label(new), {})[new.key] = new
+            by_label = self._by_label.setdefault(new.metadata.namespace, {})
+            by_label.setdefault(_label(new), {})[new.key] = new
             self._headroom[new.key] = new.status.disruptions_allowed
+
+    def _leave(self, old: Budget) -> None:
+        namespace, label = old.metadata.namespace, _label(old)
+        by_label = self._by_label.get(namespace, {})
+        by_label.get(label, {}).pop(old.key, None)
+        if not by_label.get(label):
+            by_label.pop(label, None)
+        if not by_label:
+            self._by_label.pop(namespace, None)
 
     def version(self, namespace: str) -> int:
         """Another number whenever pods there may count in other budgets than before."""
@@ -55,11 +64,13 @@ class Budgets:
 
     def of(self, pod: Pod) -> frozenset[str]:
         """Those that an eviction of this pod counts in, by key."""
-        namespace, labels = pod.metadata.namespace, pod.metadata.labels or {}
+        by_label = self._by_label.get(pod.metadata.namespace)
+        if by_label is None:
+            return NONE
         return frozenset(
             key
-            for label in (NO_LABEL, *labels.items())
-            for key, budget in self._by_label.get((namespace, *label), {}).items()
+            for label in (NO_LABEL, *(pod.metadata.labels or {}).items())
+            for key, budget in by_label.get(label, {}).items()
             if budget.counts(pod)
         )
 
@@ -88,4 +99,4 @@ def _label(budget: Budget) -> _Label:
     """One that every pod has which it counts."""
     selector = budget.spec.selector
     wanted = (selector.match_labels or {}) if selector is not None else {}
-    return (budget.metadata.namespace, *next(iter(wanted.items()), NO_LABEL))
+    return next(iter(wanted.items()), NO_LABEL)

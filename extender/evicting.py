@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Final
 
 import structlog
@@ -30,7 +31,6 @@ from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
 from kube.patch import nominate
-from kube.pod_requests import CPU
 from vgpu.errors import BadAsk
 from vgpu.holder import LOWEST
 from vgpu.node_search import Eviction
@@ -213,8 +213,8 @@ class Evictor:
         nodes = [name for name in one.nodes if name != but]
         with self._holds.lifted(one.uid):
             found = self._state.place(ask, nodes)
-            if isinstance(found, Placement) and self._state.lacking_cpu_milli(found.node, ask):
-                found = self._state.place(ask, [name for name in nodes if not self._state.lacking_cpu_milli(name, ask)])
+            if isinstance(found, Placement) and self._state.lacking(found.node, ask):
+                found = self._state.place(ask, [name for name in nodes if not self._state.lacking(name, ask)])
             return isinstance(found, Placement)
 
     async def _plan(self, one: Wanting, pod: Pod, ask: PodAsk) -> tuple[Eviction, Sequence[Whole]] | None:
@@ -222,37 +222,44 @@ class Evictor:
         looking, until_s = Looking(one, pod, ask), self._clock() + self._deadline_s
         if self._queues is not None:
             await self._queues.read(self._books.touching(one.nodes), self._slices, until_s)
-        await self._slices.do(self._steps(looking), until_s=until_s)
+        await self._slices.do(self._steps(looking, until_s), until_s=until_s)
         return looking.best
 
-    def _steps(self, looking: Looking) -> Iterator[None]:
+    def _steps(self, looking: Looking, until_s: float) -> Iterator[None]:
         one, ask = looking.wanting, looking.ask
+        leave: dict[
+            str, frozenset[str]
+        ] = {}  # by node, those who leave by themselves: gone, unless room was kept in vain for that
         if one.uid not in self._waited:
             for node in one.nodes:
-                if (leave := self._books.terminating(node)) and (found := self._after(one.uid, ask, node, leave)):
-                    looking.found = found
-                    return
+                if gone := self._books.terminating(node):
+                    leave[node] = gone
+                    if found := self._after(one.uid, ask, node, gone):
+                        looking.found = found
+                        return
                 yield
-        terms: dict[str, Terms] = {}
-        rules = Rules(priority_of(looking.pod), self._books.headroom(), violate=False, terms=terms, may_be_nobody=False)
-        nodes = self._with_terms(one, ask, terms)
-        only = self._state.claims.only(ask, self._state.names)
-        looking.search = Search(ask, nodes, self._books.view, rules, only)
-        yield from looking.search.steps()
+        rules = Rules(priority_of(looking.pod), self._books.headroom(), violate=False, may_be_nobody=False)
+        only, own = self._state.claims.only(ask, self._state.names), self._state.claims.get(one.uid)
+        apart = leave.keys() | ({own.node} if own is not None else set())
+        looking.search = Search(
+            ask, one.nodes, self._books.view, rules, only,
+            terms=lambda node: self._terms(one.uid, ask, node, leave.get(node, frozenset())), apart=apart,
+        )  # fmt: skip
+        singles = looking.search.steps()
         if self._wholes is not None:
+            half_s = (self._clock() + until_s) / 2
+            yield from takewhile(lambda _: self._clock() < half_s, singles)
             terms_of = partial(self._terms, one.uid, ask)
             looking.wholes = WholeSearch(self._wholes, self._books, looking.pod, ask, one.nodes, terms_of, only)
             yield from looking.wholes.steps(looking.single.cost if looking.single is not None else None)
-
-    def _with_terms(self, one: Wanting, ask: PodAsk, terms: dict[str, Terms]) -> Iterator[str]:
-        for node in one.nodes:
-            terms[node] = self._terms(one.uid, ask, node, frozenset())
-            yield node
+        yield from singles
 
     def _terms(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Terms:
-        """When these are gone: the pod's own room is not in its way, and what processors lack for it must be freed too."""
-        lacking = self._state.lacking_cpu_milli(node, ask) - self._books.requests(gone).get(CPU, 0)
-        return Terms(frees={CPU: lacking} if lacking > 0 else {}, aside=gone | {uid})
+        """When these are gone: the pod's own room is not in its way, and what the node lacks for it beside GPUs must be freed too."""
+        lacking = self._state.lacking(node, ask)
+        freed = self._books.requests(gone) if lacking else {}
+        frees = {name: amount - freed.get(name, 0) for name, amount in lacking.items()}
+        return Terms(frees={name: amount for name, amount in frees.items() if amount > 0}, aside=gone | {uid})
 
     def _after(self, uid: str, ask: PodAsk, node: str, gone: frozenset[str]) -> Eviction | None:
         """Where the ask fits when these are gone, and nobody else goes."""
@@ -325,7 +332,7 @@ class Evictor:
                 return False
         except ApiError:  # for good
             if self._wholes is not None:
-                self._wholes.pass_over(whole.key)
+                self._wholes.pass_over(whole)
             await self._give_up(uid, pod, begun)
             raise
         begun.evicted = True

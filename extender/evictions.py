@@ -72,9 +72,9 @@ class Evictions:
     async def deactivate(self, pod: Pod, node: str, whole: Whole) -> bool:
         """A Workload with all its pods, for a pod. Is this done with? Raises ApiError when the API server refuses for good."""
         meta = self._workloads.find(whole.key) if self._workloads is not None else None
-        if self._workloads is None or meta is None:
-            return True
-        change = {"metadata": {"uid": meta.uid}, "spec": {"active": False}}
+        if self._workloads is None or meta is None or meta.uid != whole.uid:
+            return True  # another has its name
+        change = {"metadata": {"uid": whole.uid}, "spec": {"active": False}}
         try:
             await merge(self._client, self._workloads.path(meta), change)
         except ApiError as error:

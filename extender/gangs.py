@@ -17,7 +17,7 @@ import structlog
 
 from extender.books import leaving
 from extender.nominating import turned_down
-from extender.reasons import GANG_PAUSED
+from extender.reasons import GANG_MAKES_WAY, gang_paused
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
@@ -25,7 +25,8 @@ from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Pod
 from kube.pod_groups import API, POD_GROUPS, PodGroup
-from vgpu.gangs import Failed, Gangs, Standing
+from vgpu.gangs import Failed, Gangs, Room, Standing
+from vgpu.pauses import LONGEST_QUIET_S
 
 LOOK_S: Final = 60.0
 """Between looks whether the API server serves PodGroups. Guessed: an operator who turns them on restarts the API server."""
@@ -53,6 +54,9 @@ class GangKeeper:
         self._client, self._state, self._clock, self._sleep = client, state, clock, sleep
         self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed, shrink=_small_group)
         self._served, self._logged_s = False, float("-inf")
+        self._room = Room(self._reserved, self._kept, self._expected)
+        self._nominated: dict[str, str] = {}
+        """UIDs of pods of groups that are not bound -> the node to which each is nominated."""
         self._node = ""
         """On which a gang's reservation ended last."""
 
@@ -84,7 +88,7 @@ class GangKeeper:
         if known is not None:
             self.gangs.set_min_count(known.key, new.min_count if new is not None else None)
             if old is not None and not old.scheduled and new is not None and new.scheduled:
-                self.gangs.fitted(known.key, self._reserved)
+                self.gangs.fitted(known.key, self._room)
             self._wake()
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
@@ -93,13 +97,23 @@ class GangKeeper:
             for pod in (old, new):
                 if pod is None or not group_of(pod):
                     continue
-                if (failed := self.gangs.gone(pod.uid, self._reserved)) is not None:
+                self._nominated.pop(pod.uid, None)
+                if (failed := self.gangs.gone(pod.uid, self._room)) is not None:
                     self._end(failed)
                 else:
                     self._end_own(pod.uid)
         elif group := group_of(new):
+            expected = self._expected(new.uid)
+            self._nominated.pop(new.uid, None)
+            if new.status.nominated_node_name and not new.spec.node_name:
+                self._nominated[new.uid] = new.status.nominated_node_name
             self.gangs.see(new.uid, group, _standing(new))
-            if any(one.message == GANG_PAUSED for one in new.status.conditions):
+            if self._expected(new.uid):
+                self.gangs.nominated(new.uid, group)
+            elif expected and not new.spec.node_name:
+                self.gangs.withdrawn(new.uid, group, self._clock())
+            said = self._refusal(group)
+            if said and any(one.message == said for one in new.status.conditions):
                 self.gangs.refusal_shown(new.uid, group)
                 self._wake()
 
@@ -116,15 +130,20 @@ class GangKeeper:
         if not refused:
             return None
         self._state.cancel(pod.uid)
-        # another text each time: kube-scheduler does not write a condition that says what it said before, and `pod_changed` waits for it
-        reason = f"{GANG_PAUSED}, with {self.gangs.quiet_s(group):.1f} s between two pods"
-        return FilterResult(unresolvable={reason: list(dict.fromkeys(args.node_names or ()))})
+        return FilterResult(
+            unresolvable={self._refusal(group) or GANG_MAKES_WAY: list(dict.fromkeys(args.node_names or ()))}
+        )
+
+    def _refusal(self, group: str) -> str:
+        """What its pods are told as long as they are refused; empty where none is."""
+        found = self.gangs.refusal(group)
+        return gang_paused(found.paused_s, LONGEST_QUIET_S, found.number) if found is not None else ""
 
     def next_pod(self, pod: Pod) -> None:
         """Before filter: kube-scheduler has come to this pod."""
         group, reservation = group_of(pod), self._state.reservations.get(pod.uid)
         again = reservation is not None and not reservation.firm
-        for failed in self.gangs.next_pod(pod.uid, group, self._reserved, again=again):
+        for failed in self.gangs.next_pod(pod.uid, group, self._room, again=again):
             self._end(failed)
         if group:
             self.gangs.called(pod.uid, group, self._clock())
@@ -150,14 +169,22 @@ class GangKeeper:
 
     def expire(self) -> None:
         """Once a second."""
-        for failed in self.gangs.quiet(self._clock(), self._reserved):
+        for failed in self.gangs.quiet(self._clock(), self._room):
             self._end(failed)
         self._wake()
 
     def _reserved(self, uid: str) -> bool:
-        """Also room that is kept for it while others are evicted."""
-        reservations = self._state.reservations
-        return reservations.get(uid) is not None or reservations.get(uid, "preemption") is not None
+        return self._state.reservations.get(uid) is not None
+
+    def _kept(self, uid: str) -> bool:
+        return self._state.reservations.get(uid, "preemption") is not None
+
+    def _expected(self, uid: str) -> bool:
+        """kube-scheduler nominates a pod that it is to bind but must wait for others of the gang, or for a volume; and withdraws that if the pod fails."""
+        reservation, node = self._state.reservations.get(uid), self._nominated.get(uid)
+        if reservation is None:
+            return node is not None
+        return reservation.firm or reservation.node == node
 
     def _end_own(self, uid: str) -> None:
         """The pod goes, and its gang stays."""

@@ -26,7 +26,7 @@ import structlog
 from extender.books import Books, priority_of
 from extender.state import State
 from kube.objects import Pod
-from vgpu.holder import LOWEST
+from vgpu.holder import LOWEST, PODS
 from vgpu.node_search import Eviction
 from vgpu.preemption import Search
 from vgpu.victim_bounds import Rules, Terms
@@ -157,20 +157,16 @@ class Choosing:
     def steps(self, aside: Mapping[str, Set[str]]) -> Iterator[None]:
         """The search, in steps. `aside`: node -> UIDs of claims that make way for this pod. Each step reads the state as it then is."""
         yield from self.finding()
-        terms: dict[str, Terms] = {}
-        self._search = self._searching(terms, self._candidates(terms, aside))
+        self._search = self._searching(self._proposed, aside)
         yield from self._search.steps()
 
-    def _searching(self, terms: Mapping[str, Terms], nodes: Iterable[str]) -> Search:
-        rules = Rules(priority_of(self.pod), self._books.headroom(), terms=terms, may_be_nobody=False)
-        return Search(self.ask, nodes, self._books.view, rules, self._state.claims.only(self.ask, self._state.names))
-
-    def _candidates(self, terms: dict[str, Terms], aside: Mapping[str, Set[str]]) -> Iterator[str]:
-        for node in self._proposed:
-            found = self._terms(node, frozenset(aside.get(node, ())))
-            if found is not None:
-                terms[node] = found
-                yield node
+    def _searching(self, nodes: Iterable[str], aside: Mapping[str, Set[str]]) -> Search:
+        rules = Rules(priority_of(self.pod), self._books.headroom(), may_be_nobody=False)
+        only = self._state.claims.only(self.ask, self._state.names)
+        return Search(
+            self.ask, nodes, self._books.view, rules, only,
+            terms=lambda node: self._terms(node, frozenset(aside.get(node, ()))), apart=aside.keys(),
+        )  # fmt: skip
 
     def _terms(self, node: str, aside: frozenset[str]) -> Terms | None:
         """What victims there must make up for; None where the scheduler goes by another cluster than we."""
@@ -182,12 +178,17 @@ class Choosing:
         pods = [self._others[uid] for uid in beside]
         return Terms(
             must_go=frozenset(ours) if self._all_of else frozenset(),
-            frees={} if self._all_of else self._books.frees(ours),
+            frees={} if self._all_of else self._books.frees(ours) | self._pods_too_many(node, ours, beside),
             aside=aside,
             beside_violations=self._of_others(wanted, ours) if beside else 0,
             beside_highest=max(map(priority_of, pods), default=LOWEST),
             beside=len(beside),
         )
+
+    def _pods_too_many(self, node: str, ours: Collection[str], beside: Collection[str]) -> dict[str, int]:
+        """How many of ours the scheduler evicts because the node runs as many pods as it may."""
+        wanted = min(len(ours), self._state.lacking(node, self.ask).get(PODS, 0) - len(beside))
+        return {PODS: wanted} if wanted > 0 else {}
 
     def _all_there(self, node: str, uids: Collection[str]) -> bool:
         """Are all these pods on the node, of lower priority, and part of no whole?"""
@@ -219,9 +220,7 @@ class Choosing:
 
     def proved(self, node: str) -> Eviction | None:
         """The least set on this node as the state is now."""
-        found = self._terms(node, frozenset())
-        terms = {} if found is None else {node: found}
-        return self._searching(terms, terms).whole()
+        return self._searching([node], {}).whole()
 
     def answer(self, found: Eviction) -> PreemptionResult:
         """What is told the scheduler."""

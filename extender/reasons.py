@@ -5,6 +5,7 @@ Few and constant: the scheduler counts equal strings and shows the counts to the
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from vgpu.placement import SWAP_RISK, UNRESOLVABLE
@@ -16,10 +17,33 @@ OTHER_UNIT: Final = "node counts GPU memory in another unit than the cluster"
 UNREADABLE_ASSIGNMENT: Final = "a pod on the node has a GPU assignment that cannot be read"
 BINDING: Final = "the pod is being bound to another node"
 BOUND: Final = "the pod is bound to another node"
-GANG_PAUSED: Final = "kube-scheduler paused within the pod's gang: the gang is tried again as a whole"
+GANG_PAUSED: Final = "kube-scheduler paused within the pod's gang"
+GANG_MAKES_WAY: Final = "the pod's gang had room and was not scheduled: pods that wait for that room are tried first"
 
 NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
     SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, OTHER_UNIT, UNREADABLE_ASSIGNMENT, BINDING, BOUND,
-    GANG_PAUSED,
+    GANG_PAUSED, GANG_MAKES_WAY,
 }  # fmt: skip
 """Waiting or mending helps against these; the scheduler must not kill pods because of them."""
+
+
+def gang_paused(paused_s: float, longest_s: float, refusal: int) -> str:
+    """The reason of pods whose gang has lost reservations in a pause of `paused_s` seconds; with pauses of more than `longest_s` it is never bound.
+
+    `refusal` makes the text another one each time: kube-scheduler writes no condition that says what the last one said, and the condition shows
+    that the cycle is over.
+    """
+    if paused_s > longest_s:
+        what = f"GPUs are reserved for {longest_s:.0f} s at most, so the gang cannot be bound before its pauses are shorter"
+    else:
+        what = "the gang is tried again as a whole"
+    return f"{GANG_PAUSED} for {paused_s:.1f} s: {what} (refusal {refusal})"
+
+
+def said_of_a_pause(message: str) -> str:
+    """What a message of kube-scheduler's has of that reason; empty for nothing."""
+    found = _PAUSED.search(message)
+    return found[0] if found is not None else ""
+
+
+_PAUSED: Final = re.compile(re.escape(GANG_PAUSED) + r" for [0-9.]+ s: [^()]*\(refusal [0-9]+\)")

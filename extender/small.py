@@ -9,10 +9,10 @@ import msgspec
 
 from extender.constraints import constraints_of
 from extender.nominating import unplaced
-from extender.reasons import GANG_PAUSED
+from extender.reasons import said_of_a_pause
 from kube.needs import WholeSpec, needs_of
 from kube.objects import Condition, Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
-from kube.pod_requests import CPU, requests_of, shared
+from kube.pod_requests import requests_of, shared
 from vgpu.names import Names
 from vgpu.request import asks_for_ours
 
@@ -29,9 +29,9 @@ def small_pod(names: Names) -> Callable[[Pod], Pod]:
         )
         containers = (spec.containers, spec.init_containers) if asks else ((), ())
         status = PodStatus(pod.status.phase, pod.status.start_time)
-        requests = {resource: amount for resource, amount in requests_of(pod).items() if asks or resource == CPU}
         constraints = constraints_of(spec) if asks else None
-        small = PodSpec(spec.node_name, "", None, *containers, requests=shared(requests), constraints=constraints)
+        requests = shared(requests_of(pod))
+        small = PodSpec(spec.node_name, "", None, *containers, requests=requests, constraints=constraints)
         return Pod(kept, small, status)
 
     return shrink
@@ -83,7 +83,7 @@ def _told(one: Condition) -> Condition:
     """Of its message no more than that we refused a pod for its gang."""
     if not one.message:
         return one
-    return msgspec.structs.replace(one, message=GANG_PAUSED if GANG_PAUSED in one.message else "")
+    return msgspec.structs.replace(one, message=said_of_a_pause(one.message))
 
 
 def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
@@ -91,7 +91,7 @@ def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and processors."""
+    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and resources that are not ours."""
 
     def shrink(node: Node) -> Node:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
@@ -100,8 +100,10 @@ def small_node(names: Names) -> Callable[[Node], Node]:
             # thousands of nodes say the same
             labels = {sys.intern(key): sys.intern(value) for key, value in (meta.labels or {}).items()}
             kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
-        cpu = (node.status.allocatable or {}).get(CPU)
-        status = NodeStatus({CPU: cpu} if cpu is not None and text is not None else None)
-        return Node(kept, node.spec if text is not None else NodeSpec(), status)
+        if text is None:
+            return Node(kept, NodeSpec(), NodeStatus())
+        there = (node.status.allocatable or {}).items()
+        allocatable = {sys.intern(name): sys.intern(amount) for name, amount in there if not names.ours(name)}
+        return Node(kept, node.spec, NodeStatus(allocatable or None))
 
     return shrink

@@ -66,6 +66,8 @@ class Starvation:
 
     def spared(self, pod: Pod, alike: Callable[[str], int]) -> bool:
         """Has it had enough? `alike` says how many pods there are with an identity, and is asked only when it matters."""
+        if not self._when:
+            return False
         one = identity(pod)
         known = self._when.get(one)
         if not known:

@@ -19,11 +19,12 @@ from extender.asks import Asks
 from extender.claims import Claim, Claims, sizes_of
 from extender.constraints import taints_of
 from extender.moment import moment
+from extender.node_resources import NodeResources, allocatable_of
 from extender.orphans import Orphans
 from extender.peers import Peers
-from extender.processors import Processors, allocatable_milli, wanted_milli
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
 from kube.objects import Node, Pod
+from kube.pod_requests import requests_of
 from vgpu.codec import assignment_from_json, inventory_from_json
 from vgpu.constraints import ANYWHERE
 from vgpu.errors import BadAsk, BadDocument, NewerVersion
@@ -77,7 +78,7 @@ class State:
         self._blocked: dict[str, set[str]] = {}
         """Node -> UIDs of its pods whose assignment cannot be read."""
         self.orphans = Orphans(self.claims)
-        self._processors = Processors()
+        self._resources = NodeResources()
         self.peers = Peers(self.claims)
         self._seen_started = 0
         self._asks = Asks(names, unit_mib)
@@ -95,13 +96,13 @@ class State:
     # --- what the watch tells ---
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
-        """A node came, changed or went. Only its inventory, processors, labels and taints matter."""
+        """A node came, changed or went. Only its inventory, resources, labels and taints matter."""
         if new is None:
             if old is not None:
                 self._forget_node(old.metadata.name)
             return
         name, text = new.metadata.name, new.metadata.annotation(self.names.inventory)
-        self._processors.set_node(name, allocatable_milli(new.status))
+        self._resources.set_node(name, allocatable_of(new.status))
         self._tell_cpu({name})
         self.fleet.say(name, new.metadata.labels, taints_of(new.spec))
         if old is not None and name in self._nodes and old.metadata.annotation(self.names.inventory) == text:
@@ -124,7 +125,7 @@ class State:
         self.peers.see(new)
         if new.spec.node_name:
             self._end_set_aside(new.uid)
-            self._tell_cpu(self._processors.hold(new.uid, new.spec.node_name, wanted_milli(new)))
+            self._tell_cpu(self._resources.hold(new.uid, new.spec.node_name, requests_of(new)))
             self._bound(new)
 
     def _learn(self, pod: Pod) -> None:
@@ -143,7 +144,7 @@ class State:
     def _tell_cpu(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             if node in self.fleet:
-                free = self._processors.free_milli(node)
+                free = self._resources.free_cpu_milli(node)
                 self.fleet.set_cpu(node, int(UNKNOWN_CPU) if free is None else free)
 
     def _bound(self, pod: Pod) -> None:
@@ -176,7 +177,7 @@ class State:
             self.claims.release(pod.uid)
 
     def _forget_pod(self, uid: str) -> None:
-        self._tell_cpu(self._processors.release(uid))
+        self._tell_cpu(self._resources.release(uid))
         self.reservations.drop_all(uid)
         self.claims.release(uid)
         self.peers.forget(uid)
@@ -195,7 +196,7 @@ class State:
         self._nodes.pop(name, None)
         self._excluded.pop(name, None)
         self.orphans.told(name, ())
-        self._processors.set_node(name, None)
+        self._resources.set_node(name, {})
         self.fleet.say(name, None)
         self.claims.set_node(name, None)
 
@@ -252,10 +253,9 @@ class State:
             return None
         return known
 
-    def lacking_cpu_milli(self, node: str, ask: PodAsk) -> int:
-        """What the node's processors have too little for the pod; 0 also where it is not known what they have."""
-        free = self._processors.free_milli(node)
-        return 0 if free is None else max(0, ask.cpu_milli - free)
+    def lacking(self, node: str, ask: PodAsk) -> dict[str, int]:
+        """By resource that is not a GPU, what the node has too little for the pod; nothing of what the node does not name."""
+        return self._resources.lacking(node, ask.requests)
 
     def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""
@@ -266,12 +266,12 @@ class State:
         """Hold a place until it is given back; not the pod's own where it is only set aside for it."""
         sizes = sizes_of(ask, placement.assignment, self.names)
         self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes, key, own))
-        self._tell_cpu(self._processors.hold(uid, placement.node, ask.cpu_milli))
+        self._tell_cpu(self._resources.hold(uid, placement.node, ask.requests))
 
     def give_back(self, uid: str) -> None:
         """The reverse of `keep`."""
         self.claims.release(uid)
-        self._tell_cpu(self._processors.release(uid))
+        self._tell_cpu(self._resources.release(uid))
 
     def _end_set_aside(self, uid: str) -> None:
         """The pod is bound: what was set aside for it ends before its own place counts."""
@@ -281,23 +281,23 @@ class State:
         if claim is not None and not claim.own:
             self.give_back(uid)
 
-    def lift(self, uids: Iterable[str]) -> Mapping[str, tuple[Claim, int]]:
+    def lift(self, uids: Iterable[str]) -> Mapping[str, tuple[Claim, Mapping[str, int]]]:
         """Give much of what is set aside back for a moment: `put_back` takes what is answered."""
         lifted = {
-            uid: (claim, self._processors.wanted(uid))
+            uid: (claim, self._resources.held(uid))
             for uid in uids
             if (claim := self.claims.get(uid)) is not None and not claim.own
         }
         for uid in lifted:
             self.claims.release(uid)
-        self._tell_cpu(set().union(*map(self._processors.release, lifted)))
+        self._tell_cpu(set().union(*map(self._resources.release, lifted)))
         return lifted
 
-    def put_back(self, lifted: Mapping[str, tuple[Claim, int]]) -> None:
+    def put_back(self, lifted: Mapping[str, tuple[Claim, Mapping[str, int]]]) -> None:
         """The reverse of `lift`."""
         for uid, (claim, _) in lifted.items():
             self.claims.hold(uid, claim)
-        self._tell_cpu(set().union(*(self._processors.hold(uid, one.node, cpu) for uid, (one, cpu) in lifted.items())))
+        self._tell_cpu(set().union(*(self._resources.hold(uid, one.node, had) for uid, (one, had) in lifted.items())))
 
     def assume(self, pod: Pod) -> None:
         """The API says that this pod is bound; the watch will say so too, or has already. Until then the place is held.

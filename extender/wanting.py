@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from extender.wholes import WholeSearch
 from kube.objects import Pod
+from vgpu.holder import Cost
 from vgpu.node_search import Eviction
 from vgpu.preemption import Search
 from vgpu.request import PodAsk
@@ -63,9 +64,12 @@ class Looking:
         """The best so far in which each victim goes by itself."""
         return self.found or (self.search.best if self.search is not None else None)
 
+    def _whole_is_less(self, cost: Cost) -> bool:
+        return self.single is None or cost < self.single.cost
+
     @property
     def best(self) -> tuple[Eviction, Sequence[Whole]] | None:
         """So far, with the Workloads that go as a whole."""
-        if self.wholes is not None and self.wholes.best is not None:  # it costs less
+        if self.wholes is not None and self.wholes.best is not None and self._whole_is_less(self.wholes.best.cost):
             return self.wholes.eviction(self.wholes.best), self.wholes.best.wholes
         return (self.single, ()) if self.single is not None else None

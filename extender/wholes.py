@@ -20,7 +20,7 @@ from vgpu.node_search import Eviction
 from vgpu.preemption import least_eviction
 from vgpu.request import PodAsk
 from vgpu.victim_bounds import Rules, Terms
-from vgpu.wholes import Whole, WholeEviction, least_wholes
+from vgpu.wholes import Bound, Whole, WholeEviction, least_cost, least_wholes
 
 AT_A_TIME: Final = 100
 """Pods that are looked at in one step: 0.25 ms where all are of Workloads (measured)."""
@@ -43,7 +43,7 @@ class Wholes:
     ) -> None:
         self._books, self._queues, self._pods, self._clock = books, queues, pods, clock
         self._vain: dict[str, float] = {}
-        """Keys of Workloads that were deactivated in vain -> when that was seen."""
+        """UIDs of Workloads that were deactivated in vain -> when that was seen."""
 
     def on(self, node: str, applicant: Pod) -> set[str]:
         """Workloads with a pod that holds something on this node, but for the applicant's own, or those that may be its own."""
@@ -62,18 +62,24 @@ class Wholes:
         for one in deactivated:
             pods = map(self._books.pod, one.uids)
             if any(pod is not None and not leaving(pod) for pod in pods):
-                self.pass_over(one.key)
+                self.pass_over(one)
 
-    def pass_over(self, key: str) -> None:
-        """It cannot be evicted: do not choose it for some time."""
+    def pass_over(self, whole: Whole) -> None:
+        """It cannot be evicted: do not choose it for some time. Another one of its name may be."""
         now_s = self._clock()
-        self._vain = {other: at_s for other, at_s in self._vain.items() if now_s < at_s + VAIN_S} | {key: now_s}
+        self._vain = {other: at_s for other, at_s in self._vain.items() if now_s < at_s + VAIN_S} | {whole.uid: now_s}
+
+    def _uid(self, key: str) -> str | None:
+        """Of the Workload that has this name now; None where it is not known, or was deactivated in vain."""
+        one = self._queues.workloads.find(key) if self._queues is not None else None
+        if one is None or self._clock() < self._vain.get(one.uid, float("-inf")) + VAIN_S:
+            return None
+        return one.uid
 
     def known(self, keys: Set[str]) -> Known:
         """These Workloads, in steps, but for those in doubt or deactivated in vain. One without pods is not known."""
-        now_s = self._clock()
-        keys = {key for key in keys if now_s >= self._vain.get(key, float("-inf")) + VAIN_S}
-        namespaces, doubted = {_namespace(key) for key in keys}, set[str]()
+        uids = {key: uid for key in keys if (uid := self._uid(key)) is not None}
+        namespaces, doubted = {_namespace(key) for key in uids}, set[str]()
         found: dict[str, list[Holder]] = {}
         for at, pod in enumerate(list(self._pods())):
             namespace = pod.metadata.namespace
@@ -81,11 +87,12 @@ class Wholes:
                 key = self._of(pod)
                 if key is None:
                     doubted.add(namespace)
-                elif key in keys:
+                elif key in uids:
                     found.setdefault(key, []).append(self._books.member(pod))
             if at % AT_A_TIME == 0:
                 yield
-        return {key: Whole(key, tuple(pods)) for key, pods in found.items() if _namespace(key) not in doubted}
+        certain = {key: pods for key, pods in found.items() if _namespace(key) not in doubted}
+        return {key: Whole(key, tuple(pods), uids[key]) for key, pods in certain.items()}
 
 
 class WholeSearch:
@@ -118,12 +125,26 @@ class WholeSearch:
                 on[node] = keys
             yield
         known = yield from self._wholes.known(set[str]().union(*on.values()))
-        for node, keys in on.items():
-            some = [known[key] for key in keys if key in known]
+        for bound, node in (yield from self._in_order(on, known)):
+            some = [known[key] for key in on[node] if key in known]
             limit = self.best.cost if self.best is not None else below
+            if limit is not None and bound > limit[:5]:
+                return
             for found in least_wholes(node, some, self._suffices(node), self._priority, self._headroom, limit):
                 self.best = found or self.best
                 yield
+
+    def _in_order(
+        self, on: Mapping[str, Set[str]], known: Mapping[str, Whole]
+    ) -> Generator[None, None, Sequence[tuple[Bound, str]]]:
+        """Nodes with Workloads that may go, and what these cost at least: those first that promise most."""
+        found = list[tuple[Bound, str]]()
+        for node, keys in on.items():
+            some = [known[key] for key in keys if key in known]
+            if (bound := least_cost(node, some, self._priority, self._headroom)) is not None:
+                found.append((bound, node))
+            yield
+        return sorted(found)
 
     def eviction(self, found: WholeEviction) -> Eviction:
         """The same with the Workloads' pods among the victims, as far as they hold something on the node."""

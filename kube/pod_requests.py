@@ -156,6 +156,11 @@ def _nano(quantity: str | float) -> int:
         return 0
 
 
+def amounts_of(quantities: Amounts | Mapping[str, str] | None) -> dict[str, int]:
+    """Such quantities as integers, rounded up as those of pods are."""
+    return _rounded({resource: _nano(quantity) for resource, quantity in (quantities or {}).items()})
+
+
 def milli(quantity: str | float) -> int:
     """Thousandths of one quantity, rounded up."""
     return -(-_nano(quantity) // MILLI)

@@ -12,7 +12,7 @@ A node is a column; its cards are rows by index. A node that leaves frees its co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -102,6 +102,15 @@ class Fleet:
         """Node -> MIG instance UUID -> tenants that hold it; instances that nobody holds are left out."""
         self.mig: dict[str, Instances] = {}
         """Profile -> its instances, counted from the inventories and `mig_tenants`."""
+        self.moment = 0
+        """Another number whenever a column changes."""
+        self.changed: npt.NDArray[np.int64] = np.zeros(nodes, np.int64)
+        """(nodes,) the moment at which each column changed last: its GPUs, what is free of them, its CPU. MIG instances do not count."""
+        self.stocked = 0
+        """The moment at which a node came, went or had other GPUs."""
+        self.kept: dict[Hashable, Any] = {}
+        self.kept_empty: dict[Hashable, Any] = {}
+        """What those who place keep with the fleet (`kept_tables`)."""
         self.width = 0
         """Columns from here on were never used."""
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))
@@ -140,7 +149,7 @@ class Fleet:
 
     def known(self, asked: Sequence[str]) -> list[str]:
         """Those of these nodes that are known, for who keeps them: the fleet's own strings, and nothing of the text they were read from."""
-        return [self.names[at] for at in self.look_up(asked).columns.tolist()]
+        return list(map(self.names.__getitem__, self.look_up(asked).columns.tolist()))
 
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
         """(node, row) of every card with this UUID, or that carries the MIG instance with it.
@@ -226,7 +235,10 @@ class Fleet:
 
     def set_cpu(self, node: str, free_milli: int) -> None:
         """Say what a node's processors have left. Kept when its inventory changes."""
-        self.free_cpu_milli[self.column[node]] = min(free_milli, int(UNKNOWN_CPU))
+        at, free = self.column[node], min(free_milli, int(UNKNOWN_CPU))
+        if self.free_cpu_milli[at] != free:
+            self.free_cpu_milli[at] = free
+            self._change(at)
 
     def say(self, node: str, labels: Mapping[str, str] | None, taints: Iterable[Taint] = ()) -> None:
         """A node has these labels and taints; None: it is gone. Kept when its inventory changes."""
@@ -316,6 +328,11 @@ class Fleet:
             self.capacity.debit(int(self.pool[row, at]), mib)
         self.free_percent[row, at] -= sign * (FULL_CORE_PERCENT if whole else piece.core_percent)
         self.tenants[row, at] += sign
+        self._change(at)
+
+    def _change(self, at: int) -> None:
+        self.moment += 1
+        self.changed[at] = self.moment
 
     def _row(self, node: str, piece: Slice) -> int | None:
         cards = self.inventory[node].cards
@@ -341,6 +358,8 @@ class Fleet:
 
     def _clear(self, at: int) -> None:
         self.quit(at)
+        self._change(at)
+        self.stocked = self.moment
         instances = [array for known in self.mig.values() for array in (known.offered, known.free, known.free_mib)]
         for array in (self.total_mib, self.free_mib, self.free_percent, self.tenants, *instances):
             array[:, at] = 0
@@ -369,6 +388,7 @@ class Fleet:
         self.pool = np.concatenate([self.pool, np.full_like(self.pool, -1)], axis=axis)
         if axis == 1:
             self.free_cpu_milli = np.concatenate([self.free_cpu_milli, np.full(before, UNKNOWN_CPU, np.int32)])
+            self.changed = np.concatenate([self.changed, np.zeros(before, np.int64)])
             self.names.extend([""] * before)
             self.labels.grew(2 * before)
             self.pools.grew(2 * before)

@@ -32,6 +32,9 @@ LOWEST: Final = -(2**31)
 MOST: Final = 2**46
 """Amounts of a resource that are told apart: 64 TiB of memory. What is more counts as so much, so that sums of pods stay exact."""
 
+PODS: Final = "pods"
+"""The resource of which each pod has one: a node runs so many (core/v1, ResourcePods)."""
+
 Cost: TypeAlias = tuple[int, int, int, int, int, tuple[int, ...], str, tuple[str, ...]]
 """The order above, as it compares."""
 
@@ -54,12 +57,14 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
 
     def frees(self, resource: str) -> int:
         """What its end frees of a resource, as far as amounts are told apart."""
-        return min(MOST, self.requests.get(resource, 0))
+        return 1 if resource == PODS else min(MOST, self.requests.get(resource, 0))
 
 
 def started_at(text: str) -> int:
     """RFC 3339 in UTC, to the second, as a number that compares: YYYYMMDDhhmmss. `UNSTARTED` for an empty text."""
-    digits = "".join(letter for letter in text[:19] if letter.isascii() and letter.isdigit())
+    digits = text[:4] + text[5:7] + text[8:10] + text[11:13] + text[14:16] + text[17:19]
+    if text[4:17:3] != "--T::" or not (digits.isascii() and digits.isdigit()):  # not as Kubernetes writes it
+        digits = "".join(letter for letter in text[:19] if letter.isascii() and letter.isdigit())
     return int(digits) if digits else UNSTARTED
 
 

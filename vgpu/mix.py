@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.cards import Cards, Judged
 from vgpu.constraints import ANYWHERE, NodeConstraints
 from vgpu.displacement import INSTANCE, Demand, Need
 from vgpu.node_terms import Bools
@@ -31,7 +32,6 @@ from vgpu.request import FULL_CORE_PERCENT, PodAsk, peak
 
 if TYPE_CHECKING:
     from vgpu.capacity import Capacity
-    from vgpu.outcome import Cards
     from vgpu.pools import Pools
 
 SHARE: Final = 0.95
@@ -212,23 +212,21 @@ class Mix:
             self._demands[profile] = Demand.of(known.needs.get(profile, {}), len(pools), allows)
         return self._demands[profile]
 
-    def unusable(self, cards: Cards, kind: Hashable = None) -> Floats:
+    def unusable(self, cards: Judged, kind: Hashable = None) -> Floats:
         """(nodes,) GPUs that are idle and of no use to the next ask, expected. Not to be written to. `kind`: as in `Recall.of`."""
         return self.wasted(cards, kind)[0]
 
-    def wasted(self, cards: Cards, kind: Hashable = None) -> tuple[Floats, Floats]:
+    def wasted(self, cards: Judged, kind: Hashable = None) -> tuple[Floats, Floats]:
         """(nodes,) twice: `unusable`, and stranded: GPUs that are idle and that the node's CPU will not suffice for, 0 where nobody told of
         the CPU."""
         known = self._known()
-        nothing = np.zeros(cards.free_mib.shape[1], np.float32)
+        nothing = np.zeros(len(cards.cpu_milli), np.float32)
         if known is None:
             return nothing, nothing
         unusable, idle = self._recall.of(kind, cards, partial(_judge, known))
         if not known.asked_cpu_milli:
             return unusable, nothing
-        there = cards.total_mib > 0
-        card_mib = float(cards.total_mib.sum()) / int(np.count_nonzero(there)) if there.any() else 1.0
-        milli_per_gpu = known.asked_cpu_milli / (known.asked_mib / card_mib + known.asked_whole)
+        milli_per_gpu = known.asked_cpu_milli / (known.asked_mib / cards.card_mib + known.asked_whole)
         return unusable, np.maximum(0, idle - cards.cpu_milli / np.float32(milli_per_gpu))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,9 @@ class NodeView:
     __slots__ = (
         "_index",
         "_requests",
+        "bounds",
         "budgeted",
+        "budgets",
         "evictable",
         "inventory",
         "mib",
@@ -72,6 +74,9 @@ class NodeView:
         self.started = _ints([one.started for one in self.pods])
         self.evictable = np.array([not one.spared for one in self.pods], np.bool_)
         self.budgeted = tuple((at, one.budgets) for at, one in enumerate(self.pods) if one.budgets)
+        self.budgets = frozenset[str]().union(*(one.budgets for one in self.pods))
+        self.bounds: dict[tuple[object, frozenset[str]], Any] = {}
+        """What `kept_bounds` keeps here."""
         self.spans = len(set(owner)) < len(owner)
         """Does a pod hold pieces of several cards?"""
         self.shareable = np.array([card.shareable for card in inventory.cards], np.bool_)

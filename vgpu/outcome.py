@@ -13,25 +13,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.cards import Judged
 from vgpu.fleet import Ints
 from vgpu.mix import Mix
 
 Scores: TypeAlias = tuple[npt.NDArray[Any], ...]
 """Keys by node, (nodes,) each, the most important first; lower is better."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cards:
-    """The cards of the nodes in view at one moment."""
-
-    free_mib: Ints
-    free_percent: Ints
-    total_mib: Ints
-    """(cards, nodes); 0 where there is no card that may be shared."""
-    model: Ints
-    """(cards, nodes) the fleet's code, -1 where there is no card."""
-    cpu_milli: Ints
-    """(nodes,) what is free of the node's processors."""
 
 
 class Displaced(NamedTuple):
@@ -55,14 +42,14 @@ class Outcome:
     """(nodes,) left after the pod on all cards that it may use."""
     mix: Mix
     """What the cluster's pods ask for."""
-    displace: Callable[[tuple[Cards, Cards]], Displaced]
+    displace: Callable[[tuple[Judged, Judged]], Displaced]
     """By the cards before and after the pod."""
     link_cost: Callable[[], npt.NDArray[np.int64]]
     """(nodes,) how badly the cards taken are linked, or how much their loss hurts the others: see `links`."""
-    look: Callable[[], tuple[Cards, Cards]]
+    look: Callable[[], tuple[Judged, Judged]]
     """The cards before and after the pod. Copies, so made only for the policies that look."""
 
     @cached_property
-    def cards(self) -> tuple[Cards, Cards]:
+    def cards(self) -> tuple[Judged, Judged]:
         """Before and after."""
         return self.look()

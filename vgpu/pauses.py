@@ -7,7 +7,8 @@ others are refused until the cycle is seen to be over. A cycle is over when kube
 or when it says of a refused pod that it is unschedulable: it writes that after the cycle. Otherwise after `LONGEST_S`.
 
 A gang whose cycle did go on is given twice the pause from then on, up to `LONGEST_QUIET_S`, until one of its pods is bound. So one that is
-slow at every try, for another extender takes seconds for a pod, is refused once and then scheduled.
+slow at every try, for another extender takes seconds for a pod, is refused once and then scheduled. One whose pauses are longer than
+`LONGEST_QUIET_S` is refused at every try, and the refusal has to say so: see `Refusal`.
 
 Pure, as `vgpu.gangs`, which is its one caller.
 """
@@ -26,15 +27,29 @@ LONGEST_QUIET_S: Final = 60.0
 of an extender is 5 s (DefaultExtenderTimeout)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the rest of a cycle is refused."""
+
+    paused_s: float
+    """For so long kube-scheduler paused."""
+    number: int
+    """Another one for each cycle."""
+
+
 @dataclass(slots=True)
 class _Open:
     """A cycle that may go on."""
 
     called: frozenset[str]
-    """UIDs of the pods whose reservations may have ended."""
+    """UIDs of the pods that were called for in it before the pause."""
     last: str
     """UID of the last call."""
     last_s: float
+    number: int
+    """Of all such cycles."""
+    paused_s: float = 0.0
+    """From the last call to the first that was refused."""
     refused: set[str] = field(default_factory=set)
 
 
@@ -46,6 +61,7 @@ class Pauses:
         self._open: dict[str, _Open] = {}
         self._quiet_s: dict[str, float] = {}
         self._wake = False
+        self._begun = 0
 
     def __contains__(self, group: str) -> bool:
         """May a cycle of this group go on that seems to be over?"""
@@ -55,9 +71,15 @@ class Pauses:
         """Without a call for so long a cycle of this group seems to be over."""
         return self._quiet_s.get(group, self._default_s)
 
+    def refusal(self, group: str) -> Refusal | None:
+        """Why pods of this group are refused; None where none is."""
+        one = self._open.get(group)
+        return Refusal(one.paused_s, one.number) if one is not None and one.refused else None
+
     def begin(self, group: str, called: Iterable[str], last: str, last_s: float) -> None:
-        """Reservations of this group end because it was quiet after the call for `last` at `last_s`."""
-        self._open[group] = _Open(frozenset(called), last, last_s)
+        """Reservations of this group end because it was quiet after the call for `last` at `last_s`. `called`: UIDs that are surely of that cycle."""
+        self._begun += 1
+        self._open[group] = _Open(frozenset(called) | {last}, last, last_s, self._begun)
 
     def refuses(self, uid: str, group: str, at_s: float) -> bool:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Does an earlier cycle go on with it?"""
@@ -72,7 +94,8 @@ class Pauses:
             )  # pods refused last may be of this cycle already, which then fails
             return False
         if not one.refused:
-            self._quiet_s[group] = min(LONGEST_QUIET_S, max(self.quiet_s(group), 2 * (at_s - one.last_s)))
+            one.paused_s = at_s - one.last_s
+            self._quiet_s[group] = min(LONGEST_QUIET_S, max(self.quiet_s(group), 2 * one.paused_s))
         one.refused.add(uid)
         one.last = uid
         return True

@@ -11,7 +11,7 @@ it likes best (`policy`). What is promised about fitting stands in `table`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from vgpu.fleet import Candidates, Columns, Fleet
 from vgpu.grant import Assignment
+from vgpu.kept_tables import empty_of, empty_of_all, table_of_all
 from vgpu.outcome import Scores
 from vgpu.policies.scheduler import BEST, scheduler
 from vgpu.policy import POLICIES
@@ -105,7 +106,9 @@ def _best_if_named(
     everyone, policy = fleet.all_if_most(candidates), POLICIES[ask.policy]
     if everyone is None:
         return None
-    table = Table(fleet, ask, everyone, only, order=policy.order)
+    table = None if only else table_of_all(fleet, ask, policy.order)
+    if table is None:
+        table = Table(fleet, ask, everyone, only, order=policy.order)
     fit = np.flatnonzero(table.fits)
     scores = policy.score(table.outcome()) if len(fit) else ()
     for _ in range(min(GUESSES, len(fit))):
@@ -173,28 +176,17 @@ def explain(
     return _no_room(Table(fleet, ask, asked, only), asked, only).reasons
 
 
-def _holds_largest(empty: Table, asked: Candidates) -> npt.NDArray[np.bool_]:
-    """(nodes,) has a card for the largest part of the pod, were it the only one. Such a node lacks cards, not size."""
-    if empty.fits.all():
-        return empty.fits
-    shares = [replace(part, cards=1) for part in empty.ask.containers if part.kind == "share"]
-    whole = [replace(part, cards=1) for part in empty.ask.containers if part.kind == "whole"]
-    if shares and not any(part.init for part in shares):  # else they all lie on one card
-        shares = [max(shares, key=lambda part: part.mib)]
-    alone = replace(empty.ask, containers=tuple(shares or whole[:1]))
-    return Table(empty.fleet, alone, asked, emptied=True).fits if alone else empty.fits
-
-
 def _no_room(table: Table, asked: Candidates, only: Mapping[str, Set[str]] | None) -> NoRoom:
     """Per candidate that does not fit, the reason that helps most."""
     fleet, ask = table.fleet, table.ask
     full = table.asked & ~table.fits
-    empty = Table(fleet, ask, asked, emptied=True)
+    every = isinstance(table.view.columns, slice)
+    empty = empty_of_all(fleet, ask) if every else empty_of(fleet, ask, asked)
     now = Table(fleet, ask, asked) if only else table
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
-        (TOO_LARGE, ~empty.fits & ~_holds_largest(empty, asked)),
+        (TOO_LARGE, ~empty.fits & ~empty.holds_largest),
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),
         (NO_MIG, ~now.fits_mig),

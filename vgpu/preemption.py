@@ -22,18 +22,23 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Final
 
+from vgpu.kept_bounds import KeptBounds
 from vgpu.names import DEFAULT_POLICY
 from vgpu.node_search import Eviction, NodeSearch
 from vgpu.node_view import NodeView
 from vgpu.request import PodAsk
-from vgpu.victim_bounds import Bound, Rules, lower_bounds
+from vgpu.victim_bounds import Bound, Rules, Terms, lower_bounds
 
 TOGETHER: Final = 16
 """Nodes whose bounds are worked out at once: 1 ms (measured)."""
 
 
 class Search:
-    """For the least set on one of the candidates. `view` answers what there is on a node, None for a node that is not known."""
+    """For the least set on one of the candidates. `view` answers what there is on a node, None for a node that is not known.
+
+    `terms` answers what else holds on a node, None where nobody may be evicted; only of nodes that promise something it is asked, and its answers
+    are added to those of the rules. `apart`: nodes where terms may name holders that make way by themselves.
+    """
 
     def __init__(
         self,
@@ -42,10 +47,18 @@ class Search:
         view: Callable[[str], NodeView | None],
         rules: Rules,
         only: Mapping[str, Set[str]] | None = None,
+        *,
+        terms: Callable[[str], Terms | None] | None = None,
+        apart: Set[str] = frozenset(),
     ) -> None:
         self._ask = replace(ask, policy=DEFAULT_POLICY)
-        self._candidates, self._view, self.rules, self._only = candidates, view, rules, only or {}
-        self._left: list[tuple[Bound, NodeView]] = []
+        self._candidates, self._view, self._only = candidates, view, only or {}
+        self._known_terms = dict(rules.terms)
+        self.rules = replace(rules, terms=self._known_terms)
+        self._terms, self._apart = terms, apart
+        self._rough = KeptBounds(self._ask, rules)
+        self._left: list[tuple[Bound, NodeView, bool]] = []
+        """Nodes by what a set there costs at least; whether terms are counted, too."""
         self.best: Eviction | None = None
         """So far: whole, whenever the search stops."""
         self.seen: NodeView | None = None
@@ -56,14 +69,16 @@ class Search:
     def steps(self) -> Iterator[None]:
         """Search, and yield every few milliseconds."""
         for some in _chunks(self._candidates, TOGETHER):
-            views = list[NodeView]()
+            views, apart = list[NodeView](), list[str]()
             for name in some:
-                if (known := self._view(name)) is not None:
+                if self._terms is None or name in self._apart:
+                    apart.append(name)
+                elif (known := self._view(name)) is not None:
                     views.append(known)
                 yield
-            for bound, known in lower_bounds(views, self._ask, self.rules, self._only):
-                heapq.heappush(self._left, (bound, known))
-            yield
+            for bound, known in self._rough.of(views):
+                heapq.heappush(self._left, (bound, known, False))
+            yield from self._count_terms(apart)
             if self.best is None:
                 yield from self._next()
         while self._left:
@@ -75,19 +90,45 @@ class Search:
             pass
         return self.best
 
+    def _count_terms(self, nodes: Iterable[str]) -> Iterator[None]:
+        """The bounds of these nodes, with all that holds there."""
+        views = list[NodeView]()
+        for name in nodes:
+            if self._terms is not None:
+                terms = self._terms(name)
+                if terms is None:
+                    continue
+                self._known_terms[name] = terms
+            if (known := self._view(name)) is not None:
+                views.append(known)
+            yield
+        for bound, known in lower_bounds(views, self._ask, self.rules, self._only):
+            heapq.heappush(self._left, (bound, known, True))
+        yield
+
     def _next(self) -> Iterator[None]:
         """Search the node that promises most, if it promises more than the best has; if not, none does."""
-        if not self._left:
-            return
-        bound, view = self._left[0]
-        if self.best is not None and bound >= self.best.cost[:-1]:
+        while rough := list(self._roughly_first()):
+            yield from self._count_terms(rough)
+        if not self._promises():
             self._left.clear()
             return
-        heapq.heappop(self._left)
+        bound, view, _ = heapq.heappop(self._left)
         self.searched += 1
         found = yield from NodeSearch(view, self._ask, self.rules, self._only.get(view.name), bound).least()
         if found is not None and (self.best is None or found.cost < self.best.cost):
             self.best, self.seen = found, view
+
+    def _promises(self) -> bool:
+        """May any node that is left have a cheaper set than the best?"""
+        return bool(self._left) and (self.best is None or self._left[0][0] < self.best.cost[:-1])
+
+    def _roughly_first(self) -> Iterator[str]:
+        """Take out the nodes that promise most, as long as their terms are not counted; so many as bounds are worked out of at once."""
+        for _ in range(TOGETHER):
+            if not self._promises() or self._left[0][2]:
+                return
+            yield heapq.heappop(self._left)[1].name
 
 
 def least_eviction(

@@ -1,28 +1,26 @@
 """What was worked out for each node, kept until the node changes.
 
 Between two pods of one template few nodes change. So what a policy worked out for all of them at the one is kept with the arrays that it
-was worked out from; at the next the arrays are compared, which is quick, and the work is done again for the nodes that differ. The answer
-is what all the work would give: the work has to give each node the same, whichever others are beside it.
+was worked out from; at the next the arrays are compared, which is quick, and the work is done again for the nodes that differ. Where the fleet
+says which nodes changed (`cards.FollowedCards`) no arrays are kept nor compared. The answer is what all the work would give: the work has to give each node the same, whichever others are beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from vgpu.fleet import Columns
-    from vgpu.outcome import Cards
+from vgpu.cards import Cards, Columns, FollowedCards, Judged
 
 KINDS: Final = 16
 """Of pods for which it is kept, the last ones: 0.8 MiB each for 10,000 nodes with 8 GPUs. Guessed."""
 
 Floats = npt.NDArray[np.float32]
-Work = Callable[["Cards"], Floats]
+Work = Callable[[Cards], Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +35,35 @@ class Recall:
     def __init__(self) -> None:
         self._kept: dict[Hashable, _Kept] = {}
         """The ones used last at the end."""
+        self._followed: dict[Hashable, tuple[int, Floats]] = {}
+        """The same, of cards that are followed: the moment, and what the work gave then."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._kept) + len(self._followed)
 
     def forget(self) -> None:
         """The work would give something else now."""
         self._kept.clear()
+        self._followed.clear()
 
-    def of(self, kind: Hashable, cards: Cards, work: Work) -> Floats:
+    def of(self, kind: Hashable, cards: Judged, work: Work) -> Floats:
         """(..., nodes) what `work` gives for these. Not to be written to. `kind`: the pods for which nodes are much the same again."""
+        return self._compared(kind, cards, work) if isinstance(cards, Cards) else self._following(kind, cards, work)
+
+    def _following(self, kind: Hashable, cards: FollowedCards, work: Work) -> Floats:
+        """Which ones changed is known."""
+        moment, values = self._followed.pop(kind, (-1, None))
+        if values is None or values.shape[-1] != len(cards.changed):
+            values = work(cards.at(np.arange(len(cards.changed))))
+        elif len(changed := np.flatnonzero(cards.changed > moment)):
+            values = values.copy()
+            values[..., changed] = work(cards.at(changed))
+        self._followed[kind] = cards.moment, values
+        if len(self._followed) > KINDS:
+            del self._followed[next(iter(self._followed))]
+        return values
+
+    def _compared(self, kind: Hashable, cards: Cards, work: Work) -> Floats:
         kept = self._kept.pop(kind, None)
         if kept is None or kept.cards.free_mib.shape != cards.free_mib.shape:
             values = work(cards)

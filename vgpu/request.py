@@ -7,7 +7,7 @@ exactly one way. An ask that passes here can be granted by some cluster; whether
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from vgpu.errors import BadAsk
@@ -81,6 +81,8 @@ class PodAsk:
     not_uuids: frozenset[str] = frozenset()
     cpu_milli: int = 0
     """What the pod asks of its node's processors, where somebody says: policies look at it, fitting does not."""
+    requests: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """All that it requests beside GPUs, where somebody says (`kube.pod_requests`). No placement looks at it."""
 
     def __bool__(self) -> bool:
         return bool(self.containers)

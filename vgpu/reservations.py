@@ -145,7 +145,10 @@ class Reservations:
         return sum(map(len, self._by_kind.values()))
 
     def __contains__(self, uid: str) -> bool:
-        return any(uid in some for some in self._by_kind.values())
+        for some in self._by_kind.values():  # noqa: SIM110 - `any` takes twice as long, and this is asked of each holder
+            if uid in some:
+                return True
+        return False
 
     def __iter__(self) -> Iterator[Reservation]:
         for some in self._by_kind.values():

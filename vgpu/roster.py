@@ -43,6 +43,8 @@ class Quoted(Sequence[str]):
 
     def __init__(self, text: bytes, start: int, end: int) -> None:
         self.text, self.start, self.end = text, start, end
+        self.looked_up: tuple[Roster, Found | None] | None = None
+        """What a roster found of them last."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -56,6 +58,10 @@ class Quoted(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __bool__(self) -> bool:
+        """Whether there is any, without reading them."""
+        return self.text.find(b'"', self.start, self.end) >= 0
 
     @overload
     def __getitem__(self, at: int) -> str: ...
@@ -106,6 +112,11 @@ class Roster:
 
     def find(self, names: Quoted) -> Found | None:
         """Look them up. None when they are not plain. Raises as `names` does where one that is not known is no string."""
+        if names.looked_up is None or names.looked_up[0] is not self:
+            names.looked_up = self, self._find(names)
+        return names.looked_up[1]
+
+    def _find(self, names: Quoted) -> Found | None:
         text, cut = names.text, _cut(names.text, names.start, names.end)
         if cut is None:
             return None

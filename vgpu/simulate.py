@@ -17,8 +17,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from vgpu.cards import Cards
 from vgpu.fleet import Fleet
-from vgpu.outcome import Cards
 from vgpu.placement import Placement, place
 from vgpu.workload import Host, Job
 

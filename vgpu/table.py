@@ -18,7 +18,7 @@ Units and shapes as in `fleet`; a column is a node in `view`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -26,11 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vgpu import scarcity
+from vgpu.cards import Cards, Judged
 from vgpu.fleet import Bools, Candidates, Columns, Fleet, Ints
 from vgpu.grant import Assignment, Slice
 from vgpu.instances import choose
 from vgpu.links import nearest
-from vgpu.outcome import Cards, Displaced, Outcome
+from vgpu.outcome import Displaced, Outcome
 from vgpu.packing import Books, Need, pack
 from vgpu.policy import Order
 from vgpu.quantity import LARGEST_CARD_MIB
@@ -105,13 +106,15 @@ class Table:
 
     def outcome(self) -> Outcome:
         """What the policy sees."""
-        node_free = self._node_free_mib
-        if node_free is None:
-            need = self._bundles[0].need
-            node_free = _node_free(self._books) - np.int32(need.mib * need.cards)
+        node_free = self._node_free_mib if self._node_free_mib is not None else self._free_after()
         return Outcome(
             self.ask, self._loosest_mib, node_free, self.fleet.mix, self._displaced, self._link_cost, self._look
         )  # fmt: skip
+
+    def _free_after(self) -> Ints:
+        """(nodes,) what is left of a node's memory after a pod that is one share."""
+        need = self._bundles[0].need
+        return _node_free(self._books) - np.int32(need.mib * need.cards)
 
     def assignment(self, at: int) -> Assignment:
         """The cards of every container on node `at` in view, which must fit."""
@@ -190,31 +193,39 @@ class Table:
         rows: Columns = np.sort(_first(self._ranked(left), wanted), axis=0)
         return rows
 
-    def _look(self) -> tuple[Cards, Cards]:
+    def _look(self) -> tuple[Judged, Judged]:
         """The cards before and after the pod, for a policy that judges them."""
-        fleet, view = self.fleet, self.view.columns
-        shared = fleet.shareable[:, view]
-        total, model, cpu = fleet.total_mib[:, view] * shared, fleet.model[:, view], fleet.free_cpu_milli[view]
-        before = Cards(fleet.free_mib[:, view] * shared, fleet.free_percent[:, view], total, model, cpu)
-        mib, percent = before.free_mib.copy(), before.free_percent.copy()
-        after = Books(mib, percent, shared, shared)
+        before = cards_of(self.fleet, self.view.columns)
         if self._left is not None:
-            _debit(after, self._bundles[0].need, self._share_rows, np.arange(mib.shape[1]))
-        else:
-            for rows, need_or_whole in zip(self._rows, [*(b.need for b in self._bundles), None], strict=False):
-                _debit(after, need_or_whole, rows, self._live)
-        return before, Cards(mib, percent, total, model, cpu - np.int32(self.ask.cpu_milli))
+            return before, self._with_share(before, self._share_rows)
+        after = self._without_cpu(before)
+        for rows, need_or_whole in zip(self._rows, [*(b.need for b in self._bundles), None], strict=False):
+            _debit(after, need_or_whole, rows, self._live)
+        return before, after
 
-    def _displaced(self, cards: tuple[Cards, Cards]) -> Displaced:
+    def _with_share(self, before: Cards, rows: Columns) -> Cards:
+        """The same nodes when a pod that is one share has these rows."""
+        after = self._without_cpu(before)
+        _debit(after, self._bundles[0].need, rows, np.arange(rows.shape[1]))
+        return after
+
+    def _without_cpu(self, before: Cards) -> Cards:
+        """A copy in which the CPU that the pod requests is no longer free."""
+        mib, percent, cpu = before.free_mib.copy(), before.free_percent.copy(), np.int32(self.ask.cpu_milli)
+        return replace(before, free_mib=mib, free_percent=percent, cpu_milli=before.cpu_milli - cpu)
+
+    def _displaced(self, cards: tuple[Judged, Judged]) -> Displaced:
         """What the pod takes with it, by the cards before and after it."""
         (before, after), columns = cards, self.view.columns
         gpus, beyond = np.zeros(len(self.asked)), np.zeros(len(self.asked), np.int64)
         if self._bundles or self._wholes:
             weights, tenths = scarcity.of_gpus(self.fleet)
-            mib, pool = before.free_mib - after.free_mib, self.fleet.pool[:, columns]
+            pool = self.fleet.pool[:, columns]
             if self._left is not None:  # of one share only the cards that it takes are looked up
-                rows, every = self._share_rows, np.arange(pool.shape[1])
-                mib, pool = mib[rows, every], pool[rows, every]
+                pool = pool[self._share_rows, np.arange(pool.shape[1])]
+                mib = np.full_like(pool, self._bundles[0].need.mib)
+            else:
+                mib = before.free_mib - after.free_mib
             gpus = (mib * weights[pool]).sum(axis=0)
             if tenths is not None:
                 beyond = ((mib > 0) * tenths[pool]).sum(axis=0)
@@ -288,6 +299,15 @@ class Table:
         return loosest
 
 
+def cards_of(fleet: Fleet, columns: slice | Columns) -> Cards:
+    """As policies see them: those that may not be shared have nothing."""
+    shared = fleet.shareable[:, columns]
+    return Cards(
+        fleet.free_mib[:, columns] * shared, fleet.free_percent[:, columns], fleet.total_mib[:, columns] * shared,
+        fleet.model[:, columns], fleet.free_cpu_milli[columns],
+    )  # fmt: skip
+
+
 def _node_free(books: Books) -> Ints:
     """(nodes,) free MiB on the cards that the pod may use."""
     counts = books.allowed & (books.free_mib > 0)
@@ -295,7 +315,7 @@ def _node_free(books: Books) -> Ints:
     return free
 
 
-def _debit(after: Books, need: Need | None, rows: Columns, at: Columns) -> None:
+def _debit(after: Books | Cards, need: Need | None, rows: Columns, at: Columns) -> None:
     """Take the rows of a need, or whole cards, off the books of nodes `at`."""
     if need is None:
         after.free_mib[rows, at], after.free_percent[rows, at] = 0, 0

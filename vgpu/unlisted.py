@@ -23,7 +23,7 @@ hide behind it. NVML counts memory that processes share for each of them, which 
 be found.
 
 A context is used memory before its process is listed, and the memory of a process that ended is used for some time after. So the difference counts once all
-readings of `STAYS_S` show it, two at least.
+readings of `STAYS_S` show it, two at least, and `APART_S` or less apart.
 
 Units: bytes, seconds.
 """
@@ -40,6 +40,8 @@ SLACK_EACH_BYTES: Final = 136 * 2**20
 """For each process that holds memory there. Measured: a step of managed memory and, rounded up, what a context takes beside what is listed."""
 STAYS_S: Final = 1.8
 """Two seconds, and readings that do not begin to the millisecond. Guessed: a context is listed well within a second."""
+APART_S: Final = 10.0
+"""Readings that are further apart belong to no row: what happened between them is not known. So long a call of NVML may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +98,29 @@ class Lookout:
     def __init__(self) -> None:
         self.found: dict[str, Unlisted] = {}
         """By GPU, as of its last reading."""
-        self._since_s: dict[str, float] = {}
-        """When the first reading of an unbroken row began that showed more than the slack."""
+        self._row_s: dict[str, tuple[float, float]] = {}
+        """When the first and the last reading of an unbroken row began that showed more than the slack."""
 
     def look(self, at_s: float, seen: Mapping[str, Unlisted | None]) -> None:
         """A reading that began then: what each of some GPUs has beyond its slack, None = nothing, or it cannot be told. Others stay as they were."""
         for uuid, one in seen.items():
             if one is None:
-                self._since_s.pop(uuid, None)
+                self._row_s.pop(uuid, None)
                 self.found.pop(uuid, None)
-            elif at_s - self._since_s.setdefault(uuid, at_s) >= STAYS_S:
+                continue
+            first_s, last_s = self._row_s.get(uuid, (at_s, at_s))
+            if uuid not in self.found and at_s - last_s > APART_S:
+                first_s = at_s
+            self._row_s[uuid] = first_s, at_s
+            if at_s - first_s >= STAYS_S:
                 self.found[uuid] = one
 
     def forget(self, but: Iterable[str]) -> None:
         """All GPUs but these: nobody reads them any more."""
         kept = set(but)
-        for uuid in (self.found.keys() | self._since_s.keys()) - kept:
+        for uuid in self._row_s.keys() - kept:
             self.found.pop(uuid, None)
-            self._since_s.pop(uuid, None)
+            del self._row_s[uuid]
 
 
 def suspected(looked: Iterable[tuple[Sequence[str], bool | None]]) -> str | None:

@@ -216,10 +216,9 @@ class _Pods:
         self.may &= self.priority < rules.priority
         self.live = np.ones(len(self.may), np.bool_)
         self.beyond = np.zeros(len(self.may), np.bool_)
-        exhausted = {budget for budget, left in rules.headroom.items() if left <= 0}
         for first, view in zip(self.first.tolist(), views, strict=False):
             for at, budgets in view.budgeted:
-                if not exhausted.isdisjoint(budgets) or any(budget not in rules.headroom for budget in budgets):
+                if any(rules.headroom.get(budget, 0) <= 0 for budget in budgets):
                     self.beyond[first + at] = True
         if not rules.violate:
             self.may &= ~self.beyond

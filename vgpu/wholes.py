@@ -18,6 +18,9 @@ from typing import Final
 from vgpu.holder import Cost, Holder, cost_of, violations_of
 from vgpu.node_search import Eviction
 
+Bound = tuple[int, int, int, int, int]
+"""The first parts of a cost: they do not get less when a set grows."""
+
 EXACT: Final = 4
 """Each of their 15 sets may have to be tried, of a millisecond each."""
 
@@ -30,6 +33,8 @@ class Whole:
     """`namespace/name`."""
     pods: tuple[Holder, ...]
     """On all nodes, also those that hold no GPU."""
+    uid: str = ""
+    """Another Workload may come to have its name."""
 
     @property
     def uids(self) -> frozenset[str]:
@@ -77,6 +82,12 @@ def least_wholes(
         if found is not None:
             best, limit = found, found.cost
         yield best
+
+
+def least_cost(node: str, wholes: Iterable[Whole], priority: int, headroom: Mapping[str, int]) -> Bound | None:
+    """No set of these Workloads that may go for a pod of this priority costs less. None: none of them may."""
+    costs = [cost_of(node, one.pods, headroom)[:5] for one in wholes if one.may_go(priority, headroom)]
+    return min(costs, default=None)
 
 
 def _sets(wholes: Sequence[Whole], suffices: Suffices) -> Iterator[Sequence[Whole] | None]:

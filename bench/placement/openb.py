@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from vgpu import policy
-from vgpu.outcome import Cards, Outcome, Scores
+from vgpu.cards import Cards
+from vgpu.outcome import Outcome, Scores
 from vgpu.simulate import Cluster, Host, Job, Numbers, least_gpu, replay
 from vgpu.workload import read_nodes, read_pods
 

@@ -21,14 +21,15 @@ static int lock_rank(const pthread_mutex_t *lock)
     for (int i = 0; i < RANKED; i++)
         if (ranked[i] == lock)
             return i + 1;
-    return RANKED + 1; /* a shard */
+    return RANKED + 1;
 }
+
+enum { SPIN_RANK = 31 }; /* after all that there are */
 
 static _Thread_local uint32_t held; /* a bit a rank */
 
-static void note(pthread_mutex_t *lock)
+static void note(int rank)
 {
-    int rank = lock_rank(lock);
     if (held >> rank != 0) {
         fprintf(stderr, "tangram: lock of rank %d is taken while ranks %#x are held\n", rank, held);
         abort();
@@ -38,7 +39,7 @@ static void note(pthread_mutex_t *lock)
 
 int order_lock(pthread_mutex_t *lock)
 {
-    note(lock);
+    note(lock_rank(lock));
     return pthread_mutex_lock(lock);
 }
 
@@ -54,6 +55,16 @@ int order_unlock(pthread_mutex_t *lock)
 {
     held &= ~(UINT32_C(1) << lock_rank(lock));
     return pthread_mutex_unlock(lock);
+}
+
+void order_spin(void)
+{
+    note(SPIN_RANK);
+}
+
+void order_unspin(void)
+{
+    held &= ~(UINT32_C(1) << SPIN_RANK);
 }
 
 void order_forget(void)

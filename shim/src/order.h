@@ -8,11 +8,19 @@
 int order_lock(pthread_mutex_t *lock);
 int order_trylock(pthread_mutex_t *lock);
 int order_unlock(pthread_mutex_t *lock);
+void order_spin(void); /* a lock of spin.h is taken: nothing is taken after it */
+void order_unspin(void);
 void order_forget(void); /* in a forked child: its one thread holds nothing */
 #define pthread_mutex_lock order_lock
 #define pthread_mutex_trylock order_trylock
 #define pthread_mutex_unlock order_unlock
 #else
+static inline void order_spin(void)
+{
+}
+static inline void order_unspin(void)
+{
+}
 static inline void order_forget(void)
 {
 }

@@ -13,23 +13,8 @@
  */
 #include "pages.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { SPINS = 100 };
-
-static void enter(struct pages *pages)
-{
-    for (unsigned spins = 0; atomic_flag_test_and_set_explicit(&pages->busy, memory_order_acquire); spins++)
-        if (spins >= SPINS) /* who is inside may not have a processor */
-            sched_yield();
-}
-
-static void leave(struct pages *pages)
-{
-    atomic_flag_clear_explicit(&pages->busy, memory_order_release);
-}
 
 uint64_t pages_rounded(uint64_t bytes)
 {
@@ -152,29 +137,29 @@ static void put(struct page *page, unsigned start, unsigned grains)
 {
     grains = grains < PAGE_GRAINS - start ? grains : PAGE_GRAINS - start;
     fill(page->used, start, grains, true);
-    fill(page->first, start, 1, true);
+    page->first[start / 64] |= UINT64_C(1) << start % 64;
     page->free_grains -= grains < page->free_grains ? grains : page->free_grains;
     page->requests++;
 }
 
 bool pages_fit(struct pages *pages, const void *group, uint64_t bytes)
 {
-    enter(pages);
+    spin_lock(&pages->lock);
     bool fits = best_fit(pages, group, grains_of(bytes)).page != NULL;
-    leave(pages);
+    spin_unlock(&pages->lock);
     return fits;
 }
 
 bool pages_put(struct pages *pages, const void *group, uint64_t at, uint64_t bytes)
 {
-    enter(pages);
+    spin_lock(&pages->lock);
     struct page *page = find(pages, at);
     bool fresh = page == NULL;
     if (fresh)
         page = add(pages, group, at / PAGE * PAGE);
     if (page != NULL)
         put(page, (unsigned)(at % PAGE / PAGE_GRAIN), grains_of(bytes));
-    leave(pages);
+    spin_unlock(&pages->lock);
     return fresh;
 }
 
@@ -191,7 +176,7 @@ static struct fit open_page(struct pages *pages, const void *group)
 enum page_place pages_place(struct pages *pages, const void *group, uint64_t bytes, bool open, uint64_t *at)
 {
     const unsigned grains = grains_of(bytes);
-    enter(pages);
+    spin_lock(&pages->lock);
     struct fit fit = best_fit(pages, group, grains);
     enum page_place place = fit.page != NULL ? PLACE_SHARED : open ? PLACE_FRESH : PLACE_NONE;
     if (place == PLACE_FRESH)
@@ -201,7 +186,7 @@ enum page_place pages_place(struct pages *pages, const void *group, uint64_t byt
         changed(pages, fit.page, fit.start + grains); /* what is left of the range */
     }
     *at = (fit.page != NULL ? fit.page->base : pages->bases) + (uint64_t)fit.start * PAGE_GRAIN;
-    leave(pages);
+    spin_unlock(&pages->lock);
     return place;
 }
 
@@ -232,14 +217,14 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
 {
     enum page_end end = PAGE_UNKNOWN;
     unsigned start = (unsigned)(at % PAGE / PAGE_GRAIN), stop;
-    enter(pages);
+    spin_lock(&pages->lock);
     struct page *page = find(pages, at);
     if (page != NULL) {
         unsigned free_from = next(page->used, start + 1, false);
         stop = next(page->first, start + 1, true);
         stop = free_from < stop ? free_from : stop;
         fill(page->used, start, stop - start, false);
-        fill(page->first, start, 1, false);
+        page->first[start / 64] &= ~(UINT64_C(1) << start % 64);
         page->free_grains += stop - start;
         if (page->since != NULL)
             changed(pages, page, range_start(page, start));
@@ -247,7 +232,7 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
         if (end == PAGE_EMPTY)
             drop(pages, page);
     }
-    leave(pages);
+    spin_unlock(&pages->lock);
     return end;
 }
 

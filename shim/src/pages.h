@@ -2,9 +2,10 @@
 #ifndef TANGRAM_PAGES_H
 #define TANGRAM_PAGES_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "spin.h"
 
 #define PAGE ((uint64_t)2 << 20)
 enum { PAGE_GRAIN = 512, PAGE_GRAINS = 4096, PAGE_WORDS = PAGE_GRAINS / 64, PAGE_BUCKETS = 1024 };
@@ -21,7 +22,7 @@ struct page {
 };
 
 struct pages {
-    atomic_flag busy; /* a thread is inside, for some tens of nanoseconds: a mutex costs as much as all else here */
+    struct spin lock;
     struct page *bucket[PAGE_BUCKETS];
     struct page *spare; /* one page that was let go, so that a program that takes and frees in turns calls no allocator */
     uint64_t bases;     /* given out by pages_place */

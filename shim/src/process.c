@@ -35,18 +35,15 @@ struct tangram tangram = {
     .reserve = RESERVE_EMPTY,
     .socket_folder = {.fd = -1},
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
-    .pages = {.busy = ATOMIC_FLAG_INIT},
-    .array_pages = {.busy = ATOMIC_FLAG_INIT},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
     .stack_lock = PTHREAD_MUTEX_INITIALIZER,
-    .module_pages = {.busy = ATOMIC_FLAG_INIT},
     .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .telling = PTHREAD_MUTEX_INITIALIZER},
     .turn = TURN_NEVER_MET,
     .activity = {.telling = PTHREAD_MUTEX_INITIALIZER, .placing = PTHREAD_MUTEX_INITIALIZER},
     .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
-    /* a mutex of zeros is an unlocked one on Linux, so the shards need no line here */
+    /* a lock of spin.h is free where it is zero: the pages and the shards need no line here */
 };
 
 static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
@@ -102,7 +99,7 @@ static void in_child(void)
     tangram.late_lock = unlocked;
     tangram.stack_lock = unlocked;
     for (unsigned i = 0; i < SHARDS; i++)
-        tangram.shard[i].lock = unlocked;
+        tangram.shard[i].lock = SPIN_FREE;
     table_forget_all();
     pages_forget_all(&tangram.pages);
     pages_forget_all(&tangram.array_pages);

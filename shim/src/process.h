@@ -105,7 +105,7 @@ struct slot {
 };
 
 struct shard {
-    pthread_mutex_t lock;
+    struct spin lock;
     struct slot *slot;
     size_t slots, used;
     bool unnumbered;         /* there may be entries whose number the driver was not asked for */

@@ -63,15 +63,32 @@ static bool grow(struct shard *shard)
     return true;
 }
 
-/* Locked. NULL when it is not there. */
-static struct slot *seek(struct shard *shard, uint64_t at)
+/* Locked. Where it is, or the empty slot where it belongs. NULL: there are no slots yet. */
+static struct slot *spot(struct shard *shard, uint64_t at)
 {
-    if (shard->used == 0)
+    if (shard->slots == 0)
         return NULL;
     size_t i = home(at, shard->slots);
     while (shard->slot[i].owned.at != 0 && shard->slot[i].owned.at != at)
         i = (i + 1) & (shard->slots - 1);
-    return shard->slot[i].owned.at == at ? &shard->slot[i] : NULL;
+    return &shard->slot[i];
+}
+
+/* Locked. NULL when it is not there. */
+static struct slot *seek(struct shard *shard, uint64_t at)
+{
+    struct slot *slot = spot(shard, at);
+    return slot != NULL && slot->owned.at == at ? slot : NULL;
+}
+
+/* Locked. Where it is, or an empty slot, which leaves a quarter of them empty. NULL: there is no memory for more slots. */
+static struct slot *room_for(struct shard *shard, uint64_t at)
+{
+    struct slot *slot = spot(shard, at);
+    bool known = slot != NULL && slot->owned.at == at;
+    if (known || (shard->used + 1) * 4 <= shard->slots * 3)
+        return slot;
+    return grow(shard) ? spot(shard, at) : NULL;
 }
 
 static unsigned kind_of(const struct owned *entry)
@@ -96,30 +113,33 @@ static bool has_number(const struct owned *entry)
     return address_of(entry) != 0 && (kind_of(entry) != 0 || entry->of == NULL); /* pools outlive contexts */
 }
 
+/* Locked: nobody else writes it, so no atomic addition is paid for. */
+static uint64_t next_serial(struct shard *shard)
+{
+    uint64_t serial = atomic_load_explicit(&shard->serial, memory_order_relaxed) + 1;
+    atomic_store_explicit(&shard->serial, serial, memory_order_relaxed);
+    return serial;
+}
+
 /* False when there is no memory to remember it in, or the pointer is NULL. */
 bool table_own(struct owned entry)
 {
     struct shard *shard = shard_of(mix(entry.at));
-    struct slot made = {.owned = entry};
     struct owned dead = {.at = 0};
     if (entry.at == 0)
         return false;
-    pthread_mutex_lock(&shard->lock);
-    struct slot *old = seek(shard, entry.at);
-    bool room = old != NULL || (shard->used + 1) * 4 <= shard->slots * 3 || grow(shard);
-    shard->unnumbered = shard->unnumbered || has_number(&entry);
-    made.serial = atomic_fetch_add_explicit(&shard->serial, 1, memory_order_relaxed) + 1;
-    if (old != NULL) {
-        dead = old->owned;
-        *old = made;
-    } else if (room) {
-        place(shard->slot, shard->slots, made);
-        shard->used++;
+    spin_lock(&shard->lock);
+    struct slot *slot = room_for(shard, entry.at);
+    if (slot != NULL) {
+        dead = slot->owned;
+        shard->used += dead.at == 0;
+        shard->unnumbered = shard->unnumbered || has_number(&entry);
+        *slot = (struct slot){.owned = entry, .serial = next_serial(shard)};
     }
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
     if (UNLIKELY(dead.at != 0))
         bury(&dead);
-    return room;
+    return slot != NULL;
 }
 
 static void close_gap(struct shard *shard, size_t gap)
@@ -142,36 +162,36 @@ bool table_disown(uint64_t at, struct owned *was)
     struct shard *shard = shard_of(mix(at));
     if (at == 0)
         return false;
-    pthread_mutex_lock(&shard->lock);
+    spin_lock(&shard->lock);
     struct slot *slot = seek(shard, at);
     if (slot != NULL) {
         *was = slot->owned;
         close_gap(shard, (size_t)(slot - shard->slot));
     }
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
     return slot != NULL;
 }
 
 /* Takes out this entry, and none that another thread made under its key since it was read. */
 static bool disown_same(struct shard *shard, const struct slot *entry)
 {
-    pthread_mutex_lock(&shard->lock);
+    spin_lock(&shard->lock);
     struct slot *slot = seek(shard, entry->owned.at);
     bool same = slot != NULL && slot->serial == entry->serial;
     if (same)
         close_gap(shard, (size_t)(slot - shard->slot));
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
     return same;
 }
 
 bool table_find(uint64_t at, struct owned *found)
 {
     struct shard *shard = shard_of(mix(at));
-    pthread_mutex_lock(&shard->lock);
+    spin_lock(&shard->lock);
     struct slot *slot = at != 0 ? seek(shard, at) : NULL;
     if (slot != NULL)
         *found = slot->owned;
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
     return slot != NULL;
 }
 
@@ -209,12 +229,12 @@ static bool is_dead(const struct slot *entry, CUcontext context, uint64_t before
 static size_t copy_of_shard(struct shard *shard, struct slot **entries)
 {
     size_t count = 0;
-    pthread_mutex_lock(&shard->lock);
+    spin_lock(&shard->lock);
     *entries = malloc(shard->used * sizeof **entries + 1);
     for (size_t i = 0; i < shard->slots && *entries != NULL; i++)
         if (shard->slot[i].owned.at != 0)
             (*entries)[count++] = shard->slot[i];
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
     return count;
 }
 
@@ -223,21 +243,21 @@ static bool give_number(struct shard *shard, const struct slot *entry)
     uint64_t buffer;
     if (ask_buffer(address_of(&entry->owned), &buffer) != CUDA_SUCCESS)
         return false;
-    pthread_mutex_lock(&shard->lock);
+    spin_lock(&shard->lock);
     struct slot *slot = seek(shard, entry->owned.at);
     if (slot != NULL && slot->serial == entry->serial) /* it was there all the time, so it is what the driver was asked of */
         slot->buffer = buffer;
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
     return true;
 }
 
 /* The driver's answer takes 0.25 us (H100): each allocation would take as much longer, and only at a context's end is it needed. */
 static void number_all(struct shard *shard)
 {
-    pthread_mutex_lock(&shard->lock);
+    spin_lock(&shard->lock);
     bool some = shard->unnumbered;
     shard->unnumbered = false;
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
     if (!some)
         return;
     struct slot *entries;
@@ -249,9 +269,9 @@ static void number_all(struct shard *shard)
     free(entries);
     if (whole)
         return;
-    pthread_mutex_lock(&shard->lock); /* another time, perhaps */
+    spin_lock(&shard->lock); /* another time, perhaps */
     shard->unnumbered = true;
-    pthread_mutex_unlock(&shard->lock);
+    spin_unlock(&shard->lock);
 }
 
 void table_now(struct table_moment *moment)

@@ -277,8 +277,10 @@ static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
     pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.stack_lock,
                                &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
                                &tangram.activity.telling, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
-                               &tangram.link.lock, &tangram.shard[0].lock, &tangram.shard[SHARDS - 1].lock};
-    const size_t locks = sizeof lock / sizeof *lock;
+                               &tangram.link.lock};
+    struct spin *spin[] = {&tangram.pages.lock, &tangram.array_pages.lock, &tangram.module_pages.lock, &tangram.shard[0].lock,
+                           &tangram.shard[SHARDS - 1].lock};
+    const size_t locks = sizeof lock / sizeof *lock, spins = sizeof spin / sizeof *spin;
     struct card *card = &tangram.grant.card[0];
     atomic_store(&card->managed_bytes, 3 * MIB + 1);
     atomic_store(&card->stated_managed_mib, lease_managed_mib(card));
@@ -286,18 +288,24 @@ static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
     process_check();
     for (size_t i = 0; i < locks; i++)
         assert(pthread_mutex_lock(lock[i]) == 0);
+    for (size_t i = 0; i < spins; i++)
+        assert(!atomic_flag_test_and_set(&spin[i]->busy));
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
         int held = lease_managed_mib(card) != 0 || atomic_load(&card->stated_managed_mib) != 0;
         for (size_t i = 0; i < locks; i++)
             held += pthread_mutex_trylock(lock[i]) != 0;
+        for (size_t i = 0; i < spins; i++)
+            held += atomic_flag_test_and_set(&spin[i]->busy);
         _exit(held);
     }
     int status;
     assert(waitpid(child, &status, 0) == child && status == 0);
     for (size_t i = locks; i-- > 0;)
         pthread_mutex_unlock(lock[i]);
+    for (size_t i = 0; i < spins; i++)
+        spin_unlock(spin[i]);
 }
 
 int main(void)

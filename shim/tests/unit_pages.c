@@ -73,7 +73,7 @@ static unsigned slow_pages(void)
 static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned most_grains)
 {
     static struct live live[LIVE];
-    static struct pages told = {.busy = ATOMIC_FLAG_INIT}, guessed = {.busy = ATOMIC_FLAG_INIT};
+    static struct pages told, guessed;
     unsigned count = 0, charged = 0, placed = 0;
     for (unsigned step = 0; step < STEPS; step++) {
         if (count < LIVE && slow_pages() < SLOW_PAGES - 1 && rand_r(&seed) % 100 < 52) {
@@ -105,7 +105,7 @@ static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned mos
 
 static void requests_of_two_groups_share_no_page(void)
 {
-    static struct pages pages = {.busy = ATOMIC_FLAG_INIT};
+    static struct pages pages;
     int one, two;
     uint64_t first, at;
     assert(pages_place(&pages, &one, 512, false, &at) == PLACE_NONE);

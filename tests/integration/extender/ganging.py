@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final
 
-from tests.builders import PodBuilder, node, pod
+from tests.builders import NodeBuilder, PodBuilder, node, pod
 from tests.integration.extender.conftest import GANG_GATES
+from tests.integration.extender.following import Watched, watched
 from tests.integration.extender.harness import holders
-from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import Follower, Kubelet, Pair, Stack, Thing, node_object, pod_object
+from tests.integration.extender.scheduling import Pair, Stack, Thing, node_object, pod_object
 from vgpu.gangs import QUIET_S
 from vgpu.snapshot import Snapshot
 
@@ -29,8 +29,8 @@ TAINT: Final = {"key": "reserved", "value": "batch", "effect": "NoSchedule"}
 class World:
     """A node with four GPUs, a kubelet that runs what is bound, and a count of it all."""
 
-    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger, pair: Pair) -> None:
-        self.api, self.follower, self.ledger = stack.api, follower, ledger
+    def __init__(self, cluster: Watched, pair: Pair) -> None:
+        self.api, self.follower, self.ledger = cluster.api, cluster.follower, cluster.ledger
         assert pair.extender is not None
         self.extender = pair.extender
 
@@ -104,21 +104,17 @@ def members(group: str, *, mib: int = FULL_MIB, count: int = GPUS, **more: str) 
     return [pod(f"{group}-{at}").in_group(group).asking(mib=mib, **more) for at in range(count)]
 
 
+def tainted(built: NodeBuilder) -> Thing:
+    """A node that only pods that tolerate this go to."""
+    return node_object(built) | {"spec": {"taints": [TAINT]}}
+
+
 @asynccontextmanager
 async def running(stack: Stack, *, popped_at_once: bool, before: Sequence[Thing] = ()) -> AsyncIterator[World]:
     """`popped_at_once`: kube-scheduler tries a gang again at once where nothing else waits. `before`: extenders that it calls before ours."""
     stack.flags = (f"--feature-gates={GANG_GATES},SchedulerPopFromBackoffQ={popped_at_once}",)
-    one = node("n1").with_gpus(GPUS)
-    ledger = Ledger({one.name: {card.uuid: card.mib for card in one.cards}})
-    async with AsyncExitStack() as open_until_the_end:
-        kubelet = await open_until_the_end.enter_async_context(Kubelet(stack.api).running())
-        follower = Follower(stack.api)
-        follower.told = [ledger.tell, kubelet.tell]
-        await open_until_the_end.enter_async_context(follower.running())
-        thing = node_object(one)
-        thing["spec"] = {"taints": [TAINT]}
-        await stack.api.create("/api/v1/nodes", [thing])
-        made = World(stack, follower, ledger, await stack.pair(before=before))
+    async with watched(stack.api, node("n1").with_gpus(GPUS), made=tainted) as cluster:
+        made = World(cluster, await stack.pair(before=before))
         yield made
         await made.no_groups()
-    assert ledger.wrong == []
+    assert cluster.ledger.wrong == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +14,12 @@ import pytest
 
 from tests.builders import PodBuilder, node, pod
 from tests.integration.extender.couple import Couple, Moment, couple, waits_for
-from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import Follower, Kubelet, Stack, node_object, pod_object
+from tests.integration.extender.following import Watched, priority_classes, watched
+from tests.integration.extender.scheduling import Stack, pod_object
 
 FULL_MIB: Final = 81_920
 QUARTER_MIB: Final = FULL_MIB // 4
 PODS: Final = "/api/v1/namespaces/default/pods"
-CLASSES: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
 WITHIN_S: Final = 30.0
 """As docs/development/faults.md promises of an extender that is killed."""
 
@@ -52,8 +50,8 @@ BY_ITSELF: Final = (
 class World:
     """One node with two GPUs, and the couple before it."""
 
-    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger) -> None:
-        self.api, self.follower, self.ledger = stack.api, follower, ledger
+    def __init__(self, cluster: Watched) -> None:
+        self.api, self.follower, self.ledger = cluster.api, cluster.follower, cluster.ledger
 
     async def run(self, *built: PodBuilder) -> None:
         made = await self.api.create(PODS, [pod_object(one, "low") for one in built])
@@ -82,21 +80,8 @@ class World:
 
 @pytest.fixture
 async def world(stack: Stack) -> AsyncIterator[World]:
-    built = node("n1").with_gpus(2)
-    for name, value in (("low", 1), ("high", 1000)):
-        await stack.api.call("POST", CLASSES, {"metadata": {"name": name}, "value": value})
-    ledger = Ledger({built.name: {card.uuid: card.mib for card in built.cards}})
-    async with AsyncExitStack() as open_until_the_end:
-        kubelet = await open_until_the_end.enter_async_context(Kubelet(stack.api).running())
-        follower = Follower(stack.api)
-        follower.told = [ledger.tell, kubelet.tell]
-        await open_until_the_end.enter_async_context(follower.running())
-        await stack.api.create("/api/v1/nodes", [node_object(built)])
-        try:
-            yield World(stack, follower, ledger)
-        finally:
-            for name in ("low", "high"):
-                await stack.api.call("DELETE", f"{CLASSES}/{name}")
+    async with priority_classes(stack.api, low=1, high=1000), watched(stack.api, node("n1").with_gpus(2)) as cluster:
+        yield World(cluster)
 
 
 def _name(moment: Moment) -> str:

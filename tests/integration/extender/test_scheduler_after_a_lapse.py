@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from tests.builders import PodBuilder, node, pod
-from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import Follower, Stack, Thing, node_object, pod_object
+from tests.integration.extender.following import watched
+from tests.integration.extender.scheduling import Stack, Thing, pod_object
 from tests.ports import free_port
 
 FULL_MIB: Final = 81_920
@@ -23,13 +23,11 @@ WITHIN_S: Final = 60.0
 
 @pytest.mark.timeout(240)
 async def test_a_pod_that_waits_is_placed_when_a_reservation_lapses(stack: Stack) -> None:
-    one = node("n1").with_gpus(1)
-    ledger = Ledger({one.name: {card.uuid: card.mib for card in one.cards}})
-    async with AsyncExitStack() as open_until_the_end:
-        follower = Follower(stack.api)
-        follower.told = [ledger.tell]
-        await open_until_the_end.enter_async_context(follower.running())
-        await stack.api.create("/api/v1/nodes", [node_object(one)])
+    async with (
+        watched(stack.api, node("n1").with_gpus(1), runs=False) as cluster,
+        AsyncExitStack() as open_until_the_end,
+    ):
+        follower, ledger = cluster.follower, cluster.ledger
         ports = {"port": free_port(), "metricsPort": free_port()}
         values = {"scheduler": {"leaderElect": False, "replicas": 1, "extender": ports}}
         configuration, variables = stack.configured(values)

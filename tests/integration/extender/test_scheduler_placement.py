@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
-from tests.builders import PodBuilder, node, pod
-from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import Follower, Pair, Stack, Thing, node_object, pod_object
+from tests.builders import NodeBuilder, PodBuilder, node, pod
+from tests.integration.extender.following import Watched, watched
+from tests.integration.extender.scheduling import Pair, Stack, Thing, node_object, pod_object
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
@@ -44,8 +42,8 @@ def apart(built: PodBuilder) -> Thing:
 class World:
     """Four nodes with two cards each, in two zones."""
 
-    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger, pair: Pair) -> None:
-        self.api, self.follower, self.ledger, self.pair = stack.api, follower, ledger, pair
+    def __init__(self, cluster: Watched, pair: Pair) -> None:
+        self.api, self.follower, self.ledger, self.pair = cluster.api, cluster.follower, cluster.ledger, pair
 
     async def place(self, *things: Thing) -> list[str]:
         """Create pods, and return the nodes that they were bound to when all of them are."""
@@ -71,17 +69,16 @@ class World:
 @pytest.fixture
 async def world(stack: Stack) -> AsyncIterator[World]:
     nodes = [node(name).with_gpus(2) for name in ZONES]
-    ledger = Ledger({one.name: {card.uuid: card.mib for card in one.cards} for one in nodes})
-    async with AsyncExitStack() as open_until_the_end:
-        follower = Follower(stack.api)
-        follower.told = [ledger.tell]
-        await open_until_the_end.enter_async_context(follower.running())
-        objects: list[dict[str, Any]] = [node_object(one) for one in nodes]
-        for thing in objects:
-            thing["metadata"]["labels"][ZONE] = ZONES[thing["metadata"]["name"]]
-        await stack.api.create("/api/v1/nodes", objects)
-        yield World(stack, follower, ledger, await stack.pair())
-        assert ledger.wrong == []
+    async with watched(stack.api, *nodes, made=of_its_zone, runs=False) as cluster:
+        yield World(cluster, await stack.pair())
+        assert cluster.ledger.wrong == []
+
+
+def of_its_zone(built: NodeBuilder) -> Thing:
+    """A node that says where it is."""
+    thing = node_object(built)
+    thing["metadata"]["labels"][ZONE] = ZONES[built.name]
+    return thing
 
 
 async def test_with_policy_scheduler_kube_schedulers_own_preferences_choose_the_node(world: World) -> None:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
 from tests.builders import PodBuilder, card, node, pod
-from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import Follower, Kubelet, Pair, Stack, Thing, node_object, pod_object
+from tests.integration.extender.following import Watched, priority_classes, watched
+from tests.integration.extender.scheduling import Pair, Stack, Thing, pod_object
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
 PODS = "/api/v1/namespaces/default/pods"
-CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 class World:
     """Nodes with two cards each, a kubelet that runs what is bound, and a count of it all."""
 
-    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger, pair: Pair) -> None:
-        self.api, self.follower, self.ledger, self.pair = stack.api, follower, ledger, pair
+    def __init__(self, cluster: Watched, pair: Pair) -> None:
+        self.api, self.follower, self.ledger, self.pair = cluster.api, cluster.follower, cluster.ledger, pair
+        self.add = cluster.add
 
     async def run(self, klass: str, *built: PodBuilder) -> list[str]:
         """Pods that are to run before anything else happens. Their UIDs."""
@@ -59,9 +58,7 @@ class World:
             ),
             "it is told that it fits nowhere",
         )
-        cards = [card(row, HALF_MIB, "witness") for row in range(2)]
-        self.ledger.cards["witness"] = {one.uuid: one.mib for one in cards}
-        await self.api.create("/api/v1/nodes", [node_object(node("witness").with_cards(*cards))])
+        await self.add(node("witness").with_cards(*(card(row, HALF_MIB, "witness") for row in range(2))))
         quarter = pod("quarter").asking(mib=HALF_MIB // 2)
         victims = [there(replace(quarter, name=f"quarter-{at}"), "low") for at in range(2)]
         for thing in victims:
@@ -90,20 +87,8 @@ def there(built: PodBuilder, klass: str) -> Thing:
 @pytest.fixture(params=[0, 1], ids=["in-turn", "nominated-ahead"])
 async def world(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     nodes = [node(f"n{at:02}").with_gpus(2) for at in range(20)]
-    for name, value in (("low", 1), ("high", 1000)):
-        await stack.api.call("POST", CLASSES, {"metadata": {"name": name}, "value": value})
-    ledger = Ledger({one.name: {card.uuid: card.mib for card in one.cards} for one in nodes})
-    async with AsyncExitStack() as open_until_the_end:
-        kubelet = await open_until_the_end.enter_async_context(Kubelet(stack.api).running())
-        follower = Follower(stack.api)
-        follower.told = [ledger.tell, kubelet.tell]
-        await open_until_the_end.enter_async_context(follower.running())
-        await stack.api.create("/api/v1/nodes", map(node_object, nodes))
-        try:
-            yield World(stack, follower, ledger, await stack.pair(ahead_from_nodes=request.param))
-        finally:
-            for name in ("low", "high"):
-                await stack.api.call("DELETE", f"{CLASSES}/{name}")
+    async with priority_classes(stack.api, low=1, high=1000), watched(stack.api, *nodes) as cluster:
+        yield World(cluster, await stack.pair(ahead_from_nodes=request.param))
 
 
 async def test_each_preemptor_takes_one_card_of_best_effort_pods_and_is_bound_where_they_were(world: World) -> None:

@@ -9,15 +9,14 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
 from tests.builders import NodeBuilder, PodBuilder, card, node, pod
-from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import Follower, Kubelet, Pair, Stack, node_object, pod_object
+from tests.integration.extender.following import Watched, watched
+from tests.integration.extender.scheduling import NODES, Pair, Stack, pod_object
 from vgpu.snapshot import Snapshot
 
 NODE_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_NODES", "1000"))
@@ -27,18 +26,14 @@ AHEAD: Final = pytest.mark.parametrize("ahead_from_nodes", [0, 1], ids=["in-turn
 FULL_MIB: Final = 81_920
 GIB: Final = 1_024
 PODS: Final = "/api/v1/namespaces/default/pods"
-NODES: Final = "/api/v1/nodes"
 
 
 class World:
     """A cluster and a count of it all."""
 
-    def __init__(self, stack: Stack, follower: Follower, ledger: Ledger) -> None:
-        self.stack, self.api, self.follower, self.ledger = stack, stack.api, follower, ledger
-
-    async def add(self, *nodes: NodeBuilder) -> None:
-        self.ledger.cards |= {one.name: {each.uuid: each.mib for each in one.cards} for one in nodes}
-        await self.api.create(NODES, map(node_object, nodes))
+    def __init__(self, stack: Stack, cluster: Watched) -> None:
+        self.stack, self.api, self.follower, self.ledger = stack, cluster.api, cluster.follower, cluster.ledger
+        self.add = cluster.add
 
     async def agrees(self, pair: Pair) -> None:
         """An extender believes what the API says; its watch may be behind ours for a moment, and so is asked again."""
@@ -64,13 +59,8 @@ class World:
 
 @pytest.fixture
 async def world(stack: Stack) -> AsyncIterator[World]:
-    ledger = Ledger({})
-    async with AsyncExitStack() as open_until_the_end:
-        kubelet = await open_until_the_end.enter_async_context(Kubelet(stack.api).running())
-        follower = Follower(stack.api)
-        follower.told = [ledger.tell, kubelet.tell]
-        await open_until_the_end.enter_async_context(follower.running())
-        yield World(stack, follower, ledger)
+    async with watched(stack.api) as cluster:
+        yield World(stack, cluster)
 
 
 class Changes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.builders import node, pod
+from tests.integration.extender.following import watched
 from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import Follower, Kubelet, Stack, Thing, node_object, pod_object
+from tests.integration.extender.scheduling import Stack, Thing, pod_object
 
 PODS = "/api/v1/namespaces/default/pods"
 REPLICAS = 6
@@ -36,11 +37,10 @@ def turned_away(one: Thing) -> bool:
 
 async def test_replicas_are_spread_over_the_gpus_and_never_start_where_they_could_be_mixed_up(stack: Stack) -> None:
     built = node("n0").with_gpus(2).with_access("cdi")
-    ledger = Ledger({"n0": {card.uuid: card.mib for card in built.cards}})
-    mixing, follower, kubelet = Mixing(ledger), Follower(stack.api), Kubelet(stack.api)
-    follower.told = [ledger.tell, mixing.tell]
-    async with follower.running(), kubelet.running():
-        await stack.api.create("/api/v1/nodes", [node_object(built)])
+    async with watched(stack.api, built, runs=False) as cluster:
+        follower, ledger, kubelet = cluster.follower, cluster.ledger, cluster.kubelet
+        mixing = Mixing(ledger)
+        follower.told.append(mixing.tell)
         await stack.pair()
         replicas = [pod(f"r{at}").asking(mib=4096).annotated(placement="spread") for at in range(REPLICAS)]
         await stack.api.create(PODS, map(pod_object, replicas))

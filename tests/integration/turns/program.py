@@ -152,6 +152,11 @@ def lower_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 
 
+def allow_descriptors(count: int) -> None:
+    """None is made from now on whose number is `count` or more; it can be taken back."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def use_up_descriptors() -> None:
     with suppress(OSError):
         while True:

@@ -90,6 +90,22 @@ async def test_a_pod_that_goes_while_another_is_helped_stops_nobody(monkeypatch:
         assert "uid-default-un2" not in world.preemption._evictor._plans
 
 
+@pytest.mark.parametrize("leaves", ["a", "c"])
+async def test_a_pod_that_leaves_by_itself_is_one_less_to_evict(leaves: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extender that ran before may have evicted it, for this pod, and died then."""
+    world = World(n1=2)
+    for row, names in enumerate(("ab", "cd")):
+        for name in names:
+            world.tell(bound(name, "n1", FULL_MIB // 4, row=row))
+    world.tell(bound(leaves, "n1", FULL_MIB // 4, row=0 if leaves == "a" else 1).at_version(2).terminating())
+    world.tell(urgent())
+    world.filter(urgent(), "n1")
+    async with looking(world, monkeypatch) as task:
+        await until(task, lambda: bool(world.server.evictions()))
+        await looked(world, task)
+    assert [one for one in world.server.evictions() if one in "abcd"] == [{"a": "b", "c": "d"}[leaves]]
+
+
 @pytest.mark.parametrize("when", ["before the look", "before the first eviction"])
 async def test_nobody_is_evicted_where_room_came_free_meanwhile(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     world = World(n1=1, n2=1)
@@ -232,16 +248,18 @@ async def test_a_pod_that_nobody_can_make_room_for_is_looked_at_again_after_a_wh
             assert ("uid-default-urgent" in evictor._wanting) is wanted
 
 
+@pytest.mark.parametrize("resource", ["cpu", "memory", "ephemeral-storage", "hugepages-2Mi", "example.com/nic"])
 @pytest.mark.parametrize(("taken", "evicted"), [("2", ["v"]), ("5", [])])
-async def test_nobody_is_evicted_for_a_pod_that_then_lacks_processors(
-    monkeypatch: pytest.MonkeyPatch, taken: str, evicted: list[str]
+async def test_nobody_is_evicted_for_a_pod_that_then_lacks_something_else(
+    monkeypatch: pytest.MonkeyPatch, resource: str, taken: str, evicted: list[str]
 ) -> None:
     """Of 8 the victim has 2, another pod has taken the rest since the scheduler's filter: 4 are wanted."""
     world = World(n1=1)
-    world.processors("n1", "8")
-    world.tell(pod("v").asking(mib=FULL_MIB, cpu="2").on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
-    world.tell(pod("other").asking(cpu=taken).on("n1"))
-    asking = pod("urgent").asking(mib=FULL_MIB, cpu="4").of_priority(1000)
+    world.resources("n1", **{resource: "8"})
+    victim = pod("v").asking(mib=FULL_MIB, **{resource: "2"}).on("n1")
+    world.tell(victim.assigned(share(card(0, node="n1"), FULL_MIB)))
+    world.tell(pod("other").asking(**{resource: taken}).on("n1"))
+    asking = pod("urgent").asking(mib=FULL_MIB, **{resource: "4"}).of_priority(1000)
     world.tell(asking)
     assert world.filter(asking, "n1").node_names == []
     async with looking(world, monkeypatch) as task:
@@ -249,9 +267,42 @@ async def test_nobody_is_evicted_for_a_pod_that_then_lacks_processors(
     assert [name for name in world.server.evictions() if name == "v"] == evicted
 
 
+@pytest.mark.parametrize(("others", "evicted"), [(1, ["v"]), (2, [])])
+async def test_nobody_is_evicted_for_a_pod_that_its_node_then_cannot_run_as_one_more(
+    monkeypatch: pytest.MonkeyPatch, others: int, evicted: list[str]
+) -> None:
+    """The node runs two pods at most."""
+    world = World(n1=1)
+    world.resources("n1", pods="2")
+    world.tell(pod("v").asking(mib=FULL_MIB).on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
+    for at in range(others):
+        world.tell(pod(f"other-{at}").on("n1"))
+    asking = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
+    world.tell(asking)
+    assert world.filter(asking, "n1").node_names == []
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert [name for name in world.server.evictions() if name == "v"] == evicted
+
+
+async def test_a_resource_that_its_node_does_not_name_keeps_nobody_from_being_helped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kube-scheduler has passed the node: it knows the resource from elsewhere."""
+    world = World(n1=1)
+    world.resources("n1", cpu="8")
+    world.tell(pod("v").asking(mib=FULL_MIB).on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
+    asking = pod("urgent").asking(mib=FULL_MIB, **{"example.com/nic": "1"}).of_priority(1000)
+    world.tell(asking)
+    assert world.filter(asking, "n1").node_names == []
+    async with looking(world, monkeypatch) as task:
+        await looked(world, task)
+    assert "v" in world.server.evictions()
+
+
 async def test_processors_that_were_taken_since_end_an_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(n1=1)
-    world.processors("n1", "8")
+    world.resources("n1", cpu="8")
     world.tell(pod("v").asking(mib=FULL_MIB, cpu="2").on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
     asking = pod("urgent").asking(mib=FULL_MIB, cpu="4").of_priority(1000)
     world.tell(asking)
@@ -272,7 +323,7 @@ async def test_processors_that_were_taken_since_end_an_eviction(monkeypatch: pyt
 async def test_who_is_also_evicted_for_processors_is_chosen_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best-effort pod alone makes room on the GPU, and too little beside it."""
     world = World(n1=2)
-    world.processors("n1", "8")
+    world.resources("n1", cpu="8")
     low = pod("low").asking(mib=FULL_MIB, cpu="2").annotated(**{"class": "best-effort"})
     world.tell(low.on("n1").assigned(share(card(0, node="n1"), FULL_MIB)))
     world.tell(pod("high").asking(mib=FULL_MIB, cpu="6").on("n1").assigned(share(card(1, node="n1"), FULL_MIB)))

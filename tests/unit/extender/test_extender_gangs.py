@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from extender.gangs import LOOK_S, GangKeeper
-from extender.reasons import GANG_PAUSED
+from extender.reasons import GANG_PAUSED, said_of_a_pause
 from extender.small import small_pod_of
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
@@ -21,7 +21,7 @@ from tests.unit.extender.world import FULL_MIB, World
 from vgpu.gangs import QUIET_S
 from vgpu.grant import Assignment
 from vgpu.names import DEFAULT
-from vgpu.pauses import LONGEST_S
+from vgpu.pauses import LONGEST_QUIET_S, LONGEST_S
 from vgpu.reservations import STAGES
 
 GPUS = 3
@@ -100,11 +100,62 @@ def test_the_room_of_a_gang_that_lacks_a_pod_is_there_for_the_next_pod_of_others
     assert (ganging.keeper.failures, ganging.woken) == (1, []), "nobody was refused for it"
 
 
-def test_the_next_try_of_the_gang_begins_without_what_the_last_had() -> None:
+def test_nothing_that_an_earlier_try_had_outlives_the_next() -> None:
     ganging = Ganging()
     ganging.cycle()
-    ganging.filter(ganging.pods[0])
-    assert ganging.stages() == ["in gang"]
+    ganging.cycle(1)
+    assert ganging.stages() == ["in gang"] * 2, "the second may be of this try, if the node was tainted before"
+    ganging.filter(pod("other").asking(mib=FULL_MIB), "n2")
+    assert ganging.stages() == []
+
+
+def test_pods_that_filter_was_not_called_for_at_the_last_try_have_room_until_they_are_bound() -> None:
+    ganging = Ganging()
+    for built in (*ganging.pods[1:], *ganging.pods):
+        assert ganging.filter(built).node_names
+    assert not ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
+    for built in ganging.pods[:2]:
+        ganging.tell(built.at_version(2).nominated_to("n1"))
+    ganging.world.state.on("bind", ganging.pods[2].build().uid)
+    ganging.world.now_s += QUIET_S
+    ganging.keeper.expire()
+    assert ganging.stages() == ["in gang", "in gang", "binding"]
+
+
+def test_the_room_of_pods_that_failed_before_they_were_bound_is_free_for_others_though_filter_is_not_called_for_them() -> (
+    None
+):
+    ganging = Ganging()
+    ganging.cycle(GPUS)
+    for version, node in ((2, "n1"), (3, "")):
+        for built in ganging.pods:
+            ganging.tell(built.at_version(version).nominated_to(node))
+    assert not ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
+    ganging.world.now_s += QUIET_S
+    ganging.keeper.expire()
+    assert (ganging.stages(), ganging.woken) == ([], ["n1"])
+
+
+def test_a_nomination_to_another_node_does_not_say_that_a_pod_is_to_be_bound() -> None:
+    ganging = Ganging()
+    ganging.tell(ganging.pods[0].at_version(2).nominated_to("n2"))
+    ganging.cycle()
+    ganging.filter(pod("other").asking(mib=FULL_MIB), "n2")
+    assert ganging.stages() == []
+
+
+def test_a_pod_that_fails_before_it_is_bound_costs_the_others_nothing_also_where_the_group_fitted_before() -> None:
+    ganging = Ganging(group(scheduled=True))
+    ganging.cycle(GPUS)
+    for built in ganging.pods:
+        ganging.tell(built.at_version(2).nominated_to("n1"))
+    ganging.tell(ganging.pods[1].at_version(3))
+    assert not ganging.filter(ganging.pods[1], "n2").node_names
+    assert not ganging.filter(pod("other").asking(mib=FULL_MIB), "n2").node_names
+    ganging.world.now_s += QUIET_S
+    ganging.keeper.expire()
+    left = {one.uid for one in ganging.world.state.reservations}
+    assert left == {ganging.pods[at].build().uid for at in (0, 2)}
 
 
 def test_a_gang_of_which_all_have_room_keeps_it_for_as_long_as_permit_waits() -> None:
@@ -173,7 +224,11 @@ def test_a_gang_that_is_tried_again_though_all_seemed_to_have_room_fails() -> No
         ganging.cycle(GPUS)
         ganging.world.now_s += QUIET_S
         ganging.keeper.expire()
-        assert ganging.stages() == (["in gang"] * GPUS if at_s == 0 else [])
+        assert ganging.stages() == ["in gang"] * GPUS, "nobody waits for it"
+    ganging.filter(pod("other").asking(mib=FULL_MIB))
+    ganging.world.now_s += QUIET_S
+    ganging.keeper.expire()
+    assert ganging.stages() == []
     assert ganging.woken == ["n1"], "others may have been refused since"
 
 
@@ -267,7 +322,7 @@ def test_the_rest_of_a_cycle_that_paused_is_refused_and_no_eviction_helps() -> N
     ganging.cycle()
     ganging.pause()
     result = ganging.filter(ganging.pods[2], "n1", "n2")
-    reason = f"{GANG_PAUSED}, with {2 * QUIET_S:.1f} s between two pods"
+    reason = f"{GANG_PAUSED} for 2.0 s: the gang is tried again as a whole (refusal 1)"
     assert (result.node_names, result.failed, result.unresolvable) == ([], {}, {reason: ["n1", "n2"]})
     ganging.cycle(GPUS)
     assert (ganging.stages(), ganging.woken) == (["in gang"] * GPUS, ["n1"])
@@ -278,15 +333,13 @@ def test_who_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign:
     ganging = Ganging()
     ganging.cycle()
     ganging.pause()
-    assert not ganging.filter(ganging.pods[2]).node_names
+    (reason,) = ganging.filter(ganging.pods[2]).unresolvable
     assert ganging.woken == []
     match sign:
         case "another pod":
             ganging.filter(pod("other").asking(mib=FULL_MIB))
         case "its condition":
-            ganging.tell(
-                turned_down(ganging.pods[2].at_version(2), message=f"0/1 nodes are available: 1 {GANG_PAUSED}.")
-            )
+            ganging.tell(turned_down(ganging.pods[2].at_version(2), message=f"0/1 nodes are available: 1 {reason}."))
         case "time":
             ganging.world.now_s = LONGEST_S
             ganging.keeper.expire()
@@ -307,6 +360,34 @@ def test_a_second_refusal_says_something_else_so_that_kube_scheduler_writes_it()
         ganging.tell(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[-1]}."))
     assert ganging.woken == ["n1", "n1"]
     assert len(set(said)) == 2
+
+
+def test_what_was_said_of_an_earlier_pause_does_not_end_this_one() -> None:
+    """The watch shows the pod again, for a label say, before kube-scheduler has written anew."""
+    ganging, said = Ganging(), list[str]()
+    for pause_s in (QUIET_S, 2 * QUIET_S):
+        ganging.cycle()
+        ganging.world.now_s += pause_s
+        ganging.keeper.expire()
+        said += ganging.filter(ganging.pods[2]).unresolvable
+        ganging.tell(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[0]}."))
+    assert ganging.woken == ["n1"]
+    assert not ganging.filter(ganging.pods[2]).node_names
+
+
+@pytest.mark.parametrize(("pause_s", "bound"), [(LONGEST_QUIET_S, True), (LONGEST_QUIET_S + 15, False)])
+def test_a_gang_whose_pauses_are_too_long_is_told_so(pause_s: float, bound: bool) -> None:
+    ganging = Ganging()
+    ganging.cycle()
+    ganging.world.now_s += pause_s
+    ganging.keeper.expire()
+    (reason,) = ganging.filter(ganging.pods[2]).unresolvable
+    assert reason == f"{GANG_PAUSED} for {pause_s:.1f} s: " + (
+        "the gang is tried again as a whole (refusal 1)"
+        if bound
+        else "GPUs are reserved for 60 s at most, so the gang cannot be bound before its pauses are shorter (refusal 1)"
+    )
+    assert said_of_a_pause(f"0/2 nodes are available: 1 Insufficient cpu, 1 {reason}. preemption: none") == reason
 
 
 def test_a_condition_that_says_something_else_does_not_end_a_pause() -> None:

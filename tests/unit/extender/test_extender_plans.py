@@ -184,7 +184,7 @@ def test_processors_are_left_as_they_were() -> None:
     ask = state.ask_of(msgspec.convert(built, Pod))
     found = place(state.fleet, ask, ["n1"])
     assert isinstance(found, Placement)
-    state._processors.set_node("n1", 8000)
+    state._resources.set_node("n1", {"cpu": 8000})
     plans.put("p", "p", 1, ask, found)
     at = state.fleet.column["n1"]
     assert state.fleet.free_cpu_milli[at] == 5000

@@ -242,7 +242,7 @@ def test_a_pod_that_was_planned_and_has_others_evicted_has_one_claim_and_one_res
 
 def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> None:
     world = World(n1=1)
-    world.state._processors.set_node("n1", 8000)
+    world.state._resources.set_node("n1", {"cpu": 8000})
     built = pod("p").asking(mib=1024)
     world.tell(built)
     world.plan(built, "n1")
@@ -252,7 +252,7 @@ def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> 
     assert world.state.unassigned == {"uid-default-p"}
     assert world.state.claims.get("uid-default-p") is None
     assert len(world.state.reservations) == 0
-    assert world.state._processors.free_milli("n1") == 5000
+    assert world.state._resources.free_cpu_milli("n1") == 5000
 
 
 def test_a_call_whose_answer_is_always_out_of_date_ends_after_some_searches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,3 +265,18 @@ def test_a_call_whose_answer_is_always_out_of_date_ends_after_some_searches(monk
     monkeypatch.setattr(world.preemption, "_proved", dearer)
     assert answer_of(searching(world, asking, "n1")).nodes == {}
     assert asked == [False, False, True]
+
+
+@pytest.mark.parametrize(("most_pods", "nodes"), [("2", ["n1"]), ("3", [])])
+def test_a_pod_goes_where_the_node_runs_as_many_as_it_may_though_its_gpu_has_room(
+    most_pods: str, nodes: list[str]
+) -> None:
+    world = World(n1=2)
+    world.resources("n1", pods=most_pods)
+    for at in range(2):
+        world.tell(pod(f"v{at}").asking(mib=HALF_MIB).on("n1").assigned(share(card(at, node="n1"), HALF_MIB)))
+    urgent = pod("urgent").asking(mib=HALF_MIB).of_priority(1000)
+    world.tell(urgent)
+    answer = world.preempt(urgent, n1=["v0"]).nodes
+    assert list(answer) == nodes
+    assert all(len(victims.pods or ()) == 1 for victims in answer.values())

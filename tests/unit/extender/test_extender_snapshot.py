@@ -178,7 +178,7 @@ def test_a_unit_that_there_is_not_is_refused(state: State, unit: int) -> None:
 def test_pods_that_want_more_processors_than_there_are_anywhere_are_written_down_and_read_back() -> None:
     state = State(lambda: 0.0, names=DEFAULT)
     state.node_changed(None, node("n").with_gpus(1).build())
-    state._processors.set_node("n", 1000)
+    state._resources.set_node("n", {"cpu": 1000})
     for name in ("a", "b"):
         plain = pod(name).asking(mib=1024).on("n").plain()
         plain["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "9E"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
+from extender import evicting, wholes
 from extender.queues import Queues
 from extender.settings import Settings
 from extender.wholes import VAIN_S
@@ -16,6 +18,8 @@ from kube.objects import MetadataOnly
 from tests.builders import PodBuilder, pod, workload
 from tests.unit.extender.test_extender_evicting import bound, looked, looking, until, urgent
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
+from vgpu.preemption import Search
+from vgpu.wholes import WholeEviction, least_wholes
 
 WHOLE = Settings(_cli_parse_args=False, kueue=True, kueue_evict="whole")  # type: ignore[call-arg]
 NEVER = Settings(_cli_parse_args=False, kueue=True)  # type: ignore[call-arg]
@@ -273,6 +277,65 @@ async def test_where_the_api_server_refuses_one_for_good_another_is_deactivated(
         queued.wants()
         await until(task, lambda: bool(queued.patches))
     assert (queued.deactivated, queued.refused) == (["one"], 1)
+
+
+async def test_one_that_is_made_anew_under_the_name_of_one_that_was_refused_is_deactivated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued = Queued()
+    queued.refusal = ApiError(422, "", "")
+    plans = queued.world.preemption._evictor._plans
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await until(task, lambda: queued.refused > 0)
+        await until(task, lambda: not plans)
+        again = workload("two", "uid-two")
+        again["metadata"]["uid"] = "uid-again"
+        queued.queue(again)
+        queued.refusal = None
+        queued.wants()
+        await until(task, lambda: bool(queued.patches))
+    body = {"metadata": {"uid": "uid-again"}, "spec": {"active": False}}
+    assert queued.patches == [(f"{PATH}/two", body)]
+
+
+async def test_a_search_for_single_pods_that_has_no_end_leaves_time_for_workloads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued = Queued()
+
+    class Endless(Search):
+        def steps(self) -> Iterator[None]:
+            while True:
+                queued.world.now_s += 0.001
+                yield
+
+    monkeypatch.setattr(evicting, "Search", Endless)
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants()
+        await until(task, lambda: bool(queued.patches))
+    assert queued.deactivated == ["two"]
+
+
+async def test_the_node_that_promises_most_is_searched_first_and_those_that_promise_less_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued = Queued()
+    queued.world.end("a-too")
+    for row, name in enumerate(("cheap", "dear")):
+        queued.queue(workload(name, f"uid-{name}"))
+        queued.run(f"c{row}", name, "n2", row, priority=-1)
+    searched = list[str]()
+
+    def least(node: str, *rest: Any) -> Iterator[WholeEviction | None]:
+        searched.append(node)
+        return least_wholes(node, *rest)
+
+    monkeypatch.setattr(wholes, "least_wholes", least)
+    async with looking(queued.world, monkeypatch) as task:
+        queued.wants(None, "n1", "n2")
+        await until(task, lambda: bool(queued.patches))
+    assert (searched, queued.deactivated) == (["n2"], ["cheap"])
 
 
 async def test_a_plan_goes_on_with_the_second_when_only_the_first_could_be_deactivated(

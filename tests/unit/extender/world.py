@@ -126,10 +126,10 @@ class World:
         """Pods that are deleted, and still there."""
         return [one for one in self.pods.items() if one.metadata.deletion_timestamp]
 
-    def processors(self, name: str, cpu: str) -> None:
-        """The watch tells what a node's processors have for pods."""
+    def resources(self, name: str, **allocatable: str) -> None:
+        """The watch tells what a node has for pods beside GPUs."""
         there = node(name).with_gpus(len(self.state.fleet.inventory[name].cards)).plain()
-        self.state.node_changed(None, msgspec.convert(there | {"status": {"allocatable": {"cpu": cpu}}}, Node))
+        self.state.node_changed(None, msgspec.convert(there | {"status": {"allocatable": allocatable}}, Node))
 
     def plan(self, built: PodBuilder, where: str) -> None:
         """Room is planned for a pod ahead of its turn."""

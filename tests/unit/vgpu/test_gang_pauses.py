@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.gangs import QUIET_S, Gangs
+from vgpu.gangs import QUIET_S, Gangs, Room
 from vgpu.pauses import LONGEST_QUIET_S, LONGEST_S, Pauses
 
 PODS = 4
@@ -24,6 +24,21 @@ class Try:
     pause_s: float = 0.0
     """Before its call."""
     room: bool = True
+    passes: bool = True
+    """Or do kube-scheduler's own filters refuse it this time?"""
+
+
+@dataclass(frozen=True)
+class After:
+    """What happens from one cycle of the gang to the next."""
+
+    seconds: float = 0.0
+    other: bool = False
+    """Is a pod of no gang tried?"""
+    shown: bool = False
+    """Does the watch show what kube-scheduler says of each pod?"""
+    fails: frozenset[int] = frozenset()
+    """Which pods fail one after the other before they are bound, if the gang fits; then all do."""
 
 
 @dataclass
@@ -32,13 +47,17 @@ class Cluster:
 
     min_count: int
     called: tuple[bool, ...] = (True,) * PODS
-    """Others kube-scheduler's own filters refuse."""
+    """Others kube-scheduler's own filters refuse at each try."""
     gangs: Gangs = field(default_factory=Gangs)
     reserved: set[str] = field(default_factory=set)
+    expected: set[str] = field(default_factory=set)
+    """Pods that kube-scheduler has nominated, as it is to bind them."""
     now_s: float = 0.0
+    fitted: bool = False
 
     def __post_init__(self) -> None:
         self.uids = [f"g{at}" for at in range(PODS)]
+        self.room = Room(self.reserved.__contains__, expected=self.expected.__contains__)
         self.gangs.set_min_count("g", self.min_count)
         for uid in self.uids:
             self.gangs.see(uid, "g", "waits")
@@ -47,73 +66,117 @@ class Cluster:
         """In steps of half a second, as the extender looks once a second."""
         for _ in range(int(seconds * 2)):
             self.now_s += 0.5
-            for failed in self.gangs.quiet(self.now_s, self.reserved.__contains__):
-                self.reserved -= set(failed.uids)
+            for failed in self.gangs.quiet(self.now_s, self.room):
+                self.reserved.difference_update(failed.uids)
 
     def call(self, uid: str, group: str, *, room: bool) -> bool:
         """Filter: does the pod fit?"""
         if self.gangs.refuses(uid, group, self.now_s):
             self.reserved.discard(uid)
             return False
-        found = self.gangs.next_pod(uid, group, self.reserved.__contains__, again=uid in self.reserved)
-        self.reserved -= {one for failed in found for one in failed.uids}
+        found = self.gangs.next_pod(uid, group, self.room, again=uid in self.reserved)
+        self.reserved.difference_update({one for failed in found for one in failed.uids})
         if group:
             self.gangs.called(uid, group, self.now_s)
-            self.reserved -= {uid}
-            self.reserved |= {uid} if room else set()
+            self.reserved.discard(uid)
+            if room:
+                self.reserved.add(uid)
         self.gangs.answered(uid, group, fits=room, reserved=room)
         return room
 
-    def cycle(self, tries: Iterable[Try]) -> bool:
-        """Is the gang scheduled? Then what it binds has room."""
+    def cycle(self, tries: Iterable[Try]) -> set[str]:
+        """The pods that fit, if the gang is scheduled: all of them have room. Else none."""
         fit = set[str]()
         for uid, one, called in zip(self.uids, tries, self.called, strict=True):
             self.pass_s(one.pause_s)
-            if called and self.call(uid, "g", room=one.room):
+            if called and one.passes and self.call(uid, "g", room=one.room):
                 fit.add(uid)
         if len(fit) < self.min_count:
-            return False
+            return set()
         assert fit <= self.reserved
-        return True
+        return fit
+
+    def wait(self, fit: set[str], after: After) -> None:
+        """The gang fits, and its pods wait for volumes. One that fails is tried again by itself; the others keep their room. In the end all fail."""
+        if not self.fitted:
+            self.gangs.fitted("g", self.room)
+        self.fitted = True
+        self.expected.update(fit)
+        for uid in fit:
+            self.gangs.nominated(uid, "g")
+        for uid in [one for one in self.uids if one in fit and int(one[1:]) in after.fails]:
+            self.withdraw(uid)
+            if after.other:
+                self.call("p", "", room=False)
+            self.call(uid, "g", room=False)
+            self.pass_s(after.seconds)
+            fit = fit - {uid}
+            assert fit <= self.reserved
+        for uid in fit:
+            self.withdraw(uid)
+
+    def withdraw(self, uid: str) -> None:
+        """It failed."""
+        self.expected.discard(uid)
+        self.gangs.withdrawn(uid, "g", self.now_s)
+
+    def go_on(self, after: After) -> None:
+        """To the next cycle."""
+        for uid in self.uids if after.shown else ():
+            self.gangs.refusal_shown(uid, "g")
+        if after.other:
+            self.call("p", "", room=False)
+        self.pass_s(after.seconds)
 
 
-tries = st.builds(Try, pause_s=st.sampled_from(PAUSES_S), room=st.sampled_from([True, True, False]))
-cycles = st.lists(tries, min_size=PODS, max_size=PODS)
-between = st.tuples(st.sampled_from([0.0, 1.0, 5.0]), st.booleans(), st.booleans())
+def attempts(pauses_s: list[float], back_offs_s: list[float]) -> st.SearchStrategy[list[tuple[list[Try], After]]]:
+    """Cycles of a gang, and what comes after each."""
+    passes = st.sampled_from([True, True, True, False])
+    tries = st.builds(Try, st.sampled_from(pauses_s), st.sampled_from([True, True, False]), passes)
+    fails = st.frozensets(st.integers(0, PODS - 1))
+    after = st.builds(After, st.sampled_from(back_offs_s), st.booleans(), st.booleans(), fails)
+    return st.lists(st.tuples(st.lists(tries, min_size=PODS, max_size=PODS), after), max_size=4)
 
 
-def fail(cluster: Cluster, seconds: float, other: bool, shown: bool) -> None:
-    """From a cycle that failed to the next."""
-    for uid in cluster.uids if shown else ():
-        cluster.gangs.refusal_shown(uid, "g")
-    if other:
-        cluster.call("p", "", room=False)
-    cluster.pass_s(seconds)
+histories = attempts(PAUSES_S, [1.0, 5.0]) | attempts([0.0, 1.0], [0.0, 1.0, 5.0])
+"""kube-scheduler waits for 1 s at least before it tries a gang again, or it tries it at once and does not pause."""
 
 
-@settings(max_examples=examples(500), deadline=None, derandomize=True)
+@settings(max_examples=examples(1000), deadline=None, derandomize=True)
 @given(
     st.integers(2, PODS),
     st.tuples(*[st.sampled_from([True, True, False])] * PODS),
-    st.lists(st.tuples(cycles, between), max_size=4),
+    histories,
     st.sampled_from([0.0, 1.0, 3.0, 9.0]),
 )
 def test_a_gang_is_bound_with_room_for_all_of_it_and_soon_if_it_fits(
-    min_count: int,
-    called: tuple[bool, ...],
-    history: list[tuple[list[Try], tuple[float, bool, bool]]],
-    pause_s: float,
+    min_count: int, called: tuple[bool, ...], history: list[tuple[list[Try], After]], pause_s: float
 ) -> None:
     cluster = Cluster(min_count, called)
     for attempt, after in history:
-        if cluster.cycle(attempt):
-            return
-        fail(cluster, *after)
-    for _ in range(4 if sum(called) >= min_count else 0):
+        if fit := cluster.cycle(attempt):
+            cluster.wait(fit, after)
+        cluster.go_on(after)
+    for _ in range(5 if sum(called) >= min_count else 0):
         if cluster.cycle([Try(pause_s)] * PODS):
             return
-        fail(cluster, 1.0, other=False, shown=True)
+        cluster.go_on(After(3.0, shown=True))
     assert sum(called) < min_count, "it fits, and is not scheduled"
+
+
+@given(st.integers(2, PODS), histories)
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
+def test_of_a_gang_that_is_not_tried_any_more_nothing_stays_reserved(
+    min_count: int, history: list[tuple[list[Try], After]]
+) -> None:
+    cluster = Cluster(min_count)
+    for attempt, after in history:
+        if fit := cluster.cycle(attempt):
+            cluster.wait(fit, after)
+        cluster.go_on(after)
+    cluster.call("p", "", room=True)
+    cluster.pass_s(QUIET_S + 1)
+    assert not cluster.reserved
 
 
 def refused(pauses: Pauses, *calls: str, at_s: float = 5.0) -> list[bool]:

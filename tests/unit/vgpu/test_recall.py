@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import card, mig_card
+from vgpu.cards import Cards
 from vgpu.fleet import Candidates, Fleet
 from vgpu.grant import Slice
 from vgpu.inventory import Inventory
 from vgpu.mix import Mix
-from vgpu.outcome import Cards
 from vgpu.policies.fragmentation import fragmentation
 from vgpu.recall import KINDS, Recall
 from vgpu.request import Ask, PodAsk

@@ -83,3 +83,12 @@ def test_a_fleet_finds_the_nodes_that_it_has_now() -> None:
     fleet.set_node("c", Inventory(()))
     candidates = fleet.look_up(asked)
     assert (candidates.columns.tolist(), list(candidates.strangers)) == ([fleet.column["b"], fleet.column["c"]], ["a"])
+
+
+@pytest.mark.parametrize(("inside", "some"), [("", False), (" ", False), ('""', True), ('"a","b"', True)])
+def test_whether_there_are_names_is_known_without_reading_them(inside: str, some: bool) -> None:
+    text = f"        [{inside}]".encode()
+    names = Quoted(text, 9, len(text) - 1)
+    assert bool(names) is some
+    assert "names" not in vars(names)
+    assert bool(names.names) is some

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vgpu.unlisted import SLACK_BYTES, STAYS_S, Holder, Lookout, Unlisted, difference, slack_bytes, suspected
+from vgpu.unlisted import APART_S, SLACK_BYTES, STAYS_S, Holder, Lookout, Unlisted, difference, slack_bytes, suspected
 
 MIB = 2**20
 GPU, OTHER = "GPU-a", "GPU-b"
@@ -123,19 +123,24 @@ def test_an_idle_gpu_and_processes_as_an_h200_shows_them_are_within_the_slack() 
         assert left < slack_bytes(1)
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 2), st.sampled_from([None, SOME]))))
+@example([(1, SOME), (APART_S + 1, SOME), (1, SOME), (1, SOME), (APART_S + 1, SOME)])
+@given(st.lists(st.tuples(st.floats(0.01, 2) | st.just(APART_S + 1), st.sampled_from([None, SOME]))))
 def test_it_is_found_once_every_reading_of_so_long_showed_it(steps: list[tuple[float, Unlisted | None]]) -> None:
     lookout, at_s, shown = Lookout(), 0.0, []
     for step_s, one in steps:
         at_s += step_s
         shown.append((at_s, one))
         lookout.look(at_s, {GPU: one})
-        row = []
-        for begun_s, seen in reversed(shown):
-            if seen is None:
-                break
-            row.append(begun_s)
-        assert (GPU in lookout.found) == (bool(row) and at_s - row[-1] >= STAYS_S)
+        assert (GPU in lookout.found) == stays(shown)
+
+
+def stays(shown: list[tuple[float, Unlisted | None]]) -> bool:
+    """The obvious slow version: some readings that follow each other showed it for so long, and all since showed it, too."""
+    row = [begun_s for begun_s, seen in itertools.takewhile(lambda one: one[1], reversed(shown))][::-1]
+    return any(
+        end - begin >= STAYS_S and all(b - a <= APART_S for a, b in itertools.pairwise(row[i : j + 1]))
+        for (i, begin), (j, end) in itertools.combinations(enumerate(row), 2)
+    )
 
 
 def test_a_gpu_that_does_not_answer_stays_as_it_was_and_one_that_nobody_reads_is_forgotten() -> None:

@@ -12,7 +12,7 @@ from tests.examples import examples
 from vgpu.grant import Assignment
 from vgpu.holder import Cost, Holder, cost_of
 from vgpu.node_search import Eviction
-from vgpu.wholes import EXACT, Suffices, Whole, WholeEviction, least_wholes
+from vgpu.wholes import EXACT, Suffices, Whole, WholeEviction, least_cost, least_wholes
 
 PRIORITY = 10
 HEADROOM = {"tight": 0, "loose": 1}
@@ -86,6 +86,20 @@ def test_the_least_set_of_few_workloads_is_found(case: tuple[list[Whole], dict[s
     assert (found is not None) is bool(cheaper)
     if found is not None:
         assert (found.cost, {one.key for one in found.wholes}) == cheaper[0]
+
+
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
+@given(nodes(EXACT))
+def test_nothing_is_found_for_less_than_what_a_node_costs_at_least(
+    case: tuple[list[Whole], dict[str, int], int],
+) -> None:
+    wholes, held, needs = case
+    bound = least_cost("n1", wholes, PRIORITY, HEADROOM)
+    assert (bound is None) is (not any(one.may_go(PRIORITY, HEADROOM) for one in wholes))
+    found = search(wholes, held, needs)
+    if found is not None:
+        assert bound is not None
+        assert bound <= found.cost[:5]
 
 
 @settings(max_examples=examples(200), deadline=None, derandomize=True)

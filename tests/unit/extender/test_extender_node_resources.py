@@ -1,4 +1,4 @@
-"""What policies are told of processors and of what pods ask for."""
+"""What nodes have left beside GPUs, and what policies are told of it and of what pods ask for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.filtering import filter_nodes
-from extender.processors import Processors, wanted_milli
+from extender.node_resources import NodeResources, cpu_milli_of
 from extender.small import small_node, small_pod
 from extender.state import SAMPLE, State
 from extender.wire import FilterArgs
 from kube.objects import Node, Pod
-from kube.pod_requests import milli
+from kube.pod_requests import milli, requests_of
 from tests.builders import PodBuilder, card, node, pod, share
 from vgpu.fleet import UNKNOWN_CPU
 from vgpu.names import DEFAULT
@@ -48,32 +48,62 @@ def test_a_pod_asks_for_what_it_requests_at_its_peak(
 ) -> None:
     plain = {"metadata": {"name": "a"}, "spec": {"containers": containers, "initContainers": init}}
     whole = msgspec.convert(plain, Pod)
-    assert wanted_milli(whole) == expected
+    assert cpu_milli_of(requests_of(whole)) == expected
     small = small_pod(DEFAULT)(whole)
     assert small.spec.containers == ()
-    assert wanted_milli(small) == expected, "also when it is kept small"
+    assert cpu_milli_of(requests_of(small)) == expected, "also when it is kept small"
 
 
-STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["n1", "n2", None]), st.integers(0, 9)), max_size=12)
+AMOUNTS = st.dictionaries(st.sampled_from(["cpu", "memory", "nic"]), st.integers(0, 9))
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["n1", "n2", None]), AMOUNTS), max_size=12)
+THERE = {"cpu": 10, "memory": 12, "pods": 2}
 
 
-@given(STEPS)
-def test_what_is_free_is_what_no_pod_has(steps: list[tuple[str, str | None, int]]) -> None:
-    processors = Processors()
-    held: dict[str, tuple[str, int]] = {}
-    for name in ("n1", "n2"):
-        processors.set_node(name, 10)
+@given(STEPS, AMOUNTS)
+def test_what_is_free_is_what_no_pod_has(
+    steps: list[tuple[str, str | None, dict[str, int]]], asked: dict[str, int]
+) -> None:
+    resources, nodes = NodeResources(), ("n1", "n2")
+    held: dict[str, tuple[str, dict[str, int]]] = {}
+    for name in nodes:
+        resources.set_node(name, THERE)
     for uid, where, wanted in steps:
-        before = {name: processors.free_milli(name) for name in ("n1", "n2")}
+        before = {name: resources.free_cpu_milli(name) for name in nodes}
         if where is None:
-            changed = processors.release(uid)
+            changed = resources.release(uid)
             held.pop(uid, None)
         else:
-            changed = processors.hold(uid, where, wanted)
+            changed = resources.hold(uid, where, wanted)
             held[uid] = where, wanted
-        after = {name: processors.free_milli(name) for name in ("n1", "n2")}
-        assert after == {n: 10 - sum(wants for on, wants in held.values() if on == n) for n in ("n1", "n2")}
+        after = {name: resources.free_cpu_milli(name) for name in nodes}
+        pods = {name: [wants for on, wants in held.values() if on == name] for name in nodes}
+        assert after == {name: 10 - sum(one.get("cpu", 0) for one in pods[name]) for name in nodes}
         assert {name for name in after if after[name] != before[name]} <= changed
+        for name in nodes:
+            more = {"pods": 1} | {resource: amount for resource, amount in asked.items() if resource != "nic"}
+            short = {
+                resource: amount + sum(one.get(resource, 0) for one in pods[name]) - THERE[resource]
+                for resource, amount in more.items()
+                if amount
+            }
+            short["pods"] = 1 + len(pods[name]) - THERE["pods"]
+            wanted_short = {resource: amount for resource, amount in short.items() if amount > 0}
+            assert resources.lacking(name, asked) == wanted_short
+    assert resources.lacking("n3", asked) == {}
+
+
+def test_a_node_is_kept_with_what_it_has_beside_our_resources() -> None:
+    there = {"cpu": "8", "memory": "64Gi", "pods": "110", "example.com/nic": "2", DEFAULT.gpu_mem: "80"}
+    plain = node("n1").with_gpus(1).plain() | {"status": {"allocatable": there}}
+    del there[DEFAULT.gpu_mem]
+    assert small_node(DEFAULT)(msgspec.convert(plain, Node)).status.allocatable == there
+
+
+def test_a_pod_without_a_gpu_is_kept_with_all_that_it_requests() -> None:
+    requests = {"cpu": "2", "memory": "1Gi", "example.com/nic": "1"}
+    plain = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}}
+    small = small_pod(DEFAULT)(msgspec.convert(plain, Pod))
+    assert requests_of(small) == {"cpu": 2000, "memory": 2**30, "example.com/nic": 1}
 
 
 @dataclass

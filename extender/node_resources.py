@@ -1,0 +1,99 @@
+"""What nodes have left beside GPUs: CPU for policies that look at it, and every resource for who evicts. kube-scheduler alone decides whether a pod fits.
+
+Counts what every pod requests that is bound, or that a place is held for: also pods that want no GPU. Pods that this extender does not
+place count once the watch tells of them. A resource that a node does not name is unlimited here: kube-scheduler may have it from elsewhere
+(resources that another extender manages, or DRA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kube.objects import NodeStatus
+from kube.pod_requests import CPU, amounts_of
+from vgpu.holder import PODS
+from vgpu.quantity import LARGEST_CPU_MILLI
+
+NOTHING: Final[Mapping[str, int]] = {}
+
+
+def cpu_milli_of(requests: Mapping[str, int]) -> int:
+    """Thousandths of a processor, no more than are told apart."""
+    return min(LARGEST_CPU_MILLI, requests.get(CPU, 0))
+
+
+def allocatable_of(status: NodeStatus) -> dict[str, int]:
+    """What a node has for pods, in units of `kube.pod_requests`; nothing when it does not say."""
+    return amounts_of(status.allocatable)
+
+
+class NodeResources:
+    """By node: what there is, and what pods have of it."""
+
+    def __init__(self) -> None:
+        self._allocatable: dict[str, Mapping[str, int]] = {}
+        self._taken: dict[str, dict[str, int]] = {}
+        self._holders: dict[str, tuple[str, Mapping[str, int]]] = {}
+        """Pod UID -> node and what it has."""
+
+    def set_node(self, name: str, allocatable: Mapping[str, int]) -> None:
+        """A node has so much; nothing: it is gone, or does not say."""
+        if allocatable:
+            self._allocatable[name] = allocatable
+        else:
+            self._allocatable.pop(name, None)
+
+    def hold(self, uid: str, node: str, requests: Mapping[str, int]) -> set[str]:
+        """The pod has this, and no longer what it had. Do not change `requests`. Answers the nodes on which something changed."""
+        if self._holders.get(uid) == (node, requests):
+            return set()
+        changed = self.release(uid)
+        self._holders[uid] = node, requests
+        taken = self._taken.setdefault(node, {PODS: 0})
+        taken[PODS] += 1
+        for resource, amount in requests.items():
+            taken[resource] = taken.get(resource, 0) + amount
+        return changed | {node}
+
+    def release(self, uid: str) -> set[str]:
+        """The pod has nothing. Answers the node on which something changed."""
+        held = self._holders.pop(uid, None)
+        if held is None:
+            return set()
+        node, requests = held
+        taken = self._taken[node]
+        taken[PODS] -= 1
+        if not taken[PODS]:
+            del self._taken[node]
+            return {node}
+        for resource, amount in requests.items():
+            taken[resource] -= amount
+            if not taken[resource]:
+                del taken[resource]
+        return {node}
+
+    def held(self, uid: str) -> Mapping[str, int]:
+        """What a pod has."""
+        return self._holders.get(uid, ("", NOTHING))[1]
+
+    def free_cpu_milli(self, name: str) -> int | None:
+        """What is left, less than nothing included; None when nobody told what there is."""
+        there = self._allocatable.get(name, NOTHING).get(CPU)
+        if there is None:
+            return None
+        taken = self._taken.get(name, NOTHING).get(CPU, 0)
+        return max(-LARGEST_CPU_MILLI, min(LARGEST_CPU_MILLI, there) - taken)
+
+    def lacking(self, name: str, requests: Mapping[str, int]) -> dict[str, int]:
+        """By resource, what the node has too little for one more pod that requests this."""
+        there, taken = self._allocatable.get(name), self._taken.get(name, NOTHING)
+        if there is None:
+            return {}
+        short = {}
+        for resource, amount in (*requests.items(), (PODS, 1)):
+            if amount > 0 and (has := there.get(resource)) is not None:
+                lack = amount - has + taken.get(resource, 0)
+                if lack > 0:
+                    short[resource] = lack
+        return short
