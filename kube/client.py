@@ -12,7 +12,6 @@ Knows HTTP, credentials and errors. Knows no object: what the bytes mean is the 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -23,11 +22,9 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
-from aiohttp.http import SERVER_SOFTWARE
 
 from kube.auth import Access, Load, loader
 from kube.errors import ApiError, NoClusterError, api_error
-from kube.kept import Kept, Server, is_plain
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -61,16 +58,11 @@ class Client:
         self._read_at = clock()
         """When the credentials were read; minus infinity when the next call is to read them again."""
         self._environments_proxy = _environments_proxy(access.server)
-        self._kept = Kept()
 
     @property
     def server(self) -> str:
         """Where the API server is."""
         return self._access.server
-
-    def forget_connections(self) -> None:
-        """Of writes; no call is under way."""
-        self._kept.close()
 
     async def get(
         self, path: str, params: Params | None = None, *, timeout_s: float = CALL_TIMEOUT_S, accept: str = JSON
@@ -146,8 +138,6 @@ class Client:
             options = await self._options(accept)
             if body is not None:
                 options["headers"]["Content-Type"] = content_type
-                if params is None and (server := self._direct(verb, path, options)):
-                    return await self._write(server, verb, path, options["headers"], body, timeout_s)
             async with self._session.request(
                 verb, self.server + path, params=params, data=body, timeout=timeout, **options
             ) as answer:
@@ -157,27 +147,6 @@ class Client:
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(answer, content, verb, path)
         return content
-
-    def _direct(self, verb: str, path: str, options: Mapping[str, Any]) -> Server | None:
-        """The API server, for a write that needs no more than `kube.kept` knows."""
-        if verb not in ("POST", "PATCH") or "proxy" in options or not is_plain(path, options["headers"]):
-            return None
-        if self.server.startswith("https:") is not ("ssl" in options):
-            return None
-        return Server(self.server, options.get("ssl"), options.get("server_hostname"))
-
-    async def _write(
-        self, server: Server, verb: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float
-    ) -> bytes:
-        headers = {"User-Agent": SERVER_SOFTWARE, **headers}
-        try:
-            reply = await self._kept.call(server, verb, path, headers, body, timeout_s=timeout_s)
-        except ssl.SSLError:
-            self._read_at = float("-inf")  # it may be the CA
-            raise
-        if reply.status >= HTTPStatus.MULTIPLE_CHOICES:  # a redirect too: no API server answers a write so
-            raise api_error(reply.status, reply.body, verb=verb, path=path, retry_after=reply.retry_after)
-        return reply.body
 
     async def _options(self, accept: str) -> dict[str, Any]:
         if self._clock() - self._read_at > CREDENTIALS_AGE_LIMIT_S:
@@ -209,11 +178,7 @@ async def connect(
     load = load or loader(kubeconfig)
     access = await load()
     async with aiohttp.ClientSession(auto_decompress=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        client = Client(load, access, session, clock)
-        try:
-            yield client
-        finally:
-            client.forget_connections()
+        yield Client(load, access, session, clock)
 
 
 def _environments_proxy(server: str) -> str | None:
