@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
@@ -164,28 +164,44 @@ def test_a_gang_is_bound_with_room_for_all_of_it_and_soon_if_it_fits(
     assert sum(called) < min_count, "it fits, and is not scheduled"
 
 
-@example(  # after a pause three are refused and one has room; at the next cycle two have
-    3,
-    [
-        ([Try()] * PODS, After()),
-        ([Try(), Try(), Try(room=False), Try(1.0)], After(1.0, fails=frozenset({0}))),
-        ([Try()] * PODS, After()),
-        ([Try(), Try(), Try(passes=False), Try(passes=False)], After()),
-    ],
-)
-@example(  # one that had room at the first cycle is not tried at the second, and three others fit
-    3,
-    [
-        ([Try(), Try(), Try(passes=False), Try(room=False)], After(1.0)),
-        ([Try(), Try(passes=False), Try(), Try()], After(1.0)),
-    ],
-)
-@given(st.integers(2, PODS), histories)
+@given(st.integers(2, PODS), attempts([0.0], [0.0, 1.0, 5.0]))
 @settings(max_examples=examples(500), deadline=None, derandomize=True)
-def test_of_a_gang_that_is_not_tried_any_more_nothing_stays_reserved(
+def test_of_a_gang_that_never_fits_nothing_stays_reserved_once_others_ask(
     min_count: int, history: list[tuple[list[Try], After]]
 ) -> None:
     cluster = Cluster(min_count)
+    for attempt, after in history:
+        if cluster.cycle(attempt):
+            return
+        cluster.go_on(after)
+    cluster.call("p", "", room=True)
+    cluster.pass_s(QUIET_S + 1)
+    assert not cluster.reserved
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [
+            ([Try()] * PODS, After()),
+            ([Try(), Try(), Try(room=False), Try(1.0)], After(1.0, fails=frozenset({0}))),
+            ([Try()] * PODS, After()),
+            ([Try(), Try(), Try(passes=False), Try(passes=False)], After()),
+        ],
+        [
+            ([Try(), Try(), Try(passes=False), Try(room=False)], After(1.0)),
+            ([Try(), Try(passes=False), Try(), Try()], After(1.0)),
+        ],
+    ],
+    ids=[
+        "after a pause three are refused and one has room, then two others have",
+        "one had room before three others fit",
+    ],
+)
+def test_of_a_gang_that_fitted_once_nothing_stays_reserved_once_others_ask(
+    history: list[tuple[list[Try], After]],
+) -> None:
+    cluster = Cluster(3)
     for attempt, after in history:
         if fit := cluster.cycle(attempt):
             cluster.wait(fit, after)

@@ -90,8 +90,12 @@ class Slow:
     def is_refused(self, uid: str, group: str, now_s: float) -> bool:
         for other in [one for one in self.last_s if one != group]:
             self.over_s.setdefault(other, now_s)
-        for other in [one for one in self.way_s if one != group]:
-            self.way_ends(other)
+        called = any(one.uid == uid for one in self.cycle)
+        bound = sum(one[0] == group and standing == "bound" for one, standing in self.shown.items())
+        waits = group in self.over_s and self.others_wait[group] and group not in self.quiet
+        if called and waits and bound < self.min_count.get(group, 0):
+            self.way_s.setdefault(group, now_s + WAY_S)
+            self.stale |= self.pods(group)
         if now_s < self.way_s.get(group, 0):
             return True
         for other in [one for one in self.paused if one != group]:
@@ -218,6 +222,7 @@ class Machine(RuleBasedStateMachine):
             self.slow.last_s[uid[0]], self.slow.others_wait[uid[0]] = self.now_s, False
         self.slow.quiet.discard(uid[0])
         self.slow.stale.add(uid)
+        self.slow.quiet.discard(uid[0])
 
     @rule(uid=st.sampled_from(UIDS), kept=st.booleans())
     def room_is_kept_or_not(self, uid: str, kept: bool) -> None:
@@ -272,6 +277,8 @@ class Machine(RuleBasedStateMachine):
             self.slow.cycle = [one for one in self.slow.cycle if one.uid != uid]
             self.slow.cycle.append(Call(uid, self.now_s, answer == "listed"))
         self.gangs.answered(uid, group, fits=answer != "refused", reserved=answer == "reserved")
+        for other in [one for one in self.slow.way_s if one != group and answer == "refused"]:
+            self.slow.way_ends(other)
         for other in self.slow.last_s:
             self.slow.others_wait[other] |= answer == "refused" and other != group
 
@@ -415,7 +422,7 @@ class Machine(RuleBasedStateMachine):
             called = slow.run(group)
             slow.paused[group] = [*(uid for uid in called if uid != slow.last[1]), slow.last[1], MARK]
             slow.paused_s[group] = slow.last_s[group]
-        if group in slow.over_s and slow.others_wait[group]:
+        if all_fail and group in slow.over_s and slow.others_wait[group]:
             slow.way_s[group] = self.now_s + WAY_S
         self._failed(failed, ended)
         slow.forget(group)
