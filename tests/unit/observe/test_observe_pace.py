@@ -76,10 +76,13 @@ async def test_a_shorter_request_is_not_behind_many_long_ones_of_its_own_address
 async def test_long_requests_that_end_in_whatever_way_leave_nothing_behind() -> None:
     async with running(PACED) as one:
         pace = acceptor_of(one)._listener.pace
+        bytes_per_s, pace._bytes_per_s = pace._bytes_per_s, 1e-6  # so that all of them wait at one time
         writers = await flood(one, ["127.0.0.2"] * 3 + ["127.0.0.3"], 3 * MB)
         await until(lambda: len(pace) == 4)
         writers[0].transport.abort()
         writers[3].transport.abort()
+        pace._bytes_per_s, pace._due = bytes_per_s, False
+        pace._arrange()
         writers[1].write(b"f")
         await until(lambda: len(one.bodies) == 1)
         _, writer = await one.connect("127.0.0.4")
