@@ -169,12 +169,17 @@ async def test_a_reader_of_snapshots_is_not_taken_for_the_scheduler() -> None:
         writer.close()
 
 
-async def test_beginnings_take_a_small_part_of_the_event_loops_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("beginning_s", "rest_s"), [(0.01, 0.01 / snapshots.BEGUN_PART), (1.0, snapshots.MOST_BETWEEN_S)]
+)
+async def test_beginnings_take_a_small_part_of_the_event_loops_time_and_a_pause_refuses_nobody(
+    monkeypatch: pytest.MonkeyPatch, beginning_s: float, rest_s: float
+) -> None:
     clock_s, rests_s, sleep = 0.0, list[float](), asyncio.sleep
 
     def take() -> Records:
         nonlocal clock_s
-        clock_s += 0.01
+        clock_s += beginning_s
         return Cluster(1).snapshot()
 
     async def rest(seconds: float) -> None:
@@ -188,7 +193,8 @@ async def test_beginnings_take_a_small_part_of_the_event_loops_time(monkeypatch:
         async with one.turn() as mine:
             assert mine
             assert [piece async for piece in one.pieces(compressed=False)]
-    assert max(rests_s) == pytest.approx(0.01 / snapshots.BEGUN_PART)
+    assert max(rests_s) == pytest.approx(rest_s)
+    assert max(rests_s) < snapshots.WAIT_S
 
 
 def test_a_reader_that_takes_longer_than_a_snapshot_may_take_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
